@@ -382,7 +382,7 @@ def test_a_long_batch_does_not_hold_the_loop_and_later_sends_of_its_connection_s
             assert offsets == [0, 1, 1 + count, 2 + count, 2 + 2 * count]
             ids = answers[4]["extFields"]["msgId"].split(",")
             assert len(set(ids)) == count
-            assert all(parts.store.record_at(int(one[-16:], 16)) is not None for one in ids[:: count // 9])
+            assert all(parts.store.log.record_at(int(one[-16:], 16)) is not None for one in ids[:: count // 9])
             assert parts.store.max_offset("T", 0) == first + 3 + 2 * count
 
         assert shortest(4, attempt) < (MAX_SECONDS,)

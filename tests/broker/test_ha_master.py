@@ -271,7 +271,7 @@ def test_a_slave_whose_place_was_deleted_gets_heartbeats_and_is_not_in_sync(tmp_
             first_end = it.put()
             while it.store.max_physical_offset < 2 * FILE_BYTES:
                 it.put()
-            it.store._commit_log.queue.drop_front(lambda file: file.start == 0)
+            it.store.log.queue.drop_front(lambda file: file.start == 0)
             slave = await it.slave(first_end)
             it.clock.ms += HEARTBEAT_MS + 1
             await until(lambda: slave.heartbeats)

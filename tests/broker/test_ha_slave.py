@@ -142,7 +142,7 @@ class Master:
     def view(self, connection, command):
         offset = decode_header(command, ViewMessageRequest).offset
         self.compared.append(offset)
-        record = self.store.record_at(offset) if self.store is not None else None
+        record = self.store.log.record_at(offset) if self.store is not None else None
         if self.view_code is not None:
             return reply(command, self.view_code, "told to")
         if record is None:
@@ -584,7 +584,7 @@ def test_under_sync_flush_only_what_is_on_the_disk_is_reported(tmp_path, monkeyp
 
     async def scenario():
         async with pair(tmp_path, flush=FlushDiskType.SYNC_FLUSH, broker=HEARTBEATS) as (master, slave):
-            queue = slave.store._commit_log.queue
+            queue = slave.store.log.queue
             sync = queue.sync
 
             def slow():
@@ -619,7 +619,7 @@ def test_the_first_report_waits_for_the_disk(tmp_path):
             with opened(tmp_path / "master") as store:
                 fill(store, 5)
                 data = log_of(store)
-            slave.store.append_replicated(0, data)
+            slave.store.replica.append(0, data)
             master = Master()
             await master.start()
             slave.follow(master.ha_address, None)
@@ -637,7 +637,7 @@ def test_what_cannot_be_flushed_is_never_reported(tmp_path, monkeypatch, caplog)
 
     async def scenario():
         async with pair(tmp_path, flush=FlushDiskType.SYNC_FLUSH) as (master, slave):
-            monkeypatch.setattr(slave.store._commit_log.queue, "sync", refuse)
+            monkeypatch.setattr(slave.store.log.queue, "sync", refuse)
             link = await master.link()
             await link.send(*frames_of(master.store))
             await until(lambda: link.is_closed)
@@ -656,19 +656,19 @@ def test_what_cannot_be_flushed_is_never_reported(tmp_path, monkeypatch, caplog)
 def test_a_full_disk_is_tried_again(tmp_path, monkeypatch, caplog):
     async def scenario():
         async with pair(tmp_path) as (master, slave):
-            append = slave.store.append_replicated
+            append = slave.store.replica.append
 
             def refuse(offset, data):
                 raise OSError(errno.ENOSPC, "No space left on device")
 
-            monkeypatch.setattr(slave.store, "append_replicated", refuse)
+            monkeypatch.setattr(slave.store.replica, "append", refuse)
             frames = frames_of(master.store)
             for number in (1, 2, 3):
                 link = await master.link(number)
                 await link.send(*frames)
                 await until(lambda link=link: link.is_closed)
                 assert link.reports == [0]
-            monkeypatch.setattr(slave.store, "append_replicated", append)
+            monkeypatch.setattr(slave.store.replica, "append", append)
             link = await master.link(4)
             await link.send(*frames)
             await link.reported(master.store.max_physical_offset)
@@ -692,7 +692,7 @@ async def parted(root, *, common, own, theirs, **options):
         await master.start()
         async with slave_at(root / "slave", **options) as slave:
             for one in frames_of(made, size_max=4096):
-                slave.store.append_replicated(slave.store.max_physical_offset, one[12:])
+                slave.store.replica.append(slave.store.max_physical_offset, one[12:])
             slave.made = made
             slave.parting = max((at for at, size in records(made) if same is not None and at <= same), default=None)
             while slave.store.dispatch():
@@ -813,6 +813,7 @@ class Trimmed:
 
     def __init__(self, store, low):
         self.store = store
+        self.log = self
         self.min_physical_offset = low
 
     @property
@@ -820,7 +821,7 @@ class Trimmed:
         return self.store.max_physical_offset
 
     def record_at(self, offset):
-        return self.store.record_at(offset) if offset >= self.min_physical_offset else None
+        return self.store.log.record_at(offset) if offset >= self.min_physical_offset else None
 
 
 @pytest.mark.parametrize("code", [2, 16, 14])

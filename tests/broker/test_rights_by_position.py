@@ -128,13 +128,13 @@ def test_a_body_that_looks_like_a_record_is_no_message_and_any_other_is(tmp_path
     options = {"is_batch_topic": lambda topic: topic == "Batches"}
     with opened(tmp_path, small_settings(commit_log_file_bytes=1 << 20), **options) as store:
         first = store.put(message(topic="Own", body=b"1"))
-        copied = bytes(store.record_at(first.physical_offset))
+        copied = bytes(store.log.record_at(first.physical_offset))
         second = store.put(message(topic="Own", body=b"before" + copied))
-        inside = bytes(store.record_at(second.physical_offset)).index(copied) + second.physical_offset
+        inside = bytes(store.log.record_at(second.physical_offset)).index(copied) + second.physical_offset
         batches = [store.put_batch(message(topic="Batches", body=encode_batch(BATCH), UNIQ_KEY="U")) for _ in range(2)]
         places = [put.physical_offset for put in (first, second, *batches)]
         assert [message_at(store, place).topic for place in places] == ["Own", "Own", "Batches", "Batches"]
-        assert bytes(store.record_at(inside)) == copied
+        assert bytes(store.log.record_at(inside)) == copied
         with pytest.raises(NotReadable):
             message_at(store, inside)
         assert [message_at(store, place) for place in (-1, inside + 1, 1 << 40)] == [None] * 3

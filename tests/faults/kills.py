@@ -155,7 +155,7 @@ class Kills:
             topic, number, _ = one.body.split(b" ", 2)
             assert one.body == body_of(topic.decode(), int(number)), f"{one.key}: body of number {number!r} is changed"
             assert topic.decode() == one.key[0], f"{one.key} holds a message of {topic!r}"
-            raw = store.record_at(one.physical_offset)
+            raw = store.log.record_at(one.physical_offset)
             assert raw is not None and decode_record(raw).queue_offset == one.key[2]
             yield int(number)
 

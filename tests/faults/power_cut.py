@@ -140,7 +140,7 @@ def _check_recovered(after: Work, ledger: Ledger, time: int) -> None:
 def read_everything(store: MessageStore) -> dict[Key, Stored]:
     """Every readable message of every queue, compared with the log."""
     found: dict[Key, Stored] = {}
-    for topic, queue_id in list(store._queues.table):
+    for topic, queue_id in list(store.queues.table):
         offset, end = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
         while offset < end:
             result = store.get(topic, queue_id, offset, count_max=32)

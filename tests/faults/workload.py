@@ -117,7 +117,7 @@ class Work:
             is_batch_topic=lambda topic: topic == BATCHED,
             disk_used_percent=lambda path: self._disk_percent,
         )
-        store._queues.dirty = _InOrder()  # type: ignore[assignment]
+        store.queues.dirty = _InOrder()  # type: ignore[assignment]
         store.open()
         self.store = store
         self.told()

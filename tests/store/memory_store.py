@@ -257,7 +257,11 @@ class MemoryStore:
         stored = self._log.get(physical_offset)
         return None if stored is None or physical_offset < self.min_physical_offset else memoryview(stored[1])
 
-    def copy_record(self, physical_offset: int, size: int) -> bytes | None:
+    @property
+    def log(self) -> MemoryStore:
+        return self
+
+    def copy(self, physical_offset: int, size: int) -> bytes | None:
         """A copy of a record, or None."""
         record = self.record_at(physical_offset)
         return None if record is None or len(record) != size else bytes(record)

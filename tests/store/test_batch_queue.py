@@ -135,7 +135,7 @@ def test_batch_is_one_record_that_numbers_its_messages(tmp_path: Path) -> None:
         results = put_batches(store, 3, 2)
         assert [result.queue_offset for result in results] == [0, 3]
         assert results[1].physical_offsets == (results[1].physical_offset,)
-        record = decode_record(store.record_at(results[1].physical_offset) or b"", verify_crc=True)
+        record = decode_record(store.log.record_at(results[1].physical_offset) or b"", verify_crc=True)
         assert record.sys_flag == 0xC0 and record.queue_offset == 3
         assert [entry.body for entry in decode_batch(record.body)] == [b"m0", b"m1"]
         properties = decode_properties(record.properties)

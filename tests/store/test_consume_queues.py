@@ -126,7 +126,7 @@ def test_disk_that_refuses_the_owner_once_is_not_trusted_again(
 def test_store_refuses_messages_after_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = small_settings(queue_flush_interval_ms=3_600_000, flush_interval_ms=3_600_000, flush_least_pages=10_000)
     with opened(tmp_path / "store", settings) as store:
-        store._queues.open_max = OPEN_MAX
+        store.queues.open_max = OPEN_MAX
         put_all(store, *(message(queue_id=i) for i in range(2 * OPEN_MAX)))
         with monkeypatch.context() as patch:
             patch.setattr("os.fdatasync", failing(OSError(errno.EIO, "Input/output error")))
@@ -171,7 +171,7 @@ def test_store_with_more_queues_than_files_may_be_open(tmp_path: Path) -> None:
     )
     store = MessageStore(tmp_path / "store", settings)
     store.open()
-    store._queues.open_max = OPEN_MAX
+    store.queues.open_max = OPEN_MAX
     for _ in range(3):
         put_all(store, *(message(queue_id=i, body=b"%d" % i) for i in range(QUEUES)))
     for i in range(QUEUES):
@@ -265,4 +265,4 @@ def test_recovery_waits_for_each_directory_once_and_for_many_queues_together(
         queues = [path for path in synced if path.is_relative_to(tmp_path / "crashed" / "consumequeue")]
         assert len(queues) == len(set(queues)) == 64 + 8 + 1
         assert {name for name in threads if name.startswith("store-recovery")}
-        assert all(queue.queue.files[-1].is_idle for queue in store._queues)
+        assert all(queue.queue.files[-1].is_idle for queue in store.queues)

@@ -67,7 +67,7 @@ def test_what_put_knows_is_what_the_record_says(
             if result.reason:
                 assert name in (".", "..")
                 continue
-            record = store.record_at(result.physical_offset)
+            record = store.log.record_at(result.physical_offset)
             assert record is not None
             assert seen.pop() == request_of(decode_record(record), DELAYS)
 

@@ -112,7 +112,7 @@ def test_round_covers_files_that_were_rolled(tmp_path: Path) -> None:
         end = put_all(store, *(message(body=bytes(1500)) for _ in range(7)))[-1].end_offset
         store.request_flush()
         rounds.wait(lambda told: told == (end, None))
-        assert store._commit_log.queue.unsynced_bytes == 0
+        assert store.log.queue.unsynced_bytes == 0
 
 
 def test_synchronous_message_is_readable_when_it_is_on_the_disk(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_queues_and_checkpoint_are_flushed_by_themselves(tmp_path: Path) -> None
         wanted = timestamp.to_bytes(8, "big") * 2
         path = tmp_path / "s" / "checkpoint"
         wait_until(lambda: path.exists() and path.read_bytes()[:16] == wanted)
-        assert not store._queues.dirty
+        assert not store.queues.dirty
 
 
 # ---- a disk that refuses
@@ -224,7 +224,7 @@ def test_next_start_recovers_after_a_refused_flush(
     gate.error = None
     with opened(store.root, sync_settings()) as again:
         assert again.put(message()).status is PutStatus.OK
-        assert again.record_at(0) is not None and durable > 0
+        assert again.log.record_at(0) is not None and durable > 0
 
 
 def test_refused_queue_flush_is_final_too(tmp_path: Path, gate: Gate) -> None:

@@ -126,7 +126,7 @@ def test_a_slave_tells_of_every_light_queue_and_reads_numbers_once(tmp_path, mon
     for module in ("dispatcher", "bulk"):
         monkeypatch.setattr(f"rmqkit.store.{module}.light_numbers", counted, raising=False)
     with opened(tmp_path / "slave", settings, is_replica=True, on_arrival=told.extend) as slave:
-        slave.append_replicated(0, log)
+        slave.replica.append(0, log)
         while slave.dispatch():
             pass
         newest = {one.topic: one.queue_offset for one in told if one.topic.startswith("%LMQ%")}

@@ -104,7 +104,7 @@ def test_the_start_is_noted_before_files_are_deleted(
     root = tmp_path / "store"
     with opened(root, clock=StandingClock(0), disk_used_percent=lambda path: FULL) as store:
         fill(store)
-        queue, killed = store._commit_log.queue, tmp_path / "killed"
+        queue, killed = store.log.queue, tmp_path / "killed"
         drop = queue.drop_front
         monkeypatch.setattr(queue, "drop_front", lambda test: (copy_store(root, killed), drop(test))[1])
         assert store.retention_round().log_files > 0
@@ -166,7 +166,7 @@ def test_a_slave_notes_where_its_masters_log_made_it_begin(tmp_path: Path, caplo
         fill(master)
         at = 4096
         while part := master.log_part(at, 4096):
-            slave.append_replicated(at, part)
+            slave.replica.append(at, part)
             at += len(part)
         while slave.dispatch():
             pass

@@ -59,8 +59,8 @@ def test_message_is_numbered_stored_and_found(either: Store) -> None:
     assert (record.body, record.queue_offset, record.store_timestamp) == (b"hello", 0, NOW_MS)
     assert put.end_offset == record.size == either.max_physical_offset
     assert either.query("TopicTest", "k2", 32, 0, NOW_MS + 1000).physical_offsets == [0]
-    assert either.record_at(0) is not None and either.record_at(1) is None
-    assert either.copy_record(0, record.size) == bytes(either.record_at(0) or b"")
+    assert either.log.record_at(0) is not None and either.log.record_at(1) is None
+    assert either.log.copy(0, record.size) == bytes(either.log.record_at(0) or b"")
     assert either.entries("TopicTest", 0, 0, count_max=9) == [(1, 0, record.size, 2598919)]
     assert either.is_in_memory("TopicTest", 0, 0) and not either.is_in_memory("TopicTest", 0, 1)
 
@@ -133,7 +133,7 @@ def test_log_that_begins_later_raises_min_offsets(store: MemoryStore) -> None:
     store.drop_before(ends[1])
     assert store.min_offset("TopicTest", 0) == 2
     assert store.get("TopicTest", 0, 1, count_max=32).status is GetStatus.OFFSET_TOO_SMALL
-    assert store.record_at(0) is None
+    assert store.log.record_at(0) is None
 
 
 def test_arrivals_are_told_once_per_put(clock: StandingClock) -> None:

@@ -474,7 +474,7 @@ def test_golden_key_queries(tmp_path: Path, name: str) -> None:
 
 
 def _has_key(store: MessageStore, offset: int, asked: dict[str, str]) -> bool:
-    record = decode_record(store.record_at(offset) or b"")
+    record = decode_record(store.log.record_at(offset) or b"")
     properties = decode_properties(record.properties)
     name = "UNIQ_KEY" if asked.get("unique") else "KEYS"
     return record.topic == asked["topic"] and asked["key"] in properties.get(name, "").split(" ")

@@ -71,8 +71,8 @@ def test_messages_and_numbers_survive_a_restart(tmp_path: Path) -> None:
 
 def test_open_store_is_locked(tmp_path: Path) -> None:
     with opened(tmp_path / "s") as store:
-        assert store._commit_log._next._made is not None
-        store._commit_log._next._made.result(SECONDS)  # the first file, which another thread makes
+        assert store.log._next._made is not None
+        store.log._next._made.result(SECONDS)  # the first file, which another thread makes
         before = tree(store.root)
         with pytest.raises(StoreLocked):
             MessageStore(store.root, small_settings()).open()
@@ -171,7 +171,7 @@ def test_every_field_is_stored(tmp_path: Path) -> None:
                 TAGS="a",
             ),
         )[0]
-        record = decode_record(store.record_at(result.physical_offset) or b"", verify_crc=True)
+        record = decode_record(store.log.record_at(result.physical_offset) or b"", verify_crc=True)
     assert (record.topic, record.queue_id, record.body) == ("TopicTest", 3, b"body")
     assert (record.flag, record.sys_flag, record.reconsume_times) == (-7, 0x311, 4)
     assert (record.born_timestamp, record.store_timestamp) == (BORN_MS, BORN_MS + 77)
@@ -220,7 +220,7 @@ def test_illegal_message_is_refused_and_leaves_no_trace(
     with opened(tmp_path / "s", small_settings(message_bytes_max=2000)) as store:
         result = store.put(message(**fields))
         assert result.status is status and reason in result.reason
-        assert store.max_physical_offset == 0 and len(store._queues) == 0
+        assert store.max_physical_offset == 0 and len(store.queues) == 0
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_checksum_of_the_record_is_appended(tmp_path: Path) -> None:
         batch = message(body=encode_batch([BatchEntry(b"a", b"K\x01v\x02"), BatchEntry(b"b", b"")]))
         results = [*put_all(store, message(TAGS="TagA")), store.put_batch(batch)]
         offsets = [results[0].physical_offset, *results[1].physical_offsets]
-        assert all(has_sound_crc(store.record_at(offset) or b"") for offset in offsets)
+        assert all(has_sound_crc(store.log.record_at(offset) or b"") for offset in offsets)
         assert [record.body for record in read_all(store, "TopicTest")] == [b"hello", b"a", b"b"]
 
 
@@ -288,7 +288,7 @@ def test_no_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError(errno.EMFILE, "Too many open files")
 
         put_all(store, message(body=bytes(3000)))
-        store._commit_log._next.close()
+        store.log._next.close()
         monkeypatch.setattr(FileQueue, "create", fail)
         result = store.put(message(body=bytes(3000)))
         assert result.status is PutStatus.CREATE_MAPPED_FILE_FAILED
@@ -311,7 +311,9 @@ def test_members_become_records_of_their_own(tmp_path: Path) -> None:
         entries = [BatchEntry(b"a", tags, 1), BatchEntry(b"", b"", 2), BatchEntry(b"ccc", b"K\x01v", 3)]
         result = store.put_batch(batch_of(*entries, sys_flag=0x2, born_host=HOST_V6, reconsume_times=1))
         assert result.status is PutStatus.OK and result.queue_offset == 1
-        records = [decode_record(store.record_at(offset) or b"", verify_crc=True) for offset in result.physical_offsets]
+        records = [
+            decode_record(store.log.record_at(offset) or b"", verify_crc=True) for offset in result.physical_offsets
+        ]
         assert records == read_all(store, "TopicTest")[1:]
         assert [record.queue_offset for record in records] == [1, 2, 3]
         assert [(record.body, record.properties, record.flag) for record in records] == [

@@ -236,14 +236,14 @@ def bitmaps(store: MessageStore) -> list[bytes | None]:
 def test_entries_that_are_not_wanted_are_skipped_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path, small_settings(enable_consume_queue_ext=True), bitmap_of=by_body) as store:
         put_all(store, *(message(body=b"%d" % i, TAGS="TagA", bits="x" * i) for i in range(6)))
-        slice_ = store._commit_log.slice
+        slice_ = store.log.slice
         read: list[int] = []
 
         def slice_and_tell(at: int, size: int) -> memoryview | None:
             read.append(at)
             return slice_(at, size)
 
-        monkeypatch.setattr(store._commit_log, "slice", slice_and_tell)
+        monkeypatch.setattr(store.log, "slice", slice_and_tell)
         found = store.get(
             "TopicTest",
             0,

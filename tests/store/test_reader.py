@@ -25,7 +25,7 @@ RECORD_BYTES = 200
 
 def sized(store: MessageStore, count: int, *, size: int = RECORD_BYTES, tags: str = "TagA", queue_id: int = 0) -> None:
     """Put messages whose records have a size."""
-    empty = len(store.record_at(put_all(store, message("Probe", body=b"", TAGS=tags))[0].physical_offset) or b"")
+    empty = len(store.log.record_at(put_all(store, message("Probe", body=b"", TAGS=tags))[0].physical_offset) or b"")
     body = bytes(size - empty - len("TopicTest") + len("Probe"))
     put_all(store, *(message(queue_id=queue_id, body=body, TAGS=tags) for _ in range(count)))
 
@@ -69,7 +69,7 @@ def test_records_are_the_stored_bytes(tmp_path: Path) -> None:
     with opened(tmp_path / "s") as store:
         result = put_all(store, message(body=b"hello", TAGS="a"))[0]
         record = store.get("TopicTest", 0, 0, count_max=1).records[0]
-        assert record == store.record_at(result.physical_offset)
+        assert record == store.log.record_at(result.physical_offset)
         assert decode_record(record).body == b"hello"
 
 

@@ -83,7 +83,7 @@ def split(parts: Iterable[Part], sizes: Iterator[int]) -> Iterator[Part]:
 
 def append_all(slave: MessageStore, parts: Iterable[Part], *, dispatching: bool = False) -> None:
     for at, data in parts:
-        slave.append_replicated(at, data)
+        slave.replica.append(at, data)
         if dispatching:
             slave.dispatch()
 
@@ -161,7 +161,7 @@ def test_parts_of_apaches_master_make_its_queues(
     frames = [(at, data[: GOLDEN_END - at]) for at, data in golden_frames("300000")]
     with opened(tmp_path / "slave", store_settings, is_batch_topic=IS_BATCH, is_replica=True) as slave:
         for i, part in enumerate(split([*ahead, *frames], itertools.cycle(sizes))):
-            slave.append_replicated(*part)
+            slave.replica.append(*part)
             if i % often == 0:
                 slave.dispatch()
         assert slave.max_physical_offset == GOLDEN_END
@@ -214,7 +214,7 @@ def test_slave_is_its_masters_equal(
         put_all(master, *(message(queue_id=n % 2, body=bytes(n), KEYS=str(n)) for n in lengths))
         with opened(tmp_path / "slave", store_settings, is_replica=True) as slave:
             for i, part in enumerate(split(parts_of(master), itertools.cycle(sizes))):
-                slave.append_replicated(*part)
+                slave.replica.append(*part)
                 if i % often == 0:
                     slave.dispatch()
                 assert slave.dispatched_offset <= (slave.max_physical_offset if mode.value[0] == "A" else 0)
@@ -262,7 +262,7 @@ def test_log_of_an_empty_slave_begins_with_any_file(tmp_path: Path) -> None:
     for name in ("slave", "killed"):
         with opened(tmp_path / name, is_replica=True) as slave:
             with pytest.raises(StoreError, match=f"from {start + 1} on and ours ends at 0.*mappedFileSizeCommitLog is"):
-                slave.append_replicated(start + 1, b"x")
+                slave.replica.append(start + 1, b"x")
             append_all(slave, parts)
             dispatch_all(slave)
             assert slave.min_physical_offset == start
@@ -314,7 +314,7 @@ def test_part_stays_valid_when_its_file_goes(tmp_path: Path) -> None:
     with opened(tmp_path, small_settings(file_reserved_hours=0, delete_when="")) as master:
         fill(master)
         part, raw = master.log_part(0, 1000), bytes(master.log_part(0, 1000))
-        master.request_retention()
+        master.retention.request()
         while master.min_physical_offset == 0:
             master.retention_round()
         assert part == raw
@@ -385,13 +385,13 @@ def test_what_is_no_continuation_ends_the_log(
             append_all(slave, changed, dispatching=True)
         dispatch_all(slave)
         assert raised.value.physical_offset == offset == slave.max_physical_offset == slave.dispatched_offset
-        assert slave.divergence is raised.value
+        assert slave.replica.divergence is raised.value
         with pytest.raises(LogDiverged, match=f"from physical offset {offset} on"):
-            slave.append_replicated(offset, b"more")
+            slave.replica.append(offset, b"more")
         served = sorted(record.physical_offset for records in everything(slave).values() for record in records)
         before = [one for one, size in places if one < offset and one + size != FILE_BYTES]
-        assert served == before == sorted(itertools.chain(*map(slave.record_starts, slave.file_starts)))
-        last = slave.last_record()
+        assert served == before == sorted(itertools.chain(*map(slave.replica.record_starts, slave.file_starts)))
+        last = slave.replica.last_record()
         assert last is not None and last[0] == before[-1]
     with opened(tmp_path / "slave") as store:
         assert store.max_physical_offset == offset
@@ -415,13 +415,13 @@ def test_record_whose_parts_do_not_add_up_ends_the_log(
         append_all(slave, poke(origin, offset + at, data))
         with pytest.raises(LogDiverged, match=f"from physical offset {offset} on"):
             dispatch_all(slave)
-        assert not slave.dispatch() and slave.divergence is not None
+        assert not slave.dispatch() and slave.replica.divergence is not None
         assert slave.max_physical_offset == slave.dispatched_offset == offset
         assert sum(map(len, everything(slave).values())) == 3
-        last = slave.last_record()
+        last = slave.replica.last_record()
         assert last is not None and last[0] == places[2][0]
         with pytest.raises(LogDiverged):
-            slave.append_replicated(offset, b"more")
+            slave.replica.append(offset, b"more")
 
 
 def is_head_kept(log: bytes, changed: bytes, at: int) -> bool:
@@ -452,17 +452,17 @@ def test_foreign_bytes_are_never_served_as_records(
         assert slave.dispatched_offset <= first_foreign
         served = [record.physical_offset for records in everything(slave).values() for record in records]
         assert set(served) <= set(sound)
-        assert slave.divergence is not None or slave.max_physical_offset == len(log)
+        assert slave.replica.divergence is not None or slave.max_physical_offset == len(log)
     shutil.rmtree(tmp_path)
 
 
 def test_parts_that_do_not_fit_the_log(origin: list[Part], tmp_path: Path) -> None:
     with opened(tmp_path / "a", is_replica=True) as slave:
-        slave.append_replicated(0, origin[0][1][:1000])
+        slave.replica.append(0, origin[0][1][:1000])
         for offset in (0, 999, 1001, FILE_BYTES):
             with pytest.raises(StoreError, match=f"from {offset} on and ours ends at 1000: connect to it anew"):
-                slave.append_replicated(offset, origin[0][1][1000:1100])
-        slave.append_replicated(1000, b"")
+                slave.replica.append(offset, origin[0][1][1000:1100])
+        slave.replica.append(1000, b"")
         append_all(slave, [(1000, origin[0][1][1000:]), *origin[1:]])
         dispatch_all(slave)
         assert slave.dispatched_offset == origin[-1][0] + len(origin[-1][1])
@@ -482,17 +482,17 @@ def test_torn_tail_is_cut_wherever_the_link_broke(origin: list[Part], tmp_path: 
     stops = [*range(begin, begin + size + 1), *range(begin + size, FILE_BYTES + 130)]
     log = b"".join(raw for _, raw in origin[:2])
     with opened(tmp_path, quiet(), is_replica=True) as slave:
-        slave.append_replicated(0, log[:begin])
+        slave.replica.append(0, log[:begin])
         for stop in stops:
             at = slave.max_physical_offset
             for low, high in ((at, min(stop, FILE_BYTES)), (max(at, FILE_BYTES), stop)):
                 if low < high:
-                    slave.append_replicated(low, log[low:high])
-            end = slave.cut_torn_tail()
+                    slave.replica.append(low, log[low:high])
+            end = slave.replica.cut_torn_tail()
             assert (
                 end == max(at for at in (0, *(at + n for at, n in places)) if at <= stop) == slave.max_physical_offset
             )
-            last = slave.last_record()
+            last = slave.replica.last_record()
             assert last is not None and last[0] + len(last[1]) in (end, begin + size)
         append_all(slave, [(slave.max_physical_offset, log[slave.max_physical_offset :]), *origin[2:]])
         dispatch_all(slave)
@@ -502,12 +502,12 @@ def test_torn_tail_is_cut_wherever_the_link_broke(origin: list[Part], tmp_path: 
 def test_bytes_that_were_cut_are_not_durable(origin: list[Part], tmp_path: Path) -> None:
     rounds = Rounds()
     with opened(tmp_path, quiet(flush_disk_type=FlushDiskType.SYNC_FLUSH), is_replica=True, on_durable=rounds) as slave:
-        slave.append_replicated(0, origin[0][1][:1000])
+        slave.replica.append(0, origin[0][1][:1000])
         slave.request_flush()
         rounds.wait(lambda told: told == (1000, None))
-        end = slave.cut_torn_tail()
+        end = slave.replica.cut_torn_tail()
         assert 0 < end < 1000 and slave.durable_offset == end
-        slave.append_replicated(end, origin[0][1][end:2000])
+        slave.replica.append(end, origin[0][1][end:2000])
         assert slave.durable_offset == end
 
 
@@ -521,7 +521,7 @@ def test_killed_slave_goes_on(
     log = b"".join(raw for _, raw in origin)
     with opened(tmp_path / "live", quiet(), is_replica=True) as slave:
         for i, part in enumerate(parts[:kill]):
-            slave.append_replicated(*part)
+            slave.replica.append(*part)
             if i % often == 0:
                 slave.dispatch()
         dispatch_all(slave)
@@ -555,11 +555,11 @@ def disk() -> Iterator[RefusingDisk]:
 def test_only_durable_records_are_dispatched(is_bulk: bool, origin: list[Part], tmp_path: Path) -> None:
     rounds = Rounds()
     with opened(tmp_path, quiet(flush_disk_type=FlushDiskType.SYNC_FLUSH), is_replica=True, on_durable=rounds) as slave:
-        slave.append_replicated(0, origin[0][1][:1500])
+        slave.replica.append(0, origin[0][1][:1500])
         assert not slave.dispatch() and slave.dispatched_offset == 0 == slave.durable_offset
         slave.request_flush()
         rounds.wait(lambda told: told == (1500, None))
-        slave.append_replicated(1500, origin[0][1][1500:])
+        slave.replica.append(1500, origin[0][1][1500:])
         dispatch_all(slave)
         assert slave.dispatched_offset == max(at for at, _ in records_of(origin) if at <= 1500)
 
@@ -579,7 +579,7 @@ def test_failed_flush_makes_nothing_durable_or_readable(
         assert (slave.durable_offset, slave.dispatched_offset) == (0, 0)
         assert slave.failure is not None and rounds.told == [(0, slave.failure)]
         with pytest.raises(StoreUnavailable, match="flush failed: errno 5"):
-            slave.append_replicated(slave.max_physical_offset, b"more")
+            slave.replica.append(slave.max_physical_offset, b"more")
     assert (tmp_path / "abort").exists()
 
 
@@ -587,12 +587,12 @@ def test_failed_flush_makes_nothing_durable_or_readable(
 def test_refused_append_is_done_again(taken_bytes: int, origin: list[Part], disk: RefusingDisk, tmp_path: Path) -> None:
     log = origin[0][1]
     with opened(tmp_path, quiet(), is_replica=True) as slave:
-        slave.append_replicated(0, log[:1010])
+        slave.replica.append(0, log[:1010])
         disk.refuse(NO_SPACE, "pwrite", path="commitlog", taken_bytes=taken_bytes)
         for _ in range(2):
             with pytest.raises(OSError, match="No space"):
-                slave.append_replicated(1010, log[1010:2500])
-            assert slave.max_physical_offset == 1010 and slave.divergence is None
+                slave.replica.append(1010, log[1010:2500])
+            assert slave.max_physical_offset == 1010 and slave.replica.divergence is None
         disk.repair()
         append_all(slave, [(1010, log[1010:]), *origin[1:]])
         dispatch_all(slave)
@@ -605,7 +605,7 @@ def test_refused_file_is_made_again(operation: str, origin: list[Part], disk: Re
         disk.refuse(NO_SPACE, operation, path="commitlog")
         for start in (FILE_BYTES, FILE_BYTES):
             with pytest.raises(OSError, match="No space"):
-                slave.append_replicated(start, origin[1][1])
+                slave.replica.append(start, origin[1][1])
             assert slave.max_physical_offset == 0
         disk.repair()
         append_all(slave, origin[1:])
@@ -721,14 +721,14 @@ def test_last_record_and_places_of_records(origin: list[Part], tmp_path: Path) -
     records = [(at, size) for at, size in records_of(origin) if (at + size) % FILE_BYTES]
     log = b"".join(raw for _, raw in origin)
     with opened(tmp_path, is_replica=True) as slave:
-        assert slave.last_record() is None and slave.file_starts == [] == slave.record_starts(0)
+        assert slave.replica.last_record() is None and slave.file_starts == [] == slave.replica.record_starts(0)
         append_all(slave, origin)
         offset, size = records[-1]
-        assert slave.last_record() == (offset, log[offset : offset + size])
+        assert slave.replica.last_record() == (offset, log[offset : offset + size])
         for start in slave.file_starts:
-            assert slave.record_starts(start) == [at for at, _ in records if start <= at < start + FILE_BYTES]
+            assert slave.replica.record_starts(start) == [at for at, _ in records if start <= at < start + FILE_BYTES]
     with opened(tmp_path, is_replica=True) as slave:
-        assert slave.last_record() == (offset, log[offset : offset + size])
+        assert slave.replica.last_record() == (offset, log[offset : offset + size])
 
 
 def test_times_that_step_back_lower_the_checkpoint(tmp_path: Path) -> None:
@@ -763,7 +763,7 @@ def test_bytes_behind_a_blank_are_kept_as_they_are(origin: list[Part], tmp_path:
 def test_close_cuts_a_torn_tail(origin: list[Part], tmp_path: Path) -> None:
     end = max(at for at, _ in records_of(origin) if at <= 1000)
     with opened(tmp_path, is_replica=True) as slave:
-        slave.append_replicated(0, origin[0][1][:1000])
+        slave.replica.append(0, origin[0][1][:1000])
     assert not (tmp_path / "abort").exists()
     raw = (tmp_path / "commitlog" / f"{0:020d}").read_bytes()
     assert raw == origin[0][1][:end] + bytes(FILE_BYTES - end)

@@ -66,8 +66,8 @@ def fill(store: MessageStore, count: int = 40) -> None:
 
 def age(store: MessageStore, clock: StandingClock, expired: int) -> None:
     """Make the first log files 73 hours old, the others one hour; the one that is made ahead is there."""
-    if store._commit_log._next._made is not None:
-        store._commit_log._next._made.result(SECONDS)
+    if store.log._next._made is not None:
+        store.log._next._made.result(SECONDS)
     for i, path in enumerate(sorted((store.root / "commitlog").iterdir())):
         seconds = clock.ms // 1000 - (73 if i < expired else 1) * HOUR_SECONDS
         os.utime(path, (seconds, seconds))
@@ -200,7 +200,7 @@ def test_reader_of_a_deleted_file_reads_on(tmp_path: Path) -> None:
         expected = [bytes(record) for record in records]
         age(store, clock, expired=1)
         assert store.retention_round().log_files == 1
-        assert store.record_at(0) is None
+        assert store.log.record_at(0) is None
         assert [bytes(record) for record in records] == expected
 
 
@@ -245,7 +245,7 @@ def test_file_that_cannot_be_deleted_stays_readable_and_is_tried_again(
             store.retention_round()
         monkeypatch.undo()
         assert (store.min_physical_offset, store.min_offset(TOPIC, 0)) == (2 * 4096, 8)
-        assert store.record_at(2 * 4096) is not None
+        assert store.log.record_at(2 * 4096) is not None
         assert [store.retention_round().log_files, store.min_offset(TOPIC, 0)] == [2, 16]
 
 
@@ -254,7 +254,7 @@ def test_request_deletes_at_any_hour_for_20_rounds(tmp_path: Path) -> None:
     with filled(tmp_path / "s", clock, Disk(), delete_file_batch_max=1) as store:
         fill(store, 100)
         age(store, clock, expired=25)
-        store.request_retention()
+        store.retention.request()
         rounds = [store.retention_round() for _ in range(21)]
         assert [one.decision.cause for one in rounds] == [Cause.REQUEST] * 20 + [Cause.NONE]
         assert [one.log_files for one in rounds] == [1] * 20 + [0]
@@ -314,7 +314,7 @@ def test_descriptors_are_given_back(tmp_path: Path) -> None:
         age(store, clock, expired=5)
         before = len(open_files(tmp_path))
         assert store.retention_round().log_files == 5
-        store._retention.close()  # waits for the thread
+        store.retention.close()  # waits for the thread
         assert len(open_files(tmp_path)) <= before
 
 
@@ -327,7 +327,7 @@ def test_above_the_forcible_ratio_files_go_whatever_their_age(tmp_path: Path) ->
         fill(store)
         age(store, clock, expired=1)
         assert [store.retention_round().log_files for _ in range(4)] == [4, 4, 1, 0]
-        assert (store.min_offset(TOPIC, 0), store.is_disk_full) == (36, False)
+        assert (store.min_offset(TOPIC, 0), store.retention.decision.is_disk_full) == (36, False)
         put_all(store, message())
 
 
@@ -353,14 +353,14 @@ def test_full_disk_refuses_puts_until_a_round_finds_room(tmp_path: Path, full: s
             "taken again at 0.85: free space on the disk"
         )
         assert store.put_batch(message()).status is PutStatus.SERVICE_NOT_AVAILABLE
-        assert (store.is_disk_full, store.is_writable) == (True, False)
+        assert (store.retention.decision.is_disk_full, store.is_writable) == (True, False)
         assert len(read_all(store, TOPIC)) == 1
         disk.by_name[full] = 86
         assert store.retention_round().decision.is_disk_full, "between the ratios it stays as it is"
         disk.by_name.clear()
         assert store.put(message()).status is PutStatus.SERVICE_NOT_AVAILABLE, "measured by rounds alone"
         store.retention_round()
-        assert (store.is_disk_full, store.is_writable) == (False, True)
+        assert (store.retention.decision.is_disk_full, store.is_writable) == (False, True)
         put_all(store, message())
 
 
@@ -487,7 +487,7 @@ def test_bytes_of_deleted_files_are_given_back_by_a_thread(tmp_path: Path, monke
         age(store, clock, expired=4)
         monkeypatch.setattr("os.close", close_and_tell)
         assert store.retention_round().log_files == 4
-        store._retention.close()
+        store.retention.close()
         monkeypatch.undo()
         assert closed == {"store-delete"}
         assert bytes(held) == before, "a reader's slice outlives the file"

@@ -232,27 +232,27 @@ class StoreMachine(RuleBasedStateMachine):
             [
                 bytes(record)
                 for at in dict.fromkeys(store.query(topic, key, 64, 0, self.clock.ms + 60_000).physical_offsets)
-                if (record := store.record_at(at)) is not None
+                if (record := store.log.record_at(at)) is not None
             ]
             for store in (self.store, self.model)
         )
         assert found == expected if self.is_index_whole else set(found) <= set(expected)
 
-    @precondition(lambda self: len(self.store._commit_log.queue.files) > 1)
+    @precondition(lambda self: len(self.store.log.queue.files) > 1)
     @rule()
     def read_while_the_first_log_file_is_being_deleted(self) -> None:
         """The moment between the log's files and those that follow them."""
-        files, before = self.store._commit_log.queue.files, self.model.min_physical_offset
-        self.store._commit_log.queue.files = files[1:]
+        files, before = self.store.log.queue.files, self.model.min_physical_offset
+        self.store.log.queue.files = files[1:]
         self.model.min_physical_offset = files[1].start
         for place in PLACES:
             self.compare_reads(place, self.model.min_offset(*place), 32, None, None, None)
-        self.store._commit_log.queue.files = files
+        self.store.log.queue.files = files
         self.model.min_physical_offset = before
 
     @rule()
     def read_where_a_queue_file_is_missing(self) -> None:
-        for queue in self.store._queues:
+        for queue in self.store.queues:
             files = queue.queue.files
             if len(files) > 1 and queue.min_offset * queue.entry_bytes < files[0].end:
                 queue.queue.files = files[1:]

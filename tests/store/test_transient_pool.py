@@ -44,12 +44,12 @@ def test_message_is_readable_when_it_is_committed(tmp_path: Path) -> None:
         put = put_all(s, message())[0]
         assert s.max_physical_offset == put.end_offset and s.dispatched_offset == 0
         assert s.get("TopicTest", 0, 0, count_max=1).status is GetStatus.NO_MESSAGE_IN_QUEUE
-        assert s.record_at(0) is None and seen == [] and told == []
+        assert s.log.record_at(0) is None and seen == [] and told == []
         s._flusher.commit()
         assert told == [True]
         s.dispatch()
         assert [arrival.queue_offset for arrival in seen] == [0]
-        assert bodies(s) == [b"hello"] and s.record_at(0) is not None
+        assert bodies(s) == [b"hello"] and s.log.record_at(0) is not None
         s._flusher.commit()
         assert told == [True], "nothing came since"
 
@@ -70,7 +70,7 @@ def test_commits_and_flushes_come_by_themselves_from_two_threads(tmp_path: Path)
         end = put_all(store, message())[0].end_offset
         assert committed.wait(60)
         store.dispatch()
-        wait_until(lambda: store.durable_offset == end and not store._queues.dirty)
+        wait_until(lambda: store.durable_offset == end and not store.queues.dirty)
         own = {thread.name for thread in set(threading.enumerate()) - before}
         assert names == ["store-commit"]
         assert {name for name in own if not name.startswith("store-allocate")} == {"store-commit", "store-flush"}
@@ -80,10 +80,10 @@ def test_few_bytes_wait_for_a_thorough_round(tmp_path: Path) -> None:
     with opened(tmp_path / "s", pool_settings(commit_log_file_bytes=1 << 20)) as store:
         put_all(store, message())
         store._flusher.commit(4 * 4096)
-        assert store._commit_log.committed_offset == 0
+        assert store.log.committed_offset == 0
         end = put_all(store, message(body=bytes(17_000)))[0].end_offset
         store._flusher.commit(4 * 4096)
-        assert store._commit_log.committed_offset == end
+        assert store.log.committed_offset == end
 
 
 def test_flush_covers_what_was_committed_and_no_more(tmp_path: Path) -> None:
@@ -146,9 +146,9 @@ def test_put_without_memory_for_a_buffer_is_refused(tmp_path: Path, monkeypatch:
 
 def test_synchronous_flush_has_no_pool(tmp_path: Path) -> None:
     with opened(tmp_path / "s", pool_settings(flush_disk_type=FlushDiskType.SYNC_FLUSH)) as store:
-        assert store._commit_log.pool is None
+        assert store.log.pool is None
         put_all(store, message())
-        assert store.record_at(0) is not None
+        assert store.log.record_at(0) is not None
 
 
 def test_refused_commit_loses_nothing_and_stops_puts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,8 +182,8 @@ def test_commit_that_stays_refused_leaves_the_abort_file(tmp_path: Path, monkeyp
         def fail(least_bytes: int) -> bool:
             raise OSError(errno.EIO, "Input/output error")
 
-        assert store._commit_log.pool is not None
-        monkeypatch.setattr(store._commit_log.pool, "commit", fail)
+        assert store.log.pool is not None
+        monkeypatch.setattr(store.log.pool, "commit", fail)
         store.close()
     assert (tmp_path / "s" / "abort").exists()
     with opened(tmp_path / "s") as store:

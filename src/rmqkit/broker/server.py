@@ -264,7 +264,7 @@ class Broker:
     def _look_at_disk(store: MessageStore) -> None:
         """Have the first retention round before the first message where a disk is over its mark."""
         try:
-            if store.lacks_space:
+            if store.retention.lacks_space():
                 store.retention_round()
         except (RmqError, OSError) as error:
             _log.error("retention: a round failed: %s", error)

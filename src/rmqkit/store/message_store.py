@@ -38,7 +38,6 @@ from rmqkit.store.log.filler import is_filler
 from rmqkit.store.log.recovery import LogEnd, find_log_end
 from rmqkit.store.log.remains import check_heads, keep_remains, tell_lost_end
 from rmqkit.store.log.scan import RECORD_BYTES_MIN, Records
-from rmqkit.store.log.transient_pool import TransientPool
 from rmqkit.store.long_batch import LongBatch
 from rmqkit.store.put import Appender
 from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
@@ -90,7 +89,13 @@ class MessageStore:
         on_committed: told, from the commit thread, that more of the log became readable and the owner should call
             `dispatch`; only with the transient store pool.
         on_flushed: told from the flush thread how many ms each flush of the log took.
-        is_replica: whether the store is a slave's: puts are refused, `append_replicated` is what it grows by.
+        is_replica: whether the store is a slave's: puts are refused, `replica` is what it grows by.
+
+    Attributes:
+        log: the commit log; `Replica` and `put` append to it, anybody may read it.
+        queues: the consume queues by topic and queue id.
+        reader: reads queues that were looked up.
+        retention: what deletes old files; `retention_round` runs it.
     """
 
     def __init__(
@@ -112,25 +117,25 @@ class MessageStore:
         self._settings = settings
         self._delays_ms = parse_delay_levels(settings.message_delay_level)
         self._lock = StoreLock(root)
-        self._commit_log = CommitLog(root, settings, is_replica=is_replica)
-        self._queues = ConsumeQueues(root, settings, is_batch_topic)
-        self._deleted = DeletedTopics(root, self._commit_log)
-        self._queues.deleted_ends = self._deleted.ends
-        self._start = LogStart(root, self._commit_log, is_replica=is_replica)
-        self._ends = QueueEnds(root, self._commit_log, is_replica=is_replica)
+        self.log = CommitLog(root, settings, is_replica=is_replica)
+        self.queues = ConsumeQueues(root, settings, is_batch_topic)
+        self._deleted = DeletedTopics(root, self.log)
+        self.queues.deleted_ends = self._deleted.ends
+        self._start = LogStart(root, self.log, is_replica=is_replica)
+        self._ends = QueueEnds(root, self.log, is_replica=is_replica)
         self._index = _index_of(root, settings)
         self._checkpoint = Checkpoint(root / "checkpoint")
         self._dispatcher = Dispatcher(
-            self._queues,
+            self.queues,
             on_arrival,
             self._index,
             bitmap_of if settings.enable_consume_queue_ext else None,
             has_light=settings.enable_light_queues and settings.enable_multi_dispatch,
         )
-        self._reader = Reader(self._commit_log, settings)
+        self.reader = Reader(self.log, settings)
         self._flusher = Flusher(
-            self._commit_log,
-            self._queues,
+            self.log,
+            self.queues,
             self._index,
             self._checkpoint,
             settings,
@@ -139,13 +144,13 @@ class MessageStore:
             on_durable=on_durable,
             on_committed=on_committed,
             on_flushed=on_flushed,
-            note_queues=lambda: self._ends.note_new(self._queues, self._flush_log),
+            note_queues=lambda: self._ends.note_new(self.queues, self._flush_log),
         )
-        self._appender = Appender(self._commit_log, self._queues, self._dispatcher, self._flusher, settings, clock)
-        self._retention = Retention(
+        self._appender = Appender(self.log, self.queues, self._dispatcher, self._flusher, settings, clock)
+        self.retention = Retention(
             root,
-            self._commit_log,
-            self._queues,
+            self.log,
+            self.queues,
             self._index,
             settings,
             clock,
@@ -156,7 +161,7 @@ class MessageStore:
         self._replica: Replica | None = None
         if is_replica:
             self._replica = Replica(
-                self._commit_log, self._dispatcher, self._flusher, settings, self._dispatch_run, self._start.note
+                self.log, self._dispatcher, self._flusher, settings, self._dispatch_run, self._start.note
             )
             self._appender.refusal = IS_REPLICA
 
@@ -170,12 +175,12 @@ class MessageStore:
     @property
     def max_physical_offset(self) -> int:
         """Physical offset one past the last byte of the log."""
-        return self._commit_log.max_offset
+        return self.log.max_offset
 
     @property
     def min_physical_offset(self) -> int:
         """Physical offset of the oldest byte of the log, -1 while there is no file."""
-        return self._commit_log.min_offset
+        return self.log.min_offset
 
     @property
     def dispatched_offset(self) -> int:
@@ -188,18 +193,8 @@ class MessageStore:
         return self._flusher.failure or self._flusher.commit_failure or self._dispatcher.failure
 
     @property
-    def transient_pool(self) -> TransientPool | None:
-        """What holds records before the page cache does; None where they go there at once."""
-        return self._commit_log.pool
-
-    @property
     def is_writable(self) -> bool:
         return self._appender.is_open and self.failure is None and not self._appender.refusal
-
-    @property
-    def is_disk_full(self) -> bool:
-        """Whether puts are refused because the last retention round found a disk too full."""
-        return self._retention.decision.is_disk_full
 
     # ---- opening and closing
 
@@ -231,21 +226,21 @@ class MessageStore:
         """Look at everything that `open` relies on, without changing it."""
         if self.root.exists() and not self.root.is_dir():
             raise StoreMismatch(f"{self.root} is a file: give a directory as storePathRootDir")
-        for directory in sorted({self.root, *self._commit_log.queue.directories}):
+        for directory in sorted({self.root, *self.log.queue.directories}):
             check_room(directory)
-        self._commit_log.queue.check()
-        self._queues.check(clean=not self._abort_path.exists())
+        self.log.queue.check()
+        self.queues.check(clean=not self._abort_path.exists())
         if self._index is not None:
             self._index.check()
 
     def _load_and_recover(self) -> None:
         is_clean = not self._abort_path.exists()
-        self._commit_log.queue.load()
+        self.log.queue.load()
         self._deleted.load()
-        self._queues.load()
+        self.queues.load()
         self._checkpoint.load()
         if self._index is not None:
-            log_start = max(0, self._commit_log.min_offset)
+            log_start = max(0, self.log.min_offset)
             timestamp = self._checkpoint.index_timestamp
             self._index.load(clean=is_clean, durable_timestamp=timestamp, log_start=log_start)
         if not is_clean:
@@ -253,12 +248,12 @@ class MessageStore:
         end = self._recover(is_clean)
         write_durably(self._abort_path, str(os.getpid()).encode())
         self._start.renew()
-        self._ends.renew(self._queues)
-        self._commit_log.resume()
-        self._dispatcher.position = self._reader.doubted_end = self._commit_log.max_offset
+        self._ends.renew(self.queues)
+        self.log.resume()
+        self._dispatcher.position = self.reader.doubted_end = self.log.max_offset
         if self._replica is not None:
             self._replica.resume(end.last_record if end.record_count else None)
-        self._flusher.start(self._commit_log.max_offset)
+        self._flusher.start(self.log.max_offset)
 
     def _flush_log(self) -> bool:
         """Make the log durable; whether the disk did not refuse."""
@@ -271,7 +266,7 @@ class MessageStore:
 
     def _recover(self, is_clean: bool) -> LogEnd:
         """Bring log and queues into agreement. Source: store.md §12."""
-        log, queues = self._commit_log, self._queues
+        log, queues = self.log, self.queues
         if is_clean:
             log.queue.mark_synced()
             queues.mark_synced()
@@ -335,7 +330,7 @@ class MessageStore:
         if physical_offset < self.min_physical_offset:
             return True
         try:
-            record = decode_record(self._commit_log.slice(physical_offset, size) or b"")
+            record = decode_record(self.log.slice(physical_offset, size) or b"")
         except RecordCorrupt:
             return False
         if record.physical_offset != physical_offset:
@@ -348,7 +343,7 @@ class MessageStore:
         if is_filler(record):
             self._gap_max += record.prepared_transaction_offset // RECORD_BYTES_MIN
         elif self._gap_max:
-            queue = self._queues.get(record.topic, record.queue_id)
+            queue = self.queues.get(record.topic, record.queue_id)
             if isinstance(queue, ConsumeQueue):
                 queue.fill_gap(record.queue_offset, self._gap_max)
         self._dispatcher.apply(request_of(record, self._delays_ms))
@@ -364,7 +359,7 @@ class MessageStore:
 
         queues_only = self._dispatcher.without_index()
         has_light = self._dispatcher.has_light
-        bulk = BulkDispatcher(self._queues, self._index, queues_only, self._delays_ms, has_light=has_light)
+        bulk = BulkDispatcher(self.queues, self._index, queues_only, self._delays_ms, has_light=has_light)
         bulk.gap_max = self._gap_max
         arrivals = DispatchColumns(run)
         newest_light = bulk.enter(arrivals)
@@ -387,7 +382,7 @@ class MessageStore:
         self._flusher.flush_index()
         is_complete = is_whole and self.failure is None and not self._dispatcher.pending
         if is_complete:
-            self._ends.save(self._queues)
+            self._ends.save(self.queues)
         self._close_files()
         if is_complete:
             self._abort_path.unlink(missing_ok=True)
@@ -405,9 +400,9 @@ class MessageStore:
         return True
 
     def _close_files(self) -> None:
-        self._retention.close()
-        self._commit_log.close()
-        self._queues.close()
+        self.retention.close()
+        self.log.close()
+        self.queues.close()
         if self._index is not None:
             self._index.close()
 
@@ -452,7 +447,7 @@ class MessageStore:
         milliseconds at most; returns whether more can be dispatched at once, so that it should be called again.
 
         Raises:
-            LogDiverged: a slave's log held what is no record, and ends there now; told once, see `divergence`.
+            LogDiverged: a slave's log held what is no record, and ends there now; told once, see `Replica.divergence`.
         """
         return self._appender.is_open and self._dispatch()
 
@@ -471,7 +466,7 @@ class MessageStore:
     @property
     def dispatch_behind_bytes(self) -> int:
         """Bytes at the end of the log that are not dispatched."""
-        return max(0, self._commit_log.max_offset - self._dispatcher.position)
+        return max(0, self.log.max_offset - self._dispatcher.position)
 
     def log_part(self, physical_offset: int, size_max: int) -> memoryview:
         """Up to ``size_max`` bytes of the log from an offset on, for a slave: dispatched ones only, never across a
@@ -480,56 +475,21 @@ class MessageStore:
         Raises:
             StoreError: the log has no such offset (any more), or does not reach it.
         """
-        return log_part(self._commit_log, self._dispatcher.position, physical_offset, size_max)
+        return log_part(self.log, self._dispatcher.position, physical_offset, size_max)
 
     def file_start(self, physical_offset: int) -> int:
         """Where the log file begins, or will begin, that holds an offset. A slave with an empty log gets what lies
         behind ``file_start(dispatched_offset)``."""
         return physical_offset - physical_offset % self._settings.commit_log_file_bytes
 
-    def append_replicated(self, physical_offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Append bytes of the master's log, untouched; copied when this returns. The heads of records are looked at,
-        `dispatch` makes the whole ones readable. Under SYNC_FLUSH the owner calls `request_flush` then.
-
-        Args:
-            physical_offset: must be `max_physical_offset`; or any file's start while the log is empty (and that is 0).
-            data: at most to the end of the file; it may begin and end inside of a record.
-
-        Raises:
-            LogDiverged: no record, or one of another place, begins where one has to; the log ends there now, and every
-                later call raises the same.
-            StoreError: the bytes do not begin at the log's end: the link has to be made anew. (`StoreUnavailable`: a
-                flush failed, nothing is taken until a restart.)
-            OSError: the disk refused; the log is as before, and the same bytes may be appended again.
-        """
-        self._following.append(physical_offset, data)
-
-    def cut_torn_tail(self) -> int:
-        """Cut a last record that is not whole off a slave's log, before a new link; returns the log's end, which is to
-        be reported. Raises OSError: the disk refused."""
-        return self._following.cut_torn_tail()
-
-    def last_record(self) -> tuple[int, bytes] | None:
-        """Physical offset and bytes of the last whole record of a slave's log, None without one."""
-        return self._following.last_record()
-
     @property
     def file_starts(self) -> list[int]:
         """Physical offsets at which the log's files begin, oldest first; a record begins at each that is not empty."""
-        return [file.start for file in self._commit_log.queue.files]
-
-    def record_starts(self, file_start: int) -> list[int]:
-        """Physical offsets of the whole records of one of a slave's log files, ascending; reads every head in it, which
-        takes 0.2 s for a million."""
-        return self._following.record_starts(file_start)
+        return [file.start for file in self.log.queue.files]
 
     @property
-    def divergence(self) -> LogDiverged | None:
-        """Why a slave's log is not its master's, once `append_replicated` or `dispatch` found that."""
-        return None if self._replica is None else self._replica.divergence
-
-    @property
-    def _following(self) -> Replica:
+    def replica(self) -> Replica:
+        """What a slave's log grows by."""
         assert self._replica is not None, "only a slave's store is appended to so"
         return self._replica
 
@@ -556,12 +516,12 @@ class MessageStore:
         queue = self._readable(topic, queue_id)
         if queue is None:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
-        return self._reader.get(queue, queue_offset, count_max, codes, accept, accept_entry)
+        return self.reader.get(queue, queue_offset, count_max, codes, accept, accept_entry)
 
     def _readable(self, topic: str, queue_id: int) -> ConsumeQueueBase | None:
         if self._dispatcher.pending:
             self._dispatch_for_read()
-        return self._queues.get(topic, queue_id)
+        return self.queues.get(topic, queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """One past the last readable message, 0 for an unknown queue."""
@@ -572,7 +532,7 @@ class MessageStore:
         """`max_offset` of several queues of a topic."""
         if self._dispatcher.pending:
             self._dispatch_for_read()
-        table = self._queues.table
+        table = self.queues.table
         return [0 if (queue := table.get((topic, one))) is None else queue.max_offset for one in queue_ids]
 
     def min_offset(self, topic: str, queue_id: int) -> int:
@@ -592,21 +552,17 @@ class MessageStore:
     def store_time_at(self, topic: str, queue_id: int, queue_offset: int) -> int:
         """storeTimestamp of a message, -1 when there is none."""
         queue = self._readable(topic, queue_id)
-        return -1 if queue is None else self._reader.store_time_at(queue, queue_offset)
+        return -1 if queue is None else self.reader.store_time_at(queue, queue_offset)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, *, upper: bool = False) -> int:
         """The first message stored at or after a time; with ``upper`` the last one at or before it; 0 if unknown."""
         queue = self._readable(topic, queue_id)
-        return 0 if queue is None else self._reader.offset_by_time(queue, timestamp_ms, upper=upper)
+        return 0 if queue is None else self.reader.offset_by_time(queue, timestamp_ms, upper=upper)
 
     def is_in_memory(self, topic: str, queue_id: int, queue_offset: int) -> bool:
         """Whether a message exists and lies so near the log end that it counts as cached."""
         queue = self._readable(topic, queue_id)
-        return queue is not None and self._reader.is_in_memory(queue, queue_offset)
-
-    def record_at(self, physical_offset: int) -> memoryview | None:
-        """The stored record that begins at a physical offset, or None."""
-        return self._commit_log.record_at(physical_offset)
+        return queue is not None and self.reader.is_in_memory(queue, queue_offset)
 
     @property
     def checks_bodies(self) -> bool:
@@ -626,10 +582,6 @@ class MessageStore:
         scanned = islice(queue.scan(queue_offset, count_max * queue.entry_bytes) or (), count_max)
         return [(following, at, size, queue.tags_code(code)) for at, size, code, following, _ in scanned]
 
-    def copy_record(self, physical_offset: int, size: int) -> bytes | None:
-        """A copy of a record that leaves no page of the log mapped, or None where the log holds no such bytes."""
-        return self._commit_log.copy(physical_offset, size)
-
     def query(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> KeyQuery:
         """Records that have a key (``UNIQ_KEY``, a word of ``KEYS``, ``T#`` + tags), stored between two times.
         The index knows hashes of 31 bits, which many keys of other topics have, too: the topic, or the name of a light
@@ -642,10 +594,10 @@ class MessageStore:
         def accept(physical_offset: int) -> bool:
             nonlocal left
             left -= 1
-            record = self._commit_log.record_at(physical_offset) if left >= 0 else None
+            record = self.log.record_at(physical_offset) if left >= 0 else None
             if record is None or not _has_key(record, topic, key):
                 return False
-            return physical_offset >= self._reader.doubted_end or self._is_unchanged(record, physical_offset, key)
+            return physical_offset >= self.reader.doubted_end or self._is_unchanged(record, physical_offset, key)
 
         count_max = min(count_max, self._settings.query_count_max)
         return self._index.query(topic, key, count_max, begin_ms, end_ms, accept)
@@ -659,18 +611,18 @@ class MessageStore:
 
     @property
     def topics(self) -> set[str]:
-        return {topic for topic, _ in self._queues.table}
+        return {topic for topic, _ in self.queues.table}
 
     def queue_ends(self) -> dict[tuple[str, int], int]:
         """One past the last message of every queue, by topic and queue id."""
-        return {place: queue.max_offset for place, queue in self._queues.table.items()}
+        return {place: queue.max_offset for place, queue in self.queues.table.items()}
 
     def delete_topic(self, *topics: str) -> None:
         """Delete the queues of topics; their records stay in the log until their file expires, see `DeletedTopics`.
         Raises StoreUnavailable: the disk refused; nothing is deleted."""
         self.dispatch()
-        places = {topic: self._queues.newest_record(topic) for topic in topics}
-        times = {topic: self._commit_log.store_timestamp(*place) for topic, place in places.items()}
+        places = {topic: self.queues.newest_record(topic) for topic in topics}
+        times = {topic: self.log.store_timestamp(*place) for topic, place in places.items()}
         newest = {topic: (*places[topic], time) for topic, time in times.items() if time >= 0}
         for _, waiting in self._dispatcher.pending:
             for one in waiting:
@@ -678,7 +630,7 @@ class MessageStore:
                     newest[one.topic] = one.physical_offset, one.size, one.store_timestamp
         self._deleted.add(newest)
         for topic in topics:
-            self._queues.delete_topic(topic)
+            self.queues.delete_topic(topic)
 
     # ---- retention
 
@@ -688,19 +640,9 @@ class MessageStore:
         assert self._appender.is_open, "an open store has files to keep"
         self.dispatch()
         try:
-            return self._retention.run(self._dispatcher.position)
+            return self.retention.run(self._dispatcher.position)
         finally:
-            self._appender.refusal = self._retention.refusal if self._replica is None else IS_REPLICA
-
-    @property
-    def lacks_space(self) -> bool:
-        """Whether a disk is so full that the first retention round must not wait.
-        Raises OSError: a disk cannot be asked."""
-        return self._retention.lacks_space()
-
-    def request_retention(self) -> None:
-        """Let the next 20 rounds delete expired files at any hour."""
-        self._retention.request()
+            self._appender.refusal = self.retention.refusal if self._replica is None else IS_REPLICA
 
 
 def _index_of(root: Path, settings: StoreSettings) -> MessageIndex | None:

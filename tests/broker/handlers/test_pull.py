@@ -323,7 +323,7 @@ def test_who_is_far_behind_is_sent_to_a_slave_where_slaves_serve(run):
         await cluster.send(body=b"x" * 100)
         group = context_of(cluster).groups.get("g")
         group.which_broker_when_consume_slowly, group.broker_id = 7, 3
-        reader = context_of(cluster).store._reader
+        reader = context_of(cluster).store.reader
 
         async def suggested():
             return decode_header(await cluster.pull(count=1), PullMessageResponse).suggest_which_broker_id

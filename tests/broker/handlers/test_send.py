@@ -290,7 +290,7 @@ def test_an_inner_batch_is_stored_as_one_record_and_its_answer_names_its_key(run
         assert "," not in answer.msg_id
         store = cluster.standalone._broker.context.store
         assert store.max_offset("I", 0) == 2
-        record = decode_record(store.record_at(decode_offset_id(answer.msg_id)[2]))
+        record = decode_record(store.log.record_at(decode_offset_id(answer.msg_id)[2]))
         assert decode_properties(record.properties).keys() == {
             *("UNIQ_KEY", "MSG_REGION", "TRACE_ON", "CLUSTER", "INNER_NUM", "INNER_BASE")
         }
@@ -313,7 +313,7 @@ def test_a_delayed_message_is_answered_with_its_own_queue_and_comes_when_it_is_d
         answer = decode_header(sent, SendMessageResponse)
         assert (sent.code, answer.queue_id, answer.queue_offset, answer.transaction_id) == (0, 2, 0, "K")
         store = cluster.standalone._broker.context.store
-        stored = decode_record(store.record_at(decode_offset_id(answer.msg_id)[2]))
+        stored = decode_record(store.log.record_at(decode_offset_id(answer.msg_id)[2]))
         assert (stored.topic, stored.queue_id) == ("SCHEDULE_TOPIC_XXXX", 0)
         pulled = await cluster.pull(queue_id=2, flags=PullFlag.SUBSCRIPTION | PullFlag.SUSPEND)
         (message,) = read_messages(pulled.body)

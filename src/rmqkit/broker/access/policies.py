@@ -227,7 +227,7 @@ def message_at(store: MessageStore, physical_offset: int) -> Record | None:
     """The message at a physical offset, None where none begins.
     Raises NotReadable: it is none, or its queue does not know it (yet), or knows another one of that number."""
     store.dispatch()
-    raw = store.record_at(physical_offset) if physical_offset >= 0 else None
+    raw = store.log.record_at(physical_offset) if physical_offset >= 0 else None
     try:
         record = None if raw is None else decode_record(raw)
     except RecordCorrupt:

@@ -336,7 +336,7 @@ class Schedule:
             self._look_at(level.look_at_ms)
 
     def _record(self, level: _Level, physical_offset: int, size: int) -> Record | None:
-        stored = self._store.copy_record(physical_offset, size)
+        stored = self._store.log.copy(physical_offset, size)
         if stored is None:
             if physical_offset >= self._store.min_physical_offset:
                 self._log_skipped(level, physical_offset, f"the log has no {size} bytes there")

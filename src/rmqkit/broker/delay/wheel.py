@@ -266,15 +266,15 @@ class TimerState:
         start, end, wanted = min(places)[0], sum(max(places)), sum([size for _, size in places])
         stored = None
         if len(places) > 1 and 0 < end - start <= min(4 * wanted, _SPAN_BYTES_MAX):
-            stored = self._store.copy_record(start, end - start)
+            stored = self._store.log.copy(start, end - start)
         if stored is None:
-            return [self._store.copy_record(at, size) for at, size in places]
+            return [self._store.log.copy(at, size) for at, size in places]
         view = memoryview(stored)
         return [view[at - start : at - start + size] for at, size in places]
 
     def record(self, physical_offset: int, size: int) -> Record | None:
         """A record of the timer topic; None when it is gone, or another one lies there."""
-        return self.decoded(self._store.copy_record(physical_offset, size), physical_offset)
+        return self.decoded(self._store.log.copy(physical_offset, size), physical_offset)
 
     def decoded(self, stored: bytes | memoryview | None, physical_offset: int) -> Record | None:
         """`record` for a copy."""

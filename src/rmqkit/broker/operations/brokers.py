@@ -124,7 +124,7 @@ class RuntimeInfoHandlers(Handlers[OperationsContext]):
         }
 
     def _log(self) -> dict[str, str]:
-        store, pool = self._context.store, self._context.store.transient_pool
+        store, pool = self._context.store, self._context.store.log.pool
         uncommitted = 0 if pool is None else max(0, store.max_physical_offset - pool.committed_offset)
         buffers = (
             {}
@@ -162,7 +162,7 @@ def _rates_text(rates: Iterable[float]) -> str:
 def earliest_store_time(store: MessageStore) -> int:
     """When the oldest message was stored, -1 without one."""
     offset = store.min_physical_offset
-    record = store.record_at(offset) if offset >= 0 else None
+    record = store.log.record_at(offset) if offset >= 0 else None
     try:
         return -1 if record is None else decode_record(record).store_timestamp
     except RecordCorrupt:

@@ -311,7 +311,7 @@ class ConnectionHandlers(Handlers[OperationsContext]):
             offset = decode_offset_id(header.msg_id or "")[2]
         except ValueError as error:
             return reply(command, ResponseCode.SYSTEM_ERROR, str(error))
-        record = self._context.store.record_at(offset) if offset >= 0 else None
+        record = self._context.store.log.record_at(offset) if offset >= 0 else None
         if record is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         fields = {**decode_fields(command), "brokerName": self._context.settings.broker_name}

@@ -211,7 +211,7 @@ class TopicHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.DELETE_EXPIRED_COMMITLOG, admins_only=True)
     def expired_log_files(self, connection: Connection, command: Command) -> Command:
         """Delete log files that are old enough, at any hour."""
-        self._context.store.request_retention()
+        self._context.store.retention.request()
         return reply(command)
 
     @answers(RequestCode.CLEAN_UNUSED_TOPIC, admins_only=True)

@@ -65,7 +65,7 @@ class QueryHandlers(Handlers[PullContext]):
         records: list[memoryview] = []
         left = _ANSWER_BYTES_MAX
         for physical_offset in found.physical_offsets:
-            record = self._context.store.record_at(physical_offset)
+            record = self._context.store.log.record_at(physical_offset)
             if record is not None and (len(record) <= left or not records):
                 records.append(record)
                 left -= len(record)
@@ -81,7 +81,7 @@ class QueryHandlers(Handlers[PullContext]):
         if not self._context.may_serve():
             return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
         offset = decode_header(command, ViewMessageRequest).offset
-        record = self._context.store.record_at(offset) if offset >= 0 else None
+        record = self._context.store.log.record_at(offset) if offset >= 0 else None
         if record is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         return reply(command, body=[record])

@@ -60,7 +60,7 @@ class History:
         Raises LogDiverged: the master's log is another one.
         Raises StoreError: it does not reach the own last record, or begins behind it.
         Raises RemotingError, PeerRefused, BodyError: the master cannot be asked."""
-        last = self._store.last_record()
+        last = self._store.replica.last_record()
         if last is None or await self._has(address, last[0]):
             self.ahead_from = None
             return
@@ -87,7 +87,7 @@ class History:
 
     async def _has(self, address: str, offset: int) -> bool:
         """Whether a broker has the own record at a physical offset."""
-        own = self._store.record_at(offset)
+        own = self._store.log.record_at(offset)
         asked = request(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(offset))
         answer = await self._calls.call(address, asked)
         if answer.code == ResponseCode.SYSTEM_ERROR:
@@ -106,10 +106,10 @@ class History:
         """The physical offset of the first own record, from ``low`` on, that a broker does not have.
         By halves: over the first records of the log's files, then within the file before the first that differs."""
         store = self._store
-        files = [start for start in store.file_starts if store.record_at(start) is not None]
+        files = [start for start in store.file_starts if store.log.record_at(start) is not None]
         files = files[max(0, bisect_right(files, low) - 1) :]
         following = await self._first_missing(address, files[1:])
-        records = [start for start in store.record_starts(files[following]) if start >= low]
+        records = [start for start in store.replica.record_starts(files[following]) if start >= low]
         records += files[following + 1 : following + 2]
         missing = await self._first_missing(address, records)
         if missing == len(records):

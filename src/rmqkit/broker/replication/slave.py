@@ -203,7 +203,7 @@ class HaSlave:
         if self._divergence is not None:
             raise self._divergence
         self._check_disk()
-        end = self._store.cut_torn_tail()
+        end = self._store.replica.cut_torn_tail()
         link = await self._connect(master.ha_address)
         try:
             if self._prepare is not None:
@@ -275,7 +275,7 @@ class HaSlave:
             if end and offset != end:
                 raise StoreError(f"the master goes on at {offset}, the own log ends at {end}: is it another master's?")
             if data:
-                store.append_replicated(offset, data)
+                store.replica.append(offset, data)
                 end = offset + len(data)
                 is_longer = True
         self._check_disk()
