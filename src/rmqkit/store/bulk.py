@@ -257,6 +257,7 @@ class BulkDispatcher:
         queue = None if topic_fault(topic, queue_id) else self._queues.obtain(topic, queue_id)
         if isinstance(queue, ConsumeQueue):
             first, entries = int(arrivals.queue_offsets[rows[0]]), queue_entries(arrivals, rows, tags_codes)
+            assert int(arrivals.queue_offsets[rows[-1]]) - first == len(rows) - 1, "numbers follow each other"
             append_entries(queue, first, entries, self.gap_max, enter_one)
         else:
             for i in range(len(rows)):
@@ -278,6 +279,7 @@ def append_entries(
     """
     queue.fill_gap(first, gap_max)
     done = 0
+    # The first of each part goes alone: it opens the file, and ``max_offset`` shows whether the queue took its number.
     while done < len(entries):
         enter_one(done)
         done += 1

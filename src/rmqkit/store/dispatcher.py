@@ -204,8 +204,11 @@ class Dispatcher:
         except OSError as error:
             self._stand_still(error)
             return False
+        # Only now: had the disk refused half of a run, the next try enters all of it again, which changes nothing.
+        assert end >= self.position, "records are dispatched in log order"
         self.failure = None
         self.position = end
+        # Before listeners hear: one of them may read at once, and a read dispatches what is pending.
         for _ in range(pending_count):
             self.pending.popleft()
         self._tell(arrivals, light)
@@ -224,6 +227,7 @@ class Dispatcher:
         except OSError as error:
             self._stand_still(error)
             return
+        assert end >= self.position, "records are dispatched in log order"
         self.failure = None
         self.position = end
         self._tell(arrivals, [])

@@ -165,10 +165,8 @@ class Flusher:
             is_thorough = now - thorough_at >= self._settings.flush_thorough_interval_ms
             if is_thorough:
                 thorough_at = now
-            is_asked, self._is_requested = (
-                self._is_requested,
-                False,
-            )  # before the log's end is read: later puts ask again
+            # Before the log's end is read: a put that comes behind it finds no request and asks for another round.
+            is_asked, self._is_requested = self._is_requested, False
             is_any = is_asked or is_thorough or self._is_sync
             least_bytes = 1 if is_any else max(1, self._settings.flush_least_pages * _PAGE_BYTES)
             if self._store_log.committed_offset - self.durable_offset >= least_bytes:
@@ -207,6 +205,8 @@ class Flusher:
             except OSError as error:
                 self._fail("commit log", error)
                 return
+            # A replica's log is cut under the same lock, and durable_offset with it: here it can only grow.
+            assert end >= self.durable_offset, "what was on the disk stays there"
             self.durable_offset = end
             if self._on_flushed is not None:
                 self._on_flushed(self._clock.monotonic_ms() - began_ms)
@@ -216,6 +216,7 @@ class Flusher:
         """Forget a replica's log from a physical offset on, when no flush is under way that would take what comes there
         next for durable. Raises OSError: the disk refused."""
         with self._flushing:
+            assert end <= self._store_log.max_offset, "a log is cut inside"
             self._store_log.cut(end)
             self.durable_offset = min(end, self.durable_offset)
 
@@ -243,6 +244,7 @@ class Flusher:
             if self._index is not None:
                 self._checkpoint.reach(index=self._index.sync_full(self.durable_offset))
             if least_bytes == 0:
+                # The note first: recovery believes the checkpoint and does not read the messages of these queues again.
                 if self._note_queues is not None:
                     self._note_queues()
                 self._checkpoint.reach(logics=timestamp)

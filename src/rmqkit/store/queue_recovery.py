@@ -211,10 +211,12 @@ def _take_back(one: _Broken, entries: _Entries) -> None:
     one.end_index = queue.end_index
     number = queue.max_offset
     one.kept = entries.right_ones(queue, None if note is None else note.start)
+    assert one.kept is None or one.kept <= one.end_index, "entries that stay were there"
     if one.kept is None:
         _empty(queue)
     elif one.kept < queue.end_index:
         queue.recover_at(one.kept * queue.entry_bytes)
+    # The number outlives its entries: consumers hold offsets of them, and would skip messages that got them again.
     queue.next_offset = max(number if note is None else note.number, queue.next_offset)
 
 

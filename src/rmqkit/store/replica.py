@@ -210,6 +210,8 @@ class Replica:
         self._write(data, stored_ms)
         if under_way < due <= end:
             last_record, under_way = under_way if due < file_end else last_record, due
+        assert self.whole_end <= under_way <= due, "heads are followed forwards"
+        assert under_way <= self._log.max_offset, "a whole record is in the log"
         self.whole_end, self._due, self._last_record = under_way, due, last_record
         self._part_of_head = part_of_head
 
@@ -241,6 +243,7 @@ class Replica:
 
     def _diverge(self, physical_offset: int, found: str, remedy: str = "") -> LogDiverged:
         """End the log for good where it parts from its master's."""
+        assert physical_offset >= self._dispatcher.position, "what readers have seen is not cut"
         if physical_offset < self._log.max_offset:
             self._flusher.cut_log(physical_offset)
         self.whole_end = self._due = physical_offset
@@ -253,6 +256,7 @@ class Replica:
     def cut_torn_tail(self) -> int:
         """Cut a last record that is not whole off, before a new link; returns the log's end, which is to be reported.
         Raises OSError: the disk refused."""
+        # The master sends from where we report our end: behind a torn record it would go on in the middle of it.
         if self.whole_end < self._log.max_offset:
             self._flusher.cut_log(self.whole_end)
         self._due, self._part_of_head = self.whole_end, b""
@@ -290,6 +294,7 @@ class Replica:
         if dispatcher.pending:
             dispatcher.run(limit)
         position = dispatcher.position
+        assert position <= self.whole_end, "only whole records were dispatched"
         file = self._log.queue.find(position) if position < limit and not dispatcher.pending else None
         if file is None:
             return False

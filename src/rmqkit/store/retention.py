@@ -261,9 +261,11 @@ class Retention:
                 return False
             return self.decision.is_forced or _modified_ms(file.path) <= written_ms_max
 
+        # Never the newest file, and none behind one that stays: the log has no holes.
         expired = list(takewhile(is_expired, queue.files[:-1]))
         if not expired:
             return 0
+        assert expired[-1].end <= dispatched_offset, "what no queue knows yet is not deleted"
         # First: a start must not miss them, whenever this one is killed.
         is_noted = self._note_start(queue.files[len(expired)].start)
         directories = {file.path.parent for file in queue.files}

@@ -161,6 +161,7 @@ class CommitLog:
             if os.pwrite(self._fd, data, position) != size:
                 file.write(position, data)  # writes on, or says why not
             file.wrote = position + size
+        # In this order: a flush reads the timestamp first, and never claims one whose record is not among its bytes.
         self.max_offset += size
         self.last_store_timestamp = store_timestamp
 
@@ -184,6 +185,7 @@ class CommitLog:
         """Go to a new file, which begins behind the last one or, in a replica's empty log, at any file's start.
         Raises OSError: it could not be made."""
         file = self._next.take(start)
+        assert file.start == start, "a file is made for its place"
         self.queue.append(file)
         if self.pool is not None:
             self.pool.lend(file)
@@ -194,6 +196,7 @@ class CommitLog:
     def cut(self, offset: int) -> None:
         """Forget a replica's log from a physical offset on, while no flush is under way.
         Raises OSError: the disk refused."""
+        assert offset <= self.max_offset, "a log is cut inside"
         self.queue.truncate(offset)
         self._take_end()
 

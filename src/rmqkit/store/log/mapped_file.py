@@ -111,7 +111,8 @@ class MappedFile:
     def sync(self) -> None:
         """Wait until the written bytes are on the disk; a file deleted meanwhile needs no disk.
         Raises OSError: the disk refused; what was written since the last `sync` may be lost."""
-        wrote = self.wrote
+        wrote = self.wrote  # before the call: what the owner writes meanwhile may miss the disk
+        assert wrote <= self.size, "a file holds what was written to it"
         try:
             sync_data(self.fd)
         except OSError:

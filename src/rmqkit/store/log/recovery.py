@@ -123,8 +123,13 @@ def find_log_end(
                 walk.end.remains = look_behind(files[i:], walk.end.offset, walk.reason, check.record)
             break
         if i + 1 < len(files):
+            # Behind a blank the next file counts, even where one is missing between: what it holds was stored.
+            assert files[i + 1].start >= walk.end.offset, "files are walked in log order"
             walk.end.offset = files[i + 1].start
-    return walk.end
+    end = walk.end
+    assert end.offset <= files[-1].end, "the log ends inside its files"
+    assert not end.record_count or end.last_record < end.offset, "the end is that of the last record"
+    return end
 
 
 class _Walk:
@@ -181,6 +186,7 @@ class _Walk:
                     self._dispatch_run(run.take(slice(new, None)) if new else run)
                 end.offset = file.start + run.end
                 end.last_record = int(offsets[-1])
+                assert end.last_record < end.offset, "a run ends behind its records"
                 end.last_store_timestamp = int(times[-1])
                 end.newest_store_timestamp = max(int(times.max()), end.newest_store_timestamp)
                 end.record_count += len(run)

@@ -175,6 +175,7 @@ def keep_remains(
         OSError: they cannot be set aside.
     """
     end = remains.end
+    assert all(file.end > end for file, _ in remains.files), "only what lies behind the end is set aside"
     is_stale = remains.is_in_one_file and bool(remains.records) and remains.first_timestamp < last_timestamp
     if remains.records and not is_stale:
         was_on_disk = is_clean or remains.oldest_timestamp < flushed_timestamp

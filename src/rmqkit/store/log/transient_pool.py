@@ -112,9 +112,11 @@ class TransientPool:
             end, file = lent.end, lent.file
             if not is_closed and end - lent.committed < max(1, least_bytes):
                 break
+            assert lent.committed <= end, "only what was appended is committed"
             if end > lent.committed:
                 file.write(lent.committed, lent.view[lent.committed : end])
                 lent.committed = end
+            # Behind the write: readers and the flush take everything before ``wrote`` for being in the page cache.
             file.wrote = file.size if is_closed else end
             self.committed_offset = file.start + file.wrote
             if not is_closed:

@@ -85,6 +85,7 @@ class Segment(Struct):
         """
         position = low
         while position < high and not is_blank(self.view, position):
+            assert position < high <= len(self.buffer), "a part lies in its segment"
             for records in scan.runs(self.buffer, self.start, position, high):
                 run = records.text_only()
                 if len(run):

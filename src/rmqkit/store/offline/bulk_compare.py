@@ -39,6 +39,7 @@ class Ranges:
 
     def add(self, start: int, end: int) -> None:
         """Add a range; one that does not follow those before it is left out."""
+        assert start <= end, "a range goes forwards"
         if self._ends and start < self._ends[-1]:
             return
         if self._ends and start == self._ends[-1]:

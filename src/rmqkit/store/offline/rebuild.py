@@ -110,7 +110,7 @@ def rebuild(
         rebuilt = Rebuilt(records, 0, 0)
         if queues:
             rebuilt.queues = len(new_queues)
-            new_queues.sync_all()
+            new_queues.sync_all()  # before the swap: after a power cut the old queues or whole new ones are there
             new_queues.close()
             swap(root, folder, QUEUE_TREES)
         if new_index is not None:

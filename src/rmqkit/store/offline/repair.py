@@ -148,7 +148,8 @@ def _renames(root: Path, settings: StoreSettings | None) -> Iterator[tuple[Path,
 
 def _rename(renames: list[tuple[Path, Path]]) -> None:
     """Rename files, whose new names may be those of others among them."""
-    for path, _ in renames:
+    assert len({target for _, target in renames}) == len(renames), "no file takes the name of another"
+    for path, _ in renames:  # all aside first: they may have each other's names
         path.rename(path.with_name(f"{path.name}.moved"))
     for path, target in renames:
         path.with_name(f"{path.name}.moved").rename(target)
@@ -224,7 +225,8 @@ def _cut(root: Path, path: Path, position: int, *, is_closed: bool = False) -> N
     """End a segment at a position, with zeros or a blank; what was there is kept in ``repaired``.
     Before a blank comes a filler, which says that messages were lost."""
     with _opened(path) as file:
-        _keep(root, file, position, file.size)
+        assert 0 <= position <= file.size, "a segment is cut inside"
+        _keep(root, file, position, file.size)  # first: a crash behind it loses nothing
         file.clear_from(position)
         if is_closed:
             if file.size - position >= FILLER_BYTES_MIN + BLANK_BYTES:
@@ -246,6 +248,7 @@ def _bridge(root: Path, path: Path, position: int, end: int) -> None:
         for filler in fillers(file.start + position, end - position, store_timestamp):
             file.write(position, filler)
             position += len(filler)
+        assert position == end, "the record behind follows at once: a walk ends at the first byte that is none"
 
 
 @contextmanager

@@ -270,6 +270,8 @@ class ConsumeQueueBase(ABC):
 
     def recover_at(self, end: int) -> None:
         """Take a logical byte for the end of the entries, as a clean stop noted it, and forget what follows."""
+        assert end <= self.queue.max_offset, "a queue is cut inside"
+        assert end % self.entry_bytes == 0, "a queue is cut between entries"
         self.queue.truncate(end)
         self.resume()
         self._find_newest()
@@ -340,6 +342,7 @@ class ConsumeQueueBase(ABC):
         if kept < self.end_index:
             self.queue.truncate(kept * self.entry_bytes)
             self.resume()
+            assert self.end_index == kept, "what was cut is gone"
         self._find_newest()
 
     def _newest_first(self) -> Iterator[tuple[int, tuple[Any, ...]]]:

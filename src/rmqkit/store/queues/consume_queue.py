@@ -79,6 +79,7 @@ class ConsumeQueue(ConsumeQueueBase):
         """Index one record; ignored when it was indexed before.
         Raises OSError: the disk refused; the queue is as before."""
         end = physical_offset + size
+        # By place in the log, not by number: recovery comes with records again, and a topic made anew counts from 0.
         if end <= self.max_physical_offset:
             return
         if queue_offset != self.max_offset:
@@ -107,6 +108,7 @@ class ConsumeQueue(ConsumeQueueBase):
         if self._fd < 0 or self._position == self._file_bytes:
             self._open_last()
         position = self._position
+        assert position == self.max_offset * ENTRY_BYTES % self._file_bytes, "entry i lies at i * 20"
         if position + len(entries) > self._file_bytes:
             return False
         if _pwrite(self._fd, entries, position) != len(entries):

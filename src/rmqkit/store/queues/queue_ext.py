@@ -78,6 +78,7 @@ class QueueExt:
             _log.error("%s: extension unit not stored: %s", self.queue.directories[0], error)
             return tags_code
         address = file.start + file.wrote - ADDRESS_BASE
+        assert is_address(address), "no tag hash is taken for an address"
         file.wrote += size
         return address
 

@@ -288,6 +288,7 @@ class ConsumeQueues:
     def _sync(self, queue: ConsumeQueueBase) -> None:
         with self._syncing:
             if self._failure is None:
+                # Never again after a failure: the kernel drops the dirty pages, and the next fdatasync would succeed.
                 try:
                     queue.sync()
                 except OSError as error:
