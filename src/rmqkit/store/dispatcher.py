@@ -187,6 +187,7 @@ class Dispatcher:
         pending = self.pending
         while pending and pending[0][0] <= limit:
             if not isinstance(part := pending[0][1], list):
+                # One part a call: all of a batch of 190,000 at once would hold up the owner's loop.
                 is_done = self._dispatch(list(part), pending[0][0], 1)
                 return is_done and bool(pending) and pending[0][0] <= limit
             ready = list(takewhile(lambda one: _is_ready(one, limit), islice(pending, _TOGETHER)))
@@ -298,6 +299,7 @@ class Dispatcher:
         return queue.append_run(first.queue_offset, first.physical_offset, last.physical_offset + last.size, entries)
 
     def _append(self, arrival: DispatchRequest) -> None:
+        # Markers of old brokers: a half message was readable only as the record that its commit wrote.
         kind = arrival.sys_flag & TRANSACTION_MASK
         if kind in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK):
             return
@@ -330,6 +332,7 @@ class Dispatcher:
 
     def _new_queue(self, arrival: DispatchRequest) -> ConsumeQueueBase | None:
         """The queue of a first record; None when its topic can have none, or was deleted."""
+        # Recovery comes with records of deleted topics, too: a queue made for them would bring their messages back.
         if arrival.physical_offset < self._queues.deleted_ends.get(arrival.topic, -1):
             return None
         if topic_fault(arrival.topic, arrival.queue_id):

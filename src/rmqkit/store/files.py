@@ -172,6 +172,7 @@ def _write_synced(path: Path, content: bytes, mode: int) -> None:
 
 def make_directory(directory: Path) -> None:
     """Make a directory and those above it that are missing, and wait until their names are on the disk."""
+    # From the top down, each waited for: a name is durable only when the directory it stands in is.
     if not directory.is_dir():
         make_directory(directory.parent)
         directory.mkdir(exist_ok=True)

@@ -206,6 +206,7 @@ class MessageStore:
         Raises StoreDamaged: sound records would be cut off. Nothing in the log was changed."""
         assert not self._appender.is_open, "a store is opened once"
         try:
+            # Before anything is made: a wrong storePathRootDir must not leave a lock file or a directory there.
             self._lock.check()
             self._check()
             make_directory(self.root)
@@ -245,11 +246,14 @@ class MessageStore:
             self._index.load(clean=is_clean, durable_timestamp=timestamp, log_start=log_start)
         if not is_clean:
             _log.warning("store %s was not closed in order: recovering", self.root)
+        # Behind the recovery: a start that is refused or killed leaves a clean store clean. Before the first write: from
+        # here on a kill has to be seen.
         end = self._recover(is_clean)
         write_durably(self._abort_path, str(os.getpid()).encode())
         self._start.renew()
         self._ends.renew(self.queues)
         self.log.resume()
+        # What an earlier process wrote is not trusted without a look; what this one writes is in the page cache.
         self._dispatcher.position = self.reader.doubted_end = self.log.max_offset
         if self._replica is not None:
             self._replica.resume(end.last_record if end.record_count else None)
@@ -275,6 +279,7 @@ class MessageStore:
         self._ends.load(clean=is_clean)
         newest = queues.recover(clean=is_clean, take=self._ends.take)
         if not log.queue.files:
+            # Entries point into a log that is gone: kept, they would answer pulls with the records of new messages.
             queues.destroy_all()
             queues.sync_all()
             return LogEnd(0)
@@ -308,6 +313,7 @@ class MessageStore:
                 flushed_timestamp=self._checkpoint.physic_timestamp,
                 indexed_end=indexed_end,
             )
+        # Derived files first, the log last: after a kill in between the next start finds the same end again.
         self._deleted.cut(end.offset)
         queues.truncate_physical(end.offset)
         log.queue.truncate(end.offset)
@@ -316,6 +322,7 @@ class MessageStore:
             tell_odd_queues(self.root, queues, known)
         log.last_store_timestamp = end.last_store_timestamp
         self._checkpoint.confirm_physical_offset = end.last_record
+        # The clock was set back: times of later records would count as flushed before they are.
         if end.newest_store_timestamp > end.last_store_timestamp:
             self._checkpoint.step_back(end.newest_store_timestamp, end.last_store_timestamp)
         log.queue.sync()  # after a clean stop only what was cut: bytes that come back would look like records
@@ -378,6 +385,7 @@ class MessageStore:
         with suppress(LogDiverged):  # what lay there is cut off, and comes again
             while self._dispatch():
                 pass
+        # The log is on the disk by now (`stop`): entries of records that a power cut takes would point at nothing.
         self._flusher.flush_queues()
         self._flusher.flush_index()
         is_complete = is_whole and self.failure is None and not self._dispatcher.pending
@@ -519,6 +527,7 @@ class MessageStore:
         return self.reader.get(queue, queue_offset, count_max, codes, accept, accept_entry)
 
     def _readable(self, topic: str, queue_id: int) -> ConsumeQueueBase | None:
+        # Puts of an open batch(): a reader must see what was put before, as it would without the batch.
         if self._dispatcher.pending:
             self._dispatch_for_read()
         return self.queues.get(topic, queue_id)
@@ -628,6 +637,7 @@ class MessageStore:
             for one in waiting:
                 if one.topic in topics:
                     newest[one.topic] = one.physical_offset, one.size, one.store_timestamp
+        # The note first: queues that are gone without it come back with the old messages at the next recovery.
         self._deleted.add(newest)
         for topic in topics:
             self.queues.delete_topic(topic)

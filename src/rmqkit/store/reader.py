@@ -130,7 +130,7 @@ class Reader:
         scan_bytes = max(settings.filter_bytes_max, count_max * ENTRY_BYTES)
         count_max = min(count_max, settings.transfer_count_in_memory_max)
         raw = queue.read(queue_offset, count_max if codes is None else -(-scan_bytes // ENTRY_BYTES))
-        if not raw:
+        if not raw:  # a file is missing in between: the general walk says where the next one begins
             return None
         first = int.from_bytes(raw[:8], "big", signed=True)
         file = log.queue.find(first)
@@ -143,6 +143,7 @@ class Reader:
         add = records.append
         following = queue_offset
         for physical_offset, size, code in ENTRY.iter_unpack(raw):
+            # With a record in hand only: one that is larger than the limit would never be read otherwise.
             if records and (size > left or len(records) == count_max):
                 break
             position = physical_offset - start
@@ -151,7 +152,7 @@ class Reader:
             following += 1
             if codes is not None and code not in codes:
                 if _I32_MIN <= code <= _I32_MAX:
-                    continue
+                    continue  # any other number is an address in the extension, whose unit knows the tag code
                 return None
             record = view[position : position + size]
             if physical_offset < doubted_end and not self._is_sound(record, queue, following - 1, physical_offset):
@@ -186,6 +187,7 @@ class Reader:
             ):
                 break
             last = physical_offset
+            # Also for what is passed over: a consumer that is sent back to the same offset would never get on.
             result.next_begin_offset = following
             if physical_offset < removed_below:
                 continue

@@ -157,6 +157,7 @@ class Replica:
             OSError: the disk refused; the log is as before, and the same bytes may be appended again.
         """
         log = self._log
+        # For good: behind a cut the master's bytes fit again by place, and two histories would be one log.
         if self.divergence is not None:
             raise self.divergence
         if (failure := self._flusher.failure) is not None:
@@ -229,7 +230,7 @@ class Replica:
                 break
             if sys_flag & v6:
                 (stored_ms,) = _I64.unpack_from(buffer, at + _STORE_TIMESTAMP_V6_AT)
-            if stored_ms < newest_ms:
+            if stored_ms < newest_ms:  # the checkpoint first: it says by time what is on the disk
                 self._flusher.step_back(stored_ms, newest_ms)
             newest_ms = stored_ms
             if start < at:

@@ -225,6 +225,7 @@ class Retention:
         if self.decision.cause is Cause.NONE:
             return RetentionRound(self.decision, self.use)
         self._requested_rounds = max(0, self._requested_rounds - 1)
+        # The log before what points into it: the other way round a kill leaves records that no queue knows.
         try:
             log_files = self._drop_log_files(now_ms, dispatched_offset)
         finally:  # a log file that cannot be deleted does not keep the queues from following those that were
@@ -291,6 +292,7 @@ class Retention:
         min_offset = self._commit_log.min_offset
         if min_offset <= self._followed_offset:
             return 0, 0
+        # Blocks of a file are freed by whoever holds it last: a GiB takes the disk a second, which the owner has not.
         for file in [] if self._index is None else self._index.files[:-1]:
             self._hold(file.file)
         queue_files = self._queues.drop_expired(min_offset)

@@ -73,6 +73,7 @@ class Checkpoint:
         """Lower numbers, also on the disk, before the first record that has an earlier time than the one before it.
         Raises OSError: the disk refused."""
         with self._lock:
+            # Until the clock is past that no flush raises the timestamps: they would cover records not yet written.
             self._held_until = max(before_ms, self._held_until)
             earlier_ms = now_ms - 1  # a file that ends now would count as flushed
             if earlier_ms < max(self.physic_timestamp, self.logics_timestamp, self.index_timestamp):

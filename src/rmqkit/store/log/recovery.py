@@ -115,6 +115,7 @@ def find_log_end(
         start = _start_file(files, lambda file: _is_flushed(check, file, checkpoint, settings))
         dispatch_from, offset = 0, files[start].start
         on_replay(offset)
+    # From a record or a file's start, never from an offset in between: what looks like a head there may be a body.
     walk = _Walk(check, dispatch, dispatch_run, dispatch_from, LogEnd(offset))
     for i in range(start, len(files)):
         if not walk.file(files[i]):

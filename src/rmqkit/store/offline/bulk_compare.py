@@ -95,6 +95,7 @@ class QueueComparison:
         for topic, queue_id, rows in arrivals.groups():
             numbers = arrivals.queue_offsets[rows]
             folder = self._folder / topic / str(queue_id) if "/" not in topic and "\0" not in topic else None
+            # Damaged heads may say any topic and number: no path outside of the folder, no position a file cannot have.
             if folder is None or numbers.min() < 0 or numbers.max() >= 1 << 56:
                 continue
             entries = queue_entries(arrivals, rows, tags_codes)
@@ -111,7 +112,7 @@ class QueueComparison:
             with open(folder / file_name(first * ENTRY_BYTES - position), "rb", buffering=0) as file:
                 file.seek(position)
                 found = file.read(len(expected)) or b""
-        except OSError:  # what is missing or cannot be read is not equal
+        except OSError:  # what is missing or cannot be read is not equal; the look at single entries says why
             return
         if found == expected:
             self.ranges[folder].add(first, first + len(entries))

@@ -176,6 +176,7 @@ def verify(
 
     damages = LogDamage(report)
     tallies = _walk(log, damages, advance, look=look)
+    # Behind the walk and before the queues: whether the last bytes are damage depends on what the queues know of them.
     damages.check_tail(derived.indexed_end)
     damages.check_behind(log)
     derived.check(queue_ends(root, tallies))

@@ -89,6 +89,7 @@ def check_small_files(root: Path, report: Report, newest_ms: int, log_end: int, 
 def is_json(path: Path) -> str | None:
     """Why a file holds no JSON, or not what a broker keeps under its name; None when it does."""
     content = path.read_bytes()
+    # A power cut leaves zeros where a file was replaced without a flush: read as JSON they would be called bad syntax.
     if not content.strip(b"\0 \t\r\n"):
         return f"{len(content)} bytes without content"
     try:
@@ -132,6 +133,7 @@ def check_timer_files(root: Path, log: LogView, report: Report, settings: StoreS
             found = f"{length} bytes"
             report.add(Kind.FILE_SIZE, wheel, min(length, WHEEL_BYTES), f"{WHEEL_BYTES} bytes", found)
     list(files_in_order([root / "timerlog"], log_bytes, report))
+    # A broker at work writes wheel and log one after the other: they agree only when it has stopped.
     if report.counts.total() == known and not report.is_live:
         _check_content(root, log, report, settings, log_bytes)
 
@@ -235,6 +237,7 @@ def _new(root: Path, settings: StoreSettings | None, log_bytes: int) -> TimerFil
 def _opened(root: Path, settings: StoreSettings | None, log_bytes: int) -> TimerFiles:
     files = _new(root, settings, log_bytes)
     queue = files.log.queue
-    queue.found = [one for one in queue.check() if one[2]]  # a start would delete an empty one
+    # Without empty files, which `FileQueue.load` deletes: a check changes nothing.
+    queue.found = [one for one in queue.check() if one[2]]
     files.load(is_read_only=True)
     return files

@@ -239,6 +239,7 @@ class DerivedFiles:
         is_filler, has_live, end = True, False, QueueEnd(0, folder, 0)
         for path, start in files:
             data = self._read(path)
+            # Zeros end the newest file alone; in an older one they are entries that are gone.
             used = len(data.rstrip(b"\0")) if path is files[-1][0] else len(data)
             end.path, end.position = path, 0
             position, stop = 0, min(used, len(data) - entry_bytes + 1)
@@ -281,6 +282,7 @@ class DerivedFiles:
         """The record at an offset, or why there is none; None when it was removed, or came after the log's walk."""
         if 0 <= physical_offset < self._log.min_offset:
             return None
+        # A broker that runs wrote on behind the walk: its newest entries are no damage.
         if physical_offset >= self._log.end:
             newer = RecordCorrupt(physical_offset, f"the log ends at {self._log.end}")
             return None if self._report.is_live else newer

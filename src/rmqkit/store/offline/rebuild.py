@@ -141,6 +141,7 @@ def swap(root: Path, folder: Path, names: tuple[str, ...]) -> None:
     folder.mkdir(exist_ok=True)
     if "index" in names:
         remove_note(root / INDEX_NOTE)  # first: it names the old files
+    # Renames, not copies: the old tree lies whole in the folder until the new one has its name.
     for name in names:
         if (root / name).exists():
             (root / name).rename(folder / f"old-{name}")

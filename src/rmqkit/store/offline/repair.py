@@ -103,6 +103,7 @@ def repair(
             _rename(renames)
         finally:
             lock.release()
+    # The log before its derived files, each checked anew: what a queue lacks is known when the log is sound.
     report = verify(root, settings, progress=progress)
     if is_dry_run:  # what is wrong with them as they are named now is not asked
         moved = {str(path) for path, _ in renames}
@@ -190,7 +191,7 @@ def _edits(
             act = partial(_bridge, root, path, finding.position, end)
         elif finding.kind is Kind.FILE_SIZE and path.parent in folders and path.stat().st_size < file_bytes:
             action, act = f"extended with zeros to {file_bytes} bytes", partial(_extend, path, file_bytes)
-        elif path == root / "checkpoint":
+        elif path == root / "checkpoint":  # without one a start reads the whole log, which is slow and right
             action, act = "removed", partial(path.unlink, missing_ok=True)
         elif is_timer_file(root, path):
             action = (
