@@ -246,8 +246,8 @@ class MessageStore:
             self._index.load(clean=is_clean, durable_timestamp=timestamp, log_start=log_start)
         if not is_clean:
             _log.warning("store %s was not closed in order: recovering", self.root)
-        # Behind the recovery: a start that is refused or killed leaves a clean store clean. Before the first write: from
-        # here on a kill has to be seen.
+        # Behind the recovery: a start that is refused or killed leaves a clean store clean. Before the first write:
+        # from here on a kill has to be seen.
         end = self._recover(is_clean)
         write_durably(self._abort_path, str(os.getpid()).encode())
         self._start.renew()

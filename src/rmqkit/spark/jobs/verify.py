@@ -27,15 +27,22 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from rmqkit.protocol.names import SCHEDULE_TOPIC
 from rmqkit.spark.fs import local_path
 from rmqkit.spark.jobs.log_ranges import LogRange, SegmentCounts, disk_errors, in_log, log_splits, run_tasks, walked
 from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk import DispatchColumns
 from rmqkit.store.log.view import LogView, Segment
 from rmqkit.store.offline.bulk_compare import Ranges
-from rmqkit.store.offline.check import LogDamage, QueueStat, check_records, is_held, open_log, queue_ends, tally
-from rmqkit.store.offline.file_check import check_small_files, check_timer_files
+from rmqkit.store.offline.check import (
+    LogDamage,
+    QueueStat,
+    check_other_files,
+    check_records,
+    is_held,
+    open_log,
+    queue_ends,
+    tally,
+)
 from rmqkit.store.offline.findings import Kind, Report, entries_of
 from rmqkit.store.offline.queue_check import DerivedFiles, Equal, FileSizes, QueueEnd
 from rmqkit.store.settings import StoreSettings
@@ -122,11 +129,7 @@ def verify(
         derived.check_missing_index()
         for part, _ in checked[len(queues) :]:
             report.join(part)
-        newest_ms = max((stat.last_store_timestamp for stat in seen.tallies.values()), default=0)
-        has_delays = any(topic == SCHEDULE_TOPIC for topic, _ in seen.tallies)
-        log_end = log.segments[-1].end if log.segments else 0
-        check_small_files(root, report, newest_ms, log_end, has_delays=has_delays)
-        check_timer_files(root, log, report, settings)
+        check_other_files(root, log, report, settings, seen.tallies)
     return report
 
 

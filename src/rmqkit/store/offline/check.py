@@ -51,6 +51,7 @@ __all__ = [
     "QueueStat",
     "Report",
     "Stat",
+    "check_other_files",
     "check_records",
     "dump",
     "is_held",
@@ -180,12 +181,23 @@ def verify(
     damages.check_tail(derived.indexed_end)
     damages.check_behind(log)
     derived.check(queue_ends(root, tallies))
+    check_other_files(root, log, report, settings, tallies)
+    return report
+
+
+def check_other_files(
+    root: Path,
+    log: LogView,
+    report: Report,
+    settings: StoreSettings | None,
+    tallies: dict[tuple[str, int], QueueStat],
+) -> None:
+    """Look at the files that hold no messages, by what the log holds of each queue."""
     newest_ms = max((tally.last_store_timestamp for tally in tallies.values()), default=0)
     has_delays = any(topic == SCHEDULE_TOPIC for topic, _ in tallies)
     log_end = log.segments[-1].end if log.segments else 0
     check_small_files(root, report, newest_ms, log_end, has_delays=has_delays)
     check_timer_files(root, log, report, settings)
-    return report
 
 
 def stat(
