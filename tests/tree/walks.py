@@ -1,7 +1,11 @@
-"""Which files of `src` a request enters at the broker, in the order it first enters them.
+"""Which files of `src` a request enters, in the order it first enters them.
 
-``python -m tests.tree.walks`` prints them for a plain send, a pull that finds a message, and a pop with its ack. Calls
-on the servers' thread are followed, from the bytes that come in to those that go out; the client is a plain socket.
+``python -m tests.tree.walks`` prints them for a plain send, a pull that finds a message, a pop with its ack, and a scan
+of a store by one Spark task. Requests are followed at the broker, from the bytes that come in to those that go out; the
+client is a plain socket, and what the first requests make is there. A scan is followed without Spark.
+
+Counted is what handles the request itself. Not counted is who only hears of it, `TOLD`: the statistics, those whom the
+dispatcher tells of new messages (waiting pulls and pops, slaves), and the clock.
 """
 
 from __future__ import annotations
@@ -10,15 +14,19 @@ import json
 import socket
 import struct
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
 
 import rmqkit
+from rmqkit.spark.source.store import read_part, read_plan, store_options, store_parts
 from rmqkit.testing import LocalCluster
-from tests.broker.stranger import frame
+from tests.golden_stores import unpack_golden
 
 ROOT = str(Path(rmqkit.__file__).parent) + "/"
+HEADER = {"language": "JAVA", "version": 401, "opaque": 1, "flag": 0, "serializeTypeCurrentRPC": "JSON"}
 SEND = {
     "a": "p",
     "b": "T",
@@ -45,6 +53,7 @@ PULL = {
     "subscription": "*",
     "subVersion": "0",
 }
+TOLD = ("store/dispatcher._tell", "broker/statistics", "broker/counts", "clock")
 POP = {
     "consumerGroup": "g",
     "topic": "T",
@@ -69,8 +78,25 @@ def walks() -> dict[str, list[str]]:
                 found = {"send": followed(cluster, lambda: [ask(peer, 310, SEND, b"body")])}
                 found["pull"] = followed(cluster, lambda: [ask(peer, 11, PULL)])
                 pop(peer)
-                found["pop and ack"] = followed(cluster, lambda: pop_and_ack(peer))
-        return found
+                found["pop"] = followed(cluster, lambda: pop_and_ack(peer))
+    found["scan"] = scanned()
+    return found
+
+
+def scanned() -> list[str]:
+    """One task's work on a store that Apache's broker wrote."""
+    walk = Walk()
+    with tempfile.TemporaryDirectory() as folder:
+        root = unpack_golden("5.4.0", Path(folder)).root
+        for _ in range(2):
+            sys.setprofile(walk.enter)
+            try:
+                options = store_options({"path": str(root)})
+                plan = read_plan(options, [])
+                assert [batch for part in store_parts(options) for batch in read_part(part, plan)]
+            finally:
+                sys.setprofile(None)
+    return list(walk.entered)
 
 
 def pop_and_ack(peer: socket.socket) -> None:
@@ -87,7 +113,8 @@ def pop(peer: socket.socket) -> dict[str, str]:
 
 def ask(peer: socket.socket, code: int, fields: dict[str, str], body: bytes = b"") -> dict[str, str]:
     """Send a request and return the fields of its answer."""
-    peer.sendall(frame(code, fields, body))
+    encoded = json.dumps({**HEADER, "code": code, "extFields": fields}, separators=(",", ":")).encode()
+    peer.sendall(struct.pack(">ii", 4 + len(encoded) + len(body), len(encoded)) + encoded + body)
     data = b""
     while len(data) < 4 or len(data) < 4 + struct.unpack(">i", data[:4])[0]:
         data += peer.recv(1 << 16)
@@ -98,22 +125,38 @@ def ask(peer: socket.socket, code: int, fields: dict[str, str], body: bytes = b"
     return answered
 
 
-def followed(cluster: LocalCluster, work: object) -> list[str]:
-    entered: dict[str, None] = {}
-    seen: set[CodeType] = set()
-
-    def enter(called: FrameType, event: str, argument: object) -> None:
-        code = called.f_code
-        if event == "call" and code not in seen:
-            seen.add(code)
-            if code.co_filename.startswith(ROOT):
-                entered.setdefault(code.co_filename.removeprefix(ROOT).removesuffix(".py"))
-
-    cluster.look(lambda: sys.setprofile(enter))
-    assert callable(work)
+def followed(cluster: LocalCluster, work: Callable[[], object]) -> list[str]:
+    walk = Walk()
+    cluster.look(lambda: sys.setprofile(walk.enter))
     work()
     cluster.look(lambda: sys.setprofile(None))
-    return [name for name in entered if not name.startswith("testing/")]
+    return list(walk.entered)
+
+
+class Walk:
+    """The files entered while `enter` is the profiler of a thread."""
+
+    def __init__(self) -> None:
+        self.entered: dict[str, None] = {}
+        self._names: dict[CodeType, str] = {}
+        self._told: FrameType | None = None
+
+    def enter(self, called: FrameType, event: str, argument: object) -> None:
+        if self._told is not None:
+            if event == "return" and called is self._told:
+                self._told = None
+            return
+        if event != "call":
+            return
+        code = called.f_code
+        if code not in self._names:
+            is_ours = code.co_filename.startswith(ROOT) and code.co_name != "<module>"
+            self._names[code] = code.co_filename.removeprefix(ROOT).removesuffix(".py") if is_ours else ""
+        name = self._names[code]
+        if name in TOLD or f"{name}.{code.co_name}" in TOLD:
+            self._told = called
+        elif name and not name.startswith("testing/"):
+            self.entered.setdefault(name)
 
 
 if __name__ == "__main__":

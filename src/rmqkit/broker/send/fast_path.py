@@ -1,10 +1,21 @@
 """Many sends at once: the plain ones that one read of a connection brought, with one write to the log.
 
-Does what `SendHandlers` does for each of them, tested equal, where nothing can be refused: headers of a known shape
-(`send_shapes`), a topic that is there and wants nothing special, a queue that has messages. One for a time goes to the
-timer topic. All others, and all of those when the store does not take them together, are left to be handled one by one.
-Answers are given when the one write is done, or together when the last message is as safe as it has to be
-(`durability`).
+========  ==========================================  ============================================================
+step      function                                    from what to what
+========  ==========================================  ============================================================
+read      `SendRun._plain` (`SendShapes.find`)        a frame → the message to put, and what its answer repeats; None
+                                                      for every request that is no plain send
+store     `MessageStore.put_run`                      messages → record bytes, one write; their queue entries and
+                                                      index keys follow from what it returns
+answer    `SendAnswers.frames`                        places in the log and the queues → bytes of the answers
+========  ==========================================  ============================================================
+
+The first step asks for a topic once a run, and the timer for a time; what `protocol.templates` and the store do of
+the three knows no connection, table or handler. It is what `SendHandlers` does for each message, tested equal, where
+nothing can be refused: headers of a known shape, a topic that is there and wants nothing special, a queue that has
+messages. One for a time goes to the timer topic. All others, and all of those when the store does not take them
+together, are left to be handled one by one. Answers are given when the one write is done, or together when the last
+message is as safe as it has to be (`durability`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,37 @@
+"""The walks in docs/architecture.md name every file that a request, or a scan, enters."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import rmqkit
+from tests.tree.walks import walks
+
+SRC = Path(rmqkit.__file__).parent
+PAGE = (SRC.parent.parent / "docs/architecture.md").read_text(encoding="utf-8")
+FILES_MAX = {"send": 14, "pull": 17, "pop": 28, "scan": 14}
+"""So many files each walk enters, and no more: whoever adds one merges another, or says why here."""
+
+
+@pytest.fixture(scope="module")
+def entered() -> dict[str, list[str]]:
+    return walks()
+
+
+def named(walk: str) -> set[str]:
+    """The files of `src` that the section of a walk names."""
+    section = PAGE.split(f"## The walk of a {walk}\n")[1].split("\n## ")[0]
+    return {name for name in re.findall(r"`([a-z0-9_/]+)`", section) if (SRC / f"{name}.py").is_file()}
+
+
+@pytest.mark.parametrize("walk", FILES_MAX)
+def test_a_walk_names_what_is_entered(entered: dict[str, list[str]], walk: str) -> None:
+    assert set(entered[walk]) - named(walk) == set()
+
+
+@pytest.mark.parametrize("walk", FILES_MAX)
+def test_a_walk_enters_few_files(entered: dict[str, list[str]], walk: str) -> None:
+    assert len(entered[walk]) <= FILES_MAX[walk]
