@@ -303,7 +303,7 @@ def _errors_of(code: int) -> str:
 
 # ---------------------------------------------------------------- Python
 
-ADMIN = "clusters topics brokers groups offsets messages clients explain causes".split()
+ADMIN = "clusters topics brokers groups messages clients explain causes".split()
 API: dict[str, tuple[str, str, Sequence[str]]] = {
     "rmqkit": ("Clients", "`from rmqkit import Message, Producer, …`", ("rmqkit",)),
     "sync": (

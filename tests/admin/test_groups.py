@@ -6,7 +6,7 @@ import pytest
 
 from rmqkit.admin.api import Admin
 from rmqkit.admin.clients import Clients
-from rmqkit.admin.offsets import END_MS
+from rmqkit.admin.groups import END_MS
 from rmqkit.errors import PeerRefused, UnknownName
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import ConsumerRunningInfo, MessageQueue, PopProcessQueueInfo

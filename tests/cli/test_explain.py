@@ -8,7 +8,7 @@ import pytest
 
 from rmqkit.__main__ import main
 from rmqkit.admin.causes import Cause, Explanation, Fact
-from rmqkit.cli.explain import page
+from rmqkit.cli.admin.message import page
 
 FOUND = Explanation(
     Cause.FILTERED_BY_TAG,

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from rmqkit.admin.brokers import Brokers
     from rmqkit.admin.clients import Clients
     from rmqkit.admin.clusters import Clusters, NameServers
-    from rmqkit.admin.groups import Groups
+    from rmqkit.admin.groups import Groups, Offsets
     from rmqkit.admin.messages import Messages
-    from rmqkit.admin.offsets import Offsets
     from rmqkit.admin.topics import Topics
 
 __all__ = ["Admin"]
@@ -42,7 +41,7 @@ _NOUNS = {
     "clients": "Clients",
 }
 """The class of each."""
-_MODULES = {"name_servers": "clusters"}
+_MODULES = {"name_servers": "clusters", "offsets": "groups"}
 """Where it is not in the module of the same name."""
 
 

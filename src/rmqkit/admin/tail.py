@@ -21,11 +21,11 @@ import contextlib
 import heapq
 import itertools
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
 from rmqkit.admin.calls import MASTER_ID, AdminCalls
-from rmqkit.client.consumer.pull import PullConsumer, PullResult
 from rmqkit.client.runtime.routes import subscribe_queues
 from rmqkit.errors import BodyError, ClientError, NoRoute, PeerRefused, RemotingError, RmqError, SettingsError
 from rmqkit.filter.tags import TAG, is_tag_type, matches_tags, subscription
@@ -38,6 +38,9 @@ from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
 from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.rpc.brokers import PullStatus
+
+if TYPE_CHECKING:
+    from rmqkit.client.consumer.pull import PullConsumer, PullResult
 
 TOOLS_GROUP = "TOOLS_CONSUMER"
 _HELD_PULLS_MAX = 8

@@ -33,9 +33,9 @@ _MODULES = {
     "send": "send",
     "tail": "tail",
     "replay": "replay",
-    "explain": "explain",
+    "explain": "admin.message",
     "store": "store",
-    "pipeline": "pipeline",
+    "pipeline": "pipeline.commands",
 }
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from rmqkit import Message, Producer, PullConsumer
-from rmqkit.cli.pipeline import app
+from rmqkit.cli.pipeline.commands import app
 from rmqkit.errors import StoreError, StoreLocked, StoreMismatch
 from rmqkit.protocol.record import iter_records
 from rmqkit.spark.jobs.rebuild import rebuild

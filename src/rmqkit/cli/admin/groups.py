@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from rmqkit.admin.api import Admin
-from rmqkit.admin.offsets import END_MS, Moved
+from rmqkit.admin.groups import END_MS, Moved
 from rmqkit.cli.admin.frame import Broker, Cluster, Group, Named, Noun, Topic, View
 from rmqkit.cli.printing import time_ms
 from rmqkit.protocol.schemas.groups import GroupRetryPolicy, SubscriptionGroupConfig

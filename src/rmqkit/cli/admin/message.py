@@ -1,20 +1,26 @@
-"""``rmq admin message``: messages by id, key, place or time; sent, sent again, given to a consumer, traced."""
+"""``rmq admin message``: messages found, listed, sent, traced; and ``rmq explain``: why a group did not consume one."""
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import AsyncIterator
-from typing import Annotated, Any
+import textwrap
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from msgspec import UNSET, Struct, UnsetType
 
 from rmqkit.admin.api import Admin
 from rmqkit.admin.tail import Span, listed
-from rmqkit.cli.admin.frame import Broker, Group, Named, Noun, Topic, View
+from rmqkit.cli.admin.frame import Broker, Group, Named, Noun, Topic, View, command_of
 from rmqkit.cli.printing import time_ms
 from rmqkit.errors import UnknownName
 from rmqkit.protocol.message import Message, ReceivedMessage
+
+if TYPE_CHECKING:
+    from rmqkit.admin.causes import Explanation
+
 
 MESSAGE = Noun("message", "Messages: find, list, send, trace them, give them to a consumer.")
 
@@ -299,3 +305,49 @@ def _number(text: str, what: str) -> int:
     if not text.isdecimal():
         raise typer.BadParameter(f"{what} {text} must be a number from 0 on")
     return int(text)
+
+
+_FILE_WIDTH = 160
+_VALUE_WIDTH_MIN = 20
+
+_MessageId = Annotated[str, Named("-i", "--id", help="Offset message id or unique key of a message.")]
+
+app = typer.Typer(name="explain", add_completion=False)
+
+
+async def _explain(
+    admin: Admin,
+    topic: Topic,
+    group: Group,
+    message: _MessageId = "",
+    key: Annotated[str, typer.Option("-k", "--key", help="Instead of an id: one of its keys.")] = "",
+    queue: Annotated[int | None, typer.Option("-q", "--queue", min=0, help="Instead of an id: its queue …")] = None,
+    offset: Annotated[int | None, typer.Option("-o", "--offset", min=0, help="… and its offset there.")] = None,
+    broker: Broker = None,
+) -> View:
+    """Why a message was not consumed by a group: one sentence, the evidence, what to do."""
+    if bool(message) + bool(key) + (offset is not None) != 1 or (queue is None) != (offset is None):
+        raise typer.BadParameter("which message? give its id, or --key, or --queue and --offset")
+    from rmqkit.admin.explain import At, Key, explain
+
+    named = Key(key) if key else message if queue is None or offset is None else At(queue, offset, broker)
+    found = await explain(admin, topic, group, named)
+    return View(found, list(page(found, shutil.get_terminal_size((_FILE_WIDTH, 0)).columns)))
+
+
+def page(found: Explanation, width: int) -> Iterator[str]:
+    """The lines of an explanation, none longer than ``width`` where words allow it."""
+    yield from textwrap.wrap(f"{found.cause}: {found.sentence}", width)
+    yield ""
+    rows = [(one.name, str(one.value), one.source) for one in found.evidence]
+    names, values, sources = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else (0, 0, 0)
+    room = min(values, max(width - names - sources - 4, _VALUE_WIDTH_MIN))
+    for name, value, source in rows:
+        first, *rest = textwrap.wrap(value, room) or [""]
+        yield f"{name:<{names}}  {first:<{room}}  {source}"
+        yield from (f"{'':<{names}}  {line}" for line in rest)
+    yield ""
+    yield from textwrap.wrap(f"Remedy: {found.remedy}", width)
+
+
+app.command("explain", help=_explain.__doc__)(command_of(_explain, watch=False))

@@ -285,3 +285,14 @@ def _print_rows(frame: DataFrame, limit: int | None, *, as_json: bool) -> None:
         return
     for row in (frame if limit is None else frame.limit(limit)).toLocalIterator():
         print(json.dumps({name: jsonable(value) for name, value in row.asDict().items()}, ensure_ascii=False))
+
+
+app = typer.Typer(
+    name="pipeline", help="Spark jobs over stores and topics.", no_args_is_help=True, add_completion=False
+)
+for _command in (summary, audit, diff, verify, rebuild, query, sql, archive, replay):
+    app.command()(_command)
+
+
+@app.callback()
+def _pipeline() -> None: ...
