@@ -20,17 +20,16 @@ Loop only. Source: store.md §18.6; behaviour.md §9.3, §10.5.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
 
-from rmqkit.broker.delay.levels import RemotePut
+from rmqkit.broker.delay.destination import Destination
 from rmqkit.broker.delay.wheel import Broken, Refused, TimerState
 from rmqkit.broker.messages import TIMER_NAMES, message_from
 from rmqkit.clock import Clock
@@ -41,10 +40,7 @@ from rmqkit.protocol.record import Record
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 from rmqkit.store.timer.log import NONE, ROLL, Unit
 
-__all__ = ["Dequeue", "OnDelivered"]
-
-OnDelivered = Callable[[PutMessage, PutResult], None]
-"""Told of every message that was put where it belongs, and where it is."""
+__all__ = ["Dequeue"]
 
 _AT_ONCE = (1 << 63) - 1
 """TIMER_ENQUEUE_MS of a message that never was on the wheel."""
@@ -52,14 +48,12 @@ _AT_ONCE = (1 << 63) - 1
 _RUN = 128
 _SLOTS_PER_LOOK = 256
 _REAL_TOPIC = property_names.REAL_TOPIC.encode()
-_REAL_QUEUE_ID = property_names.REAL_QUEUE_ID.encode()
 _DELETE_KEY = property_names.TIMER_DELETE_KEY.encode()
 _UNIQ_KEY = property_names.UNIQ_KEY.encode()
 _TAGS = property_names.TAGS.encode()
 _ROLL_TIMES = b"TIMER_ROLL_TIMES"
 _has_new_name = re.compile(rb"TIMER_(?:EN|DE)QUEUE_MS\x01|" + re.escape(property_names.PROPERTY_CRC.encode())).search
 _INNER_NUM = property_names.INNER_NUM.encode()
-_HOPELESS = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
 
 _log = logging.getLogger(__name__)
 
@@ -96,13 +90,11 @@ class _Ready:
 class Dequeue:
     """Delivers what is due on the wheel of a timer."""
 
-    def __init__(
-        self, state: TimerState, store: MessageStore, clock: Clock, *, on_delivered: OnDelivered | None
-    ) -> None:
+    def __init__(self, state: TimerState, store: MessageStore, clock: Clock, destination: Destination) -> None:
         self._state = state
         self._store = store
         self._clock = clock
-        self._on_delivered = on_delivered
+        self._destination = destination
         self._due: _Due | None = None
         self._changed: set[int] = set()
 
@@ -125,11 +117,11 @@ class Dequeue:
                 return True
         return False
 
-    async def run_remote(self, until_ms: float, put: RemotePut) -> bool:
+    async def run_remote(self, until_ms: float) -> bool:
         """`run`, but put at other brokers. Raises Refused: some are not stored there, to be tried again.
         Raises Broken: as `run`."""
         while (due := self._next(until_ms, is_away=True)) is not None:
-            stored = await asyncio.gather(*(put(one.message) for one in due if one is not None))
+            stored = await self._destination.put_remote([one.message for one in due if one is not None])
             if not all(stored):
                 raise Refused(f"{stored.count(False)} of {len(stored)} messages are not put at another broker")
             for one in due:
@@ -256,18 +248,9 @@ class Dequeue:
 
     # ---- what is put
 
-    def _place(self, record: Record) -> tuple[str, int] | None:
-        """Topic and queue that a message is for."""
-        topic = find_property(record.properties, _REAL_TOPIC)
-        queue_id = find_property(record.properties, _REAL_QUEUE_ID)
-        if topic is None or queue_id is None or not queue_id.isdigit():
-            _log.error("timed message at %d is dropped: it is for %s-%s", record.physical_offset, topic, queue_id)
-            return None
-        return topic.decode("utf-8", "replace"), int(queue_id)
-
     def _ready(self, record: Record, enqueued_ms: int, *, is_roll: bool) -> _Ready | None:
         """A message for where it belongs, or for the timer topic once more."""
-        place = self._place(record)
+        place = self._destination.place_of(record)
         if place is None:
             return None
         enqueued, dequeued = str(enqueued_ms), str(self._clock.now_ms())
@@ -286,7 +269,7 @@ class Dequeue:
 
     def _sent_again(self, record: Record) -> _Ready | None:
         """A message that is not due yet as its producer would send it to another broker, for the same second."""
-        place, time = self._place(record), find_property(record.properties, b"TIMER_OUT_MS")
+        place, time = self._destination.place_of(record), find_property(record.properties, b"TIMER_OUT_MS")
         if place is None or time is None:
             return None
         changes: dict[str, str | None] = dict.fromkeys((*TIMER_NAMES, property_names.TIMER_OUT_MS))
@@ -312,24 +295,19 @@ class Dequeue:
             return
         for one, at in zip(run, stored, strict=True):
             end = at.physical_offset + at.size
-            self._count_delivered(
-                one, PutResult(PutStatus.OK, at.physical_offset, end, at.queue_offset, at.store_timestamp)
-            )
+            self._state.dequeued[one.topic] += 1
+            if not one.is_roll:
+                self._destination.delivered(
+                    one.message, PutResult(PutStatus.OK, at.physical_offset, end, at.queue_offset, at.store_timestamp)
+                )
         self._done(group)
 
     def _put_one(self, ready: _Ready) -> None:
-        put = self._store.put(ready.message)
-        if put.status in _HOPELESS:
-            _log.error("timed message for %s is dropped: %s, %s", ready.topic, put.status.name, put.reason)
-        elif put.status is not PutStatus.OK:
+        put = self._destination.put(ready.message, is_delivery=not ready.is_roll)
+        if put is not None and put.status is not PutStatus.OK:
             raise Refused(f"{put.status.value} {put.reason}")
-        else:
-            self._count_delivered(ready, put)
-
-    def _count_delivered(self, ready: _Ready, put: PutResult) -> None:
-        self._state.dequeued[ready.topic] += 1
-        if self._on_delivered is not None and not ready.is_roll:
-            self._on_delivered(ready.message, put)
+        if put is not None:
+            self._state.dequeued[ready.topic] += 1
 
     def _done(self, group: list[_Ready | None]) -> None:
         """Take messages off the second that is delivered, the oldest of it."""

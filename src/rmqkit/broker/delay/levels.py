@@ -14,7 +14,7 @@ record expired                      skipped
 record or entry damaged             skipped and logged
 store refuses                       the same message again after 100 ms
 anything unexpected                 that level again after 10 s
-message can never be stored         skipped and logged: the reference tries it for ever and holds up its level
+message can never be stored         skipped and logged (`Destination`)
 ==================================  ==========================================================================
 
 An acting master has no log to put messages into: those due are put at other brokers (`RemotePut`), a run of a level at
@@ -31,28 +31,23 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rmqkit.broker.delay.destination import Destination, OnDelivered, RemotePut
 from rmqkit.broker.messages import InnerMessage, message_from, to_delay_level
 from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
 from rmqkit.clock import Clock
 from rmqkit.errors import RecordCorrupt
-from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC
-from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record, decode_record
 from rmqkit.protocol.schemas.brokers import DelayOffsets
 from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.store.files import JsonFile
-from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
+from rmqkit.store.message_store import MessageStore, PutMessage, PutStatus
 
-__all__ = ["RemotePut", "Schedule"]
-
-RemotePut = Callable[[PutMessage], Awaitable[bool]]
-"""Puts a message at another broker; whether it is stored there."""
+__all__ = ["Schedule"]
 
 _LEVEL_COUNT_MIN = 18
 """Queues of the delay topic that are looked after whatever the table says."""
@@ -65,12 +60,9 @@ _LOOK_MS_MAX = 1000
 _RETRY_MS = 100
 _BROKEN_MS = 10_000
 _WAIT_MS = 86_400_000.0
-_REAL_TOPIC = property_names.REAL_TOPIC.encode()
-_REAL_QUEUE_ID = property_names.REAL_QUEUE_ID.encode()
+_HALF_TOPIC = HALF_TOPIC.encode()
 _Entry = tuple[int, int, int, int | None]
 """What `MessageStore.entries` yields: the offset behind it, physical offset, size, time it is due."""
-
-_HOPELESS = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
 
 _log = logging.getLogger(__name__)
 
@@ -118,9 +110,8 @@ class Schedule:
         clock: Clock,
         *,
         flushes: bool,
-        on_delivered: Callable[[PutMessage, PutResult], None] | None = None,
+        on_delivered: OnDelivered | None = None,
     ) -> None:
-        self._on_delivered = on_delivered
         self._file = JsonFile(folder / "delayOffset.json")
         self._store = store
         self._delays_ms = delays_ms
@@ -129,14 +120,13 @@ class Schedule:
         self._flushes = flushes
         self._levels: dict[int, _Level] = {}
         self._data_version = DataVersion()
-        self._end_offset = 0
         self._taken: tuple[dict[int, int], int] = ({}, 0)
         self._written: dict[int, int] = {}
         self._is_file_missing = False
         self._timer: asyncio.Handle | None = None
         self._timer_ms = _NEVER
         self._is_running = False
-        self._remote_put: RemotePut | None = None
+        self._destination = Destination(store, "delayed", on_delivered)
         self._away = Tasks()
 
     def schedule(self, message: InnerMessage, level: int) -> InnerMessage:
@@ -184,7 +174,7 @@ class Schedule:
 
     async def persist_round(self) -> None:
         """Write the newest offsets whose deliveries are on the disk: these, or those of the last round."""
-        offsets, end_offset = self._offsets(), self._end_offset
+        offsets, end_offset = self._offsets(), self._destination.end_offset
         if self._store.durable_offset < end_offset:
             self._store.request_flush()
             (offsets, end_offset), self._taken = self._taken, (offsets, end_offset)
@@ -205,7 +195,7 @@ class Schedule:
 
     def start(self, remote_put: RemotePut | None = None) -> None:
         """Deliver from now on, what became due before first; into the own log, or at other brokers."""
-        self._is_running, self._remote_put = True, remote_put
+        self._is_running, self._destination.remote_put = True, remote_put
         pending = 0
         for level in self._levels.values():
             pending += self._clamp(level) - level.offset
@@ -247,7 +237,7 @@ class Schedule:
         """Deliver what is due for a while, the levels that were not served longest first."""
         self._timer, self._timer_ms = None, _NEVER
         now_ms, until_ms = self._clock.now_ms(), self._clock.monotonic_ms() + _ROUND_MS_MAX
-        end_offset, levels = self._end_offset, self._levels.values()
+        end_offset, levels = self._destination.end_offset, self._levels.values()
         due = deque(sorted((level for level in levels if level.look_at_ms <= now_ms), key=lambda one: one.look_at_ms))
         while due and self._clock.monotonic_ms() < until_ms:
             level = due.popleft()
@@ -258,7 +248,7 @@ class Schedule:
             except Exception:  # noqa: BLE001 - the outer edge of a level's work: logged, and tried again later
                 _log.exception("delay level %d: entry %d cannot be delivered", level.number, level.offset)
                 level.look_at_ms = now_ms + _BROKEN_MS
-        if self._flushes and self._end_offset != end_offset:
+        if self._flushes and self._destination.end_offset != end_offset:
             self._store.request_flush()
         at_ms = min(level.look_at_ms for level in levels)
         if at_ms < _NEVER:
@@ -273,8 +263,8 @@ class Schedule:
             level.ahead.extend(self._store.entries(SCHEDULE_TOPIC, level.queue_id, level.offset, count_max=_RUN))
         if not level.ahead:
             return self._find_next(level)
-        if self._remote_put is not None:
-            return self._send_run(level, now_ms, self._remote_put)
+        if self._destination.remote_put is not None:
+            return self._send_run(level, now_ms)
         while level.ahead:
             following, physical_offset, size, _ = entry = level.ahead[0]
             due_ms = self._due_ms(level, entry, now_ms)
@@ -282,7 +272,8 @@ class Schedule:
                 level.look_at_ms = due_ms
                 return False
             message = self._message(level, physical_offset, size)
-            if message is not None and not self._deliver(message, physical_offset):
+            put = None if message is None else self._destination.put(message)
+            if put is not None and put.status is not PutStatus.OK:
                 level.look_at_ms = now_ms + _RETRY_MS
                 return False
             assert following > level.offset, "the offset of a level never falls"
@@ -298,17 +289,17 @@ class Schedule:
             due_ms = 0 if record is None else record.store_timestamp + (level.delay_ms or 0)
         return 0 if level.delay_ms is not None and due_ms > now_ms + level.delay_ms else due_ms
 
-    def _send_run(self, level: _Level, now_ms: int, put: RemotePut) -> bool:
+    def _send_run(self, level: _Level, now_ms: int) -> bool:
         """Have the due ones of the entries read put at other brokers; the level says when to look again."""
         due = list(itertools.takewhile(lambda entry: self._due_ms(level, entry, now_ms) <= now_ms, level.ahead))
         if due:
             level.is_away = True
-            self._away.start(self._send(level, due, put), f"delay level {level.number}")
+            self._away.start(self._send(level, due), f"delay level {level.number}")
         else:
             level.look_at_ms = self._due_ms(level, level.ahead[0], now_ms)
         return False
 
-    async def _send(self, level: _Level, due: list[_Entry], put: RemotePut) -> None:
+    async def _send(self, level: _Level, due: list[_Entry]) -> None:
         """Put messages at other brokers until all are stored or it stops; the offset moves past the stored ones."""
         messages = ((index, self._message(level, at, size)) for index, (_, at, size, _) in enumerate(due))
         waiting = {index: message for index, message in messages if message is not None}
@@ -316,7 +307,7 @@ class Schedule:
         try:
             while passed < len(due) and (self._is_running or not pause_ms):
                 await asyncio.sleep(pause_ms / 1000)
-                stored = await asyncio.gather(*map(put, waiting.values()))
+                stored = await self._destination.put_remote(list(waiting.values()))
                 waiting = {
                     index: waiting[index]
                     for index, is_stored in zip(list(waiting), stored, strict=True)
@@ -360,23 +351,8 @@ class Schedule:
         record = self._record(level, physical_offset, size)
         if record is None:
             return None
-        topic = find_property(record.properties, _REAL_TOPIC)
-        queue_id = find_property(record.properties, _REAL_QUEUE_ID)
-        if topic is None or queue_id is None or not queue_id.isdigit() or topic == HALF_TOPIC.encode():
-            _log.error("delayed message at %d is dropped: it is for %s-%s", physical_offset, topic, queue_id)
-            return None
-        return message_from(record, topic=topic.decode("utf-8", "replace"), queue_id=int(queue_id))
-
-    def _deliver(self, message: PutMessage, physical_offset: int) -> bool:
-        """Put a message where it belongs; False when that has to be tried again."""
-        put = self._store.put(message)
-        if put.status is PutStatus.OK:
-            self._end_offset = put.end_offset
-            if self._on_delivered is not None:
-                self._on_delivered(message, put)
-        elif put.status in _HOPELESS:
-            _log.error("delayed message at %d is dropped: %s, %s", physical_offset, put.status.name, put.reason)
-        return put.status is PutStatus.OK or put.status in _HOPELESS
+        place = self._destination.place_of(record, forbidden=_HALF_TOPIC)
+        return None if place is None else message_from(record, topic=place[0], queue_id=place[1])
 
     def _clamp(self, level: _Level) -> int:
         """Bring a level's offset into its queue; returns the end of the queue."""

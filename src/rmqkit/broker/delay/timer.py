@@ -29,8 +29,8 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-from rmqkit.broker.delay.delivery import Dequeue, OnDelivered
-from rmqkit.broker.delay.levels import RemotePut
+from rmqkit.broker.delay.delivery import Dequeue
+from rmqkit.broker.delay.destination import Destination, OnDelivered, RemotePut
 from rmqkit.broker.delay.survey import Survey
 from rmqkit.broker.delay.wheel import INTEGER, Broken, Enqueue, Late, Refused, TimerState
 from rmqkit.broker.durability import Refusal
@@ -112,14 +112,14 @@ class Timer:
         self._clock = clock
         self._flushes = flushes
         self.state = TimerState(store, settings, clock)
-        self._dequeue = Dequeue(self.state, store, clock, on_delivered=on_delivered)
+        self._destination = Destination(store, "timed", on_delivered)
+        self._dequeue = Dequeue(self.state, store, clock, self._destination)
         self._enqueue = Enqueue(self.state, store, settings, self._dequeue.deliver_at_once)
         self._backlog_end = self._begun_ms = 0
         self._survey: Survey | None = None
         self._is_held = False
         self._is_running = False
         self.is_follower = False
-        self._remote_put: RemotePut | None = None
         self._away = Tasks()
         self._is_away = False
         self._handle: asyncio.TimerHandle | None = None
@@ -194,7 +194,7 @@ class Timer:
         """How far the timer has come, as slaves ask for it; of a master, at a time whose log a slave has."""
         newest, unpublished = self.state.checkpoint(is_follower=self.is_follower), self._unpublished
         copied = self._copied_before = max(self._copied_before, self._copied_offset())
-        if self.is_follower or self._remote_put is not None or copied < 0:
+        if self.is_follower or self._destination.remote_put is not None or copied < 0:
             unpublished.clear()
             return encode_timer_checkpoint(newest)
         if len(unpublished) < _UNPUBLISHED_MAX:
@@ -299,7 +299,7 @@ class Timer:
 
     def start(self, remote_put: RemotePut | None = None) -> None:
         """Put on the wheel and deliver from now on, what became due before first; here, or at other brokers."""
-        self._remote_put, self.is_follower = remote_put, False
+        self._destination.remote_put, self.is_follower = remote_put, False
         self._enqueue.late = Late.PUT if remote_put is None else Late.NEXT
         self.state.place()
         if remote_put is not None:  # what is delivered from now on the master has to know of
@@ -309,7 +309,7 @@ class Timer:
 
     def follow(self) -> None:
         """Put on the wheel what the master has on its from now on, and deliver nothing."""
-        self._remote_put, self.is_follower = None, True
+        self._destination.remote_put, self.is_follower = None, True
         self._enqueue.late = Late.KEPT
         self.state.needs_survey &= not self.state.is_unset  # its master says what was delivered
         self._run()
@@ -355,10 +355,10 @@ class Timer:
                 has_more = self._begin_second(state.floor(now_ms))
                 has_more |= self._fill(self._clock.monotonic_ms() + _FILL_MS_MAX)
                 self._end_seconds()
-                if not self.is_follower and self._remote_put is None:
+                if not self.is_follower and self._destination.remote_put is None:
                     has_more |= self._dequeue.run(self._clock.monotonic_ms() + _DELIVER_MS_MAX)
             wait_ms = 0.0 if has_more else min(wait_ms, 1000.0)
-            if self._remote_put is None:
+            if self._destination.remote_put is None:
                 self._refusal = ""
         except Refused as refused:
             wait_ms = self._refused(refused)
@@ -369,9 +369,9 @@ class Timer:
             wait_ms = _BROKEN_MS
         if self._flushes and state.is_changed:
             self._store.request_flush()
-        if self._remote_put is not None and state.read_ms < state.write_ms:
+        if self._destination.remote_put is not None and state.read_ms < state.write_ms:
             self._is_away = True
-            self._away.start(self._round_remote(self._remote_put, wait_ms), "timed messages")
+            self._away.start(self._round_remote(wait_ms), "timed messages")
         else:
             self._look_in(wait_ms)
 
@@ -430,9 +430,9 @@ class Timer:
         if self.is_follower or self.state.queue_offset >= self._backlog_end:
             self.state.write_ms = max(self.state.write_ms, self._begun_ms)
 
-    async def _round_remote(self, put: RemotePut, wait_ms: float) -> None:
+    async def _round_remote(self, wait_ms: float) -> None:
         try:
-            if await self._dequeue.run_remote(self._clock.monotonic_ms() + _DELIVER_MS_MAX, put):
+            if await self._dequeue.run_remote(self._clock.monotonic_ms() + _DELIVER_MS_MAX):
                 wait_ms = 0.0
             self._refusal = ""
         except Refused as refused:

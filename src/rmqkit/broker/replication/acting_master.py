@@ -41,7 +41,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from rmqkit.broker.delay.levels import RemotePut, Schedule
+from rmqkit.broker.delay.destination import RemotePut
+from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.broker.registration import Registration

@@ -34,7 +34,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from rmqkit.broker.delay.levels import RemotePut
+from rmqkit.broker.delay.destination import RemotePut
 from rmqkit.broker.messages import message_from, number, real_place, with_changes
 from rmqkit.broker.transaction.half import (
     TRANSACTION_GROUP,
