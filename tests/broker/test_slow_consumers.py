@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.broker.pull.slow_consumers import stop_slow_groups
+from rmqkit.broker.pull.handler import stop_slow_groups
 from rmqkit.protocol.codes import ResponseCode
 
 

@@ -31,11 +31,9 @@ from rmqkit.broker.operations.topics import TopicHandlers
 from rmqkit.broker.pop.assignment import PopAssignmentHandlers
 from rmqkit.broker.pop.handlers import PopAckHandlers, PopHandlers
 from rmqkit.broker.pop.service import PopService
-from rmqkit.broker.pull.handler import PullHandlers
+from rmqkit.broker.pull.handler import SLOW_ROUND_SECONDS, PullHandlers, stop_slow_groups
 from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.broker.pull.query import QueryHandlers
-from rmqkit.broker.pull.slow_consumers import ROUND_SECONDS as SLOW_ROUND_SECONDS
-from rmqkit.broker.pull.slow_consumers import stop_slow_groups
 from rmqkit.broker.registration import Registration
 from rmqkit.broker.replication.master import HaMaster, waits_for_copies
 from rmqkit.broker.replication.role import (

@@ -3,13 +3,22 @@
 The checks come in the reference's order with its codes and remarks; what is found leaves as slices of the log, neither
 copied nor decoded. A pull that finds nothing new is held when it asks for that; when it is woken it is checked and read
 once more like a new one, and answered whatever comes of it.
-Source: behaviour.md §4.1–§4.4; remoting.md §4.3.2.
+
+Consumer groups that read so far behind that they hurt the others are stopped (``protectBroker``): with
+``disableConsumeIfConsumerReadSlowly`` it is looked at every three minutes how many bytes of the log lie behind the next
+message that each group online pulls from a queue. A group for which these are more than
+``consumerFallbehindThreshold`` gets ``consumeEnable=false``, on disk: its pulls and pops are refused with NO_PERMISSION
+until an operator enables it again.
+Source: behaviour.md §2.3, §4.1–§4.4; remoting.md §4.3.2.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from rmqkit.broker.durability import REJECTED
 from rmqkit.broker.handlers import Handlers, OwnAddress, answers, by_global_number
@@ -35,7 +44,10 @@ from rmqkit.remoting.router import OVERLOADED
 from rmqkit.store.message_store import GetResult, GetStatus, MessageStore
 from rmqkit.store.settings import StoreSettings
 
-__all__ = ["PullHandlers"]
+__all__ = ["SLOW_ROUND_SECONDS", "PullHandlers", "stop_slow_groups"]
+
+SLOW_ROUND_SECONDS = 180.0
+"""How often it is looked for groups that are too far behind."""
 
 
 _CODES: Mapping[GetStatus, ResponseCode] = {
@@ -55,6 +67,8 @@ _SUSPEND, _SUBSCRIPTION = PullFlag.SUSPEND.value, PullFlag.SUBSCRIPTION.value
 
 _MAY_MISS = {"commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0"}
 _NO_GROUP_INFO = f"the consumer's group info not exist{FAQ}"
+
+_log = logging.getLogger(__name__)
 
 
 class PullContext(Protocol):
@@ -307,3 +321,22 @@ def _code_of(found: GetResult, header: PullMessageRequest) -> ResponseCode:
     if code is not None:
         return code
     return ResponseCode.PULL_OFFSET_MOVED if header.queue_offset else ResponseCode.PULL_NOT_FOUND
+
+
+async def stop_slow_groups(context: PullContext) -> None:
+    """Disable the groups that are too far behind; to be called every `SLOW_ROUND_SECONDS`.
+    Raises StoreUnavailable: the disk does not take it."""
+    store, settings = context.store, context.settings
+    positions: dict[str, int] = {}
+    for (group, topic, queue_id), offset in list(context.offsets.pulls.items()) if settings.stops_slow_groups else ():
+        if group in context.clients.all_consumers:
+            for _, position, _, _ in store.entries(topic, queue_id, offset, count_max=1):
+                positions[group] = min(position, positions.get(group, position))
+    slow = []
+    for group, position in positions.items():
+        config, behind_bytes = context.groups.get(group), store.max_physical_offset - position
+        if config is not None and config.consume_enable and behind_bytes > settings.slow_group_bytes:
+            _log.warning("group %s reads %d bytes behind the end of the log: disabled", group, behind_bytes)
+            slow.append(replace(config, consume_enable=False))
+    if slow:
+        await context.groups.put_shared(*slow)
