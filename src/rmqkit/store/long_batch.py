@@ -148,6 +148,7 @@ class LongBatch:
 
     def settle(self, *, queue_offset: int, physical_offset: int, store_timestamp: int) -> bytearray:
         """Give all records their places; what is to be written to the log."""
+        assert len(self._places) == self.count, "every message of the batch has a record"
         self._queue_offset, self._physical_offset = queue_offset, physical_offset
         self._store_timestamp = store_timestamp
         data, message = self._data, self.message

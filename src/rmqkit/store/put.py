@@ -171,9 +171,7 @@ class Appender:
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=str(error))
         if not bounds:
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason="the batch holds no message")
-        body = message.body
-        suspect = [one for one in bounds if one[3] - one[2] >= SECTOR_BYTES or body[one[3] - 1] == 0]
-        if any(_looks_torn(body[at:end]) for _, _, at, end in suspect):
+        if _has_torn_member(message.body, bounds):
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=_TORN)
         queue = queue or self._queues.obtain(message.topic, message.queue_id)
         if isinstance(queue, BatchQueue):
@@ -268,12 +266,9 @@ class Appender:
         if total_bytes + BLANK_BYTES > self._settings.commit_log_file_bytes:
             return _too_long_for_file(total_bytes)
         now = self._clock.now_ms()
-        try:
-            if now < self._commit_log.last_store_timestamp:
-                self._flusher.step_back(now)
-            physical_offset = self._commit_log.place(total_bytes)
-        except OSError as error:
-            return self._not_taken(_no_file(error))
+        physical_offset = self._place(total_bytes, now)
+        if isinstance(physical_offset, PutResult):
+            return physical_offset
         try:
             data, sizes = encode_records(
                 _batch_rows(body, bounds, message, queue),
@@ -291,6 +286,7 @@ class Appender:
         if (refused := self._write(data, now)) is not None:
             return refused
         first, end = queue.next_offset, physical_offset + total_bytes
+        assert end == starts[-1] == self._commit_log.max_offset, "the log ends behind the last member"
         queue.next_offset = first + len(sizes)
         arrivals: list[DispatchRequest] = []
         topic, queue_id, sys_flag, delays_ms = message.topic, message.queue_id, message.sys_flag, self._delays_ms
@@ -308,8 +304,7 @@ class Appender:
         batch.refused = self._refuse(message, is_new=(message.topic, message.queue_id) not in self._queues.table)
         try:
             for bounds in batch.walk() if batch.refused is None else ():
-                suspect = [one for one in bounds if one[3] - one[2] >= SECTOR_BYTES or body[one[3] - 1] == 0]
-                if any(_looks_torn(body[at:end]) for _, _, at, end in suspect):
+                if _has_torn_member(body, bounds):
                     batch.refused = PutResult(PutStatus.MESSAGE_ILLEGAL, reason=_TORN)
                     return
                 yield
@@ -349,16 +344,14 @@ class Appender:
         if not batch.is_encoded:  # its topic had batch queues when it was made ready
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=_inner_batch_fault(queue))
         now = self._clock.now_ms()
-        try:
-            if now < self._commit_log.last_store_timestamp:
-                self._flusher.step_back(now)
-            physical_offset = self._commit_log.place(batch.size)
-        except OSError as error:
-            return self._not_taken(_no_file(error))
+        physical_offset = self._place(batch.size, now)
+        if isinstance(physical_offset, PutResult):
+            return physical_offset
         first = queue.next_offset
         data = batch.settle(queue_offset=first, physical_offset=physical_offset, store_timestamp=now)
         if (refused := self._write(data, now)) is not None:
             return refused
+        assert self._commit_log.max_offset == physical_offset + batch.size, "the log ends behind the batch"
         queue.next_offset = first + batch.count
         self.dispatcher.submit_parts(batch.parts(self._delays_ms))
         return PutResult(PutStatus.OK, physical_offset, physical_offset + batch.size, first, now)
@@ -370,6 +363,7 @@ class Appender:
         log, table, flusher, dispatcher = self._commit_log, self._queues.table, self._flusher, self.dispatcher
         has_failed = flusher.failure or flusher.commit_failure or dispatcher.failure
         now = self._clock.now_ms()
+        # A clock that went back, a checksum that needs the record's place and a failure's reason are left to `put`.
         if has_failed or self.refusal or not self.is_open or self._trailer_bytes or now < log.last_store_timestamp:
             return None
         if self._has_light and any(MULTI_DISPATCH in one.properties for one in messages):
@@ -415,7 +409,10 @@ class Appender:
             code, sys_flag, properties = one.tags_code or 0, one.sys_flag, one.properties
             arrivals.append(DispatchRequest(one.topic, one.queue_id, row[3], code, now, at, size, sys_flag, properties))
             at += size
+        assert at == log.max_offset, "the log ends behind the run"
+        # Only now: a number given before a write that fails would leave a hole in the queue, at which consumers stop.
         for queue, number in numbers.items():
+            assert number > queue.next_offset, "a queue's numbers only grow"
             queue.next_offset = number
         dispatcher.submit(arrivals, at, at if self._is_readable_at_once else self._readable_offset)
         return arrivals
@@ -455,6 +452,15 @@ class Appender:
         if topic_bytes > limit:
             return f"topic of {topic_bytes} bytes, at most {limit}"
         return topic_fault(message.topic, message.queue_id)
+
+    def _place(self, size: int, now_ms: int) -> int | PutResult:
+        """Where records of that size begin, all in one file; what a put is answered with when there is no file."""
+        try:
+            if now_ms < self._commit_log.last_store_timestamp:
+                self._flusher.step_back(now_ms)
+            return self._commit_log.place(size)
+        except OSError as error:
+            return self._not_taken(_no_file(error))
 
     def _write(self, data: bytes | bytearray, now_ms: int) -> PutResult | None:
         """Write to the log; what a put is answered with when the disk refused."""
@@ -519,6 +525,12 @@ def _batch_rows(
 def _looks_torn(properties: bytes) -> bool:
     """Whether recovery would take a record with these properties for one that a power cut tore."""
     return properties[-1:] == b"\0" or (len(properties) >= SECTOR_BYTES and _SECTOR in properties)
+
+
+def _has_torn_member(body: bytes, bounds: list[BatchBounds]) -> bool:
+    """Whether recovery would take a member of a batch, as a record of its own, for a torn one."""
+    suspect = [one for one in bounds if one[3] - one[2] >= SECTOR_BYTES or body[one[3] - 1] == 0]
+    return any(_looks_torn(body[at:end]) for _, _, at, end in suspect)
 
 
 def _record_bytes(topic: bytes, message: PutMessage, body_bytes: int, properties_bytes: int) -> int:

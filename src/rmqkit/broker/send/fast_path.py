@@ -168,6 +168,7 @@ class SendRun:
             for one, (_, digits, unique_key, opaque, _, handle) in zip(stored, run, strict=True)
         ]
         end_offset = stored[-1].physical_offset + stored[-1].size
+        assert len(stored) == len(run), "all messages of a run are stored, or none"
         ms = self._monotonic_ms() - connection.active_ms
         if len({one.topic for one in stored}) == 1:
             self._statistics.sent(stored[0].topic, end_offset - stored[0].physical_offset, ms, len(stored))

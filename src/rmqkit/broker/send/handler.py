@@ -178,7 +178,7 @@ class SendHandlers(Handlers[SendContext]):
             self._context.clock.now_ms()
         )
         kept = changed(kept, {property_names.UNIQ_KEY: unique_key, **self._stamps})
-        if is_half(kept):
+        if is_half(kept):  # behind the stamps: the half message has them, and its commit copies them
             kept = to_half(kept)
         waits = self._waits(kept)
         if waits and self._lacks_replicas:
@@ -280,6 +280,7 @@ class SendHandlers(Handlers[SendContext]):
                 else:
                     ids = offset_ids(message.store_host, put.physical_offsets)
         finally:
+            assert self._long_batches > 0, "this batch was counted"
             self._long_batches -= 1
             connection.go_on()
         self._context.statistics.sent_one(message, put, self._context.clock.monotonic_ms() - since_ms, count)

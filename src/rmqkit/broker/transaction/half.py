@@ -185,6 +185,7 @@ class OpMessages:
             _log.warning("op message of half queue %d cannot be put: %s %s", queue_id, put.status.value, put.reason)
             return 0
         count = body.count(b",")
+        assert 0 < count <= len(offsets), "an op message holds the first of the offsets that wait"
         self._unreadable.append((put.end_offset, queue_id, frozenset(offsets[:count])))
         return count
 

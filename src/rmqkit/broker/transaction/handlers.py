@@ -137,6 +137,9 @@ class TransactionHandlers(Handlers[TransactionContext]):
         return self._answer_when_durable(self._context.durability, command, put.end_offset)
 
     def _decided(self, half: Record, *, is_commit: bool) -> None:
+        # After the commit's put, never before: a crash between the two asks the producer again, while an op message
+        # without its commit would be a message that is lost.
+        assert half.topic == names.HALF_TOPIC, "only half messages are decided"
         self._ops.add(half.queue_id, half.queue_offset)
         if self._context.counts is not None:
             self._context.counts.decided(half, is_commit=is_commit)
