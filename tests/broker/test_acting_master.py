@@ -15,13 +15,13 @@ from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.messages import parsed
 from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
 from rmqkit.broker.replication.acting_master import ActingMaster, PreOnline
-from rmqkit.broker.replication.role import MemberHandlers, SlaveSide
+from rmqkit.broker.replication.role import ReplicationHandlers, SlaveRole
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields, reply, request
-from rmqkit.protocol.schemas.brokers import DelayOffsets, HaInfo, MinBrokerIdChange
+from rmqkit.protocol.schemas.brokers import DelayOffsets, HaInfo, HaRuntimeInfo, MinBrokerIdChange
 from rmqkit.protocol.schemas.offsets import ConsumerOffsets
 from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.remoting.client import RemotingClient
@@ -318,14 +318,15 @@ class BrokerContext(SimpleNamespace):
 
 def handlers_of(group, acting):
     context = BrokerContext(**vars(group))
-    on_master = None if acting is None else lambda *addresses: group.masters.append(addresses)
-    side = SimpleNamespace(_master_hosts=group.hosts_known, _context=context)
-    return MemberHandlers(
-        context,
-        ha_address="127.0.0.1:1002",
+    known = SimpleNamespace(_master_hosts=group.hosts_known, _context=context)
+    slave = SimpleNamespace(
         acting=acting,
-        on_master=on_master,
-        believes=lambda *said: SlaveSide.believes(side, *said),
+        follow=lambda *addresses: group.masters.append(addresses),
+        believes=lambda *said: SlaveRole.believes(known, *said),
+    )
+    is_slave = context.settings.broker_role is BrokerRole.SLAVE
+    return ReplicationHandlers(
+        context, ha_address="127.0.0.1:1002", slave=slave if is_slave else None, status=HaRuntimeInfo
     )
 
 

@@ -10,7 +10,7 @@ import asyncio
 import pytest
 
 from rmqkit.broker.registration import Registration
-from rmqkit.broker.replication.escape import Escape
+from rmqkit.broker.replication.escape import EscapeBridge
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.transaction.check_back import CheckBack
 from rmqkit.clock import SYSTEM_CLOCK
@@ -39,7 +39,7 @@ class Other(Cluster):
         await super().__aenter__()
         self.own.namesrv_addr = self.standalone.namesrv_address
         registration = Registration(self.own, None, self.client, address="127.0.0.1:1", ha_address="127.0.0.1:2")
-        self.escape = Escape(self.own, registration, self.client, SYSTEM_CLOCK)
+        self.escape = EscapeBridge(self.own, registration, self.client, SYSTEM_CLOCK)
         return self
 
     async def stored(self, topic="T", queue_id=0):

@@ -34,7 +34,7 @@ MASTER_STOPS = [
     (Stage.DELIVERED, "BrokerContext.persist_delivered"),
 ]
 SLAVE_STOPS = [
-    (Stage.SERVICES, "SlaveSide.close"),
+    (Stage.SERVICES, "SlaveRole.close"),
     (Stage.SERVICES, "Timer.stop"),
     (Stage.REGISTRATION, "Registration.stop"),
     (Stage.CLIENTS, "Broker._drain"),

@@ -37,11 +37,11 @@ from rmqkit.broker.pull.query import QueryHandlers
 from rmqkit.broker.registration import Registration
 from rmqkit.broker.replication.master import HaMaster, waits_for_copies
 from rmqkit.broker.replication.role import (
-    SlaveSide,
+    ReplicationHandlers,
+    SlaveRole,
     check_address,
     check_role,
-    handlers_of,
-    meet_members,
+    sync_with_group,
     warn_of_ha_port,
 )
 from rmqkit.broker.send.handler import RefusalHandlers, SendHandlers
@@ -157,7 +157,7 @@ class Broker:
         self._context: BrokerContext | None = None
         self._registration: Registration | None = None
         self._master: HaMaster | None = None
-        self._slave: SlaveSide | None = None
+        self._slave: SlaveRole | None = None
         self._counts: Counts | None = None
         self._durability: Durability | None = None
         self.address = ""
@@ -233,7 +233,7 @@ class Broker:
         for server in servers:
             await server.serve()
         lifecycle.on_stop(Stage.CLIENTS, partial(self._drain, servers))
-        await meet_members(context, registration, client, ha_address)
+        await sync_with_group(context, registration, client, ha_address)
         lifecycle.on_stop(Stage.REGISTRATION, registration.stop)
         await registration.start()
         if self._slave is None:
@@ -323,7 +323,7 @@ class Broker:
         """Read the tables and recover the store; nothing is written when that fails."""
         context = self._assemble(port)
         if context.settings.broker_role is BrokerRole.SLAVE:
-            self._slave = SlaveSide(context, client, self._store_root, flushes=self._is_sync, tls=self._client_tls)
+            self._slave = SlaveRole(context, client, self._store_root, flushes=self._is_sync, tls=self._client_tls)
         self._lifecycle.on_stop(Stage.STORE, context.store.close)  # also if what is read next cannot be
         _load(context)
         return context
@@ -492,12 +492,13 @@ class Broker:
         assignments = PopAssignmentHandlers(context, self._registration.routes)
         for each in (dispatch, vip_dispatch):
             assignments.register(each)
-        side = self._slave or self._master
-        assert side is not None, "a broker is on one side"
-        handlers_of(context, side, ha_address, dispatch, vip_dispatch)
+        role = self._slave or self._master
+        assert role is not None, "a broker is a master or a slave"
+        replication = ReplicationHandlers(context, ha_address=ha_address, slave=self._slave, status=role.status)
         unsupported = UnsupportedHandlers(context)
         for port in (dispatch, vip_dispatch):
-            unsupported.register(port)
+            replication.register(port)
+            unsupported.register(port)  # last: it takes what nobody else does
 
     def _start_services(self, context: BrokerContext) -> None:
         """Deliver what is delayed, write down what is decided about half messages, and ask about what is not."""
@@ -521,7 +522,7 @@ class Broker:
         self._lifecycle.every(self._store_settings.timer_flush_interval_ms / 1000, timer.flush_round, "timer flush")
         self._lifecycle.on_stop(Stage.SERVICES, timer.stop)
 
-    def _start_following(self, slave: SlaveSide) -> None:
+    def _start_following(self, slave: SlaveRole) -> None:
         if self.context.timer is not None:
             self.context.timer.follow()
             self._flush_timer(self.context.timer)

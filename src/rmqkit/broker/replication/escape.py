@@ -40,7 +40,7 @@ from rmqkit.remoting.client import RemotingClient
 from rmqkit.rpc.brokers import BrokerCalls
 from rmqkit.store.message_store import PutMessage
 
-__all__ = ["Escape"]
+__all__ = ["EscapeBridge"]
 
 _TIMEOUT_MS = 3000
 _ROUTE_MS_MAX = 30_000.0
@@ -70,7 +70,7 @@ class _Queue:
     queue_id: int
 
 
-class Escape:
+class EscapeBridge:
     """Sends messages of one broker to other brokers' masters."""
 
     def __init__(

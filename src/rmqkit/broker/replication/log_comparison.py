@@ -32,18 +32,16 @@ from rmqkit.remoting.client import RemotingClient, expect_success
 from rmqkit.rpc.brokers import BrokerCalls
 from rmqkit.store.message_store import MessageStore
 
-__all__ = ["History"]
-
 _ASK_TIMEOUT_MS = 5000
 
 
-class History:
+class LogComparison:
     """The log of a slave, held against its master's.
 
     Args:
         store: opened with ``is_replica``.
         client: asks the master's main port.
-        address: the slave's own, for what is told.
+        address: the slave's own, for log lines.
 
     Attributes:
         ahead_from: where the master's log ends, or ended, while the own one goes on, else None.

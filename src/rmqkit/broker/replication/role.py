@@ -33,9 +33,9 @@ import msgspec
 
 from rmqkit.broker.handlers import Handlers, answers
 from rmqkit.broker.registration import Registration
-from rmqkit.broker.replication.acting_master import MASTER_ID, ActingMaster, OnMaster, PreOnline, ReplicationContext
-from rmqkit.broker.replication.escape import Escape
-from rmqkit.broker.replication.master import HaMaster, waits_for_copies
+from rmqkit.broker.replication.acting_master import MASTER_ID, ActingMaster, PreOnline, ReplicationContext
+from rmqkit.broker.replication.escape import EscapeBridge
+from rmqkit.broker.replication.master import waits_for_copies
 from rmqkit.broker.replication.slave import HaSlave
 from rmqkit.broker.replication.tables import SlaveSync
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
@@ -47,8 +47,9 @@ from rmqkit.protocol.schemas.brokers import HaInfo, HaRuntimeInfo
 from rmqkit.remoting.address import advertised_ip, ip_of, split_address, split_addresses
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.router import Router
 from rmqkit.remoting.tls import ClientTls, ServerTls, TlsMode
+
+_DOUBTED_MAX = 256
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ def warn_of_ha_port(settings: BrokerSettings, tls: ServerTls | None, *, has_user
         )
 
 
-class SlaveSide:
+class SlaveRole:
     """What a slave does to be one; `follow` starts it.
 
     Attributes:
@@ -151,11 +152,11 @@ class SlaveSide:
         if ha_address or self._context.settings.ha_master_address:
             self.log.follow(ha_address or "", master)
 
-    def believes(self, connection: Connection, told: HaInfo) -> bool:
-        """Whether a master that announces itself is the one that name servers or the settings told of last: it says
+    def believes(self, connection: Connection, announced: HaInfo) -> bool:
+        """Whether a master that announces itself is the one that name servers or the settings named last: it says
         so from the address of that one, of itself. One on this machine may."""
         known = self._master_hosts | {_host_of(each) for each in (self._context.settings.ha_master_address,) if each}
-        hosts = {_host_of(each) for each in (told.master_address, told.master_ha_address) if each}
+        hosts = {_host_of(each) for each in (announced.master_address, announced.master_ha_address) if each}
         hop = connection.hops[-1] if connection.hops else None
         if hop is None:
             return False
@@ -165,7 +166,7 @@ class SlaveSide:
         """Have it go on for a master that is gone, if it is configured to."""
         settings = self._context.settings
         if settings.acts_as_master:
-            escape = Escape(settings, registration, self._client, self._context.clock)
+            escape = EscapeBridge(settings, registration, self._client, self._context.clock)
             self.acting = ActingMaster(
                 self._context,
                 registration,
@@ -193,22 +194,7 @@ def _host_of(address: str) -> str:
     return str(ip_of(host) or host)
 
 
-def handlers_of(context: ReplicationContext, side: HaMaster | SlaveSide, ha_address: str, *dispatches: Router) -> None:
-    """Answer what is asked about replication from some ports."""
-    slave = side if isinstance(side, SlaveSide) else None
-    members = MemberHandlers(
-        context,
-        ha_address=ha_address,
-        acting=None if slave is None else slave.acting,
-        on_master=None if slave is None else slave.follow,
-        believes=(lambda connection, told: False) if slave is None else slave.believes,
-    )
-    for handlers in (ReplicationHandlers(context, side.status), members):
-        for dispatch in dispatches:
-            handlers.register(dispatch)
-
-
-async def meet_members(
+async def sync_with_group(
     context: ReplicationContext, registration: Registration, client: RemotingClient, ha_address: str
 ) -> None:
     """Take over what others of this name did meanwhile, before this broker registers, if it is configured to."""
@@ -217,34 +203,8 @@ async def meet_members(
 
 
 class ReplicationHandlers(Handlers[ReplicationContext]):
-    """``status``: says what is told of this broker."""
-
-    def __init__(self, context: ReplicationContext, status: Callable[[], HaRuntimeInfo]) -> None:
-        super().__init__(context)
-        self._status = status
-
-    @answers(RequestCode.GET_BROKER_HA_STATUS)
-    def ha_status(self, connection: Connection, command: Command) -> Command:
-        return reply(command, body=msgspec.json.encode(self._status()))
-
-    @answers(RequestCode.RESET_MASTER_FLUSH_OFFSET, admins_only=True)
-    def reset_flush_offset(self, connection: Connection, command: Command) -> Command:
-        if self._context.settings.broker_role is not BrokerRole.SLAVE:
-            return reply(command)
-        remark = f" request type {command.code} not supported: a slave of rmqkit drops nothing of its log at a start"
-        return reply(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
-
-
-_TOLD_MAX = 256
-
-
-class MemberHandlers(Handlers[ReplicationContext]):
-    """Answers them.
-
-    Args:
-        ha_address: where the broker's own log is followed.
-        acting: None unless it may act as master.
-        believes: whether a master that announces itself is the one that was known.
+    """Answers the requests of the table above.
+    ``ha_address``: where this broker's own log is followed. ``slave``: None at a master. ``status``: what 907 answers.
     """
 
     def __init__(
@@ -252,45 +212,58 @@ class MemberHandlers(Handlers[ReplicationContext]):
         context: ReplicationContext,
         *,
         ha_address: str,
-        acting: ActingMaster | None,
-        on_master: OnMaster | None,
-        believes: Callable[[Connection, HaInfo], bool],
+        slave: SlaveRole | None,
+        status: Callable[[], HaRuntimeInfo],
     ) -> None:
         super().__init__(context)
         self._ha_address = ha_address
-        self._acting = acting
-        self._on_master = on_master
-        self._believes = believes
+        self._slave = slave
+        self._status = status
         self._doubted: set[str] = set()
+
+    @answers(RequestCode.GET_BROKER_HA_STATUS)
+    def ha_status(self, connection: Connection, command: Command) -> Command:
+        return reply(command, body=msgspec.json.encode(self._status()))
+
+    @answers(RequestCode.RESET_MASTER_FLUSH_OFFSET, admins_only=True)
+    def reset_flush_offset(self, connection: Connection, command: Command) -> Command:
+        if self._slave is None:
+            return reply(command)
+        remark = f" request type {command.code} not supported: a slave of rmqkit drops nothing of its log at a start"
+        return reply(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
 
     @answers(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE)
     def lowest_id_changed(self, connection: Connection, command: Command) -> Command:
-        if self._acting is not None:
-            self._acting.look()
+        if self._slave is not None and self._slave.acting is not None:
+            # The notice itself is not believed: anybody may send one, and an old one may come late.
+            self._slave.acting.look()
         return reply(command)
 
     @answers(RequestCode.EXCHANGE_BROKER_HA_INFO)
     async def ha_info(self, connection: Connection, command: Command) -> Command:
         """Says where this master's log is followed, or follows the master that says so."""
-        told = decode_header_leniently(command, HaInfo)
-        if self._context.settings.broker_role is not BrokerRole.SLAVE:
-            is_asked = told.master_ha_address is None
+        master = decode_header_leniently(command, HaInfo)
+        if self._slave is None:
+            is_asked = master.master_ha_address is None
             return reply(command, header=HaInfo(self._ha_address, 0, self._context.address) if is_asked else HaInfo())
-        if told.master_address and told.master_ha_address and self._acting is not None and self._on_master is not None:
-            if not self._believes(connection, told):
-                self._doubt(connection, told)
-                self._acting.look()
+        acting = self._slave.acting
+        if master.master_address and master.master_ha_address and acting is not None:
+            if not self._slave.believes(connection, master):
+                self._doubt(connection, master)
+                acting.look()
                 return reply(command)
-            await self._acting.give_way()
-            self._on_master(told.master_address, told.master_ha_address)
+            # First stop, then follow: the master asks for the offsets as soon as this is answered, and they must not
+            # move any more then, or what is delivered meanwhile is delivered once more by the master.
+            await acting.give_way()
+            self._slave.follow(master.master_address, master.master_ha_address)
         return reply(command)
 
-    def _doubt(self, connection: Connection, told: HaInfo) -> None:
+    def _doubt(self, connection: Connection, master: HaInfo) -> None:
         """Warn of a peer, once."""
         host = connection.addresses[0] if connection.addresses else "?"
-        if host not in self._doubted and len(self._doubted) < _TOLD_MAX:
+        if host not in self._doubted and len(self._doubted) < _DOUBTED_MAX:
             self._doubted.add(host)
             _log.warning(
                 "%s says that the master is %s with its log at %s: that is not followed before name servers tell it",
-                *(connection.peer, told.master_address, told.master_ha_address),
+                *(connection.peer, master.master_address, master.master_ha_address),
             )

@@ -20,14 +20,14 @@ end; bytes no frames;
 disk refuses              and nothing more is reported
 ========================  ==============================================================================
 
-Before it follows, the slave compares its history with the master's (`histories`). Where they part it stops for good, as
-it does when what comes over the link is no continuation of its log; nothing is served then (`HaSlave.is_diverged`).
-A file ``diverged`` in the store says so to later starts, until the histories are found to be one: a log that has parted
-is not served because its master is gone.
-Without the master's main address (``haMasterAddress`` and no name server) the heads of records are all that is checked.
-Memory is bounded by the 4 MiB that a read may bring. A crash loses nothing that was reported under SYNC_FLUSH.
-Not handled here: the bytes of frames (`protocol.ha`), what is a log (`store.replication`), tables (`slave_sync`).
-Loop only, but for `HaSlave.flushed`. Source: store.md §21; behaviour.md §10.1, §10.2.
+Before it follows, the slave compares its history with the master's (`log_comparison`). Where they part it stops for
+good, as it does when what comes over the link is no continuation of its log; nothing is served then
+(`HaSlave.is_diverged`). A file ``diverged`` in the store says so to later starts, until the histories are found to be
+one: a log that has parted is not served because its master is gone. Without the master's main address
+(``haMasterAddress`` and no name server) the heads of records are all that is checked. Memory is bounded by the 4 MiB
+that a read may bring. A crash loses nothing that was reported under SYNC_FLUSH. Not handled here: the bytes of frames
+(`protocol.ha`), what is a log (`store.replica`), tables (`tables`). Loop only, but for `HaSlave.flushed`. Source:
+store.md §21; behaviour.md §10.1, §10.2.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import cast
 
-from rmqkit.broker.replication.log_comparison import History
+from rmqkit.broker.replication.log_comparison import LogComparison
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import Clock
 from rmqkit.errors import ConnectFailed, FrameError, LogDiverged, RmqError, SettingsError, StoreError
@@ -124,7 +124,7 @@ class HaSlave:
         self._divergence: LogDiverged | None = None
         self._mark = store.root / "diverged"
         self._is_marked = self._mark.exists()
-        self._history = History(store, client, address)
+        self._comparison = LogComparison(store, client, address)
         self._was_compared = False
 
     def follow(self, ha_address: str, master_address: str | None) -> None:
@@ -149,7 +149,7 @@ class HaSlave:
     @property
     def is_diverged(self) -> bool:
         """Whether the log holds what its master's does not: nothing may be served from it."""
-        return self._divergence is not None or self._history.ahead_from is not None
+        return self._divergence is not None or self._comparison.ahead_from is not None
 
     @property
     def may_serve(self) -> bool:
@@ -209,7 +209,7 @@ class HaSlave:
             if self._prepare is not None:
                 await self._prepare()
             if master.main_address is not None:
-                await self._history.compare(master.main_address)
+                await self._comparison.compare(master.main_address)
                 self._mark.unlink(missing_ok=True)
                 self._is_marked = False
             self._was_compared = True

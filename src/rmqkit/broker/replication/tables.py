@@ -1,4 +1,4 @@
-"""What a slave copies from its master's tables (``SlaveSynchronize``); the messages themselves are `ha_slave`'s work.
+"""What a slave copies from its master's tables (``SlaveSynchronize``); the messages themselves are `slave`'s work.
 
 ============================  ====  =====  ======================================================================
 table                         code  port   what the slave does with it
