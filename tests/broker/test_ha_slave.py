@@ -554,7 +554,7 @@ def test_all_frames_of_one_read_are_reported_once(tmp_path):
                 feed(link, frame(store.max_physical_offset))
                 assert sink.written[2:] == [store.max_physical_offset]  # a heartbeat is answered
                 link.pause_writing()
-                link.report(1)
+                link.report(store.max_physical_offset)
                 link.resume_writing()
                 assert len(sink.written) == 3
 

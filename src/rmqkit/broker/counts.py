@@ -29,12 +29,12 @@ from rmqkit.store.message_store import DispatchRequest, PutMessage, PutResult, P
 
 __all__ = ["NOT_COUNTED", "Counts", "Noted", "PlainSend", "text"]
 
+# How topics begin whose messages count neither as coming nor as given away.
 NOT_COUNTED = (names.RETRY_PREFIX, names.DLQ_PREFIX)
-"""How topics begin whose messages count neither as coming nor as given away."""
 
+# A message, and what its answer repeats: queue id in digits, unique key, opaque in digits; the shape it had; a recall
+# handle of one for a time.
 PlainSend = tuple[PutMessage, bytes, bytes, bytes, SendShape, bytes]
-"""A message, and what its answer repeats: queue id in digits, unique key, opaque in digits; the shape it had; a recall
-handle of one for a time."""
 
 _Key = tuple[str, ...]
 _SCHEDULE = (names.SCHEDULE_TOPIC, "SCHEDULE_CONSUMER")

@@ -30,11 +30,11 @@ from rmqkit.clock import Clock
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.store.message_store import MessageStore, PutResult, PutStatus
 
+# Answers that may wait at a time; beyond it sends are refused as busy (the send queue of behaviour.md §2.4).
 WAITING_MAX = 10_000
-"""Answers that may wait at a time; beyond it sends are refused as busy (the send queue of behaviour.md §2.4)."""
 
+# At the latest so long after a change of one of the two times it counts for answers that wait already.
 _LOOK_MS = 1000.0
-"""At the latest so long after a change of one of the two times it counts for answers that wait already."""
 
 _log = logging.getLogger(__name__)
 
@@ -206,21 +206,21 @@ class Durability:
         self._expiry = self._loop.call_later(min(next_ms - waited_ms, _LOOK_MS) / 1000, self._expire)
 
 
+# The remark of a request that is not let in at all.
 REJECTED = "[REJECTREQUEST]system busy, start flow control for a while"
-"""The remark of a request that is not let in at all."""
 
+# Code and remark.
 Refusal = tuple[int, str]
-"""Code and remark."""
 
 NOT_ENOUGH_REPLICAS: Refusal = ResponseCode.SYSTEM_ERROR, "in-sync replicas not enough"
 
+# What is answered when a stored message had to wait.
 CODES = {
     Outcome.DURABLE: ResponseCode.SUCCESS,
     Outcome.TIMED_OUT: ResponseCode.FLUSH_DISK_TIMEOUT,
     Outcome.REPLICA_TIMED_OUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
     Outcome.FAILED: ResponseCode.SYSTEM_ERROR,
 }
-"""What is answered when a stored message had to wait."""
 
 _ILLEGAL = (
     "the message is illegal, maybe msg body or properties length not matched. "

@@ -31,8 +31,8 @@ from enum import IntEnum, auto
 
 from rmqkit.remoting.tasks import repeat
 
+# A function or a coroutine function.
 Work = Callable[[], object]
-"""A function or a coroutine function."""
 
 
 class Stage(IntEnum):

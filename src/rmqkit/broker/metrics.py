@@ -35,6 +35,7 @@ from rmqkit.store.message_store import MessageStore
 
 __all__ = ["BrokerMetrics"]
 
+# The reference's names of thread pools → the lane that requests wait in here; most are handled as they come.
 _PROCESSORS = {
     **dict.fromkeys(("pull", "lite_pull", "query_message", "client_manager", "consumer_manager", "heartbeat"), ""),
     **dict.fromkeys(("transaction", "ack", "async_put"), ""),
@@ -42,7 +43,6 @@ _PROCESSORS = {
     "reply": "reply",
     "admin": "relays",
 }
-"""The reference's names of thread pools → the lane that requests wait in here; most are handled as they come."""
 
 _GIVEN = {"rocketmq_messages_out_total": "GROUP_GET_NUMS", "rocketmq_throughput_out_total": "GROUP_GET_SIZE"}
 _BEHIND = (

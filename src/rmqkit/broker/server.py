@@ -95,15 +95,15 @@ _VIP_BELOW = 2
 _GRACE_MS = 30_000
 _DISPATCHES_PER_SAMPLE = 64
 
+# What every port answers; pulls are answered by one port only.
 _HANDLERS = (
     *(ReplyHandlers, TransactionHandlers, OffsetHandlers, QueryHandlers, ClientHandlers, TopicHandlers),
     *(GroupHandlers, ConnectionHandlers, ResetHandlers, ProgressHandlers, RuntimeInfoHandlers, ConfigHandlers),
     *(AccessHandlers, RecallHandlers),
 )
-"""What every port answers; pulls are answered by one port only."""
 
+# What a master answers to messages; a slave takes none.
 _MESSAGE_HANDLERS = (SendHandlers, SendBackHandlers)
-"""What a master answers to messages; a slave takes none."""
 
 _MakeDispatch = Callable[[Refusal | None], Router]
 

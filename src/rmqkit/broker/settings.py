@@ -316,6 +316,8 @@ class BrokerSettings(ConnectionSettings, kw_only=True):
     ] = True
 
 
+# Keys of Java's configuration that 5.4.0 does not show, of caches and of older versions: accepted, noted, without
+# effect. What it shows is in `rmqkit.broker.unused_settings`.
 WITHOUT_EFFECT = frozenset(
     """
     brokerConfigPath useSpinLock commercialEnable haSlaveFallbehindMax userCacheMaxNum userCacheExpiredSecond
@@ -323,12 +325,11 @@ WITHOUT_EFFECT = frozenset(
     statefulAuthenticationCacheExpiredSecond statefulAuthorizationCacheMaxNum statefulAuthorizationCacheExpiredSecond
     """.split()
 )
-"""Keys of Java's configuration that 5.4.0 does not show, of caches and of older versions: accepted, noted, without
-effect. What it shows is in `rmqkit.broker.unused_settings`."""
 
 _AUTHENTICATION = "org.apache.rocketmq.auth.authentication"
 _AUTHORIZATION = "org.apache.rocketmq.auth.authorization"
 
+# Keys that promise something, and the values whose promise is kept.
 PROMISES = EXPORTER_PROMISES | {
     "authenticationProvider": (f"{_AUTHENTICATION}.provider.DefaultAuthenticationProvider",),
     "authenticationMetadataProvider": (f"{_AUTHENTICATION}.provider.LocalAuthenticationMetadataProvider",),
@@ -342,7 +343,6 @@ PROMISES = EXPORTER_PROMISES | {
     ),
     "migrateAuthFromV1Enabled": ("false",),
 }
-"""Keys that promise something, and the values whose promise is kept."""
 
 
 def refuse_unsupported(

@@ -44,6 +44,7 @@ from rmqkit.protocol.schemas.offsets import BrokerStatsData, StatsItem
 from rmqkit.store.delay_levels import delay_level
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 
+# What the tools show, and the largest ms of each.
 _PUT_SPANS = {
     "[<=0ms]": 0,
     "[0~10ms]": 10,
@@ -59,11 +60,10 @@ _PUT_SPANS = {
     "[5~10s]": 10_000,
     "[10s~]": 1 << 62,
 }
-"""What the tools show, and the largest ms of each."""
 
 _FINER_SPANS = (1, 2, 3, 4, 5, 7, 20, 30, 70, 150, 300, 700, 20_000, 60_000)
+# The largest ms of each bucket.
 _PUT_BOUNDS = sorted({*_PUT_SPANS.values(), *_FINER_SPANS})
-"""The largest ms of each bucket."""
 
 
 class PutTimes:
@@ -109,20 +109,20 @@ class PutTimes:
 
 
 SAMPLE_SECONDS = 10.0
+# Milliseconds of minute, hour and day, and the samples from one that is kept to the next.
 _SPANS = ((60_000, 1), (3_600_000, 60), (86_400_000, 360))
-"""Milliseconds of minute, hour and day, and the samples from one that is kept to the next."""
 
 _ROUNDS_A_MINUTE = 6
 _BROKER = "BROKER_"
 _WITHOUT_SYSTEM = "_WITHOUT_SYSTEM_TOPIC"
+# What is counted for the runtime information alone.
 _PUTS, _FOUND, _MISSED = "puts", "found", "missed"
-"""What is counted for the runtime information alone."""
 
+# Names whose keys begin with something else than the topic.
 _QUEUE_FIRST = ("TOPIC_PUT_LATENCY", "GROUP_GET_LATENCY", "SNDBCK2DLQ_TIMES")
-"""Names whose keys begin with something else than the topic."""
 
+# Monotonic ms, sum and times.
 _Samples = deque[tuple[float, int, int]]
-"""Monotonic ms, sum and times."""
 
 
 class _Counter:

@@ -283,13 +283,13 @@ def _field(key: str, default: str, group: Unused) -> tuple[str, Any, bool | int 
     return key, Annotated[type(value), setting], value
 
 
+# A settings object with a field for each of them, as `rmqkit.settings` reads, shows and changes it.
 UnusedSettings = msgspec.defstruct(
     "UnusedSettings",
     [_field(key, default, group) for group in UNUSED for key, default in group.defaults.items()],
     module=__name__,
     kw_only=True,
 )
-"""A settings object with a field for each of them, as `rmqkit.settings` reads, shows and changes it."""
 
 _DEFAULTS = to_properties(UnusedSettings())
 _REASONS = {key: group.reason for group in UNUSED for key in group.defaults}

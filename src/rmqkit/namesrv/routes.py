@@ -53,8 +53,8 @@ from rmqkit.protocol.schemas.topics import (
 BROKER_TIMEOUT_MS = 120_000
 MASTER_ID = 0
 
+# Cluster and address of one broker process.
 BrokerKey = tuple[str, str]
-"""Cluster and address of one broker process."""
 
 _READ_WRITE = int(Permission.READ | Permission.WRITE)
 

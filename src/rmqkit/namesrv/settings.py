@@ -79,6 +79,7 @@ class NamesrvSettings(ConnectionSettings, kw_only=True):
     ] = "configBlackList;configStorePath;kvConfigPath"
 
 
+# Keys of Java's configuration about threads, buffers and the JVM: accepted, with one note, and without effect.
 WITHOUT_EFFECT = EXPORTERS_WITHOUT_EFFECT | frozenset(
     """
     rocketmqHome configStorePath productEnvName defaultThreadPoolNums clientRequestThreadPoolNums
@@ -87,7 +88,6 @@ WITHOUT_EFFECT = EXPORTERS_WITHOUT_EFFECT | frozenset(
     serverSocketSndBufSize serverSocketRcvBufSize serverPooledByteBufAllocatorEnable useEpollNativeSelector
     """.split()
 )
-"""Keys of Java's configuration about threads, buffers and the JVM: accepted, with one note, and without effect."""
 
+# Keys that promise something, and the values whose promise is kept.
 PROMISES = EXPORTER_PROMISES | {"clusterTest": ("false",), "enableControllerInNamesrv": ("false",)}
-"""Keys that promise something, and the values whose promise is kept."""

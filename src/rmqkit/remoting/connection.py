@@ -36,18 +36,18 @@ from rmqkit.remoting.limits import Limits
 from rmqkit.remoting.sniffer import ProtocolSniffer
 from rmqkit.remoting.tls import TlsLayer
 
+# Unsent bytes above which the connection is not read until the peer takes some.
 WRITE_BYTES_HIGH = 4 << 20
-"""Unsent bytes above which the connection is not read until the peer takes some."""
 
 _log = logging.getLogger(__name__)
 _OPAQUE_MASK = 0x7FFFFFFF
 _UNSENT_MAX = 16
+# Less is not told to `Limits`: most answers are that small, and leave at the end of the turn.
 _UNSENT_TOLD_BYTES = 4 << 10
-"""Less is not told to `Limits`: most answers are that small, and leave at the end of the turn."""
+# A timer that comes this much late tells of a loop that was busy with something else.
 _STANDSTILL_MS = 100.0
-"""A timer that comes this much late tells of a loop that was busy with something else."""
+# Turns in which what arrives may put off the end of a call: 16 MiB, as a turn reads 256 KiB.
 _LOOKS_MAX = 64
-"""Turns in which what arrives may put off the end of a call: 16 MiB, as a turn reads 256 KiB."""
 
 
 class RequestHandling(Protocol):

@@ -51,13 +51,13 @@ from rmqkit.settings import Configuration, parse_properties
 
 Handler = Callable[[Connection, Command], "Command | Awaitable[Command | None] | None"]
 
+# Looks at a request before it is handled: the remark for one that is not let in (NO_PERMISSION), else None.
 Refusal = Callable[[Connection, Command], str | None]
-"""Looks at a request before it is handled: the remark for one that is not let in (NO_PERMISSION), else None."""
 
 FastPath = Callable[[Connection, list[Frame]], Iterable[Frame]]
 
+# The reference's remark for a full lane.
 OVERLOADED = "[OVERLOAD]system busy, start flow control for a while"
-"""The reference's remark for a full lane."""
 
 _GO_AWAY_SINCE = version_number(5, 3, 1)
 _NOBODY: tuple[None, None] = (None, None)
@@ -201,8 +201,8 @@ def for_admins(handler: Handler, allowed: AdminAddresses) -> Handler:
     return guarded  # type: ignore[return-value]
 
 
+# Requests of a lane under way at a time (the thread pools' queues of behaviour.md §1.1, §2.4).
 LANE_REQUESTS_MAX = 10_000
-"""Requests of a lane under way at a time (the thread pools' queues of behaviour.md §1.1, §2.4)."""
 
 M = TypeVar("M", bound=Callable[..., object])
 
@@ -252,8 +252,8 @@ STRICT_BYTES_MAX = 1 << 20
 OBJECTS_MAX = 24_000
 _SURELY_FEW_BYTES = 64 << 10
 SLOW_BYTES_MAX = 16 << 10
+# Bytes that a thread reads of one body: a static topic of some 5,000 queues.
 ASIDE_BYTES_MAX = 1 << 20
-"""Bytes that a thread reads of one body: a static topic of some 5,000 queues."""
 
 
 def decode_body(command: Command, body_type: type[T]) -> T:
@@ -276,10 +276,10 @@ async def decode_aside(command: Command, body_type: type[T]) -> T:
     return await asyncio.to_thread(decode_as, body, body_type)
 
 
+# Three times what all settings of Apache's broker take.
 _TEXT_BYTES_MAX = 64 << 10
-"""Three times what all settings of Apache's broker take."""
+# What makes Java's properties reader give up.
 _BAD_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u(?![0-9a-fA-F]{4})")
-"""What makes Java's properties reader give up."""
 
 
 def settings_reply(configuration: Configuration, command: Command, header: Any = None) -> Command:

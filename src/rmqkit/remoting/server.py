@@ -19,8 +19,8 @@ from rmqkit.remoting.sniffer import ProtocolSniffer
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.remoting.tls import ServerTls
 
+# A connection without traffic for this long is closed (``serverChannelMaxIdleTimeSeconds``).
 IDLE_MS_MAX = 120_000
-"""A connection without traffic for this long is closed (``serverChannelMaxIdleTimeSeconds``)."""
 
 _SWEEP_SECONDS = 5.0
 _DRAIN_LOOK_SECONDS = 0.05

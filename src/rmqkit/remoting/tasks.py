@@ -123,8 +123,8 @@ async def repeat(
             told = repr(error)
 
 
+# CPU time of one slice.
 SLICE_SECONDS = 0.01
-"""CPU time of one slice."""
 
 
 class Slice:

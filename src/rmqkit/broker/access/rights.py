@@ -41,8 +41,8 @@ from rmqkit.remoting.router import decode_body
 __all__ = ["Actions", "NotReadable", "Resource", "needed", "topic_resource"]
 
 Actions = frozenset[str]
+# One resource, or several of which one is enough.
 Resource = str | tuple[str, ...]
-"""One resource, or several of which one is enough."""
 
 _PUB, _SUB, _GET, _CREATE, _UPDATE, _DELETE = (
     frozenset([name]) for name in ("Pub", "Sub", "Get", "Create", "Update", "Delete")
@@ -94,6 +94,7 @@ _BY_CODE = {
     for actions, names, codes in _ROWS
     for code in codes
 }
+# Pub on the topic, which this field holds; who sends to a retry topic needs Sub on its group.
 _SENDS = {
     Code.SEND_MESSAGE: "topic",
     Code.SEND_MESSAGE_V2: "b",
@@ -101,12 +102,14 @@ _SENDS = {
     Code.SEND_REPLY_MESSAGE: "topic",
     Code.SEND_REPLY_MESSAGE_V2: "b",
 }
-"""Pub on the topic, which this field holds; who sends to a retry topic needs Sub on its group."""
 _REPLIES = {Code.SEND_REPLY_MESSAGE, Code.SEND_REPLY_MESSAGE_V2}
 
+# What consumers say in a body: Sub on the groups, and on topics that are no retry topics.
 _IN_BODIES = {Code.HEART_BEAT, Code.LOCK_BATCH_MQ, Code.UNLOCK_BATCH_MQ, Code.BATCH_ACK_MESSAGE}
-"""What consumers say in a body: Sub on the groups, and on topics that are no retry topics."""
 
+# The field with a physical offset, or with an id that holds one, and what is needed on the topic of the message there,
+# besides the row. For a message that is sent back the right on one of its light queues will do: its consumer may have
+# read it there, which the request does not say.
 _PLACES = {
     Code.END_TRANSACTION: ("commitLogOffset", _PUB),
     Code.CONSUMER_SEND_MSG_BACK: ("offset", _SUB),
@@ -114,9 +117,6 @@ _PLACES = {
     Code.CONSUME_MESSAGE_DIRECTLY: ("msgId", _SUB | _GET),
     Code.RESUME_CHECK_HALF_MESSAGE: ("msgId", _UPDATE),
 }
-"""The field with a physical offset, or with an id that holds one, and what is needed on the topic of the message there,
-besides the row. For a message that is sent back the right on one of its light queues will do: its consumer may have
-read it there, which the request does not say."""
 
 _KEPT_ELSEWHERE = {HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC}
 

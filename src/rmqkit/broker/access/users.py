@@ -37,8 +37,8 @@ from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import decode_body
 from rmqkit.store.files import JsonFile
 
+# The type of users who may do everything.
 SUPER = "Super"
-"""The type of users who may do everything."""
 
 _OWNER_ALONE = 0o600
 _USER = "User"

@@ -43,6 +43,7 @@ from rmqkit.store.retention import used_percent
 
 CAPACITIES = {"pull": HELD_MAX, "litePull": HELD_MAX, "send": WAITING_MAX, "query": WAITING_MAX, "ack": WAITING_MAX}
 
+# What is so unless another value is known.
 ALWAYS = {
     **{f"{pool}ThreadPoolQueueCapacity": str(count) for pool, count in CAPACITIES.items()},
     **{f"{pool}ThreadPoolQueueSize": "0" for pool in CAPACITIES},
@@ -51,7 +52,6 @@ ALWAYS = {
     **dict.fromkeys(("EndTransactionQueueSize", "pageCacheLockTimeMills", "dispatchMaxBuffer"), "0"),
     "remainTransientStoreBufferNumbs": str((1 << 31) - 1),
 }
-"""What is so unless another value is known."""
 
 _MORNINGS = ("YesterdayMorning", "TodayMorning", "TodayNow")
 _RATES = {"putTps": "puts", "getFoundTps": "found", "getMissTps": "missed", "getTransferredTps": "BROKER_GET_NUMS"}
@@ -223,6 +223,7 @@ class ConfigHandlers(Handlers[OperationsContext]):
 _NO_COLD_DATA = "rmqkit does not slow down consumers that read old data"
 _NO_ROCKSDB = "rmqkit keeps consume queues in files and tables in config/*.json, not in RocksDB"
 
+# Why a request that Apache's broker answers is refused here.
 REASONS: dict[int, str] = {
     RequestCode.UPDATE_COLD_DATA_FLOW_CTR_CONFIG: _NO_COLD_DATA,
     RequestCode.REMOVE_COLD_DATA_FLOW_CTR_CONFIG: _NO_COLD_DATA,
@@ -232,7 +233,6 @@ REASONS: dict[int, str] = {
     RequestCode.EXPORT_ROCKSDB_CONFIG_TO_JSON: _NO_ROCKSDB,
     RequestCode.POP_ROLLBACK: "rmqkit keeps what is popped in revive topics, not in a database of its own",
 }
-"""Why a request that Apache's broker answers is refused here."""
 
 _ENGINE_TYPE = "E_T"
 _ENGINE_OF_FILES = "F"

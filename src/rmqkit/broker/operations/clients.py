@@ -230,8 +230,8 @@ def _with_body(code: RequestCode, body: LockBody) -> Command:
 
 _RELAY_TIMEOUT_MS = 10_000
 _STATUS_TIMEOUT_MS = 5_000
+# How the reference's remarks spell a client id that is missing.
 _NULL = {"clientId": "null"}
-"""How the reference's remarks spell a client id that is missing."""
 
 _log = logging.getLogger(__name__)
 

@@ -146,8 +146,8 @@ class GroupHandlers(Handlers[OperationsContext]):
         return reply(command)
 
 
+# A correction for a group that is behind all others: none.
 _NOTHING = (1 << 63) - 1
-"""A correction for a group that is behind all others: none."""
 
 
 class ProgressHandlers(Handlers[OperationsContext]):

@@ -147,8 +147,8 @@ class OffsetHandlers(Handlers[OperationsContext]):
         return reply(command, body=await asyncio.to_thread(fastjson.dumps, TopicStatsTable(table, rate)))
 
 
+# What the reference takes where these are missing.
 _NUMBERS = {"timestamp": "0", "isForce": "false"}
-"""What the reference takes where these are missing."""
 
 
 class ResetHandlers(Handlers[OperationsContext]):

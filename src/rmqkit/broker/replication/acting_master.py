@@ -79,8 +79,8 @@ class ReplicationContext(TransactionContext, Protocol):
 
 
 MASTER_ID = 0
+# Takes where the master and its HA port are, or that there is none.
 OnMaster = Callable[[str | None, str | None], object]
-"""Takes where the master and its HA port are, or that there is none."""
 
 _LOOK_MS = 1000.0
 _COPY_MS = 5000.0
@@ -140,15 +140,18 @@ class ActingMaster:
 
     async def give_way(self) -> None:
         """Stop acting for a master that is about to come back; when this returns its offsets do not move any more."""
+        # Set before the stop is waited for: a look under way must not begin anew behind it.
         self._given_way_until_ms = self._context.clock.monotonic_ms() + _GIVEN_WAY_MS
         await self._stop_acting()
 
     async def see(self, members: Mapping[int, str]) -> None:
         """Take in who is there, by id; nobody is no news."""
         if not members:
-            return
+            return  # no name server answers, or all were just started: whoever acts goes on
         if members[min(members)] != self._context.address or self._holds_back():
             await self._stop_acting()
+        # Name servers list this slave as the lowest id until the returning master registers, which is after it asked
+        # this one to give way: acting again in between would deliver once more what the master delivers.
         elif not (self.is_acting or self._has_given_way or self._stopping.locked()):
             self._start_acting()
         if members.get(MASTER_ID) != self._master:
@@ -180,9 +183,10 @@ class ActingMaster:
         else:
             ha_address = await self._ha_address_of(master)
             self._on_master(master, ha_address)
+            # Clients whose pulls are held here would wait for messages that the master has: answered, they go to it.
             self._context.long_polling.wake_all()
             _log.info("the master is %s, its log is at %s", master, ha_address)
-        self._master = master
+        self._master = master  # last: what raises above is tried again with the next look
 
     async def _ha_address_of(self, master: str) -> str | None:
         """Where a master is followed; None when it does not say: its registration will."""
@@ -190,7 +194,10 @@ class ActingMaster:
         return decode_header_leniently(answer, HaInfo).master_ha_address
 
     def _start_acting(self) -> None:
+        assert not self.is_acting, "acting begins once, or check-back would ask twice"
+        assert self._check_back is None, "what an earlier time began has ended"
         context, self.is_acting = self._context, True
+        # A version of its own, so that slaves and the returning master see that the offsets moved.
         context.offsets.advance_version()
         if self._elsewhere is None:
             _log.warning("acting as master: what is due waits for the master, as enableRemoteEscape is false")
@@ -208,6 +215,7 @@ class ActingMaster:
 
     async def _stop_acting(self) -> None:
         """Returns when nothing is on its way any more, whoever stopped it; may be cancelled, and called again then."""
+        # Two may stop at a time, a look and a returning master: the second one must not return before all is at rest.
         async with self._stopping:
             if self.is_acting:
                 _log.warning("not acting as master any more")
@@ -220,6 +228,7 @@ class ActingMaster:
                     await self._context.timer.stop_remote()
                 self._check_back = None
             await self._services.finish()
+            assert not self.is_acting, "what stops begins anew only when this is over"
 
 
 _TRIES = 12
@@ -260,6 +269,7 @@ class PreOnline:
         try:
             if not is_slave:
                 await self._calls.ask(address, RequestCode.EXCHANGE_BROKER_HA_INFO, told)
+            # Asked behind the exchange, which returns when the acting master's offsets do not move any more.
             delays = await self._calls.delay_offsets(address)
             offsets = await self._calls.consumer_offsets(address)
             await self._take_timer(address)
@@ -268,6 +278,7 @@ class PreOnline:
         except RmqError as error:
             _log.warning("offsets of %s are not taken over, to be tried again: %s", address, error)
             return False
+        # At once: a crash before the next round would have the messages that were consumed there delivered again.
         self._context.offsets.persist()
         return True
 

@@ -45,6 +45,7 @@ __all__ = ["EscapeBridge"]
 _TIMEOUT_MS = 3000
 _ROUTE_MS_MAX = 30_000.0
 _NO_ROUTE_MS_MAX = 1000.0
+# What is true of the log a message lies in, or would have its answer not wait for the disk.
 _OF_THIS_BROKER = (
     property_names.CLUSTER,
     property_names.MSG_REGION,
@@ -55,10 +56,9 @@ _OF_THIS_BROKER = (
     property_names.TRANSACTION_PREPARED_QUEUE_OFFSET,
     property_names.WAIT,
 )
-"""What is true of the log a message lies in, or would have its answer not wait for the disk."""
 
+# What would have a message that is due put aside again.
 _DUE = (property_names.DELAY, property_names.TRANSACTION_PREPARED)
-"""What would have a message that is due put aside again."""
 
 _log = logging.getLogger(__name__)
 
@@ -91,12 +91,14 @@ class EscapeBridge:
         place = real_place(properties) if is_half else (message.topic, message.queue_id)
         if place is None:
             _log.error("a half message is passed over: it does not say for which topic it is: %s", properties)
-            return True
+            return True  # False would have it tried for ever, and all behind it wait
         topic = place[0]
         try:
             await self._send(topic, self._header(message, topic, properties, is_half=is_half), message.body)
         except RmqError as error:
             if not isinstance(error, NoRoute):
+                # The master may have moved. Without a route there is nothing to forget, and the name servers would be
+                # asked with every try.
                 self._queues.pop(topic, None)
             if self._failures.get(topic) != str(error):
                 _log.warning("a message for topic %s is not put at another broker, to be tried again: %s", topic, error)
@@ -128,11 +130,15 @@ class EscapeBridge:
     async def _send(self, topic: str, header: SendMessageV2Request, body: bytes | memoryview) -> None:
         """Raises NoRoute: no other broker's master takes the topic. Raises RemotingError, PeerRefused: it failed."""
         queue = await self._queue(topic)
+        assert queue.broker_name != self._settings.broker_name, (
+            "this broker acts for a master: it has no log to put into"
+        )
         header.queue_id, header.bname = queue.queue_id, queue.broker_name
         await self._calls.ask(queue.address, RequestCode.SEND_MESSAGE_V2, header, body=body)
 
     async def _queue(self, topic: str) -> _Queue:
         """The next of the queues that other brokers' masters have of a topic."""
+        # One at a time: a thousand messages that are due together ask name servers once for their topic.
         async with self._asking:
             known = self._queues.get(topic)
             now_ms = self._clock.monotonic_ms()

@@ -69,6 +69,7 @@ class LogComparison:
                 f"the log of {address} begins at {low}, the own one ends at {own_end}: nothing follows; remove this "
                 "slave's store, it will copy the log anew"
             )
+        # Looked for once, and anew when the master has more: the search reads both logs.
         if self.ahead_from is None or high > self.ahead_from:
             self.ahead_from = await self._parting(address, low)
         if high > self.ahead_from:
@@ -109,6 +110,7 @@ class LogComparison:
         following = await self._first_missing(address, files[1:])
         records = [start for start in store.replica.record_starts(files[following]) if start >= low]
         records += files[following + 1 : following + 2]
+        assert records == sorted(records), "records lie in the order of their offsets"
         missing = await self._first_missing(address, records)
         if missing == len(records):
             raise StoreError(f"the log of {address} changed while it was compared")
@@ -117,6 +119,7 @@ class LogComparison:
     async def _first_missing(self, address: str, offsets: list[int]) -> int:
         """The index of the first of some own records that a broker does not have, or their count."""
         low, high = 0, len(offsets)
+        # The logs are equal up to one place and differ from there on, so halving finds it: a dozen requests for a file.
         while low < high:
             middle = (low + high) // 2
             if await self._has(address, offsets[middle]):

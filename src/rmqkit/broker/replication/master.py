@@ -71,14 +71,14 @@ __all__ = ["HaMaster", "waits_for_copies"]
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.1
 _SECOND_MS = 1000.0
+# What a slave that is behind is sent in one round; in between the loop serves the others.
 _ROUND_BYTES = 1 << 20
-"""What a slave that is behind is sent in one round; in between the loop serves the others."""
 
 _UNSENT_BYTES_MAX = 4 << 20
 _MARK_MS_MIN = 2.0
 _MARKS_MAX = 2048
+# Links that wait until the name servers were asked who they are; more are sent away.
 _WAITING_MAX = 64
-"""Links that wait until the name servers were asked who they are; more are sent away."""
 
 _TOLD_MAX = 256
 _SILENT_HEARTBEATS = 2
@@ -200,7 +200,9 @@ class HaMaster:
     def replicated_offset(self, copies: int) -> int:
         """Physical offset up to which there are so many copies of the log, the master's own among them; -1 for none."""
         if copies <= 1:
+            # Not the dispatched offset: a SYNC_MASTER that is content with its own copy would wait for the dispatcher.
             return self._store.max_physical_offset
+        # Reports are physical offsets of one and the same log, so the n-th largest is what n slaves have.
         acked = sorted((link.acked_offset for link in self._counting()), reverse=True)
         return acked[copies - 2] if len(acked) > copies - 2 else -1
 
@@ -258,7 +260,7 @@ class HaMaster:
         counting: dict[IpAddress | None, list[_Link]] = {}
         for link in reporting:
             if link.read_ms < silent_since_ms and link.ip in heard:
-                continue
+                continue  # most likely the former link of a slave that came back: counted, it would be two copies
             before = counting.setdefault(link.ip, [])
             if all(other.turn > link.first_turn for other in before) and len(before) < self._copies_at(link.ip):
                 before.append(link)
@@ -303,6 +305,7 @@ class HaMaster:
     def _looked(self) -> None:
         """The members are known anew, or who is allowed: links that wait for that have their answer."""
         for link in list(self._waiting):
+            # A look that began before a link came says nothing of it: the slave may have registered in between.
             is_allowed = self._is_allowed(link.ip)
             if is_allowed or link.looks_begun < self._members.looks_ended:
                 self._waiting.remove(link)
@@ -361,6 +364,7 @@ class HaMaster:
         ):
             link.close()  # it was accepted while the port closed
             return
+        assert link not in self._links, "a link comes once"
         asks = self._members.are_told
         link.looks_begun = self._members.looks_begun
         if asks and link.ip is not None and self._count_from(link.ip) >= self._members.count_at(link.ip):
@@ -387,6 +391,8 @@ class HaMaster:
 
     def opened(self, link: _Link) -> None:
         """A link is let in; its slave has yet to report."""
+        assert link not in self._links, "a link that is listed twice would count as two copies"
+        assert link not in self._waiting, "a link that is let in waits no more"
         self._links.append(link)
         self._growth.mark(self._store.dispatched_offset, self._clock.monotonic_ms())
         if self._look is None:
@@ -394,6 +400,8 @@ class HaMaster:
 
     def reported(self, link: _Link, *, is_first: bool) -> None:
         """A slave has said how far it is."""
+        assert link in self._links, "nothing is read from a link that is not let in"
+        assert link.acked_offset <= self._store.max_physical_offset, "a slave has no more than its master"
         self._turn += 1
         link.turn = self._turn
         if is_first:
@@ -417,6 +425,7 @@ class HaMaster:
             self._on_acked()
 
     def _round(self) -> None:
+        # Before anything is sent: `send` calls `advanced` when a peer takes more, which has to ask for another round.
         self._is_round_due = False
         self._growth.mark(self._store.dispatched_offset, self._clock.monotonic_ms())
         is_more = [link.send() for link in self._links]
@@ -476,6 +485,8 @@ class _Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        # A slave that takes nothing must not hold more than this of the broker's memory: slices of mapped files are
+        # copied into the transport's buffer as soon as the socket is full.
         self._transport.set_write_buffer_limits(high=_UNSENT_BYTES_MAX)
         peer: Any = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
@@ -513,6 +524,7 @@ class _Link(asyncio.Protocol):
         self.read_ms = self._clock.monotonic_ms()
         self.acked_offset = offset
         if is_first:
+            # An empty slave begins with a whole file, as the reference's does: its own files begin where ours do.
             self.next_offset = offset or self._store.file_start(self._store.dispatched_offset)
         self._master.reported(self, is_first=is_first)
 
@@ -556,10 +568,12 @@ class _Link(asyncio.Protocol):
         left, end = min(_ROUND_BYTES, self._allowance), self._store.dispatched_offset
         try:
             while left > 0 and self.next_offset < end and (data := self._data(left)):
+                assert len(data) <= left, "a slave with flow control is sent more than it is allowed"
                 parts += (frame_head(self.next_offset, len(data)), data)
                 self.next_offset += len(data)
                 left -= len(data)
         except StoreError as error:
+            # Closing the link would have the slave come back for ever. It stays, gets heartbeats, and does not count.
             self.is_lost = True
             _log.error("slave %s cannot be sent the log: %s; empty its store", self.peer, error)
         except OSError as error:
@@ -599,7 +613,7 @@ class _Link(asyncio.Protocol):
         self.closed_because = reason
         if is_wrong:
             _log.error("slave %s is sent away: %s", self.peer, reason)
-        self._transport.abort()
+        self._transport.abort()  # close() would wait for a peer that takes nothing
 
     @property
     def _allowance(self) -> int:
@@ -635,11 +649,14 @@ class _Growth:
 
     def mark(self, end: int, now_ms: float) -> None:
         """The log ends at an offset now."""
+        assert end >= self._end, f"the log shrinks from {self._end} to {end}"
         start, self._end = self._end, end
         starts, times_ms = self._starts, self._times_ms
         if start in (-1, end) or (times_ms and now_ms - times_ms[-1] < self._apart_ms):
             return
         if len(starts) == _MARKS_MAX:
+            # Every second one goes, so that memory is bounded and the oldest byte's age stays right to the new
+            # distance.
             del starts[1::2], times_ms[1::2]
             self._apart_ms *= 2
         starts.append(start)

@@ -50,8 +50,8 @@ __all__ = ["AskMembers", "HaAddresses", "Members"]
 
 _log = logging.getLogger(__name__)
 
+# Asks the name servers for the addresses of the other brokers of this name; None: there is no news.
 AskMembers = Callable[[], Awaitable[set[str] | None]]
-"""Asks the name servers for the addresses of the other brokers of this name; None: there is no news."""
 
 _MEMBERS = "members"
 _LOOPBACK = "loopback"
@@ -164,6 +164,7 @@ class Members:
         """How many members have an address; without name servers any number may."""
         if self._ask is None:
             return _UNLIMITED
+        # A slave on this machine may come from any of its addresses, whichever name servers know it by.
         wanted = self._own if address in self._own else {address}
         if self.need_signatures and not any(map(self._has_signed, wanted)):
             return 0
@@ -172,10 +173,11 @@ class Members:
     def signed(self, address: IpAddress) -> None:
         """Somebody at an address has signed a request as only a broker or an operator can."""
         is_new = not self._has_signed(address)
-        self._signed_ms.pop(address, None)
+        self._signed_ms.pop(address, None)  # so that the dict stays in the order of the newest signatures
         self._signed_ms[address] = self._clock.monotonic_ms()
         if len(self._signed_ms) > _SIGNED_MAX:
             del self._signed_ms[next(iter(self._signed_ms))]
+        assert len(self._signed_ms) <= _SIGNED_MAX, "whoever signs from many addresses fills no memory"
         if is_new and self.need_signatures:
             self.look_soon()
 
@@ -201,14 +203,15 @@ class Members:
         assert self._ask is not None, "there are name servers"
         self.looks_begun += 1
         try:
-            told = await self._ask()
+            registered = await self._ask()
             now_ms = self._clock.monotonic_ms()
-            if told is not None:
-                for address in told:
+            if registered is not None:  # None: nobody answered, and nobody is forgotten for that
+                for address in registered:
                     if hosts := self._near(address, await resolved(address)):
                         self._known[address] = _Member(hosts, now_ms)
                 self._forget(now_ms)
         finally:
+            # Also when it failed: links that wait for the answer must not wait for ever.
             self.looks_ended = self.looks_begun
             self._on_look()
         return _NOBODY_PAUSE_MS if not self._known or self._is_any_left_out() else _PAUSE_MS

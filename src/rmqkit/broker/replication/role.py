@@ -79,7 +79,7 @@ def check_role(settings: BrokerSettings) -> None:
         if not (settings.namesrv_addr or settings.ha_master_address):
             _log.warning("a slave finds its master by the name servers or haMasterAddress, and has neither")
         return
-    settings.broker_id = MASTER_ID
+    settings.broker_id = MASTER_ID  # whatever the file says: clients take id 0 for the master, and send to nobody else
     if settings.broker_role is BrokerRole.SYNC_MASTER and not waits_for_copies(settings):
         _log.warning("brokerRole=SYNC_MASTER with inSyncReplicas=1 waits for no slave: set inSyncReplicas=2")
 
@@ -157,6 +157,7 @@ class SlaveRole:
         so from the address of that one, of itself. One on this machine may."""
         known = self._master_hosts | {_host_of(each) for each in (self._context.settings.ha_master_address,) if each}
         hosts = {_host_of(each) for each in (announced.master_address, announced.master_ha_address) if each}
+        # The last hop is the socket's own peer: those before it are what somebody wrote into a preamble.
         hop = connection.hops[-1] if connection.hops else None
         if hop is None:
             return False
@@ -164,6 +165,7 @@ class SlaveRole:
 
     def may_act(self, registration: Registration) -> None:
         """Have it go on for a master that is gone, if it is configured to."""
+        assert self.acting is None, "one part of a slave acts for its master"
         settings = self._context.settings
         if settings.acts_as_master:
             escape = EscapeBridge(settings, registration, self._client, self._context.clock)

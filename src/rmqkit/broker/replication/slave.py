@@ -59,12 +59,12 @@ _PAUSE_MS_MIN = 500.0
 _PAUSE_MS_MAX = 5000.0
 _FOR_GOOD_MS = 86_400_000.0
 _BULK_BYTES, _FEW_BYTES = 4 << 20, 64 << 10
+# Until the type of a new topic is asked for again (`SlaveSync.is_batch_topic`).
 _TOPIC_SECONDS = 0.005
-"""Until the type of a new topic is asked for again (`SlaveSync.is_batch_topic`)."""
 
+# After a read, so that its report is on its way first, and what comes meanwhile is dispatched together: of a slave that
+# is behind up to `_BULK_BYTES`, as a run of 4 MiB costs a quarter less than four of 1 MiB.
 _DISPATCH_SECONDS, _CATCH_UP_SECONDS = 0.001, 0.01
-"""After a read, so that its report is on its way first, and what comes meanwhile is dispatched together: of a slave
-that is behind up to `_BULK_BYTES`, as a run of 4 MiB costs a quarter less than four of 1 MiB."""
 
 _log = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ class HaSlave:
             ended = error
             if self.is_diverged:
                 self._remember(error)
-        self._was_compared = True  # or could not be: then the master is gone
+        self._was_compared = True  # or could not be: then the master is gone, and its slave has to serve
         if str(ended) != self._told:
             _log.warning("replication from %s: %s; trying again", master.ha_address, ended)
             self._told = str(ended)
@@ -200,9 +200,10 @@ class HaSlave:
     async def _follow(self, master: _Master) -> object:
         """Connect and append what comes until the link ends; returns why it ended, or raises that."""
         self._dispatch()  # queues that the disk refused are tried again
-        if self._divergence is not None:
+        if self._divergence is not None:  # the dispatch just found it
             raise self._divergence
         self._check_disk()
+        # What a crash left of half a frame is no record: the master would go on behind it.
         end = self._store.replica.cut_torn_tail()
         link = await self._connect(master.ha_address)
         try:
@@ -213,7 +214,9 @@ class HaSlave:
                 self._mark.unlink(missing_ok=True)
                 self._is_marked = False
             self._was_compared = True
+            # The first report counts as a copy of everything before it: under SYNC_FLUSH it has to be on the disk.
             await self._flushed_to(end)
+            assert self._store.max_physical_offset == end, "nothing is appended before the first report"
             if self._master != master:
                 return "the master is another one by now"
             self._link = link
@@ -272,6 +275,7 @@ class HaSlave:
         end = store.max_physical_offset
         is_longer = False
         for offset, data in frames:
+            # An empty log begins wherever the master's frames do: at the start of one of its files.
             if end and offset != end:
                 raise StoreError(f"the master goes on at {offset}, the own log ends at {end}: is it another master's?")
             if data:
@@ -279,15 +283,16 @@ class HaSlave:
                 end = offset + len(data)
                 is_longer = True
         self._check_disk()
+        assert not is_longer or store.max_physical_offset == end, "the slave reports what its log does not hold"
         if not is_longer:
             if frames:
                 link.report(self._reportable)  # the master may wait to hear whether this link lives
             return
         self._pause_ms, self._told = _PAUSE_MS_MIN, ""
         if self._flushes:
-            store.request_flush()
+            store.request_flush()  # reported when it is on the disk, in `_flushed`
             return
-        link.report(end)
+        link.report(end)  # before the dispatch: the master's producers wait for it
         behind_bytes = store.dispatch_behind_bytes
         if behind_bytes >= _BULK_BYTES:
             self._dispatch()
@@ -317,7 +322,7 @@ class HaSlave:
         Raises OSError: the disk refused."""
         while self._flushes and self._store.durable_offset < end:
             self._check_disk()
-            self._durable_moved.clear()
+            self._durable_moved.clear()  # before the request: a round may end before the wait begins
             self._store.request_flush()
             await self._durable_moved.wait()
 
@@ -399,14 +404,16 @@ class _Link(asyncio.BufferedProtocol):
 
     def begin(self, end: int) -> None:
         """Say where the own log ends, and take what follows."""
+        assert not self.has_begun, "a link begins once: a second first report would move the master back"
         self.has_begun = True
         self.read_ms = self._clock.monotonic_ms()
         self.report(end)
 
     def report(self, offset: int) -> None:
         """Tell the master how far the log is here; not while it takes nothing."""
+        assert offset >= self.reported, f"a report of {offset} takes back one of {self.reported}"
         self.wrote_ms = self._clock.monotonic_ms()
-        if self._may_write and self._transport is not None:
+        if self._may_write and self._transport is not None:  # else the next one says it, too
             self.reported = offset
             self._transport.write(encode_report(offset))
 
@@ -442,6 +449,7 @@ class _Link(asyncio.BufferedProtocol):
             self._rate = int(self._window_bytes * 1000 / (now_ms - self._window_ms))
             self._window_ms, self._window_bytes = now_ms, 0
         filled = self._filled + nbytes
+        assert filled <= len(self._buffer), "a read goes where there is room"
         try:
             if not self.has_begun:
                 raise FrameError("the master speaks before it was told where to begin")
@@ -451,6 +459,8 @@ class _Link(asyncio.BufferedProtocol):
             self.end(error)
             return
         self._filled = filled - taken
+        # A frame is at most as long as the buffer, so what is left of one always finds room when it stands at the
+        # start.
         if taken and self._filled:
             self._buffer[: self._filled] = self._buffer[taken:filled]
 

@@ -141,6 +141,7 @@ class SlaveSync:
         Raises BlockingIOError: the master is asked first; the same question is answered in a moment."""
         config = self._topics.get(topic)
         if config is None and self._master is not None and topic not in self._asked_for:
+            # A queue keeps the type it was made with: made wrong, its entries are of the wrong size for ever.
             if not self._missing:
                 self._tasks.start(self._ask_for_missing(), "topics of new records")
             self._missing.add(topic)
@@ -150,6 +151,7 @@ class SlaveSync:
     async def _ask_for_missing(self) -> None:
         """Take the topics until the new ones are known, or the master cannot be reached for long: it died before it
         told of them, and what it had acknowledged is to be read here, from queues as the reference makes them."""
+        assert self._missing, "begun with the first topic that is missing"
         in_vain = 0
         try:
             while not await self._try("topics", self._take_topics):
@@ -191,6 +193,8 @@ class SlaveSync:
             return decode_as(answer.payload, TopicConfigTable), total
 
         copied = await _whole(page, lambda table: table.topic_config_table)
+        # In each step: while it was waited for the master may have become another one, whose table is not to be
+        # replaced.
         if master == self._master and self._topics.take_over(copied):
             _log.info("took over %d topics of %s", len(copied.topic_config_table), master)
 
@@ -269,7 +273,7 @@ async def _whole(
             return whole
         following, total = await page(count, msgspec.json.encode(whole.data_version).decode())
         if following.data_version != whole.data_version:
-            whole = following
+            whole = following  # it changed between two pages: what was read before belongs to another table
         elif not entries_of(following).keys() - entries_of(whole).keys():
             return whole
         else:

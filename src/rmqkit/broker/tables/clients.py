@@ -271,8 +271,8 @@ def _discard(table: dict[Connection, set[str]], connection: Connection, group: s
         del table[connection]
 
 
+# How long a lock lives that is not renewed.
 LOCK_MS_MAX = 60_000
-"""How long a lock lives that is not renewed."""
 
 
 @dataclass(slots=True)

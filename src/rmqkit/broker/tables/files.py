@@ -19,8 +19,8 @@ from rmqkit.errors import StoreUnavailable
 from rmqkit.store.files import JsonFile
 
 Row = TypeVar("Row")
+# What rows were, None for new ones, and what they became.
 Changes = dict[str, tuple[Row | None, Row]]
-"""What rows were, None for new ones, and what they became."""
 
 
 class SharedWrite(Generic[Row]):
