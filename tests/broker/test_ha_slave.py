@@ -769,7 +769,7 @@ def test_a_parted_log_is_not_served_after_a_restart_without_a_master(tmp_path):
         async with parted(tmp_path, common=20, own=10, theirs=0) as (master, slave):
             slave.follow(master.ha_address, master.address)
             await until(lambda: slave.is_diverged)
-            client = slave._history._calls.remoting
+            client = slave._comparison._calls.remoting
             again = HaSlave(slave.store, BrokerSettings(), SYSTEM_CLOCK, client, address="s", flushes=False)
             assert not again.may_serve
             assert "ends at" in (slave.store.root / "diverged").read_text()

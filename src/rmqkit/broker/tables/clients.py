@@ -143,6 +143,7 @@ class ClientTable:
         """Whether a client has to send its subscriptions: their fingerprint is another one than that of the last time.
         Other than with 5.4.0 a group whose subscriptions are not here needs them, too: a client that was away for a
         while does not know that it was forgotten."""
+        # Kept for a group, not for a client: its members have the same subscriptions, or are told to send them.
         known = self._fingerprints.get(group_name)
         self._fingerprints[group_name] = fingerprint
         group = self._consumers.get(group_name)
@@ -166,6 +167,7 @@ class ClientTable:
             _log.error("client %s of %s calls itself %s now", known.client_id, connection.peer, member.client_id)
         group.members[connection] = member
         self._consumes.setdefault(connection, set()).add(data.group_name)
+        assert self._consumers[data.group_name] is group, "a member is in the group that pulls look at"
         changed = known is None
         if not keeps_topics:
             changed = group.subscribe(data.subscription_data_set) or changed
@@ -206,6 +208,7 @@ class ClientTable:
         if group is None or group.members.pop(connection, None) is None:
             return
         _discard(self._consumes, connection, group_name)
+        # An empty group has to go at once: its filter would be held alive, and tools would show it online.
         if not group.members:
             del self._consumers[group_name]
             self._fingerprints.pop(group_name, None)
@@ -221,6 +224,7 @@ class ClientTable:
         _discard(self._produces, connection, group)
         if not members:
             del self._producers[group]
+        # A client that came back over another connection keeps the entry: replies go to where it is now.
         is_known = self._producer_connections.get(member.client_id) is connection
         if is_known and connection not in self._produces:
             del self._producer_connections[member.client_id]
@@ -231,6 +235,8 @@ class ClientTable:
             self.unregister_consumer(connection, name)
         for name in list(self._produces.get(connection, ())):
             self.unregister_producer(connection, name)
+        assert connection not in self._consumes, "a closed connection is in no group: it would be notified for ever"
+        assert connection not in self._produces, "a closed connection is in no group: check-backs would go there"
 
     def close_silent(self) -> None:
         """Close the connections of clients that sent no heartbeat for too long (``channelExpiredTimeout``)."""
@@ -239,6 +245,8 @@ class ClientTable:
         silent = {c for members in tables for c, member in members.items() if member.seen_ms < oldest_ms}
         for connection in silent:
             connection.close(f"no heartbeat for {self._settings.client_silent_ms_max} ms")
+            # Now, not when the close is done: a peer that takes nothing would keep its queues from the others until
+            # then.
             self.connection_closed(connection)
         before_ms = self._clock.now_ms() - _COMPENSATED_MS
         for key in [key for key, data in self._compensated.items() if data.sub_version < before_ms]:
@@ -247,6 +255,7 @@ class ClientTable:
     def tell_changes(self) -> None:
         """Tell the members of the groups that changed since the last time (``realTimeNotifyConsumerChange`` false)."""
         untold, self._untold = self._untold, set()
+        # Only those that are still there: a group may have gone since.
         for name in untold & self._consumers.keys():
             self._tell(self._consumers[name])
 
@@ -266,6 +275,7 @@ class ClientTable:
 
 def _discard(table: dict[Connection, set[str]], connection: Connection, group: str) -> None:
     groups = table[connection]
+    assert group in groups, "the two sides of the table agree: a group has the connection, and the connection the group"
     groups.discard(group)
     if not groups:
         del table[connection]
@@ -290,6 +300,7 @@ class QueueLocks:
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Lock what is free, expired or the client's own; returns the queues it holds now."""
+        # Monotonic: a clock that is set forward would expire all locks, and two clients would consume one queue.
         now_ms = self._clock.monotonic_ms()
         locks = self._groups.setdefault(group, {})
         granted: list[MessageQueue] = []
@@ -298,6 +309,7 @@ class QueueLocks:
             if held is None or held.client_id == client_id or _is_expired(held, now_ms):
                 locks[queue] = _Lock(client_id, now_ms)
                 granted.append(queue)
+        assert all(locks[queue].client_id == client_id for queue in granted), "a queue has one owner"
         return granted
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:

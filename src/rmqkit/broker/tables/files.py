@@ -46,8 +46,10 @@ class SharedWrite(Generic[Row]):
 
     async def save_aside(self, content: Callable[[], Any]) -> None:
         """Write the table, which nobody changes any more, in a thread. Raises StoreUnavailable: the disk refused."""
+        # Before the write: what changes while it is written is due again, and must not be marked as written.
         self.is_due = False
         try:
+            # Numbered here, on the loop, in the order of the contents; threads may take the lock in another one.
             await asyncio.to_thread(self._write, next(self._numbers), content)
         except StoreUnavailable:
             self.is_due = True
@@ -55,13 +57,15 @@ class SharedWrite(Generic[Row]):
 
     def _write(self, number: int, content: Callable[[], Any]) -> None:
         with self._writing:
-            if number > self._written_number:
+            if number > self._written_number:  # else a later content is on the disk already
                 self._file.save(content())
                 self._written_number = number
 
     def changed(self, table: Mapping[str, Row], rows: Mapping[str, Row]) -> dict[str, Row]:
         """A table with other rows, which the next `done` waits for."""
         for name, row in rows.items():
+            # The row that is on the disk, also when it was changed twice since: that is what a refused write goes back
+            # to.
             before = self._changes[name][0] if name in self._changes else table.get(name)
             self._changes[name] = before, row
         return {**table, **rows}
@@ -70,12 +74,14 @@ class SharedWrite(Generic[Row]):
         """Wait until the changes made before are on the disk. Raises StoreUnavailable: they were taken back."""
         if self._round is None:
             self._round = asyncio.create_task(self._run(), name="shared write")
-        await asyncio.shield(self._round)
+        await asyncio.shield(self._round)  # others wait for it, too: who gives up must not cancel their write
 
     async def _run(self) -> None:
         async with self._one_round:
+            # From here on changes wait for the next round: this one has made its copy of the table.
             self._round = None
             changes, self._changes = self._changes, {}
+            assert changes, "a round begins when there is something to write"
             await self._write_changes(changes)
 
     def taken_back(self, table: Mapping[str, Row], changes: Changes[Row]) -> dict[str, Row]:
@@ -83,6 +89,7 @@ class SharedWrite(Generic[Row]):
         kept = dict(table)
         for name, (before, after) in changes.items():
             if name in self._changes:
+                # Changed once more meanwhile: the row stays, and the next write's way back is to before this one.
                 self._changes[name] = before, self._changes[name][1]
             elif kept.get(name) is after:
                 del kept[name]
@@ -112,7 +119,7 @@ class LazyTable(ABC):
         try:
             self._file.save(snapshot)
         except BaseException:
-            self._is_dirty = True
+            self._is_dirty = True  # from the writing thread: a bool that the loop sets and clears is safe
             raise
 
     def persist(self) -> None:

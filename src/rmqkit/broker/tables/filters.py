@@ -144,11 +144,13 @@ class FilterTable(LazyTable):
         A file made for a Bloom filter of another size is ignored as a whole."""
         stored = self._file.load(FilterFile) or FilterFile()
         entries = [data for topic in stored.filter_data_by_topic.values() for data in topic.group_filter_data.values()]
+        # As a whole: the bits that stored bitmaps have for a group mean nothing in a filter of another size.
         if not all(self._fits(data.bloom_filter_data) for data in entries):
             _log.warning("%s is ignored: its Bloom filter is not one of %s", self._file.path, self._bloom)
             return
         for data in entries:
             if data.dead_time < data.born_time:
+                # It was alive when the broker ended, which is not known to the millisecond.
                 data.dead_time = max(data.born_time, self._clock.now_ms() - _ALIVE_AT_LOAD_MS)
             try:
                 self._put(data)
@@ -166,7 +168,7 @@ class FilterTable(LazyTable):
 
     def snapshot(self) -> FilterFile:
         """A copy of the table as it is now, to be written elsewhere; what is dead for too long is forgotten."""
-        self._is_dirty = False
+        self._is_dirty = False  # first: what changes while it is written is for the next snapshot
         topics: dict[str, TopicFilters] = {}
         for topic, groups in list(self._topics.items()):
             for group in [group for group, one in groups.items() if self._is_expired(one)]:
@@ -209,6 +211,7 @@ class FilterTable(LazyTable):
 
     def _register(self, group: str, wanted: SubscriptionData) -> None:
         known = self.get(wanted.topic, group)
+        # Members of a group that is being upgraded may differ for a while: the newest subscription counts, whoever's.
         if known is not None and wanted.sub_version <= known.data.client_version:
             if wanted.sub_version == known.data.client_version:
                 self._revive(known.data)
@@ -252,8 +255,11 @@ class FilterTable(LazyTable):
         mask = bloom.mask(positions)
 
         def accept_entry(tags_code: int | None, unit: ExtUnit | None) -> bool:
+            # Without a bitmap, or with one from before this expression was known, the record itself has to be looked
+            # at.
             return unit is None or unit.store_timestamp <= data.born_time or bloom.has(unit.bitmap, mask)
 
+        assert mask, "a group without bits would want nothing, or everything"
         one = GroupFilter(data, expression, mask, _by_properties(expression.matches, accept_entry))
         self._topics.setdefault(data.topic, {})[data.consumer_group] = one
         self._topics_of.setdefault(data.consumer_group, set()).add(data.topic)
@@ -267,6 +273,7 @@ class FilterTable(LazyTable):
             return b""
         mask = 0
         for one in groups.values():
+            # Dead ones, too: a group that comes back within a day reads what was stored meanwhile.
             if one.expression.matches(arrival.properties):
                 mask |= one.mask
         return self._bloom.bitmap(mask)

@@ -90,6 +90,7 @@ class GroupTable:
         if config is None and self._may_create(group):
             config = SubscriptionGroupConfig(group_name=group)
             self._appeared[group] = Appeared(config, self._clock.monotonic_ms())
+            # Written with the others of that second: anybody can make up names, and each must not cost an fsync.
             self._change_soon(group, config)
         return config
 
@@ -114,6 +115,7 @@ class GroupTable:
     def remove_unused(self, group: str) -> Appeared | None:
         """Forget a group that appeared, unless an operator has changed it since; what it was, or None."""
         one = self._appeared.pop(group)
+        # Put anew by an operator it is another object, even if nothing is different.
         is_as_made = self._stored.subscription_group_table.get(group) is one.config
         if not is_as_made or group in self._stored.forbidden_table:
             return None
@@ -125,6 +127,7 @@ class GroupTable:
 
     def made_retry_topic(self, group: str, config: TopicConfig) -> None:
         """Note that a group's retry topic was made because the group appeared."""
+        assert config.topic_name, "the topic is found again by its name"
         if group in self._appeared:
             self._appeared[group].retry = config
 
@@ -136,6 +139,7 @@ class GroupTable:
     async def put_shared(self, *configs: SubscriptionGroupConfig) -> None:
         """Create or change groups, in one write with all that is put before it begins; they are on the disk when this
         returns, and all unchanged when it raises."""
+        assert all(config.group_name for config in configs), "a group is kept by its name"
         changed = {config.group_name: config for config in configs}
         self._replace_groups(self._shared.changed(self._stored.subscription_group_table, changed))
         await self._shared.done()
@@ -177,7 +181,7 @@ class GroupTable:
     def forbid_reading(self, group: str, topic: str, *, is_forbidden: bool) -> None:
         """Close a topic to a group, or open it again; neither needs to exist."""
         if self.is_read_forbidden(group, topic) == is_forbidden:
-            return
+            return  # no new version: slaves would copy the table for nothing
         topics = dict(self._stored.forbidden_table.get(group, {}))
         topics[topic] = topics.get(topic, 0) ^ _READ_FORBIDDEN
         topics = {topic: bits for topic, bits in topics.items() if bits}
@@ -206,7 +210,7 @@ class GroupTable:
         return SubscriptionGroupTable(version, self._stored.forbidden_table if forbidden is None else forbidden, groups)
 
     def _save(self, stored: SubscriptionGroupTable) -> None:
-        self._shared.save(self._content(stored))
+        self._shared.save(self._content(stored))  # first: when the disk refuses, nothing has changed
         self._stored = stored
 
     def _content(self, stored: SubscriptionGroupTable) -> Callable[[], dict[str, Any]]:
@@ -261,6 +265,7 @@ async def drop_unused_groups(context: UnusedGroupsContext) -> int:
     for group in candidates:
         if group in with_offsets or group not in context.groups or _has_messages(context, group):
             context.groups.keep(group)
+        # Online without an offset is no use yet: a consumer that has just started commits in a few seconds.
         elif context.clients.consumers(group) is None and _drop(context, group):
             dropped.add(group)
         await now.pause_if_over()

@@ -89,16 +89,19 @@ class OffsetTable(LazyTable):
         return [key.removeprefix(start) for key in self._table if key.startswith(start)]
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        # Also a smaller offset than before: consumers that were reset by hand commit one, and the reference takes it.
         self._table.setdefault(topic + _SEPARATOR + group, {})[queue_id] = offset
         self._is_dirty = True
         self._commits += 1
+        # As the reference, not with each commit: slaves compare versions, and would copy the table every time.
         if self._commits % _VERSION_STEP == 0:
             self._data_version.advance(self._clock.now_ms())
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Move a group: its next pull is sent to the offset, what its clients commit before that is void."""
+        assert offset >= 0, f"a reset moves a group to a message, not to {offset}"
         self._resets[group, topic, queue_id] = offset
-        self.commit(group, topic, queue_id, offset)
+        self.commit(group, topic, queue_id, offset)  # also for a group that is offline and never pulls before a restart
 
     def has_reset(self, group: str, topic: str, queue_id: int) -> bool:
         return (group, topic, queue_id) in self._resets
@@ -124,6 +127,7 @@ class OffsetTable(LazyTable):
         """Give a group the offsets that another one has on a topic; without any nothing changes."""
         offsets = self._table.get(topic + _SEPARATOR + source)
         if offsets is not None:
+            # A copy: shared, the commits of one group would move the other.
             self._table[topic + _SEPARATOR + target] = dict(offsets)
             self._is_dirty = True
 
@@ -183,6 +187,7 @@ class OffsetTable(LazyTable):
     @property
     def contents(self) -> ConsumerOffsets:
         """A copy of the table."""
+        # Copied to the last level: it is encoded in a thread while commits go on.
         groups = self.topics_by_group
         version = msgspec.structs.replace(self._data_version)
         return ConsumerOffsets(version, groups, {key: dict(queues) for key, queues in self._table.items()})

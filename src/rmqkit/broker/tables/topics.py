@@ -103,6 +103,7 @@ class StaticTopics:
     def fault(self, detail: TopicQueueMappingDetail, *, force: bool) -> str:
         """Why a mapping is not taken, or an empty text."""
         known = self.details.get(detail.topic)
+        # Two operators may remap at a time: the one who read the older mapping has the smaller epoch.
         if known is not None and not force:
             if detail.epoch < known.epoch:
                 return f"Can't accept data with small epoch {detail.epoch} < {known.epoch}"
@@ -142,6 +143,7 @@ class StaticTopics:
         version, details = copied.mapping_data_version, copied.topic_queue_mapping_detail_map
         if not isinstance(version, DataVersion) or not isinstance(details, dict) or version == self.data_version:
             return False
+        # All are looked at before one is kept: half a table of the master would carry its version, and stay half.
         for topic, detail in details.items():
             if reason := self._unsupported(detail):
                 raise StoreMismatch(f"static topics of the master: topic {topic}: {reason}")
@@ -220,6 +222,7 @@ class TopicTable:
         if missing:
             self._table.update((config.topic_name, config) for config in missing)
             self.data_version.advance(self._clock.now_ms())
+        # Not for an empty table: a broker whose topics were all deleted has old queues, too, until retention is done.
         if not self._file.path.exists():
             self._add_those_of_queues()
 
@@ -254,7 +257,7 @@ class TopicTable:
 
     def tell_all(self) -> None:
         """Have all topics told anew, as those that were changed."""
-        self.put(*self._table.values())
+        self.put(*self._table.values())  # with a new version: name servers do not look at one that they have
 
     def _missing_system_topics(self) -> list[TopicConfig]:
         system = _system_topics(self._settings)
@@ -297,11 +300,14 @@ class TopicTable:
 
     def put(self, *configs: TopicConfig) -> None:
         """Create or change topics; they are on the disk when this returns, and unchanged when it raises."""
+        assert all(config.topic_name for config in configs), "a topic is kept, and told, by its name"
         self._replace(self._table | {config.topic_name: config for config in configs})
+        # Only now: a name server that tells a producer of a topic which a crash takes away sends it to a refusal.
         self._on_change(list(configs))
 
     async def put_shared(self, *configs: TopicConfig) -> None:
         """Like `put`, in one write with all that is put so before it begins: all of it fails when that does."""
+        # Seen here at once, so that two changes that come together see each other; told when the write is done.
         self._table = self._shared.changed(self._table, {config.topic_name: config for config in configs})
         await self._shared.done()
 
@@ -315,6 +321,7 @@ class TopicTable:
             raise
         if self.data_version is not known:  # others used it up, with their own
             version, self._shared.is_due = self._next_version(), True
+        assert version != known, "a table that changed has another version, or nobody would take it over"
         self.data_version = version
         self._on_change([config for _, config in changes.values()])
 
@@ -363,7 +370,7 @@ class TopicTable:
 
     def _replace(self, table: dict[str, TopicConfig]) -> None:
         version = self._next_version()
-        self._shared.save(self._content(version, table))
+        self._shared.save(self._content(version, table))  # first: when the disk refuses, nothing has changed
         self._table, self.data_version = table, version
 
     def _change_soon(self, topic: str, config: TopicConfig | None) -> None:
@@ -381,6 +388,7 @@ class TopicTable:
         known = self._table.get(topic)
         if known is not None:
             return known
+        # As the reference: any topic with the INHERIT bit may be a template, and retry topics need none.
         default = self._table.get(template)
         allowed = default is not None and default.perm & Permission.INHERIT
         if template == names.AUTO_CREATE_TOPIC and not self._settings.auto_create_topic:
@@ -409,12 +417,13 @@ class TopicTable:
             self._change_soon(topic, created)
         else:
             self._replace(self._table | {topic: created})
+        assert self._table[topic] is created, "what name servers are told of is in the table"
         self._on_change([created])
         return created
 
     def remove_unused(self, topic: str, made: TopicConfig) -> None:
         """Forget a topic that `ensure` made and nobody changed since; `write_new` writes that. Any other stays."""
-        if self._table.get(topic) is made:
+        if self._table.get(topic) is made:  # the same object: an equal one may be what an operator made of it
             self._change_soon(topic, None)
 
 
@@ -449,6 +458,7 @@ def _system_topics(settings: BrokerSettings) -> list[TopicConfig]:
 
 def _sys_flag(topic: str, *, unit: bool) -> int:
     """UNIT, for a retry topic UNIT_SUB."""
+    # Bits of Apache's TopicSysFlag, which name servers list topics by (codes 311 to 313).
     return (2 if topic.startswith(names.RETRY_PREFIX) else 1) if unit else 0
 
 
