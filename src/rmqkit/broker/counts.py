@@ -88,6 +88,7 @@ class Noted:
 
     def fold(self) -> None:
         """Enter them."""
+        assert len(self.runs_ms) == len(self.counts), "each run has its time and its messages"
         if self.stored:
             self._came.add_all([one.size for one in self.stored])
             self._latency.observe_all(self.alone_ms)
@@ -133,6 +134,7 @@ class Counts:
         they are. What comes all day, runs of one shape, is noted in `by_shape` without a call."""
         for plain, one in zip(run, stored, strict=True):
             noted = self.by_shape.get(plain[4]) or self._of(plain[4])
+            # Folded before it is noted: nobody folds while a shape rests, and its memory is bounded all the same.
             if len(noted.stored) >= _NOTED_MAX:
                 noted.fold()
             noted.stored.append(one)
@@ -207,7 +209,7 @@ class Counts:
         topic = (_real_topic(half.properties),)
         self.totals["rocketmq_commit_messages_total" if is_commit else "rocketmq_rollback_messages_total"][topic] += 1
         open_ones = self.totals["rocketmq_half_messages"]
-        open_ones[topic] = max(0, open_ones[topic] - 1)
+        open_ones[topic] = max(0, open_ones[topic] - 1)  # half messages of before the start were not counted
         if is_commit:
             seconds = (self._clock.now_ms() - half.born_timestamp) // 1000
             self._observe("rocketmq_finish_message_latency", topic, seconds)

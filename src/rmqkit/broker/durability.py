@@ -123,8 +123,10 @@ class Durability:
     def hold(self, end_offset: int, release: Release, *, answers: int = 1) -> None:
         """Call ``release`` when the log is safe up to ``end_offset``, or when that failed or took too long.
         ``answers``: how many it gives then."""
+        assert answers > 0, "what is held gives an answer"
         self._waiting.append((end_offset, self._clock.monotonic_ms(), release, answers))
         self._answers += answers
+        # Behind the append: a flush that is already under way may end before it covers this one.
         self.wake()
         if self._expiry is None:
             self._expire_after(0)
@@ -166,6 +168,7 @@ class Durability:
         if error is not None:
             reason = f"flush failed: errno {error.errno} {error.strerror}"
             lost: list[Release] = []
+            # From the back: those in front that the disk has may still wait for slaves.
             while self._waiting and self._waiting[-1][0] > durable_offset:
                 _, _, release, answers = self._waiting.pop()
                 self._answers -= answers
@@ -175,6 +178,7 @@ class Durability:
 
     def _release(self, durable_offset: int) -> None:
         """Let the front of the queue go, as far as it waits for nothing more."""
+        # Asked once for all: one report of a slave may release thousands.
         waiting, now_ms = self._waiting, self._clock.monotonic_ms()
         copied_offset = None if self._copies is None else self._copies.confirmed_offset()
         flush_ms, copies_ms = self._flush_timeout_ms and self._flush_timeout_ms(), self._copies_timeout_ms()
@@ -185,8 +189,9 @@ class Durability:
             is_copied = copied_offset is None or end_offset <= copied_offset
             if not (is_durable or waited_ms >= (flush_ms or 0)) or not (is_copied or waited_ms >= copies_ms):
                 return
-            waiting.popleft()
+            waiting.popleft()  # before the call, which may put more
             self._answers -= answers
+            assert self._answers >= 0, "answers that left had been counted"
             if not is_copied:
                 release(Outcome.REPLICA_TIMED_OUT, "")
             else:

@@ -78,9 +78,10 @@ def by_global_number(
     @functools.wraps(handler)
     def answer(self: H, connection: Connection, command: Command) -> _Answer:
         static = self._context.topics.static
-        if static.local:
+        if static.local:  # nearly never: then not even the fields are read here
             fields = decode_fields(command)
             topic_name, number_name = ("b", "e") if command.code in _SHORT else ("topic", "queueId")
+            # What cannot be read is left to the handler, whose answer is the reference's.
             topic, number = fields.get(topic_name, ""), fields.get(number_name, "")
             if topic in static.local and number.removeprefix("-").isdecimal():
                 queue_id = static.here(topic, int(number))

@@ -59,6 +59,7 @@ class Lifecycle:
 
     def on_stop(self, stage: Stage, stop: Work) -> None:
         """Have something called when a stage stops."""
+        # At once behind the start of what it stops: a start that fails further on is undone by the same list.
         self._stacks[stage].push_async_callback(self._stop, stop)
 
     def every(self, seconds: float, work: Work, name: str, first_seconds: float | None = None) -> None:
@@ -68,6 +69,7 @@ class Lifecycle:
         task = asyncio.create_task(working, name=name)
 
         async def stop() -> None:
+            # Not cancelled: a round that writes a table ends, or its temporary file would stay.
             stopping.set()
             await task
 

@@ -98,6 +98,7 @@ class BrokerMetrics:
     async def gather(self) -> Gathered:
         """All values of the moment."""
         self._counts.fold()
+        # Series of topics that were deleted would stay for ever, and anybody may create topics.
         self._counts.forget(self._is_gone)
         return (
             self._counted()
@@ -225,6 +226,7 @@ class BrokerMetrics:
         looked_at = 0
         for group, topic, queue_count in list(self._consumed()):
             looked_at += queue_count
+            # Each queue is three reads of the store: a thousand groups would hold the loop for a second.
             if looked_at > _QUEUES_PER_TICK:
                 await asyncio.sleep(0)
                 looked_at = 0
@@ -249,7 +251,7 @@ class BrokerMetrics:
         for queue_id in range(queue_count):
             end = store.max_offset(topic, queue_id)
             consumed = offsets.get(group, topic, queue_id)
-            consumed = end if consumed is None else consumed
+            consumed = end if consumed is None else consumed  # it starts at the end, or where it is told to: not behind
             pulled = offsets.pull_offset(group, topic, queue_id) or consumed
             lag += max(0, end - consumed)
             inflight += max(0, pulled - consumed)

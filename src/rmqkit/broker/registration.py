@@ -110,6 +110,7 @@ class Registration:
         """Say good-bye to every name server; they are told of no change from now on."""
         self._is_started = False
         self._changed.clear()
+        # Before the good-bye: a registration that overtakes it would bring the broker back for two minutes.
         for task in (self._repeat, self._beat, *self._single):
             if task is not None:
                 task.cancel()
@@ -137,11 +138,13 @@ class Registration:
         except ConnectFailed as error:
             _log.warning("%s is told of no topics: %s", server, error)
             return None
+        # A new connection may be to a name server that was restarted and has nothing: it takes no increments.
         is_whole = changes is None or self._up_to_date.get(server) is not connection
         if is_whole not in made:
             made[is_whole] = self._registering(self._topics.snapshot() if is_whole or changes is None else changes)
         answer = await self._ask(server, made[is_whole](), self._settings.register_timeout_ms, logging.WARNING)
         if answer is None:
+            # Whether it took them is not known: the next time it gets all.
             self._up_to_date.pop(server, None)
         elif is_whole:
             self._up_to_date[server] = connection
@@ -192,6 +195,7 @@ class Registration:
 
     def _tell_changes(self) -> None:
         """Told with the version of now: name servers take nothing new from two registrations of one version."""
+        assert self._is_started or not self._changed, "what stopped tells of no change"
         topics, self._changed = self._changed, []
         if topics:
             changes = self._topics.snapshot(topics)
@@ -282,9 +286,11 @@ class Registration:
             lambda: request(RequestCode.QUERY_DATA_VERSION, self._identity, body), self._settings.register_timeout_ms
         )
         headers = [decode_header_leniently(answer, DataVersionResponse, missing=_CHANGED) for answer in answers]
+        # Who does not answer may have nothing: registering costs less than not being found.
         return len(headers) < len(self._name_servers) or any(header.changed for header in headers)
 
     def _with_broker_permission(self, table: TopicConfigTable) -> TopicConfigTable:
+        # In what is told only: the table keeps what operators gave each topic.
         perm = self._settings.broker_permission
         if perm & _READ_WRITE != _READ_WRITE:
             table.topic_config_table = {
@@ -297,7 +303,7 @@ class Registration:
         await asyncio.sleep(_FIRST_REPEAT_SECONDS)
         while True:
             if self._settings.force_register or await self.is_outdated():
-                await self.register()
+                await self.register()  # asking is the sign of life where nothing changed
             await asyncio.sleep(self._settings.register_interval_ms / 1000)
 
     async def _keep_beating(self) -> None:

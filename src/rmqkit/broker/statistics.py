@@ -86,6 +86,7 @@ class PutTimes:
 
     def end_minute(self) -> None:
         """To be called every minute."""
+        assert len(self._counts) == len(_PUT_BOUNDS), "a count for each bucket"
         self._last, self._counts = self._counts, [0] * len(_PUT_BOUNDS)
 
     def __str__(self) -> str:
@@ -184,7 +185,7 @@ class Statistics:
             put = self._put[topic] = [0, 0.0]
         put[0] += size
         if ms >= 1:
-            put[1] += int(ms) * count
+            put[1] += int(ms) * count  # whole ms, as Java counts: the reference's averages are the same
         self.put_times.add(ms, count)
 
     def sent_one(self, message: PutMessage, put: PutResult, ms: float, count: int = 1) -> None:
@@ -258,6 +259,7 @@ class Statistics:
             counter = self._counters[name, key] = _Counter()
         counter.sum += count
         counter.times += times
+        # Only what changed gets a sample: thousands of queues at rest cost nothing.
         for changed in self._changed:
             changed.add(counter)
 
@@ -335,6 +337,7 @@ class Statistics:
     def _take_in(self) -> None:
         """Enter what came and went since the last time."""
         ends = self._store.queue_ends()
+        # Growth is read from the queues, so that a put counts nothing; the first look is what was there at the start.
         if self._ends is None:
             self._log_start = self._store.max_physical_offset
         else:
@@ -363,7 +366,10 @@ class Statistics:
         sends: list[tuple[str, int, int]] = []
         for (topic, queue_id), count in grown.items():
             place = topic, queue_id
+            assert count > 0, f"queue {place} is told to have grown by {count}"
             self.add(_PUTS, self._cluster, count)
+            # In this order: dead letters are no puts of the topic, messages of a batch are one put, and what the broker
+            # itself put took nobody's time. Each takes at most what is left, as notes and growth may be a tick apart.
             count -= _taken(self._dead, place, count)
             puts = count - _taken(self._together, place, count - 1)
             sent = puts - _taken(self._inner, place, puts)

@@ -113,6 +113,7 @@ class Claims:
     def _alive(self, address: str | None, connection: Connection) -> LiveBroker | None:
         """A broker that is alive over another connection than this."""
         for live in () if address is None else self._routes.living(address):
+            # Over this very connection it speaks for itself; over a closed one it is as good as gone.
             if live.connection is not connection and getattr(live.connection, "is_open", False):
                 return live
         return None
@@ -156,6 +157,7 @@ class Unregistration:
     async def stop(self) -> None:
         """Take what still waits, and end."""
         await self._tasks.close()
+        # A good-bye that was answered with success is kept.
         self._take(self._drained())
 
     async def _run(self) -> None:
@@ -194,6 +196,7 @@ class Notices:
 
     def tell(self, change: MemberChange) -> None:
         """Tell the members of a group, soon."""
+        assert change.members, "a notice goes to somebody"
         lowest = min(change.members)
         header = MinBrokerIdChange(
             min_broker_id=lowest,

@@ -124,6 +124,7 @@ class KeyValues:
                 await self._replace(namespace, {name: value for name, value in known.items() if name != key})
 
     async def _replace(self, namespace: str, values: dict[str, str]) -> None:
+        # Seen by others only when it is on the disk: brokers would take over an order that a crash takes back.
         table = {**self._table, namespace: values}
         await asyncio.to_thread(self._file.save, _Stored(table))
         self._table = table
@@ -218,6 +219,7 @@ class BrokerHandlers(TableHandlers):
         if header.body_crc32 and zlib.crc32(body) & 0x7FFFFFFF != header.body_crc32:
             return reply(command, ResponseCode.SYSTEM_ERROR, "crc32 not match")
         is_plain = not header.compressed and body[:1] in (b"", b"{")
+        # Behind one that is read aside, all go that way: two registrations of a broker must not change places.
         if not is_plain or len(body) > SLOW_BYTES_MAX or self._aside.locked():
             return self._register_aside(connection, command, header)
         decoded = decode_registration(body, is_compressed=False, version=command.version)
@@ -312,6 +314,7 @@ class BrokerHandlers(TableHandlers):
         header = decode_header(command, RegisterTopicRequest)
         route = decode_body(command, TopicRoute)
         named = self._claims.addresses_of(queue.broker_name for queue in route.queue_datas)
+        # An operator may move the queues of a broker that is gone, or that does not know better.
         is_admin = self._settings.admin_addresses.include(connection.hops)
         if not is_admin and (refused := self._claims.speaks_for(connection, command, named)) is not None:
             return refused

@@ -169,14 +169,17 @@ class RouteTable:
         if self._is_increment_without_base(registration):
             return Registered(is_accepted=False)
         self._leave_former_name(registration)
+        # From here to the topics nothing waits: who asks in between sees the group before or after, never half of it.
         addresses = self._broker_entry(registration).broker_addrs
         is_new_lowest = bool(addresses) and registration.broker_id < min(addresses)
+        # A broker whose id changed, as a slave's that became master, must not be found under both.
         for other_id in [i for i, address in addresses.items() if address == registration.address]:
             if other_id != registration.broker_id:
                 del addresses[other_id]
         if self._is_outdated(registration, addresses):
             self._live.pop(registration.key, None)
             return Registered()
+        assert list(addresses.values()).count(registration.address) <= 1, "one address has one id"
         is_first = registration.broker_id not in addresses
         addresses[registration.broker_id] = registration.address
         before = self._live.get(registration.key)
@@ -193,9 +196,11 @@ class RouteTable:
             overwrite = is_first or not is_same
             for _ in self._take_topics(registration, overwrite=overwrite, forget_missing=forget_missing):
                 yield
+                # It left, or registered anew, while others had their turn: what is still to come is not true any more.
                 if self._live.get(registration.key) is not live:
                     return Registered()
         self._take_filter_servers(registration)
+        # A copy: the notice goes out later, and tells of the group as it is now.
         change = MemberChange(registration.broker_name, dict(addresses), None, registration.ha_address)
         return Registered(master=self._master_for(registration), change=change if is_new_lowest else None)
 
@@ -220,7 +225,7 @@ class RouteTable:
         live = self._live.get(key)
         if live is None:
             return None
-        live.seen_ms = self._monotonic_ms()
+        live.seen_ms = self._monotonic_ms()  # any sign will do: 4.9 brokers have no heartbeats, and ask for versions
         return live.data_version
 
     # -- leaving
@@ -330,6 +335,8 @@ class RouteTable:
 
     def _is_outdated(self, registration: Registration, addresses: Mapping[int, str]) -> bool:
         """Whether another living process holds this id with a newer state version."""
+        # The state version counts elections of a controller: the former master may register once more behind the new
+        # one.
         holder = addresses.get(registration.broker_id)
         if holder is None or holder == registration.address:
             return False
@@ -343,6 +350,7 @@ class RouteTable:
             for topic in [topic for topic, queues in self._queues.items() if name in queues and topic not in table]:
                 self._drop_queues(topic, {name})
                 yield
+        # An acting master takes no messages: producers see its queues as unwritable, whatever its table says.
         is_acting = registration.broker_id != MASTER_ID and bool(registration.enable_acting_master)
         for topic, config in table.items():
             queues = self._queues.setdefault(topic, {})
@@ -394,10 +402,12 @@ class RouteTable:
             if lowest in addresses or not broker.enable_acting_master:
                 return None
             return MemberChange(name, dict(addresses), departure.address, None)
+        # Of one batch both may be true of a name: first it lost one address, then the last.
         changes.removed.add(name)
         changes.reduced.discard(name)
         del self._brokers[name]
         self._leave_clusters(name)
+        assert all(self._clusters.values()), "a cluster without brokers is forgotten with its last one"
         return None
 
     def _leave_clusters(self, broker_name: str) -> None:
@@ -412,6 +422,7 @@ class RouteTable:
             for name in changes.reduced
             if self._brokers[name].enable_acting_master and MASTER_ID not in self._brokers[name].broker_addrs
         ]
+        # Its slave goes on, and takes no messages: producers must not wait for their time-out to learn that.
         for name in masterless:
             self.wipe_write_perm(name)
         if changes.removed:
@@ -426,6 +437,7 @@ class RouteTable:
         for name in broker_names:
             queues.pop(name, None)
             mappings.pop(name, None)
+        # An empty topic is no topic: its route would be one without brokers, which clients take for a broken cluster.
         if not queues:
             self._queues.pop(topic, None)
         if not mappings:
@@ -436,6 +448,7 @@ class RouteTable:
         for queues in self._queues.values():
             queue = queues.get(broker_name)
             if queue is not None:
+                # Replaced, not changed: a route that was handed out may still be encoded.
                 queues[broker_name] = msgspec.structs.replace(queue, perm=change(queue.perm))
                 count += 1
         return count
@@ -467,7 +480,7 @@ def _queue_data(broker_name: str, config: TopicConfig, perm: int) -> QueueData:
 def with_acting_masters(topic: str, route: TopicRoute) -> TopicRoute:
     """The route with the lowest id of each masterless, unwritable group that acts as master under id 0."""
     if topic.startswith(SYNC_BROKER_MEMBER_PREFIX):
-        return route
+        return route  # brokers ask by it who is there: they want true ids
     unwritable = {queue.broker_name for queue in route.queue_datas if not queue.perm & Permission.WRITE}
     brokers = [_acting(broker) if broker.broker_name in unwritable else broker for broker in route.broker_datas]
     return msgspec.structs.replace(route, broker_datas=brokers)

@@ -17,7 +17,7 @@ from rmqkit.errors import SettingsError
 def split_address(text: str) -> tuple[str, int]:
     """Host and port of ``host:port``.
     Raises ValueError: no name server could know the host, or the port is not a number from 0 to 65535."""
-    host, _, port = text.strip().rpartition(":")
+    host, _, port = text.strip().rpartition(":")  # the last one: a bare IPv6 host has more of them
     if not _is_host(host) or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"address {text!r} must be host:port, for example 127.0.0.1:9876")
     return host.removeprefix("[").removesuffix("]"), int(port)

@@ -71,6 +71,8 @@ class Freshness:
             return None
         ahead = signature.number - session.highest
         if ahead > 0:
+            # Bit n says whether the number n below the highest came. The shift is bounded: a client may name any
+            # number, and Python would build an integer of that many bits.
             session.seen = (session.seen << min(ahead, _NUMBERS_MAX) | 1) & ((1 << _NUMBERS_MAX) - 1)
             session.highest = signature.number
         elif -ahead >= _NUMBERS_MAX or session.seen >> -ahead & 1:
@@ -78,6 +80,7 @@ class Freshness:
         else:
             session.seen |= 1 << -ahead
         session.signed_ms = max(session.signed_ms, signature.signed_ms)
+        assert session.seen & 1, "the highest number came"
         return None
 
     def _has_room(self, now_ms: int) -> bool:
@@ -231,6 +234,7 @@ class Authentication:
         """The reference's remark for a request that is not let in, or None."""
         fields = decode_fields(command)
         remark = self._unknown(fields, command)
+        # Also for codes of the white list: what a handler reads there must not be the user of an earlier request.
         connection.user = fields.get(ACCESS_KEY) if remark is None else None
         if remark is not None and command.code not in self._white_list:
             return remark
@@ -253,6 +257,7 @@ class Authentication:
             secret = user.password or ""
         if not verify(fields, command.body, secret):
             return "check signature failed."
+        # Whoever sends a full signature is held to it, whether or not they are required.
         try:
             signed = verify_fully(command.code, fields, command.body, secret)
         except HeaderError as error:

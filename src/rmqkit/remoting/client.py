@@ -85,7 +85,7 @@ class Permits:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                 await turn
         except TimeoutError:
-            if turn.done() and not turn.cancelled():
+            if turn.done() and not turn.cancelled():  # given in the same turn of the loop: it would be lost
                 return True
             self._go_on()  # those behind may want less
             return False
@@ -103,6 +103,7 @@ class Permits:
             size = self._bytes_max
         self.free += 1
         self.free_bytes += size
+        assert self.free_bytes <= self._bytes_max, "a permit is given back once, with the size that was taken"
         if self._waiting:
             self._go_on()
 
@@ -221,6 +222,7 @@ class RemotingClient:
         Raises RequestTimedOut: no answer within ``timeout_ms``, the connecting included.
         Raises ConnectionLost: the connection closed first."""
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        # Before anything is waited for: a signature holds for minutes, and the opaque is no part of what is signed.
         if self._signer is not None:
             self._signer.sign(command)
         if not self._permits.take_now() and not await self._permits.take(timeout_ms):
@@ -268,6 +270,7 @@ class RemotingClient:
             return connection
         if self._closed:
             raise ConnectFailed(address, "this client is closed", "make a new one")
+        # One attempt for all who want it: a thousand calls at the start make one connection.
         task = self._connecting.get(address)
         if task is None:
             task = asyncio.ensure_future(self._connect(address))
@@ -288,7 +291,7 @@ class RemotingClient:
 
     async def close(self) -> None:
         """Close every connection; calls under way get ConnectionLost."""
-        self._closed = True
+        self._closed = True  # first: nobody connects any more while the others are waited for
         for task in list(self._connecting.values()):
             task.cancel()
         await asyncio.gather(*self._connecting.values(), return_exceptions=True)
@@ -338,12 +341,12 @@ class RemotingClient:
             return
         connection = task.result()
         if self._closed:
-            connection.abort()
+            connection.abort()  # it stood in the same turn in which this client was closed
         else:
             self._connections[address] = connection
 
     def _lost(self, address: str, connection: Connection) -> None:
-        if self._connections.get(address) is connection:
+        if self._connections.get(address) is connection:  # else it was replaced, or dropped
             del self._connections[address]
         if self._on_close is not None:
             with contextlib.suppress(RuntimeError):  # the loop may be closing

@@ -181,6 +181,8 @@ class Connection(asyncio.Protocol):
 
     def go_on(self) -> None:
         """Handle what came while the connection was held, in the next turn of the loop."""
+        assert self._is_held, "who goes on has held it"
+        # Not here: the caller may be in the middle of answering others, whose replies would leave in another order.
         self._loop.call_soon(self._go_on)
 
     def cork(self) -> None:
@@ -209,6 +211,7 @@ class Connection(asyncio.Protocol):
             else:
                 self._transport.writelines(unsent)
             if self._limits is not None:
+                # After the write: what the socket took at once is not memory.
                 waiting = self._transport.get_write_buffer_size()
                 if waiting >= _UNSENT_TOLD_BYTES or self._is_unsent_told:
                     self._is_unsent_told = waiting >= _UNSENT_TOLD_BYTES
@@ -237,7 +240,9 @@ class Connection(asyncio.Protocol):
         if not self.is_open:
             answer.set_exception(ConnectionLost(self.peer, self._closed_because))
             return answer
+        # Java reads it as a signed int, and Apache's clients count up from 0 per process, ours per connection.
         self._opaque = (self._opaque + 1) & _OPAQUE_MASK
+        assert self._opaque not in self._calls, "2**31 calls are not under way at a time"
         command.opaque = self._opaque
         now_ms = self._clock.monotonic_ms()
         self.send(command)  # raises what cannot be encoded, before anything waits for its answer
@@ -263,7 +268,7 @@ class Connection(asyncio.Protocol):
         """Close at once and free what is kept of its incomplete frame."""
         _log.warning("closing connection of %s: %s", self.peer, reason)
         self._closed_because = reason
-        self._splitter = FrameSplitter()
+        self._splitter = FrameSplitter()  # the frame's bytes are free now, not when the socket is gone
         self._incomplete_bytes = 0
         self.abort()
 
@@ -274,7 +279,7 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
         self._name_peer(transport.get_extra_info("peername"))
         if self._tls is not None:
-            self.flush()  # the handshake begins
+            self.flush()  # the client speaks first: the handshake begins
         if self._on_open is not None:
             self._on_open(self)
 
@@ -289,6 +294,7 @@ class Connection(asyncio.Protocol):
             elif self._tls is not None:
                 data = self._tls.feed(data)
             frames = self._splitter.feed(data)
+            # Reading is paused then, but what the kernel handed over before, and all that TLS held, still comes.
             if self._is_held:
                 self._later.extend(frames)
             elif frames:
@@ -310,7 +316,7 @@ class Connection(asyncio.Protocol):
         self._resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self._transport = None  # first: what is called below must not write any more
         if self._sweep is not None:
             self._sweep.cancel()
         reason = str(exc) if exc else self._closed_because
@@ -331,9 +337,11 @@ class Connection(asyncio.Protocol):
 
     def _handle_all(self, frames: list[Frame]) -> None:
         """Handle what was read in its order, up to a request that holds the connection."""
+        assert not self._is_held, "what comes behind a request that holds the connection waits for it"
         left = iter(self._router.remaining(self, frames))
         if len(frames) == 1 or self._router.batch is None:
             self._handle_left(left)
+        # Not for nothing: most reads of a busy port are plain sends, and the fast path leaves none of them.
         elif (first := next(left, None)) is not None:
             with self._router.batch():
                 self._handle(first)
@@ -365,7 +373,7 @@ class Connection(asyncio.Protocol):
 
     def _give_up(self, error: ProtocolError) -> None:
         _log.warning("closing connection of %s: %s", self.peer, error)
-        self.close()
+        self.close()  # what was answered before the damage still leaves
         self._closed_because = str(error)
 
     def _finish_read(self) -> None:
@@ -417,7 +425,7 @@ class Connection(asyncio.Protocol):
                 self._transport.pause_reading()
                 own.when_settled(self._open_late)
             return b""
-        self._sniffer = None
+        self._sniffer = None  # from now on a read costs one comparison
         self._tls = opened.tls
         if opened.source is not None and sniffer.believes(self.hops):
             self._name_peer(opened.source)

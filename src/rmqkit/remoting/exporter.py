@@ -92,6 +92,7 @@ class Exporter:
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader) -> bytes:
+        # The reader's limit is what bounds the head; the time is bounded by who called.
         try:
             head = await reader.readuntil(_END)
         except asyncio.LimitOverrunError:
@@ -228,7 +229,7 @@ class MeteredConnection(Connection):
         request, self._request = self._request, None
         if request is not None and not request.is_one_way:
             if len(self._held) >= _HELD_MAX:
-                self._held.pop(next(iter(self._held)))
+                self._held.pop(next(iter(self._held)))  # the oldest, most likely never answered
             self._held[request.opaque] = request, self.active_ms
 
 

@@ -100,6 +100,7 @@ class Limits:
         """Forget a connection that was counted."""
         self._count -= 1
         self._counts[address] -= 1
+        assert self._count >= 0 <= self._counts[address], "more connections went than came"
         if not self._counts[address]:
             del self._counts[address]
         self.incomplete_bytes -= self._incomplete.pop(connection, 0)
@@ -108,6 +109,7 @@ class Limits:
     def keeps(self, connection: LimitedConnection, incomplete_bytes: int, *, is_new: bool) -> None:
         """Note how much of an incomplete frame a connection keeps.
         ``is_new``: the frame began with what was read just now, so it is the youngest."""
+        # The dict's order is the order in which frames began: taken out and put in again, a new frame is the last.
         before = self._incomplete.pop(connection, 0) if is_new else self._incomplete.get(connection, 0)
         self.incomplete_bytes += incomplete_bytes - before
         if incomplete_bytes:
@@ -116,6 +118,7 @@ class Limits:
             self._incomplete.pop(connection, None)
         while self.incomplete_bytes > self._settings.incomplete_bytes_max and self._incomplete:
             oldest = next(iter(self._incomplete))
+            # Forgotten before the cut: the connection tells of its end, and would be counted down twice.
             self.incomplete_bytes -= self._incomplete.pop(oldest)
             self.cut += 1
             oldest.cut(
@@ -127,7 +130,7 @@ class Limits:
         self._note_unsent(connection, unsent_bytes)
         limit = self._settings.unsent_bytes_max
         if self.unsent_bytes > limit:
-            self._ask_all()
+            self._ask_all()  # peers have taken some since they were noted
             if self.unsent_bytes > limit - limit // 8:
                 self._cut_largest(limit)
 

@@ -119,6 +119,7 @@ class Router:
 
     def remaining(self, connection: Connection, frames: list[Frame]) -> Iterable[Frame]:
         """The requests of one read that have to be handled one by one, after `fast_path` has answered those before."""
+        # Where every request has to be looked at first, or sent away, none is plain.
         if self.fast_path is None or self._refusal is not None or self._is_going_away:
             return frames
         if len(frames) == 1 and not frames[0].body:
@@ -128,6 +129,7 @@ class Router:
     def handle(self, connection: Connection, command: Command) -> None:
         """Answer one request; the reply goes out with the others of this tick."""
         handler, lane = self._handlers.get(command.code, _NOBODY)
+        # A full lane answers before signatures are looked at: those cost the time that it lacks.
         if self._is_going_away and command.version > _GO_AWAY_SINCE:
             answer: Command | Awaitable[Command | None] | None = reply(
                 command, ResponseCode.GO_AWAY, "this process is shutting down"
@@ -169,7 +171,8 @@ class Router:
             response = _failure(connection, command, error)
         finally:
             if lane is not None:
-                lane.requests -= 1
+                lane.requests -= 1  # also when the task is cancelled, or the lane would be full one day
+                assert lane.requests >= 0, f"lane {lane.name} let out more requests than it let in"
         if response is not None:
             (connection.on_one_way_reply(command, response) if command.is_one_way else connection.send(response))
 
@@ -235,6 +238,7 @@ class Answering:
 
     def register(self, router: Router) -> None:
         """Answer the codes from a port; lanes are shared by all ports."""
+        # Of the class itself: a base class's handlers would take their codes a second time.
         for name, method in vars(type(self)).items():
             for answered in getattr(method, "answered", ()):
                 handler = getattr(self, name)

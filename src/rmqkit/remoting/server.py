@@ -108,6 +108,7 @@ class RemotingServer:
 
     async def drain(self, grace_ms: int) -> None:
         """Send peers away that know GO_AWAY, until they are gone or ``grace_ms`` has passed."""
+        # Answers under way are waited for; new requests are answered with GO_AWAY, and such clients go elsewhere.
         self._router.go_away()
         until_ms = self._clock.monotonic_ms() + grace_ms
         while (self.connections or not self._router.is_idle) and self._clock.monotonic_ms() < until_ms:  # noqa: ASYNC110
@@ -121,6 +122,7 @@ class RemotingServer:
         waiting = [connection.closed for connection in self.connections]
         for connection in list(self.connections):
             connection.close()
+        # A peer that takes nothing would keep its connection, and this stop, for ever.
         if waiting:
             _, late = await asyncio.wait(waiting, timeout=1.0)
             for connection in list(self.connections):
@@ -159,7 +161,7 @@ class RemotingServer:
         self.connections.add(connection)
         self._addresses[connection] = address = connection.hops[0] if connection.hops else None
         if not self.limits.opened(connection, address):
-            connection.abort()
+            connection.abort()  # counted all the same: `_forget` follows
         if self._server is not None and not self._server.is_serving():
             connection.abort()  # it was accepted while the port closed: nobody else would end it
         if self._on_open is not None:
@@ -167,6 +169,7 @@ class RemotingServer:
 
     def _forget(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        # With the address it came from: a preamble may have given it another one since.
         self.limits.closed(connection, self._addresses.pop(connection))
         if self._on_close is not None:
             self._on_close(connection)

@@ -46,6 +46,7 @@ def parse_proxy_header(data: bytes) -> ProxyHeader | None:
 
 
 def _parse_v1(data: bytes) -> ProxyHeader | None:
+    # Searched no further than it may be: a stranger's endless line would be looked through with each read.
     end = data.find(b"\r\n", 0, _V1_BYTES_MAX)
     if end < 0:
         if len(data) >= _V1_BYTES_MAX:
@@ -73,6 +74,7 @@ def _parse_v2(data: bytes) -> ProxyHeader | None:
         raise FrameError(f"PROXY header v2 has version and command {command:#x}: only 0x20 and 0x21 are known")
     if len(data) < size:
         return None
+    # LOCAL is the balancer's own health check; a family that is not known (Unix sockets) names nobody.
     address_bytes = _V2_ADDRESS_BYTES.get(family >> 4)
     if command == _V2_LOCAL or address_bytes is None:
         return ProxyHeader(size, None)
@@ -129,6 +131,7 @@ class ProtocolSniffer:
             if header is None:
                 return None
             if header.size:
+                # One preamble: a second one is the peer's own writing, and no frame.
                 self._accepts_proxy = False
                 self._source = header.source
                 self._held = self._held[header.size :]
@@ -136,6 +139,7 @@ class ProtocolSniffer:
             return None
         if self.waits_for is not None:
             return None
+        assert self._held, "the first byte decides"
         return Sniffed(self._source, self._layer(self._held[0]), self._held)
 
     @property

@@ -32,7 +32,7 @@ class Tasks:
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run a coroutine until it ends or `close`."""
         task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
+        self._tasks.add(task)  # the loop itself keeps tasks by weak references only
         task.add_done_callback(self._ended)
         return task
 
@@ -78,7 +78,7 @@ async def keep_doing(
     loop = asyncio.get_running_loop()
     told = ""
     while True:
-        wake.clear()
+        wake.clear()  # before the action: what happens while it runs is for the next run
         not_before = loop.time() + gap_ms / 1000.0
         try:
             pause_ms = await action()
@@ -94,6 +94,7 @@ async def keep_doing(
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_ms / 1000.0):
                 await wake.wait()
+                # A flood of wake-ups must not become a flood of requests.
                 await asyncio.sleep(max(0.0, not_before - loop.time()))
 
 
@@ -109,7 +110,7 @@ async def repeat(
     while not end.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(end.wait(), pause_seconds)
-            return
+            return  # it was set: no time-out
         pause_seconds = seconds
         try:
             done = work()
@@ -177,6 +178,7 @@ class Turns:
             self._step()
 
     def _work(self) -> None:
+        assert not self._is_working, "a piece that adds another one must not do it inside itself"
         self._is_working = True
         now = Slice()
         while self._pieces and not now.is_over:

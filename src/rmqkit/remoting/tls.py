@@ -66,6 +66,7 @@ class OwnCertificate:
             making.add_done_callback(self._settle)
 
     def _settle(self, made: asyncio.Future[ssl.SSLContext]) -> None:
+        assert not self.is_settled, "it is made once"
         waiting, self._waiting = self._waiting, []
         if made.cancelled():  # the loop ends
             return
@@ -187,12 +188,13 @@ class ServerTls:
 
     def layer(self) -> TlsLayer:
         """The TLS side of a connection that begins now."""
+        # Made for this run and in no file: there is nothing to look at.
         if self.own is not None:
             assert self.own.context is not None, "who has a certificate made waits for it"
             return TlsLayer(self.own.context, server_side=True)
         seen = self._look()
         if seen != self._seen:
-            self._seen = seen
+            self._seen = seen  # also when they cannot be used: told once, not for each connection
             try:
                 self._context = self._load()
                 _log.info("certificate files %s were loaded again", ", ".join(map(str, self._files)))
@@ -296,6 +298,7 @@ class TlsLayer:
             return False
         except ssl.SSLError as error:
             raise FrameError(f"TLS handshake failed: {error.reason or error}") from None
+        assert not self._is_established, "a handshake is done once"
         self._is_established = True
         for plain in self._unsent:
             self._tls.write(plain)

@@ -114,12 +114,15 @@ class _Entries:
         self._prefixed: list[tuple[list[_Entry], int]] = []
         around: list[int] = []
         for index, prefix in enumerate(self._prefixes):
+            # Sorted, a prefix stands behind all that it begins with: a stack of those that are still open finds the
+            # longest one in one pass.
             while around and not prefix.startswith(self._prefixes[around[-1]]):
                 around.pop()
             self._prefixed.append((by_prefix[prefix], around[-1] if around else -1))
             around.append(index)
 
     def decisive(self, resource: str, actions: Actions, ip: str) -> _Entry | None:
+        # Entries of one resource stand in the order in which they were given: the first that matches decides.
         for entry in self._names.get(resource, ()):
             if entry.concerns(actions, ip):
                 return entry
@@ -131,6 +134,7 @@ class _Entries:
                 for entry in entries:
                     if entry.concerns(actions, ip):
                         return entry
+            assert around < index, "the way to shorter prefixes leads back in the list, and ends"
             index = around
         return None
 
@@ -211,10 +215,12 @@ class Authorization:
     def _is_free(self, user: str | None) -> bool:
         if user is None:
             return False
+        # The inner name goes before a user of that name: operators cannot take brokers' rights away by mistake.
         known = self._access.users.get(user)
         return user == self._inner or (known is not None and known.user_type == SUPER)
 
     def _index(self, user: str) -> PolicyIndex:
+        # By identity: the table is replaced with every change, so nothing has to be told.
         if self._indexed is not self._access.acls:
             self._indexes, self._indexed = {}, self._access.acls
         index = self._indexes.get(user)
@@ -226,7 +232,7 @@ class Authorization:
 def message_at(store: MessageStore, physical_offset: int) -> Record | None:
     """The message at a physical offset, None where none begins.
     Raises NotReadable: it is none, or its queue does not know it (yet), or knows another one of that number."""
-    store.dispatch()
+    store.dispatch()  # what was put in this tick has no queue entry yet, and would be refused
     raw = store.log.record_at(physical_offset) if physical_offset >= 0 else None
     try:
         record = None if raw is None else decode_record(raw)

@@ -103,6 +103,7 @@ class AccessTable:
         former = self.users.get(name)
         self._refuse(former is None, "The user is not exist")
         assert former is not None, "just looked at"
+        # Twice: neither may a normal user make a super user, nor change one.
         self._refuse_super(former.user_type, asker, "update")
         changed = UserInfo(
             username=name,
@@ -118,6 +119,7 @@ class AccessTable:
         if name in self.users:
             self._refuse_super(self.users[name].user_type, asker, "update")
             subject = f"{_USER}:{name}"
+            # With its policies: they would be the next user's of that name.
             users = {key: user for key, user in self.users.items() if key != name}
             self._save(users, {key: acl for key, acl in self._stored.acls.items() if key != subject})
 
@@ -238,7 +240,7 @@ class AccessTable:
 
     def _save(self, users: dict[str, UserInfo], acls: dict[str, AclInfo]) -> None:
         stored = _Stored(users, acls)
-        self._file.save(msgspec.to_builtins(stored))
+        self._file.save(msgspec.to_builtins(stored))  # first: a right that a crash takes back was never given
         self._stored = stored
 
 

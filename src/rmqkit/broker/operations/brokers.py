@@ -243,6 +243,7 @@ class UnsupportedHandlers(Handlers[OperationsContext]):
 
     def register(self, dispatch: Router) -> None:
         super().register(dispatch)
+        # What a port answers by now stays: this is registered last.
         for code in REASONS.keys() - dispatch.codes:
             dispatch.register(code, self.refuse)
 

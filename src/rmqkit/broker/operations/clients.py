@@ -72,7 +72,7 @@ class ClientHandlers(Handlers[OperationsContext]):
         if _size(data) > _AT_ONCE_MAX:
             return self._heartbeat_in_slices(connection, command, data, member)
         topic_count, started_ms = len(self._context.topics), self._context.clock.monotonic_ms()
-        differ = any([*self._consumers(connection, member, data)])
+        differ = any([*self._consumers(connection, member, data)])  # a list: any() would stop at the first that differs
         answer = self._took_in(connection, command, data, member, differ, started_ms)
         return (
             answer
@@ -98,6 +98,7 @@ class ClientHandlers(Handlers[OperationsContext]):
         fingerprint = data.heartbeatFingerprint
         keeps_topics = bool(fingerprint) and data.withoutSub
         for consumer in data.consumerDataSet:
+            # Skipped without a word, as by the reference: the client's other groups are fine.
             if self._context.settings.reject_pull_consumers and consumer.consume_type == CONSUME_ACTIVELY:
                 continue
             config = self._context.groups.get(consumer.group_name)
@@ -121,6 +122,7 @@ class ClientHandlers(Handlers[OperationsContext]):
         started_ms: float,
     ) -> Command:
         """Take in the producers, too; the answer."""
+        # Consumers come first, as with the reference, whose statistics tell their times apart.
         consumers_ms = self._context.clock.monotonic_ms()
         for producer in data.producerDataSet if connection.is_open else ():
             self._context.clients.register_producer(connection, member, producer.group_name)
@@ -175,6 +177,7 @@ class ClientHandlers(Handlers[OperationsContext]):
     def lock_queues(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
         """Lock queues for a client; which of them it holds now."""
         body = decode_body(command, LockBody)
+        # Here first: what this broker does not grant the others are not asked for.
         granted = self._context.queue_locks.lock(body.consumer_group, body.client_id, body.queues)
         if self._needs_namesakes(body):
             return self._lock_with_namesakes(command, body, granted)
@@ -193,7 +196,8 @@ class ClientHandlers(Handlers[OperationsContext]):
     async def _lock_with_namesakes(self, command: Command, body: LockBody, granted: list[MessageQueue]) -> Command:
         """Grant what more than half of the brokers of this name grant (``lockInStrictMode``)."""
         asked = replace(body, queues=granted, only_this_broker=True)
-        votes = Counter(granted)
+        assert not body.only_this_broker, "brokers that ask each other would go round in circles"
+        votes = Counter(granted)  # the own vote
         for answer in await self._context.ask_namesakes(lambda: _with_body(RequestCode.LOCK_BATCH_MQ, asked)):
             votes.update(decode_as(answer.payload, LockedQueues).queues)
         agreed = [queue for queue in granted if votes[queue] > self._context.settings.replica_count // 2]
@@ -208,6 +212,7 @@ class ClientHandlers(Handlers[OperationsContext]):
         name = retry_topic(consumer.group_name)
         if self._context.topics.get(name) is not None:
             return
+        # In order if any of its topics is: retried messages of an ordered topic come one after the other, too.
         topics = [self._context.topics.get(data.topic) for data in consumer.subscription_data_set]
         made = self._context.topics.ensure(
             name,

@@ -133,7 +133,7 @@ class GroupHandlers(Handlers[OperationsContext]):
         for config in wanted:
             await now.pause_if_over()
             fault = group_fault(config.group_name)
-            if fault is not None:
+            if fault is not None:  # nothing was changed yet: the write below is one for all
                 return reply(command, ResponseCode.INVALID_PARAMETER, fault)
             known = table.get(config.group_name)
             current = (known.attributes or {}) if known is not None else {}
@@ -170,6 +170,7 @@ class ProgressHandlers(Handlers[OperationsContext]):
         """How far every group is on each of its topics, or of its ordered ones."""
         header = decode_header_leniently(command, AllConsumeStatsRequest, missing={"isOrder": "false"})
         answer, now, topics_of = ConsumeStatsList(self._context.address), Slice(), self._context.offsets.topics_by_group
+        # A copy, as groups come while the loop turns; those that went meanwhile are answered with nothing.
         for group in list(self._context.groups.stored.subscription_group_table):
             several = []
             for topic in self._consumed(group, topics_of.get(group, [])):
@@ -245,6 +246,7 @@ class ProgressHandlers(Handlers[OperationsContext]):
             consumed = max(0, self._context.offsets.get(group, name, queue_id) or 0)
             newest_ms = self._context.store.store_time_at(name, queue_id, consumed - 1) if consumed else 0
             table[MessageQueue(name, self._context.settings.broker_name, queue_id)] = ConsumeOffsets(
+                # Read behind the consumed offset: the other way round a group that keeps up would be ahead.
                 broker_offset=self._context.store.max_offset(name, queue_id),
                 consumer_offset=consumed,
                 pull_offset=max(consumed, self._context.offsets.pull_offset(group, name, queue_id)),

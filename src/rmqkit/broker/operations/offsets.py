@@ -73,6 +73,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
             return reply(command, ResponseCode.INVALID_PARAMETER, f"QueueId is null, topic is {header.topic}")
         if header.commit_offset is None:
             return reply(command, ResponseCode.INVALID_PARAMETER, f"Offset is null, topic is {header.topic}")
+        # The client does not know of the reset before its next pull: its commit would undo it.
         if self._context.offsets.has_reset(header.consumer_group, header.topic, header.queue_id):
             return reply(command, remark="Offset has been previously reset")
         self._context.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
@@ -108,6 +109,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.GET_ALL_CONSUMER_OFFSET)
     async def all_offsets(self, connection: Connection, command: Command) -> Command:
         """The offsets of every group; slaves copy them."""
+        # `contents` is a copy, made on the loop; Java's JSON of a large table takes seconds, and is written aside.
         return reply(command, body=await asyncio.to_thread(fastjson.dumps, self._context.offsets.contents))
 
     @answers(RequestCode.GET_ALL_DELAY_OFFSET)
@@ -194,7 +196,9 @@ class ResetHandlers(Handlers[OperationsContext]):
         else:
             queue_ids = [header.queue_id] if header.queue_id >= 0 else range(topic.write_queue_nums)
             targets = {queue_id: self._offset_at(header, queue_id, header.timestamp < 0) for queue_id in queue_ids}
+        assert all(offset >= 0 for offset in targets.values()), f"a group is moved to messages, not to {targets}"
         for queue_id, offset in targets.items():
+            # The reset first: the pull that is woken looks for it.
             self._context.offsets.reset(header.group, header.topic, queue_id, offset)
             self._context.long_polling.wake(header.topic, queue_id, header.group)
             if self._context.pop is not None:

@@ -170,9 +170,11 @@ class TopicHandlers(Handlers[OperationsContext]):
         groups = self._context.offsets.groups(topic) if self._context.settings.deletes_retry_topics else ()
         retries = [retry_topic(f"{group}{mark}{topic}") for group in groups for mark in "_+"]
         for name in (topic, *filter(self._context.topics.get, retries)):
+            # The table first: a send in between is refused, and makes no queue anew.
             self._context.topics.remove(name)
             self._context.offsets.remove_topic(name)
             self._context.store.delete_topic(name)
+            assert self._context.topics.get(name) is None or is_light(name), "a deleted topic takes no messages"
             self._context.statistics.forget(topic=name)
         return reply(command)
 
@@ -219,6 +221,7 @@ class TopicHandlers(Handlers[OperationsContext]):
         """Delete the queues and offsets of topics that are not in the table, and offsets that groups left behind."""
         known = self._context.store.topics | self._context.offsets.all_topics
         unknown = [topic for topic in known if self._context.topics.get(topic) is None and not is_light(topic)]
+        # Light queues are in no table, and system topics are made when they are needed: both would look unused.
         unused = [topic for topic in unknown if not self._context.topics.is_system(topic)]
         self._context.store.delete_topic(*unused)
         for topic in unused:
@@ -259,6 +262,7 @@ class TopicHandlers(Handlers[OperationsContext]):
             self._context.topics.static.put(detail)  # first: the topic is told with it
         if changed:
             await self._context.topics.put_shared(*changed)
+            # Tools send the next request, or a message, right behind this answer: routes have to be there.
             await self._context.topics_published()
         return reply(command)
 
