@@ -74,7 +74,7 @@ class Group(HalfMessages):
             self,
             self,
             self.client,
-            elsewhere=self.elsewhere.put if escapes else None,
+            remote_put=self.elsewhere.put if escapes else None,
             holds_back=lambda: self.is_linked,
             on_master=lambda *addresses: self.masters.append(addresses),
         )
@@ -117,7 +117,7 @@ def test_the_lowest_living_id_acts_while_nobody_knows_a_master(tmp_path, members
     async def scenario(group):
         acting = group.acting()
         group.is_linked = linked
-        await acting.see(members)
+        await acting.apply_members(members)
         assert acting.is_acting is acts
         await acting.close()
 
@@ -127,11 +127,11 @@ def test_the_lowest_living_id_acts_while_nobody_knows_a_master(tmp_path, members
 def test_a_slave_with_a_lower_one_beside_it_stops_and_nobody_is_no_news(tmp_path):
     async def scenario(group):
         acting = group.acting()
-        await acting.see({2: OWN})
+        await acting.apply_members({2: OWN})
         assert acting.is_acting
-        await acting.see({})
+        await acting.apply_members({})
         assert acting.is_acting
-        await acting.see({1: "127.0.0.1:9", 2: OWN})
+        await acting.apply_members({1: "127.0.0.1:9", 2: OWN})
         assert not acting.is_acting
         await acting.close()
 
@@ -141,9 +141,9 @@ def test_a_slave_with_a_lower_one_beside_it_stops_and_nobody_is_no_news(tmp_path
 def test_it_stops_when_the_link_to_a_master_is_up_that_nobody_knows_yet(tmp_path):
     async def scenario(group):
         acting = group.acting()
-        await acting.see({1: OWN})
+        await acting.apply_members({1: OWN})
         group.is_linked = True
-        await acting.see({1: OWN})
+        await acting.apply_members({1: OWN})
         assert not acting.is_acting
 
     on_group(scenario, tmp_path)
@@ -188,7 +188,7 @@ def test_delay_offsets_are_copied_often_where_they_may_be_needed(tmp_path, escap
             await until(lambda: group.schedule.offsets().offset_table == {1: 3}, "its offsets")
             group.clock.ms += 4999
         for _ in range(3):
-            acting.look()
+            acting.look_soon()
             await asyncio.sleep(0)
         await acting.close()
         assert len(group.master.asked(RequestCode.GET_ALL_DELAY_OFFSET)) == escapes
@@ -202,7 +202,7 @@ def test_without_escape_what_is_due_waits_for_the_master(tmp_path, caplog):
         group.clock.ms += 10_000
         end = group.store.max_physical_offset
         acting = group.acting(escapes=False)
-        await acting.see({1: OWN})
+        await acting.apply_members({1: OWN})
         assert acting.is_acting
         assert "waits for the master, as enableRemoteEscape is false" in caplog.text
         await acting.close()
@@ -216,7 +216,7 @@ def test_the_table_of_an_acting_master_is_newer_than_the_one_it_copied(tmp_path)
         group.offsets.merge(ConsumerOffsets(DataVersion(7, 0, group.clock.ms), {}, {"T@g": {0: 5}}))
         group.clock.ms += 1
         acting = group.acting()
-        await acting.see({1: OWN})
+        await acting.apply_members({1: OWN})
         assert group.offsets.contents.data_version == DataVersion(8, 0, group.clock.ms)
         await acting.close()
 
@@ -233,7 +233,7 @@ def test_held_pulls_are_answered_when_the_master_is_back(tmp_path):
             )
             group.long_polling.hold("T", 0, held)
         acting = group.acting()
-        await acting.see({0: group.master.address, 1: OWN})
+        await acting.apply_members({0: group.master.address, 1: OWN})
         assert woken == [connection]  # delay levels go on waiting
 
     on_group(scenario, tmp_path)
@@ -254,12 +254,12 @@ def test_a_master_that_does_not_answer_yet_is_asked_again(tmp_path):
 def test_who_gives_way_to_a_master_does_not_act_until_that_had_time_to_register(tmp_path):
     async def scenario(group):
         acting = group.acting()
-        await acting.see({1: OWN})
+        await acting.apply_members({1: OWN})
         await acting.give_way()
-        await acting.see({1: OWN})
+        await acting.apply_members({1: OWN})
         assert not acting.is_acting
         group.clock.ms += 30_000
-        await acting.see({1: OWN})
+        await acting.apply_members({1: OWN})
         assert acting.is_acting
         await acting.close()
 
@@ -273,10 +273,10 @@ def test_who_gives_way_while_it_stops_already_waits_for_what_is_on_its_way(tmp_p
         group.clock.ms += 10_000
         group.elsewhere.gate.clear()
         acting = group.acting()
-        await acting.see({1: OWN})
+        await acting.apply_members({1: OWN})
         await until(lambda: group.elsewhere.tried, "a message on its way")
         group.is_linked = True
-        stopping = asyncio.ensure_future(acting.see({1: OWN}))
+        stopping = asyncio.ensure_future(acting.apply_members({1: OWN}))
         await asyncio.sleep(0)
         if is_cancelled:
             stopping.cancel()
@@ -372,7 +372,7 @@ def test_only_the_master_that_was_known_is_followed_when_it_announces_itself(tmp
     async def scenario(group):
         group.hosts_known = {"10.0.0.1", "10.0.1.1"}
         acting = group.acting()
-        await acting.see({1: OWN})
+        await acting.apply_members({1: OWN})
         assert await exchanged(group, acting, told, over(hop)) == {}
         followed = [(told.master_address, told.master_ha_address)] if is_believed else []
         assert (acting.is_acting, group.masters) == (not is_believed, followed)
@@ -386,7 +386,7 @@ def test_only_the_master_that_was_known_is_followed_when_it_announces_itself(tmp
 def test_a_slave_gives_way_to_a_master_that_announces_itself_and_follows_it(tmp_path):
     async def scenario(group):
         acting = group.acting()
-        await acting.see({1: OWN})
+        await acting.apply_members({1: OWN})
         assert await exchanged(group, acting, None) == {}
         assert acting.is_acting
         assert await exchanged(group, acting, HaInfo("127.0.0.1:5", 7, MASTER)) == {}
@@ -450,7 +450,7 @@ def test_nothing_is_taken_from_a_table_that_is_older(tmp_path):
         group.delayed(b"a")
         group.offsets.commit("g", "T", 0, 10)
         group.offsets.advance_version()
-        group.schedule.take_over(DelayOffsets(DataVersion(1, 0, group.clock.ms), {1: 1}))
+        group.schedule.replace_with(DelayOffsets(DataVersion(1, 0, group.clock.ms), {1: 1}))
         group.members_known = {1: group.master.address}
         tables(group, at_ms=group.clock.ms - 1, delays={1: 4}, offsets={"T@g": {0: 12}})
         await group.pre_online().run()

@@ -331,7 +331,7 @@ async def test_a_slave_serves_a_topic_that_its_master_died_without_telling_of(tm
         for name in ("a-0", "a-1"):
             await brokers.start(name)
         await until(lambda: brokers.running["a-1"]._slave.log.is_following, "the link")
-        monkeypatch.setattr(SlaveSync, "_take_topics", unheard)
+        monkeypatch.setattr(SlaveSync, "_copy_topics", unheard)
         await create(brokers, "a-0")
         async with Producer("P", brokers.name_server.address, settings=SENDING) as producer:
             for queue_id in (0, 1):

@@ -518,7 +518,7 @@ def test_any_cut_of_the_stream_gives_the_same_log(tmp_path_factory, cuts):
             fill(store, 20)
             stream = b"".join([*frames_of(store), frame(store.max_physical_offset)])
             async with slave_at(root / "slave") as slave:
-                link = _Link(slave._take, SYSTEM_CLOCK, memoryview(bytearray(4096)))
+                link = _Link(slave._append_frames, SYSTEM_CLOCK, memoryview(bytearray(4096)))
                 link.connection_made(sink := Sink())
                 link.begin(0)
                 edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
@@ -546,7 +546,7 @@ def test_all_frames_of_one_read_are_reported_once(tmp_path):
         with opened(tmp_path / "master") as store:
             fill(store, 10)
             async with slave_at(tmp_path / "slave") as slave:
-                link = _Link(slave._take, SYSTEM_CLOCK, memoryview(bytearray(1 << 20)))
+                link = _Link(slave._append_frames, SYSTEM_CLOCK, memoryview(bytearray(1 << 20)))
                 link.connection_made(sink := Sink())
                 link.begin(0)
                 feed(link, b"".join(frames_of(store)))
@@ -567,7 +567,7 @@ def test_any_bytes_end_in_a_documented_way(tmp_path_factory, data):
     async def scenario():
         root = tmp_path_factory.mktemp("any")
         async with slave_at(root) as slave:
-            link = _Link(slave._take, SYSTEM_CLOCK, memoryview(bytearray(4096)))
+            link = _Link(slave._append_frames, SYSTEM_CLOCK, memoryview(bytearray(4096)))
             link.connection_made(Sink())
             link.begin(0)
             feed(link, data)
@@ -911,7 +911,7 @@ def test_the_first_record_of_a_topic_waits_for_its_type(tmp_path):
                 schedule = Schedule(tmp_path, slave.store, (), None, SYSTEM_CLOCK, flushes=False)
                 sync = SlaveSync(topics, None, None, schedule, slave.client, tmp_path)
                 sync._master = master.address
-                slave.is_batch_topic, slave._prepare = sync.is_batch_topic, sync.take_topics
+                slave.is_batch_topic, slave._prepare = sync.is_batch_topic, sync.copy_topics
                 slave.follow(master.ha_address, master.address)
                 link = await master.link()
                 assert master.times_asked == 1

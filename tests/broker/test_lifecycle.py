@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from rmqkit.broker import server
-from rmqkit.broker.context import BrokerContext
-from rmqkit.broker.lifecycle import Lifecycle, Stage
+from rmqkit.broker.context import BrokerContext, Lifecycle, Stage
 from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.errors import StoreUnavailable

@@ -184,7 +184,7 @@ def test_the_state_of_the_masters_timer_is_taken_by_who_does_not_deliver_itself(
     async def scenario():
         told, counts = [], []
         async with pair(tmp_path) as (master, slave):
-            timer = SimpleNamespace(is_follower=is_follower, take_over=told.append, take_counts=counts.append)
+            timer = SimpleNamespace(is_follower=is_follower, replace_with=told.append, take_counts=counts.append)
             tables = slave.topics, slave.groups, slave.offsets, slave.schedule
             await slave.sync.close()
             slave.sync = SlaveSync(*tables, slave.client, tmp_path, timer)
@@ -207,15 +207,15 @@ def test_the_state_of_the_masters_timer_is_taken_by_who_does_not_deliver_itself(
 def test_a_table_of_the_own_version_is_left_alone(tmp_path):
     slave = Slave(tmp_path)
     copied = TopicConfigTable(DataVersion(9, 0, 5), {"T": TopicConfig()})
-    assert slave.topics.take_over(copied)
+    assert slave.topics.replace_with(copied)
     assert slave.topics.get("T").topic_name == "T"
     slave.topics.snapshot().topic_config_table.clear()
-    assert not slave.topics.take_over(TopicConfigTable(DataVersion(9, 0, 5), {}))
+    assert not slave.topics.replace_with(TopicConfigTable(DataVersion(9, 0, 5), {}))
     assert slave.topics.get("T") is not None
     groups = SubscriptionGroupTable(DataVersion(9, 0, 5), {"g": {"T": 4}}, {"g": SubscriptionGroupConfig()})
-    assert slave.groups.take_over(groups)
+    assert slave.groups.replace_with(groups)
     assert slave.groups.is_read_forbidden("g", "T")
-    assert not slave.groups.take_over(SubscriptionGroupTable(DataVersion(9, 0, 5)))
+    assert not slave.groups.replace_with(SubscriptionGroupTable(DataVersion(9, 0, 5)))
     assert "g" in slave.groups
     again = Slave(tmp_path)
     assert again.topics.get("T") == slave.topics.get("T")
@@ -234,18 +234,18 @@ def test_static_topics_are_copied_with_their_queues(tmp_path):
         return copied
 
     slave = Slave(tmp_path)
-    assert slave.topics.take_over(table(1, T=5))
-    assert not slave.topics.take_over(table(1))
-    assert slave.topics.take_over(table(2, T=6))
+    assert slave.topics.replace_with(table(1, T=5))
+    assert not slave.topics.replace_with(table(1))
+    assert slave.topics.replace_with(table(2, T=6))
     for one in (slave, Slave(tmp_path)):
         assert one.topics.static.local == {"T": {6: 0}}
         assert one.topics.static.data_version == DataVersion(2, 0, 6)
     moved = table(3, T=6)
     moved.data_version, moved.topic_queue_mapping_detail_map["T"].bname = DataVersion(2, 0, 5), "other"
     with pytest.raises(StoreMismatch, match="topic T: a mapping for broker other"):
-        slave.topics.take_over(moved)
+        slave.topics.replace_with(moved)
     assert (slave.topics.data_version, slave.topics.static.local) == (DataVersion(2, 0, 5), {"T": {6: 0}})
-    slave.topics.take_over(table(4))
+    slave.topics.replace_with(table(4))
     assert slave.topics.static.local == {}
 
 
@@ -423,7 +423,7 @@ def test_another_master_is_asked_at_once_and_the_former_one_no_more(tmp_path):
             assert master.codes == [21]
             slave.sync.follow(None)
             slave.sync._wake.set()
-            await slave.sync.take_topics()
+            await slave.sync.copy_topics()
             assert (len(other.asked), slave.sync.master) == (2 * len(ROUND) - 1, None)
             await other.close()
 
@@ -435,7 +435,7 @@ def test_nobody_there_is_told_and_no_error(tmp_path, caplog):
         async with pair(tmp_path) as (master, slave):
             await master.close()
             slave.sync.follow(master.address)
-            await slave.sync.take_topics()
+            await slave.sync.copy_topics()
             with pytest.raises(ConnectFailed):
                 await slave.client.call(master.address, Command(21), 1000)
 
@@ -460,12 +460,12 @@ def test_delay_offsets_are_not_taken_over_while_this_broker_delivers(tmp_path):
     async def scenario():
         slave = Slave(tmp_path)
         slave.schedule._is_running = True
-        slave.schedule.take_over(DelayOffsets(offset_table={1: 5}))
+        slave.schedule.replace_with(DelayOffsets(offset_table={1: 5}))
         assert slave.schedule.offsets().offset_table == {}
         slave.schedule._is_running = False
-        slave.schedule.take_over(DelayOffsets(offset_table={1: 5, 40: 2}))
+        slave.schedule.replace_with(DelayOffsets(offset_table={1: 5, 40: 2}))
         assert slave.schedule.offsets().offset_table == {1: 5, 40: 2}
-        slave.schedule.take_over(DelayOffsets(offset_table={3: 1}))
+        slave.schedule.replace_with(DelayOffsets(offset_table={3: 1}))
         assert slave.schedule.offsets().offset_table == {3: 1}
         assert Slave(tmp_path).schedule.offsets().offset_table == {3: 1}
 
@@ -496,7 +496,7 @@ def test_name_servers_tell_where_the_master_is(tmp_path, answers, told):
             ha_address="own:3",
             on_master=lambda *addresses: masters.append(addresses),
         )
-        registration._tell_master([Command(0, fields=fields) for fields in answers])
+        registration._pass_on_master([Command(0, fields=fields) for fields in answers])
         return masters
 
     expected = ("h:2", "h:3") if told == "h" else told

@@ -506,10 +506,10 @@ async def test_a_slave_has_on_its_wheel_what_its_master_has_and_goes_on_from_the
     async with timed(tmp_path, clock=clock, follows=True) as slave:
         for ahead_ms, body in [(20, b"delivered"), (500, b"late"), (900, b"waiting"), (20, b"behind the master")]:
             slave.at(ahead_ms, body)
-        slave.timer.take_over(told(slave, 100, 1))
+        slave.timer.replace_with(told(slave, 100, 1))
         await slave.until(lambda: slave.timer.state.queue_offset == 1)
         clock.ms += 600
-        slave.timer.take_over(told(slave, -500, 3, counter=2))
+        slave.timer.replace_with(told(slave, -500, 3, counter=2))
         slave.timer.take_counts(TimerMetrics(DataVersion(7, 0, 7), {"T": TimingCount(2, 1)}))
         await slave.until(lambda: slave.timer.state.queue_offset == 3)
         assert (slave.bodies(), slave.timer.pending) == ([], 2)
@@ -548,7 +548,7 @@ async def test_an_acting_master_sends_what_is_due_elsewhere_and_the_master_leave
     async with timed(tmp_path / "slave", clock=clock, follows=True, timer_roll_window_slots=20) as slave:
         for ahead_ms, body in [(100, b"due"), (90, b"first"), (500, b"in two stages"), (160, b"waiting")]:
             slave.at(ahead_ms, body)
-        slave.timer.take_over(told(slave, 0, 1))
+        slave.timer.replace_with(told(slave, 0, 1))
         await slave.until(lambda: slave.timer.state.queue_offset == 1)
         clock.ms += 120
         slave.timer.start(put)
@@ -575,8 +575,8 @@ async def test_an_acting_master_sends_what_is_due_elsewhere_and_the_master_leave
             master.at(ahead_ms, body)
         await master.on_wheel(3)
         acted.master_timer_queue_offset = 2
-        master.timer.take_further(acted)
-        master.timer.take_further(TimerCheckpoint(last_read_time_ms=1, data_version=DataVersion(0, 0, 1)))
+        master.timer.merge_forward(acted)
+        master.timer.merge_forward(TimerCheckpoint(last_read_time_ms=1, data_version=DataVersion(0, 0, 1)))
         await master.pass_ms(300)
         assert master.bodies() == [b"not copied"]
         assert master.timer.pending == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rmqkit.namesrv.routes import Departure, MemberChange, Registered, Registration, RouteTable
+from rmqkit.namesrv.routes import BrokerRegistration, Departure, MemberChange, Registered, RouteTable
 from rmqkit.protocol.schemas.topics import DataVersion, QueueData, TopicConfig, TopicConfigTable, TopicQueueMappingInfo
 
 
@@ -42,7 +42,7 @@ def registration(table, **changes):
         "enable_acting_master": False,
         "connection": "c1",
     }
-    return Registration(**{**fields, "topics": table, **changes})
+    return BrokerRegistration(**{**fields, "topics": table, **changes})
 
 
 def leave(routes, address, name="a", connection=None):

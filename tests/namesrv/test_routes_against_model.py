@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rmqkit.namesrv.routes import Departure, Registration, RouteTable
+from rmqkit.namesrv.routes import BrokerRegistration, Departure, RouteTable
 from rmqkit.protocol.schemas.topics import DataVersion, TopicConfig, TopicConfigTable
 from tests.examples import examples
 
@@ -84,7 +84,7 @@ class Routes(RuleBasedStateMachine):
         self.connections += 1
         table = {topic: TopicConfig(topic, count, count, 6) for topic in topics}
         accepted = self.routes.register(
-            Registration(
+            BrokerRegistration(
                 cluster=CLUSTER,
                 address=address,
                 broker_name=name,

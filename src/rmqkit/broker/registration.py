@@ -57,7 +57,7 @@ _FIRST_REPEAT_SECONDS = 10.0
 _BEAT_SECONDS = 1.0
 _GOODBYE_TIMEOUT_MS = 3000
 _NAMESAKE_TIMEOUT_MS = 1000
-_TOLD_MAX = 256
+_WARNED_MAX = 256
 _CHANGED = {"changed": "true"}
 _READ_WRITE = Permission.READ | Permission.WRITE
 
@@ -89,7 +89,7 @@ class Registration:
         self._on_master = on_master
         self._name_servers = split_addresses(settings.namesrv_addr) if settings.namesrv_addr else []
         self._up_to_date: dict[str, Connection] = {}
-        self._told_from: set[tuple[str, str | None]] = set()
+        self._warned_places: set[tuple[str, str | None]] = set()
         self._is_started = False
         self._repeat: asyncio.Task[None] | None = None
         self._beat: asyncio.Task[None] | None = None
@@ -116,17 +116,19 @@ class Registration:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-        await self._tell_all(lambda: request(RequestCode.UNREGISTER_BROKER, self._identity), _GOODBYE_TIMEOUT_MS)
+        await self._ask_name_servers(
+            lambda: request(RequestCode.UNREGISTER_BROKER, self._identity), _GOODBYE_TIMEOUT_MS
+        )
 
     async def register(self, changes: TopicConfigTable | None = None) -> int:
         """Send all topics, or a snapshot of changes to who has the others; returns how many name servers took them."""
         made: dict[bool, _MakeCommand] = {}
-        told = await asyncio.gather(*(self._register_at(server, changes, made) for server in self._name_servers))
-        answers = [answer for answer in told if answer is not None]
+        replies = await asyncio.gather(*(self._register_at(server, changes, made) for server in self._name_servers))
+        answers = [answer for answer in replies if answer is not None]
         if changes is None and answers and answers[0].payload:
             self._mark_ordered(answers[0])
         if self._on_master is not None:
-            self._tell_master(answers)
+            self._pass_on_master(answers)
         return len(answers)
 
     async def _register_at(
@@ -167,7 +169,7 @@ class Registration:
         )
         return lambda: request(RequestCode.REGISTER_BROKER, header, body)
 
-    def _tell_master(self, answers: list[Command]) -> None:
+    def _pass_on_master(self, answers: list[Command]) -> None:
         """Pass on the first master that is named; with none, nothing changes."""
         assert self._on_master is not None
         for answer in answers:
@@ -190,10 +192,10 @@ class Registration:
         """Tell the name servers of changed topics, soon: those of one tick go together."""
         if self._name_servers and self._is_started:
             if not self._changed:
-                asyncio.get_running_loop().call_soon(self._tell_changes)
+                asyncio.get_running_loop().call_soon(self._register_changes)
             self._changed += topics
 
-    def _tell_changes(self) -> None:
+    def _register_changes(self) -> None:
         """Told with the version of now: name servers take nothing new from two registrations of one version."""
         assert self._is_started or not self._changed, "what stopped tells of no change"
         topics, self._changed = self._changed, []
@@ -205,7 +207,7 @@ class Registration:
 
     async def settled(self) -> None:
         """Wait until the name servers were told of every change so far, or for 2 s."""
-        self._tell_changes()
+        self._register_changes()
         if self._single:
             await asyncio.wait(self._single, timeout=_SETTLED_SECONDS)
 
@@ -217,7 +219,9 @@ class Registration:
     async def members(self) -> dict[int, str]:
         """The addresses of the brokers of this name by true id, as all name servers together know them.
         Empty when none answers; 4.9 name servers know no other request that tells them (remoting.md §9.7)."""
-        return {broker_id: address for told in await self._members_told() for broker_id, address in told.items()}
+        return {
+            broker_id: address for members in await self._members_by_server() for broker_id, address in members.items()
+        }
 
     async def namesakes(self) -> set[str] | None:
         """The addresses of the other brokers of this name, also of those with one id at several name servers.
@@ -225,23 +229,23 @@ class Registration:
         Apache's name servers do not tell from where: what they say is taken as it is.
         None when no name server knows of anybody."""
         found: set[str] = set()
-        is_any_told = False
+        is_any_named = False
         for answer in await self._route_answers(self._group_topic):
             places = _registered_from(answer)
             for members in self._members_of(fastjson.decode_as(answer.payload, TopicRoute)):
-                is_any_told = True
+                is_any_named = True
                 for address in set(members.values()) - {self._address}:
                     if places is None or await self._is_from(address, places.get(address)):
                         found.add(address)
-        return found if is_any_told else None
+        return found if is_any_named else None
 
     async def _is_from(self, address: str, place: str | None) -> bool:
         """Whether a broker registered from the address that it names, or from the name server's own machine."""
         host = None if place is None else ip_of(place)
         if host is not None and (host.is_loopback or host in await resolved(address)):
             return True
-        if (address, place) not in self._told_from and len(self._told_from) < _TOLD_MAX:
-            self._told_from.add((address, place))
+        if (address, place) not in self._warned_places and len(self._warned_places) < _WARNED_MAX:
+            self._warned_places.add((address, place))
             _log.warning(
                 "%s is registered as another broker %s, but from %s: it is no member for haAllowedAddresses; if it is "
                 "a slave behind a translated address, name there the address it comes from",
@@ -249,7 +253,7 @@ class Registration:
             )
         return False
 
-    async def _members_told(self) -> list[dict[int, str]]:
+    async def _members_by_server(self) -> list[dict[int, str]]:
         """What each name server tells of the brokers of this name."""
         return [each for route in await self.routes(self._group_topic) for each in self._members_of(route)]
 
@@ -282,7 +286,7 @@ class Registration:
     async def is_outdated(self) -> bool:
         """Whether a name server does not have the topics as they are now, or does not answer."""
         body = msgspec.json.encode(self._topics.data_version)
-        answers = await self._tell_all(
+        answers = await self._ask_name_servers(
             lambda: request(RequestCode.QUERY_DATA_VERSION, self._identity, body), self._settings.register_timeout_ms
         )
         headers = [decode_header_leniently(answer, DataVersionResponse, missing=_CHANGED) for answer in answers]
@@ -324,14 +328,14 @@ class Registration:
         except ConnectFailed as error:
             _log.debug("no sign of life to %s: %s", server, error)
 
-    async def _tell_all(self, command: _MakeCommand, timeout_ms: int) -> list[Command]:
+    async def _ask_name_servers(self, command: _MakeCommand, timeout_ms: int) -> list[Command]:
         return await self._ask_all(self._name_servers, command, timeout_ms)
 
     async def _ask_all(
         self, servers: Iterable[str], command: _MakeCommand, timeout_ms: int, level: int = logging.WARNING
     ) -> list[Command]:
-        told = await asyncio.gather(*(self._ask(server, command(), timeout_ms, level) for server in servers))
-        return [answer for answer in told if answer is not None]
+        replies = await asyncio.gather(*(self._ask(server, command(), timeout_ms, level) for server in servers))
+        return [answer for answer in replies if answer is not None]
 
     async def _ask(self, server: str, command: Command, timeout_ms: int, level: int) -> Command | None:
         try:

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING
 
 from rmqkit.broker.access.policies import Authorization, message_at
 from rmqkit.broker.access.users import AccessHandlers, AccessTable
-from rmqkit.broker.context import BrokerContext
+from rmqkit.broker.context import BrokerContext, Lifecycle, Stage
 from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.recall import RecallHandlers
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import Durability
 from rmqkit.broker.handlers import OwnAddress
-from rmqkit.broker.lifecycle import Lifecycle, Stage
 from rmqkit.broker.operations.brokers import ConfigHandlers, RuntimeInfoHandlers, UnsupportedHandlers
 from rmqkit.broker.operations.clients import ClientHandlers, ConnectionHandlers
 from rmqkit.broker.operations.groups import GroupHandlers, ProgressHandlers

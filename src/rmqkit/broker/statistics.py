@@ -265,7 +265,7 @@ class Statistics:
 
     def get(self, name: str, key: str) -> BrokerStatsData | None:
         """A counter's last minute, hour and day, up to now; None when nothing was ever counted."""
-        self._take_in()
+        self._enter_growth()
         found = self._read(name, key)
         if found is not None and name.startswith(_BROKER):
             for item in (found.stats_minute, found.stats_hour, found.stats_day):
@@ -275,7 +275,7 @@ class Statistics:
     @property
     def put_count(self) -> int:
         """Records put since the start, the broker's own among them."""
-        self._take_in()
+        self._enter_growth()
         counter = self._counters.get((_PUTS, self._cluster))
         return 0 if counter is None else counter.sum
 
@@ -291,14 +291,14 @@ class Statistics:
 
     def totals(self, name: str) -> dict[tuple[str, str], int]:
         """What was ever counted under a name whose keys are ``topic@group``, up to now."""
-        self._take_in()
+        self._enter_growth()
         found = {key.partition("@"): one.sum for (of, key), one in self._counters.items() if of == name}
         return {(topic, group): total for (topic, _, group), total in found.items()}
 
     def rates(self, name: str) -> tuple[float, float, float]:
         """Per second in the last 10 s, minute and 10 minutes, of a name whose key is the cluster, or of all ``puts``,
         of the pulls that ``found`` messages and of those that ``missed``."""
-        self._take_in()
+        self._enter_growth()
         counter = self._counters.get((name, self._cluster))
         if counter is None:
             return 0.0, 0.0, 0.0
@@ -308,7 +308,7 @@ class Statistics:
     def days(self, name: str) -> tuple[int, int, int]:
         """What was counted since the start under a name whose key is the cluster: by yesterday's midnight, by today's,
         and up to now."""
-        self._take_in()
+        self._enter_growth()
         self._note_midnight()
         counter = self._counters.get((name, self._cluster))
         return (*self._mornings.get((name, self._cluster), (0, 0)), 0 if counter is None else counter.sum)
@@ -334,14 +334,14 @@ class Statistics:
         passed_ms = self._clock.monotonic_ms() - max(since_ms, self._started_ms)
         return counter.over(counter.samples[number], since_ms, max(1000 * SAMPLE_SECONDS, passed_ms))
 
-    def _take_in(self) -> None:
+    def _enter_growth(self) -> None:
         """Enter what came and went since the last time."""
         ends = self._store.queue_ends()
         # Growth is read from the queues, so that a put counts nothing; the first look is what was there at the start.
         if self._ends is None:
             self._log_start = self._store.max_physical_offset
         else:
-            self._take_in_puts(
+            self._enter_puts(
                 {place: grown for place, end in ends.items() if (grown := end - self._ends.get(place, 0)) > 0}
             )
         self._ends = ends
@@ -360,7 +360,7 @@ class Statistics:
             self.add(_MISSED, self._cluster, self.pulls_missed)
             self.pulls_missed = 0
 
-    def _take_in_puts(self, grown: dict[tuple[str, int], int]) -> None:
+    def _enter_puts(self, grown: dict[tuple[str, int], int]) -> None:
         """Enter by how much queues have grown, and what was noted of their topics' puts."""
         of_topics: dict[str, list[int]] = {}
         sends: list[tuple[str, int, int]] = []
@@ -397,7 +397,7 @@ class Statistics:
 
     def sample(self) -> None:
         """Keep the counters that changed since the last sample."""
-        self._take_in()
+        self._enter_growth()
         self._note_midnight()
         self._rounds += 1
         if self._rounds % _ROUNDS_A_MINUTE == 0:
@@ -411,7 +411,7 @@ class Statistics:
 
     def forget(self, *, topic: str = "", group: str = "") -> None:
         """Drop the counters of a topic or group that was deleted."""
-        self._take_in()
+        self._enter_growth()
         for name, key in list(self._counters):
             of_topic, _, rest = (key.partition("@")[2] if name in _QUEUE_FIRST else key).partition("@")
             if (topic and of_topic == topic) or (group and rest.partition("@")[0] == group):

@@ -36,7 +36,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from rmqkit.errors import ConnectFailed
-from rmqkit.namesrv.routes import MASTER_ID, Departure, LiveBroker, MemberChange, Registration, RouteTable
+from rmqkit.namesrv.routes import MASTER_ID, BrokerRegistration, Departure, LiveBroker, MemberChange, RouteTable
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, reply, request
@@ -73,7 +73,7 @@ class Claims:
         hint = "brokers sign as innerClientAuthenticationCredentials says, the same here and there"
         return self._refuse(connection, command, f"{remark} ({hint})")
 
-    def registration(self, connection: Connection, command: Command, wanted: Registration) -> Command | None:
+    def registration(self, connection: Connection, command: Command, wanted: BrokerRegistration) -> Command | None:
         """The answer to a registration that takes the place of somebody alive, or None."""
         if self._settings.allow_takeover:
             return None
@@ -158,20 +158,20 @@ class Unregistration:
         """Take what still waits, and end."""
         await self._tasks.close()
         # A good-bye that was answered with success is kept.
-        self._take(self._drained())
+        self._forget_batch(self._drained())
 
     async def _run(self) -> None:
         while True:
             first = await self._waiting.get()
             try:
-                self._take([first, *self._drained()])
+                self._forget_batch([first, *self._drained()])
             except Exception:  # noqa: BLE001 - the task's outer edge: the next scan finds them again
                 _log.exception("brokers are not unregistered")
 
     def _drained(self) -> list[Departure]:
         return [self._waiting.get_nowait() for _ in range(self._waiting.qsize())]
 
-    def _take(self, batch: list[Departure]) -> None:
+    def _forget_batch(self, batch: list[Departure]) -> None:
         for change in self._routes.unregister(batch):
             self._on_change(change)
 

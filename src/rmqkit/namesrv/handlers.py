@@ -40,10 +40,10 @@ from msgspec import Struct, field
 from rmqkit.errors import StoreUnavailable
 from rmqkit.namesrv.brokers import Claims, Unregistration
 from rmqkit.namesrv.routes import (
+    BrokerRegistration,
     Departure,
     MemberChange,
     Registered,
-    Registration,
     RouteTable,
     in_zone,
     with_acting_masters,
@@ -326,8 +326,10 @@ class BrokerHandlers(TableHandlers):
         return b"" if order is None else msgspec.json.encode(KVTable(dict(order)))
 
 
-def _registration(header: RegisterBrokerRequest, body: RegisterBrokerBody, connection: Connection) -> Registration:
-    return Registration(
+def _registration(
+    header: RegisterBrokerRequest, body: RegisterBrokerBody, connection: Connection
+) -> BrokerRegistration:
+    return BrokerRegistration(
         cluster=header.cluster_name,
         address=header.broker_addr,
         broker_name=header.broker_name,

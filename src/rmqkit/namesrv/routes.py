@@ -72,7 +72,7 @@ class LiveBroker:
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
+class BrokerRegistration:
     """One REGISTER_BROKER. None stands for the usual ``timeout_ms``, for ``enable_acting_master`` from a broker too old
     to know of it, and for ``filter_servers`` that stay as they are."""
 
@@ -148,7 +148,7 @@ class RouteTable:
 
     # -- registration
 
-    def register(self, registration: Registration, *, forget_missing: bool = False) -> Registered:
+    def register(self, registration: BrokerRegistration, *, forget_missing: bool = False) -> Registered:
         """Take in a broker and, from a master or prime slave, its topics.
         A table of one topic from a broker id that is not known yet is refused: an increment needs the whole first. So
         is, silently, an id that a living broker with a newer state version holds. With ``forget_missing`` topics that
@@ -163,7 +163,7 @@ class RouteTable:
                 return registered
 
     def register_in_steps(
-        self, registration: Registration, *, forget_missing: bool = False
+        self, registration: BrokerRegistration, *, forget_missing: bool = False
     ) -> Generator[None, None, Registered]:
         """`register`, topic by topic, for others to have their turn; a broker that leaves meanwhile has left."""
         if self._is_increment_without_base(registration):
@@ -194,12 +194,12 @@ class RouteTable:
         if _writes_queues(registration, addresses):
             is_same = before is not None and before.data_version == registration.topics.data_version
             overwrite = is_first or not is_same
-            for _ in self._take_topics(registration, overwrite=overwrite, forget_missing=forget_missing):
+            for _ in self._enter_topics(registration, overwrite=overwrite, forget_missing=forget_missing):
                 yield
                 # It left, or registered anew, while others had their turn: what is still to come is not true any more.
                 if self._live.get(registration.key) is not live:
                     return Registered()
-        self._take_filter_servers(registration)
+        self._enter_filter_servers(registration)
         # A copy: the notice goes out later, and tells of the group as it is now.
         change = MemberChange(registration.broker_name, dict(addresses), None, registration.ha_address)
         return Registered(master=self._master_for(registration), change=change if is_new_lowest else None)
@@ -234,16 +234,16 @@ class RouteTable:
         """Forget brokers; their queues go when the last address of a broker name has gone.
         Returns the groups with acting master whose lowest id went away, for those who are left."""
         changes = _Changes()
-        told: list[MemberChange] = []
+        lowest_gone: list[MemberChange] = []
         for departure in departures:
             live = self._live.get((departure.cluster, departure.address))
             if departure.connection is not None and (live is None or live.connection is not departure.connection):
                 continue  # it came back over another connection before its turn to be forgotten
             change = self._leave(departure, changes)
             if change is not None:
-                told.append(change)
+                lowest_gone.append(change)
         self._clean_queues(changes)
-        return [change for change in told if change.broker_name in self._brokers]
+        return [change for change in lowest_gone if change.broker_name in self._brokers]
 
     def silent(self) -> list[Departure]:
         """The brokers that were silent for longer than their time-out."""
@@ -313,17 +313,17 @@ class RouteTable:
 
     # -- inside: registration
 
-    def _is_increment_without_base(self, registration: Registration) -> bool:
+    def _is_increment_without_base(self, registration: BrokerRegistration) -> bool:
         is_known = registration.broker_id in self.members(registration.broker_name)
         return not is_known and len(registration.topics.topic_config_table) == 1
 
-    def _leave_former_name(self, registration: Registration) -> None:
+    def _leave_former_name(self, registration: BrokerRegistration) -> None:
         """One address has one broker name: nothing would ever tell that the former one has gone."""
         live = self._live.get(registration.key)
         if live is not None and live.broker_name != registration.broker_name:
             self.unregister([Departure(registration.cluster, registration.address, live.broker_name)])
 
-    def _broker_entry(self, registration: Registration) -> BrokerData:
+    def _broker_entry(self, registration: BrokerRegistration) -> BrokerData:
         self._clusters.setdefault(registration.cluster, set()).add(registration.broker_name)
         broker = self._brokers.get(registration.broker_name)
         if broker is None:
@@ -333,7 +333,7 @@ class RouteTable:
         broker.zone_name = UNSET if registration.zone_name is None else registration.zone_name
         return broker
 
-    def _is_outdated(self, registration: Registration, addresses: Mapping[int, str]) -> bool:
+    def _is_outdated(self, registration: BrokerRegistration, addresses: Mapping[int, str]) -> bool:
         """Whether another living process holds this id with a newer state version."""
         # The state version counts elections of a controller: the former master may register once more behind the new
         # one.
@@ -343,7 +343,9 @@ class RouteTable:
         live = self._live.get((registration.cluster, holder))
         return live is not None and live.data_version.state_version > registration.topics.data_version.state_version
 
-    def _take_topics(self, registration: Registration, *, overwrite: bool, forget_missing: bool) -> Iterator[None]:
+    def _enter_topics(
+        self, registration: BrokerRegistration, *, overwrite: bool, forget_missing: bool
+    ) -> Iterator[None]:
         name, table = registration.broker_name, registration.topics.topic_config_table
         mappings = registration.topics.topic_queue_mapping_info_map or {}
         if forget_missing and not mappings and SELF_TEST_TOPIC in table:
@@ -362,13 +364,13 @@ class RouteTable:
                 self._mappings.setdefault(topic, {})[mapping.bname] = mapping
                 yield
 
-    def _take_filter_servers(self, registration: Registration) -> None:
+    def _enter_filter_servers(self, registration: BrokerRegistration) -> None:
         if registration.filter_servers:
             self._filter_servers[registration.key] = registration.filter_servers
         elif registration.filter_servers is not None:
             self._filter_servers.pop(registration.key, None)
 
-    def _master_for(self, registration: Registration) -> tuple[str, str | None] | None:
+    def _master_for(self, registration: BrokerRegistration) -> tuple[str, str | None] | None:
         address = self.members(registration.broker_name).get(MASTER_ID)
         live = self._live.get((registration.cluster, address)) if address is not None else None
         if address is None or live is None or registration.broker_id == MASTER_ID:
@@ -460,7 +462,7 @@ class RouteTable:
         return {key[1]: self._filter_servers[key] for key in keys if key in self._filter_servers}
 
 
-def _writes_queues(registration: Registration, addresses: Mapping[int, str]) -> bool:
+def _writes_queues(registration: BrokerRegistration, addresses: Mapping[int, str]) -> bool:
     """Whether the registrant is its group's master or prime slave."""
     if registration.broker_id == MASTER_ID:
         return True

@@ -215,7 +215,7 @@ class Connection(asyncio.Protocol):
                 waiting = self._transport.get_write_buffer_size()
                 if waiting >= _UNSENT_TOLD_BYTES or self._is_unsent_told:
                     self._is_unsent_told = waiting >= _UNSENT_TOLD_BYTES
-                    self._limits.waits(self, waiting if self._is_unsent_told else 0)
+                    self._limits.note_waiting(self, waiting if self._is_unsent_told else 0)
 
     @property
     def unsent_bytes(self) -> int:
@@ -402,7 +402,7 @@ class Connection(asyncio.Protocol):
         elif is_new:
             self.frame_since_ms = self.active_ms
         if self._limits is not None and self._transport is not None:
-            self._limits.keeps(self, self._incomplete_bytes, is_new=is_new)
+            self._limits.note_incomplete(self, self._incomplete_bytes, is_new=is_new)
 
     def _let_senders_go_on(self) -> None:
         if self._taken is not None and not self._taken.done():

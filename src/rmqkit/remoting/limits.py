@@ -106,7 +106,7 @@ class Limits:
         self.incomplete_bytes -= self._incomplete.pop(connection, 0)
         self.unsent_bytes -= self._unsent.pop(connection, 0)
 
-    def keeps(self, connection: LimitedConnection, incomplete_bytes: int, *, is_new: bool) -> None:
+    def note_incomplete(self, connection: LimitedConnection, incomplete_bytes: int, *, is_new: bool) -> None:
         """Note how much of an incomplete frame a connection keeps.
         ``is_new``: the frame began with what was read just now, so it is the youngest."""
         # The dict's order is the order in which frames began: taken out and put in again, a new frame is the last.
@@ -125,7 +125,7 @@ class Limits:
                 f"incomplete frames take more than maxIncompleteFrameBytes={self._settings.incomplete_bytes_max}"
             )
 
-    def waits(self, connection: LimitedConnection, unsent_bytes: int) -> None:
+    def note_waiting(self, connection: LimitedConnection, unsent_bytes: int) -> None:
         """Note how much a peer has not taken of what was written to it."""
         self._note_unsent(connection, unsent_bytes)
         limit = self._settings.unsent_bytes_max

@@ -76,17 +76,17 @@ async def keep_doing(
     ``gap_ms`` apart. An error is followed by a pause, and logged; the same one again only when it worked in between.
     """
     loop = asyncio.get_running_loop()
-    told = ""
+    last_error = ""
     while True:
         wake.clear()  # before the action: what happens while it runs is for the next run
         not_before = loop.time() + gap_ms / 1000.0
         try:
             pause_ms = await action()
-            told = ""
+            last_error = ""
         except (RmqError, OSError) as error:
-            if told != str(error):
+            if last_error != str(error):
                 _log.warning("%s: %s", name, error)
-            told = str(error)
+            last_error = str(error)
             pause_ms = pause_after_error_ms
         except Exception as error:  # noqa: BLE001 - the outer edge of a task: logged, and done again
             _log.error("%s failed", name, exc_info=error)
@@ -106,7 +106,7 @@ async def repeat(
     What the world refuses, such as a full disk, is one line; what may be a defect has its traceback.
     """
     pause_seconds = seconds if first_seconds is None else first_seconds
-    told = ""
+    last_error = ""
     while not end.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(end.wait(), pause_seconds)
@@ -116,12 +116,12 @@ async def repeat(
             done = work()
             if inspect.isawaitable(done):
                 await done
-            told = ""
+            last_error = ""
         except Exception as error:  # noqa: BLE001 - the outer edge of a periodic task: told once, tried again next time
             is_expected = isinstance(error, (RmqError, OSError))
-            if told != repr(error):
+            if last_error != repr(error):
                 _log.error("%s: a round failed: %s", name, error, exc_info=None if is_expected else error)
-            told = repr(error)
+            last_error = repr(error)
 
 
 # CPU time of one slice.

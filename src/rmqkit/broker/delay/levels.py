@@ -152,21 +152,21 @@ class Schedule:
         """How far each level is delivered, as it is stored and as slaves ask for it."""
         return DelayOffsets(self._data_version, self._offsets())
 
-    def take_over(self, copied: DelayOffsets) -> None:
+    def replace_with(self, copied: DelayOffsets) -> None:
         """Put the master's offsets in the place of the file and read it; not while this broker delivers itself.
         Source: behaviour.md §10.1."""
         if not self._is_running and copied.offset_table != self._offsets():
             self._file.save(copied)
             self.load()
 
-    def take_further(self, copied: DelayOffsets) -> None:
+    def merge_forward(self, copied: DelayOffsets) -> None:
         """Take over the offsets that are further in a member's table, unless it is older than this one.
         Source: behaviour.md §10.5."""
         version = copied.data_version or DataVersion()
         if version.timestamp >= self._data_version.timestamp:
             own = self._offsets()
             further = {level: max(offset, own.get(level, 0)) for level, offset in copied.offset_table.items()}
-            self.take_over(DelayOffsets(version, own | further))
+            self.replace_with(DelayOffsets(version, own | further))
 
     def _offsets(self) -> dict[int, int]:
         known = self._written

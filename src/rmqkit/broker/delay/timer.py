@@ -203,7 +203,7 @@ class Timer:
             unpublished.popleft()
         return encode_timer_checkpoint(unpublished[0][1])
 
-    def take_over(self, progress: TimerCheckpoint) -> None:
+    def replace_with(self, progress: TimerCheckpoint) -> None:
         """Go on to where the master is; not while this broker delivers itself."""
         state = self.state
         if not self.is_follower:
@@ -212,7 +212,7 @@ class Timer:
         state.master_progress, state.read_ms = progress, progress.last_read_time_ms
         self._look_in(0)
 
-    def take_further(self, progress: TimerCheckpoint) -> None:
+    def merge_forward(self, progress: TimerCheckpoint) -> None:
         """Leave out what a member of this group delivered meanwhile, unless its state is older than this one."""
         own = self.state.master_progress
         if progress.data_version.timestamp >= own.data_version.timestamp and progress.last_read_time_ms:

@@ -94,7 +94,7 @@ class ActingMaster:
     """Watches a slave's group and acts for a master that is gone.
 
     Args:
-        elsewhere: puts what is due at other brokers; None keeps it for the master.
+        remote_put: puts what is due at other brokers; None keeps it for the master.
         holds_back: whether it must not act all the same: its link to a master is up, or its log has parted from it.
         on_master: told of a master that came or went.
     """
@@ -105,14 +105,14 @@ class ActingMaster:
         registration: Registration,
         client: RemotingClient,
         *,
-        elsewhere: RemotePut | None,
+        remote_put: RemotePut | None,
         holds_back: Callable[[], bool],
         on_master: OnMaster,
     ) -> None:
         self._context = context
         self._registration = registration
         self._calls = BrokerCalls(client, _TIMEOUT_MS)
-        self._elsewhere = elsewhere
+        self._remote_put = remote_put
         self._holds_back = holds_back
         self._on_master = on_master
         self._master: str | None = None
@@ -134,7 +134,7 @@ class ActingMaster:
         await self._watch.close()
         await self._stop_acting()
 
-    def look(self) -> None:
+    def look_soon(self) -> None:
         """Look who is there soon: a name server says that the lowest id changed."""
         self._wake.set()
 
@@ -144,7 +144,7 @@ class ActingMaster:
         self._given_way_until_ms = self._context.clock.monotonic_ms() + _GIVEN_WAY_MS
         await self._stop_acting()
 
-    async def see(self, members: Mapping[int, str]) -> None:
+    async def apply_members(self, members: Mapping[int, str]) -> None:
         """Take in who is there, by id; nobody is no news."""
         if not members:
             return  # no name server answers, or all were just started: whoever acts goes on
@@ -164,8 +164,8 @@ class ActingMaster:
         return self._context.clock.monotonic_ms() < self._given_way_until_ms
 
     async def _round(self) -> float:
-        await self.see(await self._registration.members())
-        if self._elsewhere is not None and self._master is not None:
+        await self.apply_members(await self._registration.members())
+        if self._remote_put is not None and self._master is not None:
             await self._copy_delays(self._master)
         return _LOOK_MS
 
@@ -173,7 +173,7 @@ class ActingMaster:
         now_ms = self._context.clock.monotonic_ms()
         if now_ms - self._copied_ms >= _COPY_MS:
             self._copied_ms = now_ms
-            self._context.schedule.take_over(await self._calls.delay_offsets(master))
+            self._context.schedule.replace_with(await self._calls.delay_offsets(master))
 
     async def _master_changed(self, master: str | None) -> None:
         """Raises RemotingError: the new master does not answer yet; to be tried again."""
@@ -199,14 +199,14 @@ class ActingMaster:
         context, self.is_acting = self._context, True
         # A version of its own, so that slaves and the returning master see that the offsets moved.
         context.offsets.advance_version()
-        if self._elsewhere is None:
+        if self._remote_put is None:
             _log.warning("acting as master: what is due waits for the master, as enableRemoteEscape is false")
             return
         _log.warning("acting as master: what is due is put at other brokers")
-        context.schedule.start(self._elsewhere)
+        context.schedule.start(self._remote_put)
         if context.timer is not None:
-            context.timer.start(self._elsewhere)
-        self._check_back, self._checks_end = CheckBack(context, self._elsewhere), asyncio.Event()
+            context.timer.start(self._remote_put)
+        self._check_back, self._checks_end = CheckBack(context, self._remote_put), asyncio.Event()
         seconds = context.settings.transaction_check_interval_ms / 1000
         checking = repeat(
             self._check_back.round, name="half messages", seconds=seconds, end=self._checks_end, first_seconds=0
@@ -265,16 +265,16 @@ class PreOnline:
     async def _meet(self, address: str, *, is_slave: bool) -> bool:
         """Take over the offsets of a member; False when that has to be tried again."""
         store = self._context.store
-        told = HaInfo(self._ha_address, store.max_physical_offset, self._context.address)
+        own = HaInfo(self._ha_address, store.max_physical_offset, self._context.address)
         try:
             if not is_slave:
-                await self._calls.ask(address, RequestCode.EXCHANGE_BROKER_HA_INFO, told)
+                await self._calls.ask(address, RequestCode.EXCHANGE_BROKER_HA_INFO, own)
             # Asked behind the exchange, which returns when the acting master's offsets do not move any more.
             delays = await self._calls.delay_offsets(address)
             offsets = await self._calls.consumer_offsets(address)
             await self._take_timer(address)
-            self._context.schedule.take_further(delays)
-            self._context.offsets.take_further(offsets)
+            self._context.schedule.merge_forward(delays)
+            self._context.offsets.merge_forward(offsets)
         except RmqError as error:
             _log.warning("offsets of %s are not taken over, to be tried again: %s", address, error)
             return False
@@ -286,4 +286,4 @@ class PreOnline:
         if self._context.timer is not None:
             answer = await self._calls.call(address, request(RequestCode.GET_TIMER_CHECK_POINT))
             if answer.code == ResponseCode.SUCCESS:  # else it has no timer
-                self._context.timer.take_further(decode_timer_checkpoint(answer.payload))
+                self._context.timer.merge_forward(decode_timer_checkpoint(answer.payload))

@@ -144,7 +144,7 @@ class EscapeBridge:
             now_ms = self._clock.monotonic_ms()
             if known is None or known[0] <= now_ms:
                 routes = await self._registration.routes(topic)
-                queues = list(dict.fromkeys(queue for route in routes for queue in self._elsewhere(route)))
+                queues = list(dict.fromkeys(queue for route in routes for queue in self._queues_of_others(route)))
                 until_ms = now_ms + (_ROUTE_MS_MAX if queues else _NO_ROUTE_MS_MAX)
                 known = self._queues[topic] = (until_ms, itertools.cycle(queues))
         queue = next(known[1], None)
@@ -152,7 +152,7 @@ class EscapeBridge:
             raise NoRoute(f"no other broker's master takes messages for topic {topic}: create it on another broker")
         return queue
 
-    def _elsewhere(self, route: TopicRoute) -> Iterator[_Queue]:
+    def _queues_of_others(self, route: TopicRoute) -> Iterator[_Queue]:
         masters = {broker.broker_name: broker.broker_addrs.get(0) for broker in route.broker_datas}
         for queues in route.queue_datas:
             address = masters.get(queues.broker_name)

@@ -69,7 +69,7 @@ from rmqkit.store.message_store import MessageStore
 __all__ = ["HaMaster", "waits_for_copies"]
 
 _log = logging.getLogger(__name__)
-_LOOK_SECONDS = 0.1
+_CHECK_SECONDS = 0.1
 _SECOND_MS = 1000.0
 # What a slave that is behind is sent in one round; in between the loop serves the others.
 _ROUND_BYTES = 1 << 20
@@ -80,7 +80,7 @@ _MARKS_MAX = 2048
 # Links that wait until the name servers were asked who they are; more are sent away.
 _WAITING_MAX = 64
 
-_TOLD_MAX = 256
+_WARNED_HOSTS_MAX = 256
 _SILENT_HEARTBEATS = 2
 
 
@@ -137,11 +137,11 @@ class HaMaster:
             need_signatures=need_signatures,
         )
         self._waiting: list[_Link] = []
-        self._told: set[str] = set()
+        self._warned_hosts: set[str] = set()
         self._turn = 0
         self._links: list[_Link] = []
         self._is_round_due = False
-        self._look: asyncio.TimerHandle | None = None
+        self._next_check: asyncio.TimerHandle | None = None
         self._tasks = Tasks()
         self._growth = _Growth()
 
@@ -161,8 +161,8 @@ class HaMaster:
 
     async def close(self) -> None:
         """Stop listening and cut every link; what was written before is still delivered by the kernel."""
-        if self._look is not None:
-            self._look.cancel()
+        if self._next_check is not None:
+            self._next_check.cancel()
         if self._server is None:
             return
         await self._members.close()
@@ -178,7 +178,7 @@ class HaMaster:
 
     def addresses_changed(self) -> None:
         """Let in and send away by ``haAllowedAddresses`` as it is now."""
-        self._told.clear()
+        self._warned_hosts.clear()
         for link in list(self._links):
             if not self._is_allowed(link.ip):
                 link.close("haAllowedAddresses leaves it out now")
@@ -315,7 +315,7 @@ class HaMaster:
                     self._refuse(link)
         for link in self._links:
             if not self._copies_at(link.ip) and link.looks_begun < self._members.looks_ended:
-                self._tell(
+                self._warn_once(
                     link,
                     "%s is sent the log, but is no copy that answers wait for: haAllowedAddresses=%s does not name it, "
                     "and name servers tell of no other broker %s there",
@@ -342,16 +342,16 @@ class HaMaster:
         unsigned = (
             ", or it did not sign as innerClientAuthenticationCredentials says" if self._members.need_signatures else ""
         )
-        self._tell(
+        self._warn_once(
             link,
             "%s is refused at the HA port: haAllowedAddresses=%s leaves it out, and name servers tell of no other "
             f"broker %s there{unsigned}; if it is a slave, add its address to that setting",
         )
 
-    def _tell(self, link: _Link, warning: str) -> None:
+    def _warn_once(self, link: _Link, warning: str) -> None:
         """Warn of an address, once."""
-        if link.host not in self._told and len(self._told) < _TOLD_MAX:
-            self._told.add(link.host)
+        if link.host not in self._warned_hosts and len(self._warned_hosts) < _WARNED_HOSTS_MAX:
+            self._warned_hosts.add(link.host)
             _log.warning(warning, link.peer, self._settings.ha_addresses, self._settings.broker_name)
 
     def _link(self) -> _Link:
@@ -395,8 +395,8 @@ class HaMaster:
         assert link not in self._waiting, "a link that is let in waits no more"
         self._links.append(link)
         self._growth.mark(self._store.dispatched_offset, self._clock.monotonic_ms())
-        if self._look is None:
-            self._look = self._loop.call_later(_LOOK_SECONDS, self._look_round)
+        if self._next_check is None:
+            self._next_check = self._loop.call_later(_CHECK_SECONDS, self._check_times)
 
     def reported(self, link: _Link, *, is_first: bool) -> None:
         """A slave has said how far it is."""
@@ -432,14 +432,14 @@ class HaMaster:
         if any(is_more):
             self.advanced()
 
-    def _look_round(self) -> None:
+    def _check_times(self) -> None:
         """What is due by time: heartbeats, silent slaves, the next second's allowance."""
-        self._look = None
+        self._next_check = None
         now_ms = self._clock.monotonic_ms()
         for link in list(self._links):
-            link.look(now_ms)
+            link.check_times(now_ms)
         if self._links:
-            self._look = self._loop.call_later(_LOOK_SECONDS, self._look_round)
+            self._next_check = self._loop.call_later(_CHECK_SECONDS, self._check_times)
             self._growth.forget(min(link.acked_offset for link in self._links))
             self.advanced()
         else:
@@ -470,7 +470,7 @@ class _Link(asyncio.Protocol):
         self._reports = Reports()
         self._is_paused = False
         self._tls: TlsLayer | None = None
-        self._is_told_plain = False
+        self._is_known_plain = False
         self.read_ms = self._written_ms = self._second_ms = clock.monotonic_ms()
         self._sent_bytes = 0
         self.peer = self.host = "?"
@@ -531,12 +531,12 @@ class _Link(asyncio.Protocol):
     def _plain(self, data: bytes) -> bytes:
         """What the slave said; the first byte tells whether it speaks TLS.
         Raises FrameError: it does not and has to, or what it says is no TLS."""
-        if self._tls is None and not self._is_told_plain:
+        if self._tls is None and not self._is_known_plain:
             if data[0] == CLIENT_HELLO and self._master.tls is not None:
                 self._tls = self._master.tls.layer()
             elif self._settings.ha_tls:
                 raise FrameError("it speaks no TLS, haTlsEnable=true asks for it: set that at the slave, too")
-            self._is_told_plain = self._tls is None
+            self._is_known_plain = self._tls is None
         if self._tls is None:
             return data
         try:
@@ -587,7 +587,7 @@ class _Link(asyncio.Protocol):
         self._sent_bytes += len(data)
         return data
 
-    def look(self, now_ms: float) -> None:
+    def check_times(self, now_ms: float) -> None:
         """Do what is due at a time."""
         settings = self._settings
         if now_ms - self.read_ms > settings.ha_silent_ms_max:

@@ -61,7 +61,7 @@ _GAP_MS = 250.0
 _UNLIMITED = 1 << 30
 _NETWORK_BITS = {4: 24, 6: 64}
 _SIGNED_MAX = 1024
-_TOLD_MAX = 256
+_WARNED_MAX = 256
 
 
 class HaAddresses:
@@ -106,7 +106,7 @@ def _addresses(parts: Iterable[str]) -> AdminAddresses | None:
 
 class _Member(Struct):
     hosts: set[IpAddress]
-    told_ms: float
+    named_ms: float
 
 
 class Members:
@@ -143,7 +143,7 @@ class Members:
         self._is_any_left_out = is_any_left_out
         self.need_signatures = need_signatures
         self._signed_ms: dict[IpAddress, float] = {}
-        self._told: set[str] = set()
+        self._warned_addresses: set[str] = set()
         self._own = {address for host in ("127.0.0.1", "::1", *own) if (address := ip_of(host)) is not None}
         self._known: dict[str, _Member] = {}
         self._wake = asyncio.Event()
@@ -209,7 +209,7 @@ class Members:
                 for address in registered:
                     if hosts := self._near(address, await resolved(address)):
                         self._known[address] = _Member(hosts, now_ms)
-                self._forget(now_ms)
+                self._forget_unnamed(now_ms)
         finally:
             # Also when it failed: links that wait for the answer must not wait for ever.
             self.looks_ended = self.looks_begun
@@ -219,8 +219,8 @@ class Members:
     def _near(self, address: str, hosts: set[IpAddress]) -> set[IpAddress]:
         """Those of a broker's addresses that are not somewhere on the Internet."""
         near = {host for host in hosts if not host.is_global or any(_are_neighbours(host, own) for own in self._own)}
-        if hosts and not near and address not in self._told and len(self._told) < _TOLD_MAX:
-            self._told.add(address)
+        if hosts and not near and address not in self._warned_addresses and len(self._warned_addresses) < _WARNED_MAX:
+            self._warned_addresses.add(address)
             _log.warning(
                 "name servers tell of %s as a broker of this name, at a global address that is not in this broker's "
                 "network: it is no member; if it is a slave, add its address to haAllowedAddresses",
@@ -228,14 +228,14 @@ class Members:
             )
         return near
 
-    def _forget(self, now_ms: float) -> None:
+    def _forget_unnamed(self, now_ms: float) -> None:
         linked = self._linked()
         if not self._own.isdisjoint(linked):
             linked |= self._own
         for address, member in list(self._known.items()):
             if not member.hosts.isdisjoint(linked):
-                member.told_ms = now_ms
-            elif now_ms - member.told_ms > _REMEMBERED_MS:
+                member.named_ms = now_ms
+            elif now_ms - member.named_ms > _REMEMBERED_MS:
                 del self._known[address]
 
 

@@ -129,7 +129,7 @@ class SlaveRole:
             client,
             address=context.address,
             flushes=flushes,
-            prepare=self.tables.take_topics,
+            prepare=self.tables.copy_topics,
             tls=tls,
         )
         self.acting: ActingMaster | None = None
@@ -173,7 +173,7 @@ class SlaveRole:
                 self._context,
                 registration,
                 self._client,
-                elsewhere=escape.put if settings.remote_escape else None,
+                remote_put=escape.put if settings.remote_escape else None,
                 holds_back=lambda: self.log.is_following or self.log.is_diverged,
                 on_master=self.follow,
             )
@@ -238,7 +238,7 @@ class ReplicationHandlers(Handlers[ReplicationContext]):
     def lowest_id_changed(self, connection: Connection, command: Command) -> Command:
         if self._slave is not None and self._slave.acting is not None:
             # The notice itself is not believed: anybody may send one, and an old one may come late.
-            self._slave.acting.look()
+            self._slave.acting.look_soon()
         return reply(command)
 
     @answers(RequestCode.EXCHANGE_BROKER_HA_INFO)
@@ -252,7 +252,7 @@ class ReplicationHandlers(Handlers[ReplicationContext]):
         if master.master_address and master.master_ha_address and acting is not None:
             if not self._slave.believes(connection, master):
                 self._doubt(connection, master)
-                acting.look()
+                acting.look_soon()
                 return reply(command)
             # First stop, then follow: the master asks for the offsets as soon as this is answered, and they must not
             # move any more then, or what is delivered meanwhile is delivered once more by the master.

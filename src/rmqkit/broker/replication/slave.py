@@ -120,7 +120,7 @@ class HaSlave:
         self._buffer = memoryview(b"")
         self._dispatch_handle: asyncio.Handle | None = None
         self._pause_ms = _PAUSE_MS_MIN
-        self._told = ""
+        self._last_warning = ""
         self._divergence: LogDiverged | None = None
         self._mark = store.root / "diverged"
         self._is_marked = self._mark.exists()
@@ -163,14 +163,14 @@ class HaSlave:
 
     def status(self) -> HaClientInfo:
         """What GET_BROKER_HA_STATUS tells of a slave."""
-        told = HaClientInfo(max_offset=self._store.max_physical_offset)
-        told.master_addr = None if self._master is None else self._master.ha_address
+        status = HaClientInfo(max_offset=self._store.max_physical_offset)
+        status.master_addr = None if self._master is None else self._master.ha_address
         if self._link is not None:
             passed_ms = self._clock.now_ms() - self._clock.monotonic_ms()
-            told.last_read_timestamp = int(self._link.read_ms + passed_ms)
-            told.last_write_timestamp = int(self._link.wrote_ms + passed_ms)
-            told.transferred_byte_in_second = self._link.rate()
-        return told
+            status.last_read_timestamp = int(self._link.read_ms + passed_ms)
+            status.last_write_timestamp = int(self._link.wrote_ms + passed_ms)
+            status.transferred_byte_in_second = self._link.rate()
+        return status
 
     # ---- one link after the other
 
@@ -191,9 +191,9 @@ class HaSlave:
             if self.is_diverged:
                 self._remember(error)
         self._was_compared = True  # or could not be: then the master is gone, and its slave has to serve
-        if str(ended) != self._told:
+        if str(ended) != self._last_warning:
             _log.warning("replication from %s: %s; trying again", master.ha_address, ended)
-            self._told = str(ended)
+            self._last_warning = str(ended)
         pause_ms, self._pause_ms = self._pause_ms, min(self._pause_ms * 2, _PAUSE_MS_MAX)
         return pause_ms
 
@@ -239,7 +239,7 @@ class HaSlave:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
                 _, link = await self._loop.create_connection(
-                    lambda: _Link(self._take, self._clock, self._buffer), host, port, ssl=self._tls
+                    lambda: _Link(self._append_frames, self._clock, self._buffer), host, port, ssl=self._tls
                 )
         except ssl.SSLError as error:
             raise ConnectFailed(address, f"TLS failed: {error.reason or error}", "compare haTlsEnable there") from error
@@ -268,7 +268,7 @@ class HaSlave:
     def _reportable(self) -> int:
         return self._store.durable_offset if self._flushes else self._store.max_physical_offset
 
-    def _take(self, link: _Link, frames: list[Frame]) -> None:
+    def _append_frames(self, link: _Link, frames: list[Frame]) -> None:
         """Append the frames of one read.
         Raises StoreError, OSError: the link has to end."""
         store = self._store
@@ -288,7 +288,7 @@ class HaSlave:
             if frames:
                 link.report(self._reportable)  # the master may wait to hear whether this link lives
             return
-        self._pause_ms, self._told = _PAUSE_MS_MIN, ""
+        self._pause_ms, self._last_warning = _PAUSE_MS_MIN, ""
         if self._flushes:
             store.request_flush()  # reported when it is on the disk, in `_flushed`
             return
@@ -375,7 +375,7 @@ class _Link(asyncio.BufferedProtocol):
     """One connection to a master's HA port, which says nothing before it is told where to begin.
 
     Args:
-        take: gets the frames of one read; whatever it raises on purpose ends the link.
+        on_frames: gets the frames of one read; whatever it raises on purpose ends the link.
         buffer: where reads go; one frame fits into it.
 
     Attributes:
@@ -385,8 +385,8 @@ class _Link(asyncio.BufferedProtocol):
         read_ms, wrote_ms: when something was last heard and said, monotonic.
     """
 
-    def __init__(self, take: Callable[[_Link, list[Frame]], None], clock: Clock, buffer: memoryview) -> None:
-        self._take = take
+    def __init__(self, on_frames: Callable[[_Link, list[Frame]], None], clock: Clock, buffer: memoryview) -> None:
+        self._on_frames = on_frames
         self._clock = clock
         self._buffer = buffer
         self._filled = 0
@@ -454,7 +454,7 @@ class _Link(asyncio.BufferedProtocol):
             if not self.has_begun:
                 raise FrameError("the master speaks before it was told where to begin")
             frames, taken = split_frames(self._buffer[:filled])
-            self._take(self, frames)
+            self._on_frames(self, frames)
         except (RmqError, OSError) as error:
             self.end(error)
             return

@@ -9,7 +9,7 @@ delay offsets                   45  main   replaces its own
 groups, what they may not read 201  main   replaces its own, if the versions differ
 request modes                  402  main   keeps them in their file
 waiting timed messages          61  fast   replaces its own counts, if the versions differ
-timer check point               60  fast   goes on to there (`Timer.take_over`); asked every 3 s
+timer check point               60  fast   goes on to there (`Timer.replace_with`); asked every 3 s
 ============================  ====  =====  ======================================================================
 
 The *fast* port is the main one - 2; a master that does not listen there is asked on its main port. A round runs as soon
@@ -117,24 +117,24 @@ class SlaveSync:
 
     async def _round(self) -> float:
         for name, step in (
-            ("topics", self._take_topics),
-            ("consumer offsets", self._take_offsets),
-            ("delay offsets", self._take_delay_offsets),
-            ("groups", self._take_groups),
-            ("request modes", self._take_modes),
-            ("counts of timed messages", self._take_timer_metrics),
+            ("topics", self._copy_topics),
+            ("consumer offsets", self._copy_offsets),
+            ("delay offsets", self._copy_delay_offsets),
+            ("groups", self._copy_groups),
+            ("request modes", self._copy_modes),
+            ("counts of timed messages", self._copy_timer_metrics),
         ):
             await self._try(name, step)
         self._asked_for.clear()
         return _PERIOD_MS
 
     async def _timer_round(self) -> float:
-        await self._try("timer check point", self._take_timer_checkpoint)
+        await self._try("timer check point", self._copy_timer_checkpoint)
         return _TIMER_PERIOD_MS
 
-    async def take_topics(self) -> None:
+    async def copy_topics(self) -> None:
         """Copy the topics now, so that their queues are made of the right type; a failure is told, not raised."""
-        await self._try("topics", self._take_topics)
+        await self._try("topics", self._copy_topics)
 
     def is_batch_topic(self, topic: str) -> bool:
         """Whether a topic's queues are BatchConsumeQueues, for the slave's store when it makes one.
@@ -154,7 +154,7 @@ class SlaveSync:
         assert self._missing, "begun with the first topic that is missing"
         in_vain = 0
         try:
-            while not await self._try("topics", self._take_topics):
+            while not await self._try("topics", self._copy_topics):
                 in_vain = in_vain + 1 if isinstance(self._failures["topics"], ConnectFailed) else 0
                 if in_vain >= _GONE_AFTER_TRIES:
                     for topic in sorted(self._missing):
@@ -185,7 +185,7 @@ class SlaveSync:
 
     # ---- the steps
 
-    async def _take_topics(self, master: str) -> None:
+    async def _copy_topics(self, master: str) -> None:
         async def page(first: int, version: str) -> tuple[TopicConfigTable, int | None]:
             header = TopicConfigsRequest(first, version, _PAGE_ENTRIES_MAX)
             answer = await self._ask_fast(master, RequestCode.GET_ALL_TOPIC_CONFIG, header)
@@ -195,20 +195,20 @@ class SlaveSync:
         copied = await _whole(page, lambda table: table.topic_config_table)
         # In each step: while it was waited for the master may have become another one, whose table is not to be
         # replaced.
-        if master == self._master and self._topics.take_over(copied):
+        if master == self._master and self._topics.replace_with(copied):
             _log.info("took over %d topics of %s", len(copied.topic_config_table), master)
 
-    async def _take_offsets(self, master: str) -> None:
+    async def _copy_offsets(self, master: str) -> None:
         copied = await self._calls.consumer_offsets(master)
         if master == self._master:
             self._offsets.merge(copied)
 
-    async def _take_delay_offsets(self, master: str) -> None:
+    async def _copy_delay_offsets(self, master: str) -> None:
         copied = await self._calls.delay_offsets(master)
         if master == self._master:
-            self._schedule.take_over(copied)
+            self._schedule.replace_with(copied)
 
-    async def _take_groups(self, master: str) -> None:
+    async def _copy_groups(self, master: str) -> None:
         async def page(first: int, version: str) -> tuple[SubscriptionGroupTable, int | None]:
             header = GroupConfigsRequest(first, version, _PAGE_ENTRIES_MAX)
             answer = await self._calls.ask(master, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, header)
@@ -216,10 +216,10 @@ class SlaveSync:
             return decode_as(answer.payload, SubscriptionGroupTable), total
 
         copied = await _whole(page, lambda table: table.subscription_group_table)
-        if master == self._master and self._groups.take_over(copied):
+        if master == self._master and self._groups.replace_with(copied):
             _log.info("took over %d groups of %s", len(copied.subscription_group_table), master)
 
-    async def _take_modes(self, master: str) -> None:
+    async def _copy_modes(self, master: str) -> None:
         answer = await self._calls.call(master, request(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE))
         if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             return  # 4.x: every group pulls
@@ -228,19 +228,19 @@ class SlaveSync:
             self._modes_file.save(copied)
             self._modes = copied
 
-    async def _take_timer_metrics(self, master: str) -> None:
+    async def _copy_timer_metrics(self, master: str) -> None:
         if self._timer is not None and self._timer.is_follower:
             answer = await self._ask_fast(master, RequestCode.GET_TIMER_METRICS)
             copied = decode_as(answer.payload, TimerMetrics)
             if master == self._master:
                 self._timer.take_counts(copied)
 
-    async def _take_timer_checkpoint(self, master: str) -> None:
+    async def _copy_timer_checkpoint(self, master: str) -> None:
         if self._timer is not None and self._timer.is_follower:
             answer = await self._ask_fast(master, RequestCode.GET_TIMER_CHECK_POINT)
-            told = decode_timer_checkpoint(answer.payload)
+            checkpoint = decode_timer_checkpoint(answer.payload)
             if master == self._master:
-                self._timer.take_over(told)
+                self._timer.replace_with(checkpoint)
 
     async def _ask_fast(self, master: str, code: int, header: msgspec.Struct | None = None) -> Command:
         fast = fast_address(master)

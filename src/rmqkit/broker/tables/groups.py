@@ -168,7 +168,7 @@ class GroupTable:
             groups = _without(self._stored.subscription_group_table, group)
             self._save(self._changed(groups, _without(self._stored.forbidden_table, group)))
 
-    def take_over(self, copied: SubscriptionGroupTable) -> bool:
+    def replace_with(self, copied: SubscriptionGroupTable) -> bool:
         """Become the master's table unless its version is the own one; groups it does not have are gone.
         Returns whether it was another; on the disk then. Source: behaviour.md §10.1."""
         if copied.data_version == self._stored.data_version:

@@ -138,7 +138,7 @@ class OffsetTable(LazyTable):
         self._data_version = copied.data_version or self._data_version
         self._is_dirty = self._is_dirty or bool(changed)
 
-    def take_further(self, copied: ConsumerOffsets) -> None:
+    def merge_forward(self, copied: ConsumerOffsets) -> None:
         """Take over the offsets that are further in a member's table, unless it is older than this one.
         Source: behaviour.md §10.5."""
         version = copied.data_version or DataVersion()

@@ -136,7 +136,7 @@ class StaticTopics:
         if topic in self.details:
             self._save({name: detail for name, detail in self.details.items() if name != topic})
 
-    def take_over(self, copied: TopicConfigTable) -> bool:
+    def replace_with(self, copied: TopicConfigTable) -> bool:
         """Become the static topics of the master, unless it has none to tell or their version is the own one.
         Returns whether they were others; on the disk then.
         Raises StoreMismatch: one of them is not supported; nothing was changed."""
@@ -331,7 +331,7 @@ class TopicTable:
         if topic in self._table:
             self._replace({name: config for name, config in self._table.items() if name != topic})
 
-    def take_over(self, copied: TopicConfigTable) -> bool:
+    def replace_with(self, copied: TopicConfigTable) -> bool:
         """Become the master's table unless its version is the own one; topics it does not have are gone.
         Returns whether it was another; on the disk then. Source: behaviour.md §10.1.
         Raises StoreMismatch: static topics are not copied, as one of them is not supported."""
@@ -340,7 +340,7 @@ class TopicTable:
             _name_all(copied.topic_config_table)
             self._shared.save(self._content(copied.data_version, copied.topic_config_table))
             self._table, self.data_version = copied.topic_config_table, copied.data_version
-        return self.static.take_over(copied) or is_other
+        return self.static.replace_with(copied) or is_other
 
     def mark_ordered(self, topics: Iterable[str]) -> None:
         """Mark those of some topics as ordered that the broker has.
