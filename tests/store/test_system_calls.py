@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.store.files import forget, reserve, sync_data, sync_file
+from rmqkit.store.files import drop_cached, reserve, sync_data, sync_file
 
 BLOCK = 4096
 
@@ -60,7 +60,7 @@ def test_blocks_are_reserved_without_a_change_of_what_is_there(calls: list[tuple
         assert os.fstat(file.fileno()).st_blocks * 512 >= 32 * BLOCK
         reserve(file.fileno(), 65 * BLOCK)
         assert os.fstat(file.fileno()).st_size == 65 * BLOCK
-        forget(file.fileno(), 0, BLOCK)
+        drop_cached(file.fileno(), 0, BLOCK)
 
 
 def test_a_disk_without_room_refuses_a_reservation(

@@ -129,6 +129,7 @@ class DispatchColumns:
         rows, at, end = self._properties.values(b"TAGS")
         hashes = self._properties.hashes(at, end, np.zeros(len(rows), "u4"))
         codes[rows] = hashes.astype("u4").view("i4")
+        # In the delay topic the code is the delivery time: few records, and levels that may be wrong in each.
         if SCHEDULE_TOPIC in self.topics:
             for row in np.flatnonzero(self.topic == self.topics.index(SCHEDULE_TOPIC)).tolist():
                 timestamp = int(self.store_timestamps[row])

@@ -11,15 +11,15 @@ the former one or the new one.
 
 **System calls** that systems name differently; they are looked up when they are called:
 
-===========  ===================================  =====================================================================
-function     Linux                                where that is missing (macOS)
-===========  ===================================  =====================================================================
-`sync_data`  fdatasync                            F_FULLFSYNC, as fsync there leaves data in the disk's own cache; fsync
-                                                  on a file system that does not know it
-`sync_file`  fsync                                the same
-`reserve`    posix_fallocate                      a byte of every block is written that may be a hole
-`forget`     posix_fadvise, POSIX_FADV_DONTNEED   nothing: the system decides what it keeps in memory
-===========  ===================================  =====================================================================
+=============  ===================================  ===================================================================
+function       Linux                                where that is missing (macOS)
+=============  ===================================  ===================================================================
+`sync_data`    fdatasync                            F_FULLFSYNC, as fsync there leaves data in the disk's own cache;
+                                                    fsync on a file system that does not know it
+`sync_file`    fsync                                the same
+`reserve`      posix_fallocate                      a byte of every block is written that may be a hole
+`drop_cached`  posix_fadvise, POSIX_FADV_DONTNEED   nothing: the system decides what it keeps in memory
+=============  ===================================  ===================================================================
 
 Log files are sparse and read through a mapping. On a tmpfs the first look at a page that was never written takes
 memory, and where there is none left the kernel answers with SIGBUS, which no program survives: `check_room` refuses
@@ -48,7 +48,7 @@ __all__ = [
     "RowTexts",
     "check_room",
     "decode_file",
-    "forget",
+    "drop_cached",
     "is_note",
     "make_directory",
     "naming",
@@ -291,7 +291,7 @@ def reserve(descriptor: int, size: int) -> None:
             os.pwrite(descriptor, b"\0", position)
 
 
-def forget(descriptor: int, start: int, size: int) -> None:
+def drop_cached(descriptor: int, start: int, size: int) -> None:
     """Let the page cache drop a part of a file that is on the disk."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, start, size, os.POSIX_FADV_DONTNEED)

@@ -113,7 +113,7 @@ class Flusher:
         except Exception as error:  # noqa: BLE001 - a thread's outer edge: without it nothing is flushed any more
             _log.exception("thread %s ends", threading.current_thread().name)
             self._fail("the store", OSError(errno.EIO, repr(error)))
-            self._tell()
+            self._report_durable()
 
     def request(self) -> None:
         """Ask for a round that covers everything appended before this call."""
@@ -130,7 +130,7 @@ class Flusher:
         self._threads.clear()
         self.commit()
         self.flush_log()
-        self._tell()
+        self._report_durable()
 
     # ---- the pool
 
@@ -173,7 +173,7 @@ class Flusher:
                 self.flush_log()
                 is_asked = True
             if is_asked or self.failure is not None:
-                self._tell()
+                self._report_durable()
             if self._store_log.pool is not None and now - queues_at >= self._settings.queue_flush_interval_ms:
                 queues_at = now
                 self._queues_round(now)
@@ -188,7 +188,7 @@ class Flusher:
             pass
         return not self._stop.is_set()
 
-    def _tell(self) -> None:
+    def _report_durable(self) -> None:
         if self._on_durable is not None:
             self._on_durable(self.durable_offset, self.failure)
 

@@ -100,7 +100,7 @@ def mend_queues(
         _take_back(one, entries)
     start = min(log.min_offset if one.kept is None else one.queue.max_physical_offset for one in broken)
     _walk(log, max(start, log.min_offset), queues, dispatcher, delays_ms, broken)
-    _tell(root, broken)
+    _log_made_anew(root, broken)
     return True
 
 
@@ -140,7 +140,7 @@ def mend_after_crash(
         for one in broken:
             _empty(one.queue)
         _walk(log, log.min_offset, queues, dispatcher, delays_ms, broken)
-        _tell_after_crash(root, broken, counts)
+        _log_entered_anew(root, broken, counts)
 
 
 def _found(queues: ConsumeQueues, ends: QueueEnds, entries: _Entries) -> list[_Broken]:
@@ -260,7 +260,7 @@ def _walk(
                 dispatcher.enter_light(arrival, wanted)
 
 
-def _tell(root: Path, broken: list[_Broken]) -> None:
+def _log_made_anew(root: Path, broken: list[_Broken]) -> None:
     """Say what was done, of each queue and in all."""
     made_all = lost_all = 0
     for i, one in enumerate(broken):
@@ -282,7 +282,7 @@ def _tell(root: Path, broken: list[_Broken]) -> None:
     _log.warning(said, root, len(broken), made_all, lost_all)
 
 
-def _tell_after_crash(root: Path, broken: list[_Broken], counts: dict[ConsumeQueueBase, int]) -> None:
+def _log_entered_anew(root: Path, broken: list[_Broken], counts: dict[ConsumeQueueBase, int]) -> None:
     """Say what was done: nothing of queues whose messages before are not in the log any more, as of a slave's."""
     made_all = lost_all = told = 0
     for one in broken:

@@ -86,7 +86,7 @@ class Reader:
         self._log = log
         self._settings = settings
         self.doubted_end = 0
-        self._told_of: set[ConsumeQueueBase] = set()
+        self._logged_lost: set[ConsumeQueueBase] = set()
         self._memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * settings.memory_ratio_max // 100
 
     def get(
@@ -208,7 +208,7 @@ class Reader:
                 if 0 <= physical_offset < log.min_offset and size != BLANK_SIZE:
                     removed_below = log.min_offset
                 if size != BLANK_SIZE:
-                    self._tell_lost(queue, following - units, physical_offset, size)
+                    self._log_lost(queue, following - units, physical_offset, size)
                 continue
             if accept is not None and not accept(record):
                 continue
@@ -250,10 +250,10 @@ class Reader:
                 return True
         return False
 
-    def _tell_lost(self, queue: ConsumeQueueBase, queue_offset: int, physical_offset: int, size: int) -> None:
+    def _log_lost(self, queue: ConsumeQueueBase, queue_offset: int, physical_offset: int, size: int) -> None:
         """Say, once for each queue, that an entry is passed over."""
-        if queue not in self._told_of:
-            self._told_of.add(queue)
+        if queue not in self._logged_lost:
+            self._logged_lost.add(queue)
             _log.error(
                 "%s-%d: message %d is passed over, its entry says %d bytes at %d and no sound record of it is there: "
                 "stop the broker, then `rmq store verify` shows all of them",

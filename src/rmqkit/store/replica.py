@@ -35,7 +35,7 @@ from rmqkit.errors import LogDiverged, RecordCorrupt, StoreError, StoreUnavailab
 from rmqkit.protocol.record import BLANK_BYTES, BLANK_MAGIC, BORN_HOST_V6, MAGIC_V1, MAGIC_V2, decode_record
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, request_of
-from rmqkit.store.files import forget
+from rmqkit.store.files import drop_cached
 from rmqkit.store.flush import Flusher
 from rmqkit.store.log import scan
 from rmqkit.store.log.commit_log import CommitLog
@@ -177,7 +177,7 @@ class Replica:
         if physical_offset + len(data) > log.file_end:
             found = f"{len(data)} bytes of one file where a file ends at {log.file_end}"
             raise self._diverge(physical_offset, found, _OTHER_SIZE)
-        self._take(physical_offset, data)
+        self._append_part(physical_offset, data)
 
     def _begin_file(self, start: int) -> None:
         log = self._log
@@ -187,13 +187,13 @@ class Replica:
             self.whole_end = self._due = self._dispatcher.position = start
         log.begin_file(start)
 
-    def _take(self, physical_offset: int, data: Data) -> None:
+    def _append_part(self, physical_offset: int, data: Data) -> None:
         """Write a part of the log, as far as there are heads where they are due."""
         base, buffer = physical_offset, data
         if self._part_of_head:
             base, buffer = self.whole_end, self._part_of_head + bytes(data)
         end, file_end = base + len(buffer), self._log.file_end
-        under_way, due, last_record, stored_ms = self._follow(buffer, base, file_end)
+        under_way, due, last_record, stored_ms = self._follow_heads(buffer, base, file_end)
         part_of_head = b""
         if due < end:
             last_record, under_way = under_way if under_way < due else last_record, due
@@ -216,7 +216,7 @@ class Replica:
         self.whole_end, self._due, self._last_record = under_way, due, last_record
         self._part_of_head = part_of_head
 
-    def _follow(self, buffer: Data, base: int, file_end: int) -> tuple[int, int, int, int]:
+    def _follow_heads(self, buffer: Data, base: int, file_end: int) -> tuple[int, int, int, int]:
         """Follow the heads in bytes that begin at ``base``, up to where one is not all there, or none.
         Returns where the record under way begins, where the next head is due, where the last record before the one
         under way begins (physical offsets), and the storeTimestamp of the newest head."""
@@ -322,7 +322,7 @@ class Replica:
         """Let the page cache forget a part of the log, if it is on the disk; what somebody has mapped stays."""
         file = self._log.queue.find(start) if start < end <= self._flusher.durable_offset else None
         if file is not None:
-            forget(file.fd, start - file.start, end - start)
+            drop_cached(file.fd, start - file.start, end - start)
 
     def _dispatch_few(self, file: MappedFile, position: int, end: int) -> None:
         """Router records of one file one by one, and the blank behind them."""

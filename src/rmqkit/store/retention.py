@@ -230,7 +230,7 @@ class Retention:
             log_files = self._drop_log_files(now_ms, dispatched_offset)
         finally:  # a log file that cannot be deleted does not keep the queues from following those that were
             try:
-                queue_files, index_files = self._follow()
+                queue_files, index_files = self._drop_behind_log()
             finally:
                 self._release()
         return RetentionRound(self.decision, self.use, log_files, queue_files, index_files)
@@ -254,6 +254,7 @@ class Retention:
 
     def _drop_log_files(self, now_ms: int, dispatched_offset: int) -> int:
         queue, settings = self._commit_log.queue, self._settings
+        # A round deletes a few files only: each costs the disk time that puts wait for.
         end_max = min(dispatched_offset, queue.min_offset + settings.delete_file_batch_max * queue.file_bytes)
         written_ms_max = now_ms - settings.file_reserved_hours * _HOUR_MS
 
@@ -287,7 +288,7 @@ class Retention:
             _log.info("store %s: %d log files deleted (%s), log from %d", self._root, count, why, queue.min_offset)
         return count
 
-    def _follow(self) -> tuple[int, int]:
+    def _drop_behind_log(self) -> tuple[int, int]:
         """Let queues and index begin where the log begins; returns the numbers of their files deleted."""
         min_offset = self._commit_log.min_offset
         if min_offset <= self._followed_offset:

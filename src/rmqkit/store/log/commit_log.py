@@ -115,7 +115,7 @@ class CommitLog:
 
     def resume(self) -> None:
         """Take the end of the files for the end of the log, after load and recovery."""
-        self._take_end()
+        self._find_end()
         self._committed_timestamp = self.last_store_timestamp
         if self.pool is not None:
             self.pool.committed_offset = self.max_offset
@@ -124,7 +124,7 @@ class CommitLog:
         if self._file is not None or not self._is_replica:  # a slave's first file begins where its master says
             self._next.start(self._file_end)
 
-    def _take_end(self) -> None:
+    def _find_end(self) -> None:
         self.max_offset = self.queue.max_offset
         self._file = self.queue.files[-1] if self.queue.files else None
         self._fd = self._file.fd if self._file else -1
@@ -184,7 +184,7 @@ class CommitLog:
     def begin_file(self, start: int) -> None:
         """Go to a new file, which begins behind the last one or, in a replica's empty log, at any file's start.
         Raises OSError: it could not be made."""
-        file = self._next.take(start)
+        file = self._next.take_file(start)
         assert file.start == start, "a file is made for its place"
         self.queue.append(file)
         if self.pool is not None:
@@ -198,7 +198,7 @@ class CommitLog:
         Raises OSError: the disk refused."""
         assert offset <= self.max_offset, "a log is cut inside"
         self.queue.truncate(offset)
-        self._take_end()
+        self._find_end()
 
     def commit(self, least_bytes: int = 0) -> bool:
         """Move what waits in the pool to the page cache; returns whether there was any. One thread at a time.
@@ -271,7 +271,7 @@ class _NextFile:
         self._executor = self._executor or ThreadPoolExecutor(1, "store-allocate")
         self._start, self._made = start, self._executor.submit(self._make, start)
 
-    def take(self, start: int) -> MappedFile:
+    def take_file(self, start: int) -> MappedFile:
         """The file that begins at an offset; waits only while it is being made.
         Raises OSError: it cannot be made (`TimeoutError` when the disk takes longer than 5 s; until it is done then,
         `BlockingIOError` at once)."""

@@ -387,11 +387,12 @@ class LogDamage:
     def passed(self, parts: Iterable[tuple[Segment, Part | Damage]]) -> Iterator[tuple[Segment, Part]]:
         """The parts of a log that are no damage."""
         for segment, part in parts:
-            self.add_tail()
+            self.add_tail()  # another part follows, so what came before lies inside of the log
             if isinstance(part, Damage):
                 self._tail = segment, part
             else:
                 yield segment, part
+        # A sound record lies behind it: no crash leaves that, whatever the queues say.
         if self._tail is not None and self._tail[1].end < len(self._tail[0].buffer):
             self.add_tail()
         if self.report.is_live:

@@ -180,6 +180,7 @@ class DerivedFiles:
         self._has_fillers = self._has_fillers or arrivals.lost_bytes() > 0
         self._queues.compare(arrivals)
         first, last = int(arrivals.offsets[0]), int(arrivals.offsets[-1])
+        # Keys cost as much as the rest of the walk: they are made only where an index file has entries.
         spans = [span for span in self._index if span.low <= last and first <= span.high]
         keys = arrivals.keys(with_tags=True) if spans else None
         for span in spans:
@@ -253,6 +254,7 @@ class DerivedFiles:
                 if end.begin < 0 and not is_filler:
                     end.begin = layout.unpack_from(data, position)[4] if tree == _BATCH else index
                 end.offset, end.position = index + skipped, position + skipped * entry_bytes
+                # Blanks are in order before the first message, and anywhere in a store whose log has fillers.
                 if not is_filler and equal.end_of(index) == index:
                     entry = layout.unpack_from(data, position)
                     is_old = 0 <= entry[0] < self._log.min_offset and entry[1] != BLANK_SIZE

@@ -129,6 +129,7 @@ def held(root: Path, folder: Path) -> Iterator[None]:
     lock = StoreLock(root)
     lock.acquire()
     try:
+        # What a rebuild that was killed left: half of its files, or the old ones that it had swapped out.
         shutil.rmtree(folder, ignore_errors=True)
         yield
     finally:

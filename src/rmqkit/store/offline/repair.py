@@ -110,6 +110,7 @@ def repair(
         report.findings = [one for one in report.findings if one.path not in moved]
     edits = list(_edits(root, settings, report))
     steps = [step for _, step, _ in edits]
+    # What derived files lack is known only when the log is mended: a dry run tells what it would do with those of now.
     if is_dry_run:
         repaired = [finding for finding, _, _ in edits]
         left = [one for one in report.findings if one not in repaired and not _tree_of(root, one)]
@@ -136,6 +137,7 @@ def _renames(root: Path, settings: StoreSettings | None) -> Iterator[tuple[Path,
     log = [path for folder in folders for path in entries_of(folder) if path.name.isdecimal() and path.stat().st_size]
     places = {path: place_of(memoryview(mapped(path))) for path in log}
     moved = {path for path, place in places.items() if place is not None and path.name != file_name(place)}
+    # Until nothing changes: a file that stays keeps a name that another one wanted, which then stays, too.
     while True:
         kept = {path.name for path in log if path not in moved}
         targets = Counter(file_name(places[path] or 0) for path in moved)
