@@ -41,11 +41,11 @@ class BrokerSource(DataSource):
         return to_ddl(read_columns(live_options(self.options), ()))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the messages that there are."""
+        """Make a reader of the messages that there are."""
         return BrokerReader(live_options(self.options), checked_names(self.options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """A reader of the messages that there will be."""
+        """Make a reader of the messages that there will be."""
         options = live_options(self.options)
         for name, value in (
             ("endingOffsetsByTimestamp", options.ending_timestamps),
@@ -56,9 +56,9 @@ class BrokerSource(DataSource):
         return BrokerStreamReader(options, checked_names(self.options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A writer of rows that are there."""
+        """Make a writer of rows that are there."""
         return BatchWriter(sink_options(self.options, schema, overwrite=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 - Spark's name
-        """A writer of rows that will be there."""
+        """Make a writer of rows that will be there."""
         return StreamWriter(sink_options(self.options, schema, overwrite=overwrite))

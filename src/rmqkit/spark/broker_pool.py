@@ -71,7 +71,7 @@ class _NotYet(RmqError):
 
 
 class Bounds(Struct, frozen=True):
-    """Offsets of the first message that a queue still has, and one past the last."""
+    """The bounds of a queue: the offset of its first message that is still stored, and one past its last."""
 
     low: int
     high: int
@@ -104,7 +104,7 @@ class BrokerPool:
 
     @property
     def is_from_parent(self) -> bool:
-        """Whether the connections are those of the process that this one was forked from."""
+        """Whether the connections belong to the process that this one was forked from."""
         return self._portal.is_from_parent
 
     @property
@@ -117,6 +117,7 @@ class BrokerPool:
         enters messages into queues in the order of the log, some time after their sender was answered."""
 
         async def dispatched(queue: MessageQueue) -> None:
+            # The end is taken once: a topic that others send to goes on growing, and would be waited for without end.
             stored, _ = await self._log_ends(queue)
             while True:
                 if (await self._log_ends(queue))[1] >= stored:
@@ -124,7 +125,7 @@ class BrokerPool:
                 await asyncio.sleep(_DISPATCH_PAUSE_S)
 
         async def all_of_them() -> None:
-            one_each = {queue.broker_name: queue for queue in queues}
+            one_each = {queue.broker_name: queue for queue in queues}  # one log per broker, whatever the queue
             await asyncio.gather(
                 *(self._patiently(functools.partial(dispatched, queue)) for queue in one_each.values())
             )
@@ -132,18 +133,19 @@ class BrokerPool:
         self._portal.run(all_of_them)
 
     def queues(self, topics: Iterable[str], pattern: str = "") -> list[MessageQueue]:
-        """The queues that can be read now of some topics, or of those whose whole name matches.
+        """List the queues that can be read now of some topics, or of those whose whole name matches.
         Raises NoRoute: a named topic does not exist, or no name server answers."""
         return self._portal.run(lambda: self._queues(list(topics), pattern))
 
     def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Bounds]:
-        """What queues have now. Raises RemotingError, PeerRefused: a broker does not answer, or refuses."""
+        """Ask the brokers for the bounds of queues.
+        Raises RemotingError, PeerRefused: a broker does not answer, or refuses."""
         return self._portal.run(lambda: self._bounds(queues))
 
     def reach(
         self, topics: Iterable[str], pattern: str, assigned: list[MessageQueue], begun: Offsets
     ) -> dict[MessageQueue, Bounds]:
-        """What the wanted queues have now. Those that were read before are waited for until they reach ``begun``
+        """Ask for the bounds of the wanted queues, and wait for those that were read before until they reach ``begun``
         again: a broker that was killed is in no route until it is back, and may find the ends of its queues late.
         Raises NoRoute, RemotingError, PeerRefused: as `queues` and `bounds`."""
 
@@ -159,7 +161,7 @@ class BrokerPool:
             return late.found
 
     def search(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The first message of a queue that was stored at or after a time; its end when there is none."""
+        """Find the first message of a queue that was stored at or after a time; the queue's end when there is none."""
 
         async def found() -> int:
             return await self._runtime.calls.search_offset(await self._address(queue), queue, timestamp_ms)
@@ -167,7 +169,8 @@ class BrokerPool:
         return self._portal.run(lambda: self._patiently(found))
 
     def commit(self, group: str, offsets: dict[MessageQueue, int]) -> None:
-        """Save where a group is. Raises RemotingError, NoRoute, PeerRefused: a broker did not take it, or refused."""
+        """Save the offsets of a group at the brokers.
+        Raises RemotingError, NoRoute, PeerRefused: a broker did not take it, or refused."""
 
         async def one(queue: MessageQueue, offset: int) -> None:
             calls, address = self._runtime.calls, await self._address(queue)
@@ -186,7 +189,7 @@ class BrokerPool:
         self._portal.run(every)
 
     def mean_bytes(self, queue: MessageQueue, offset: int) -> float | None:
-        """Mean size of a few records from an offset on; None when nothing is there."""
+        """Measure the mean size in bytes of a few records from an offset on; None when nothing is there."""
 
         async def sample() -> Pulled:
             return await self._pull(queue, offset, _SAMPLE_COUNT)
@@ -203,7 +206,7 @@ class BrokerPool:
             yield body
 
     def report(self, lost: DataLost) -> None:
-        """Raises DataLost: failOnDataLoss; the log is told otherwise."""
+        """Raise that messages are gone, with ``failOnDataLoss``, or else write it to the log."""
         if self._options.fail_on_data_loss:
             raise lost
         _log.warning("%s", lost)
@@ -232,7 +235,7 @@ class BrokerPool:
         return found
 
     async def _bodies(self, part: Range) -> AsyncIterator[bytes]:
-        """What `_pulled` yields, in chunks that are worth decoding."""
+        """Yield what `_pulled` does, joined into chunks: decoding with Arrow has a cost per chunk, not per byte."""
         chunk: list[bytes] = []
         async for body in self._pulled(part):
             chunk.append(body)
@@ -262,7 +265,10 @@ class BrokerPool:
             elif pulled.status is PullStatus.OFFSET_ILLEGAL and pulled.next_begin_offset > offset:
                 gone = min(pulled.next_begin_offset, part.high)
                 self.report(DataLost(part.queue, offset, gone, f"the queue begins at {pulled.min_offset}"))
+            before = offset
+            # A filter may leave nothing of what was looked at, but an answer with messages has to move on.
             offset = max(pulled.next_begin_offset, offset + (pulled.status is PullStatus.FOUND))
+            assert offset >= before, "a range is read forward"
 
     async def _pull_there(self, queue: MessageQueue, offset: int, count: int) -> Pulled:
         """Raises _NotYet: the queue ends before the offset, where it was said to have a message."""
@@ -292,13 +298,13 @@ class BrokerPool:
         return await self._runtime.calls.pull(await self._address(queue), header, options.pull_timeout_ms)
 
     async def _log_ends(self, queue: MessageQueue) -> tuple[int, int]:
-        """Where the log of a queue's broker ends, and where its dispatched part does."""
+        """Ask a queue's broker where its log ends, and where the part of it ends that was dispatched to queues."""
         figures = await self._runtime.calls.runtime_info(await self._address(queue))
         end = int(figures["commitLogMaxOffset"])
         return end, end - int(figures["dispatchBehindBytes"])
 
     async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
-        """What some work returns, which is done again while a broker or the name servers do not answer."""
+        """Do some work, and do it again while a broker or the name servers do not answer."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.patience_ms / 1000.0
         while True:
@@ -321,14 +327,15 @@ _connected: dict[LiveOptions, BrokerPool] = {}
 
 
 def broker_pool(options: LiveOptions) -> BrokerPool:
-    """The connections of this process with some options, made when they are first asked for.
+    """Get the connections of this process with some options; they are made when they are first asked for.
     Raises SettingsError: no name server is known. Raises NoRoute: none answers."""
     known = _connected.get(options)
+    # Spark forks its Python workers from a daemon: what was connected there must not be used by two processes.
     if known is None or known.is_from_parent:
         known = _connected[options] = BrokerPool(options)
     return known
 
 
 def wanted_topics(options: LiveOptions) -> list[str]:
-    """The topics that are named."""
+    """List the topics that the options name."""
     return words(options.topics) + words(options.topic)

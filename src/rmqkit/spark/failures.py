@@ -51,7 +51,7 @@ def one_line() -> Iterator[None]:
 
 
 def error_within(error: BaseException) -> RmqError | None:
-    """Our error of which an exception of PySpark tells (such as ``query.exception()``); None when it tells of none."""
+    """Find our error in the text of an exception of PySpark (as ``query.exception()``); None when there is none."""
     told = str(error)
     if missing := _MISSING.search(told):
         return SettingsError(
@@ -65,13 +65,14 @@ def error_within(error: BaseException) -> RmqError | None:
     raised = _RAISED.findall(told)
     if not raised:
         return None
-    module, name, text = raised[-1]
+    module, name, text = raised[-1]  # the last one: earlier ones are causes that it was raised from
     try:
         kind = getattr(importlib.import_module(module), name, None)
     except ImportError:  # the executors have another version of the package
         return None
     if not (isinstance(kind, type) and issubclass(kind, RmqError)):
         return None
+    # Without its constructor, which wants fields that did not travel.
     ours = kind.__new__(kind)
     ours.args = (text,)
     return ours

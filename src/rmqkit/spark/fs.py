@@ -79,7 +79,7 @@ class StoredFile(Struct, frozen=True):
 
 
 def resolve(text: str) -> str:
-    """A path or an address in its one form: an absolute path, or a `RemotePath`."""
+    """Bring a path or an address into its one form: an absolute path, or a `RemotePath`."""
     scheme = _SCHEME.match(text)
     if isinstance(text, RemotePath) or scheme is None:
         return text if isinstance(text, RemotePath) else str(Path(text).absolute())
@@ -87,7 +87,7 @@ def resolve(text: str) -> str:
 
 
 def local_path(text: str) -> Path:
-    """An absolute path from a path or a ``file:`` address. Raises StoreError: the address is not of a local file."""
+    """Make an absolute path of a path or a ``file:`` address. Raises StoreError: the address is not of a local file."""
     path = resolve(text)
     if isinstance(path, RemotePath):
         raise StoreError(f"store {path} is not on a file system: copy it or mount it, and give a path")
@@ -95,21 +95,21 @@ def local_path(text: str) -> Path:
 
 
 def join(folder: str, *names: str) -> str:
-    """What has a name in a directory."""
+    """Make the path of what has a name in a directory."""
     if isinstance(folder, RemotePath):
         return RemotePath(folder.root, "/".join(filter(None, (folder.below, *names))))
     return str(Path(folder, *names))
 
 
 def above(path: str, levels: int) -> str:
-    """The directory some levels up."""
+    """Find the directory some levels up."""
     if isinstance(path, RemotePath):
         return RemotePath(path.root, "/".join(path.below.split("/")[:-levels]))
     return str(Path(path).parents[levels - 1])
 
 
 def list_files(folder: str, *below: str) -> list[StoredFile]:
-    """The files at any depth of a directory, or of a directory ``below``, by name; none when it does not exist.
+    """List the files at any depth of a directory, or of a directory ``below``, by name; none when it does not exist.
     Raises StoreError: it cannot be listed."""
     listing = _remote_files if isinstance(folder, RemotePath) else _local_files
     return sorted(
@@ -147,7 +147,7 @@ def _remote_files(folder: str) -> Iterator[tuple[tuple[str, ...], int]]:
 
 
 def find_segments(root: str, log_paths: list[str]) -> list[Segment]:
-    """The files of a store's commit log, in order; empty ones are left out.
+    """List the files of a store's commit log, in order; empty ones are left out.
     ``log_paths`` are the directories of the log when they are not ``root/commitlog``.
     Raises StoreError: there is no such directory.
     Raises StoreMismatch: two files overlap."""
@@ -173,7 +173,8 @@ def find_segments(root: str, log_paths: list[str]) -> list[Segment]:
 
 
 def exists(path: str, *, as_folder: bool = True) -> bool:
-    """Whether there is such a directory, or (else) a file or directory. Raises StoreError: that cannot be learnt."""
+    """Tell whether there is such a directory, or else such a file or directory.
+    Raises StoreError: that cannot be learnt."""
     if not isinstance(path, RemotePath):
         return Path(path).is_dir() if as_folder else Path(path).exists()
     from pyarrow.fs import FileType
@@ -212,10 +213,11 @@ class StoreFile:
             self.buffer: Buffer = mmap.mmap(length=self.size, **kind) if self.size else b""
 
     def fetch(self, low: int, high: int) -> None:
-        """Have the bytes from ``low`` up to ``high``. Raises StoreError: they cannot be read."""
+        """Fetch the bytes from ``low`` up to ``high`` if the file is remote. Raises StoreError: they cannot be read."""
         if self._remote is None or low >= high:
             return
         with _reading(self.path), memoryview(self.buffer) as view:
+            # Into the mapping at the same place: positions mean the same for a remote file and for a local one.
             self._remote.seek(low)
             count = self._remote.readinto(view[low:high])
         if count != high - low:
@@ -223,14 +225,14 @@ class StoreFile:
 
 
 def map_file(path: str) -> Buffer:
-    """All bytes of a file. Raises StoreError: as `StoreFile`."""
+    """Map all bytes of a file. Raises StoreError: as `StoreFile`."""
     file = StoreFile(path)
     file.fetch(0, file.size)
     return file.buffer
 
 
 def map_range(path: str, low: int, high: int) -> Buffer:
-    """The bytes of a file from ``low`` up to ``high``, at their positions; what lies around them is not to be used.
+    """Map the bytes of a file from ``low`` up to ``high``, at their positions; what lies around them is not to be used.
     Raises StoreError: as `StoreFile`, or the file is shorter."""
     file = StoreFile(path)
     if file.size < high:
@@ -240,13 +242,14 @@ def map_range(path: str, low: int, high: int) -> Buffer:
 
 
 def map_records(path: str, positions: Sequence[int]) -> Buffer:
-    """The bytes of the records at some positions, which ascend; what lies around them is not to be used.
+    """Map the bytes of the records at some positions, which ascend; what lies around them is not to be used.
     Raises StoreError: as `StoreFile`."""
     file = StoreFile(path)
     if isinstance(path, RemotePath):
         inside = [position for position in positions if 0 <= position <= file.size - RECORD_BYTES_MIN]
         for low, high in _merged((at, min(at + _RECORD_GUESS_BYTES, file.size)) for at in inside):
             file.fetch(low, high)
+        # The guess has the size of every record; only those that are longer are asked for once more.
         ends = [(at, at + _SIZE.unpack_from(file.buffer, at)[0]) for at in inside]
         long = [(at + _RECORD_GUESS_BYTES, end) for at, end in ends if at + _RECORD_GUESS_BYTES < end <= file.size]
         for low, high in _merged(long):
@@ -258,6 +261,7 @@ def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Ascending ranges, those that are near each other as one."""
     merged: list[tuple[int, int]] = []
     for low, high in ranges:
+        assert not merged or merged[-1][0] <= low, "ranges ascend"
         if merged and low - merged[-1][1] < _NEAR_BYTES:
             merged[-1] = merged[-1][0], max(high, merged[-1][1])
         else:
@@ -266,7 +270,7 @@ def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def read_file(path: str) -> bytes | None:
-    """The content of a small file; None when there is none. Raises StoreError: it cannot be read."""
+    """Read a small file; None when there is none. Raises StoreError: it cannot be read."""
     with suppress(FileNotFoundError), _reading(path, is_planned=False):
         if not isinstance(path, RemotePath):
             return Path(path).read_bytes()
@@ -277,7 +281,7 @@ def read_file(path: str) -> bytes | None:
 
 
 def data_end(path: str, size: int) -> int:
-    """Where the last byte that was ever written may lie; behind it the file is a hole and reads as zeros.
+    """Find where the last byte that was ever written may lie; behind it the file is a hole and reads as zeros.
 
     A preallocated segment is a sparse file: asking the file system saves reading a gigabyte of nothing. An object
     store knows no holes: the end is the ``size``. Raises StoreError: as `StoreFile`."""
@@ -323,6 +327,7 @@ def _connected(root: str) -> tuple[Any, str]:
     try:
         filesystem, top = FileSystem.from_uri(root)
     except (pa.ArrowException, OSError, ValueError) as error:
+        # pyarrow quotes the address, with the secret in it.
         reason = str(error).partition("\n")[0].replace(root, str(RemotePath(root)))
         raise StoreError(f"{RemotePath(root)} is not an address that pyarrow.fs can use: {reason}") from None
     return filesystem, top

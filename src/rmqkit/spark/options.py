@@ -23,7 +23,7 @@ from rmqkit.store.log.scan import BATCH_ROWS
 
 
 class Entity(enum.Enum):
-    """What the rows of a store are."""
+    """The tables of a store: what one row is."""
 
     MESSAGES = "messages"
     CONSUME_QUEUE = "consumequeue"
@@ -36,14 +36,14 @@ class Entity(enum.Enum):
 
 
 class OffsetsFrom(enum.Enum):
-    """How messages are found."""
+    """How messages are found: by a walk over the log, or by the consume queues."""
 
     WALK = "walk"
     CONSUME_QUEUE = "consumequeue"
 
 
 class IncludeProperties(enum.Enum):
-    """How the properties column looks."""
+    """The forms of the properties column."""
 
     MAP = "map"
     STRING = "string"
@@ -254,7 +254,7 @@ _SHIFTS = {"k": 10, "m": 20, "g": 30}
 
 
 def parse_options(options_type: type[OptionsType], given: Mapping[str, str], source: str) -> OptionsType:
-    """The options of a format, ``source``, from what Spark was given: name in any case → text.
+    """Read the options of a format, ``source``, out of what Spark was given: name in any case → text.
     Raises SettingsError: an option is unknown (the nearest known one is named), or a value cannot be used."""
     table = setting_table(options_type)
     spelled = {name.lower(): name for name in table}
@@ -271,11 +271,12 @@ def parse_options(options_type: type[OptionsType], given: Mapping[str, str], sou
 
 
 def words(text: str) -> list[str]:
-    """The parts of a comma-separated list."""
+    """Split a comma-separated list."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _normalised(text: str, value_type: object) -> str:
+    # Spark passes every option on as text: sizes keep their suffix, and names of enums may be in any case.
     if value_type is int and (size := _SIZE.fullmatch(text)):
         return str(int(size[1]) << _SHIFTS[size[2].lower()])
     return text.lower() if isinstance(value_type, type) and issubclass(value_type, enum.Enum) else text

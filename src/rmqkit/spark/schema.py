@@ -52,6 +52,7 @@ class Column(Struct, frozen=True):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Tasks get the name and look the kernel up in their own table."""
+        # Kernels are lambdas and closures, which pickle does not take, and executors have the table anyway.
         return _column, (self.name, self.spark)
 
 
@@ -82,7 +83,8 @@ CORRUPT_COLUMN = Column(CORRUPT, "string", None)
 
 
 def choose(available: Sequence[Column], wanted: Iterable[str], source: str) -> list[Column]:
-    """The wanted columns, in the order of the wish. Raises SettingsError: a name is not available, or wanted twice."""
+    """Choose the wanted columns, in the order of the wish.
+    Raises SettingsError: a name is not available, or wanted twice."""
     by_name = {column.name: column for column in available}
     chosen: dict[str, Column] = {}
     for name in wanted:
@@ -114,15 +116,16 @@ def check_types(columns: Iterable[Column], schema: StructType, source: str) -> N
 
 
 def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
-    """The Arrow schema of some columns, all nullable."""
+    """Make the Arrow schema of some columns, all nullable."""
     return pa.schema([pa.field(column.name, column.arrow) for column in columns])
 
 
 def to_ddl(columns: Iterable[Column]) -> str:
-    """The columns as Spark DDL."""
+    """Write columns as Spark DDL."""
     return ", ".join(f"`{column.name}` {column.spark}" for column in columns)
 
 
 def _column(name: str, spark: str) -> Column:
     known = (*MESSAGE_COLUMNS, PROPERTY_STRING, CORRUPT_COLUMN)
+    # By name and type: the properties column exists in two forms.
     return next(column for column in known if (column.name, column.spark) == (name, spark))

@@ -55,8 +55,8 @@ _START_TIMEOUT_S = 60
 def spark_session(
     app_name: str = "rmqkit", master: str = "local[*]", conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The running session, or a new one, with our formats registered; settings in ``conf`` go before ours,
-    but the driver's Java options are put behind ours.
+    """Get the running session, or make one, with our formats registered; settings in ``conf`` go before ours, but the
+    driver's Java options are put behind ours.
     Raises SettingsError: pyspark is not installed, or no Java runtime can be used."""
     try:
         from pyspark.sql import SparkSession

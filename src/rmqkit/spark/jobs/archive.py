@@ -1,4 +1,4 @@
-"""Sealed files of a commit log → a table of Parquet files, which outlives the broker's retention.
+"""`archive` turns sealed files of a commit log into a table of Parquet files, which outlives the broker's retention.
 
 ::
 
@@ -154,6 +154,7 @@ def archive(
             number = max((run.number for run in runs), default=0) + 1
             plan = ArchivePlan(place, place.staging(number), tuple(partition_by), read, is_full)
             run = _written(spark, kept, plan, Run(number, settings, [], []), done, {one.path: one for one in segments})
+            assert sum(file.rows for file in run.files) == done.rows, "every row is in a file"
             place.publish(run, commit)
             runs.append(run)
         if delete_after_hours is not None:
@@ -328,6 +329,7 @@ def _delete(
     done.deletable = [segment.path for segment in expired]
     if not expired:
         return
+    # Every byte of their files is read once more first: after the deletion nothing else has these messages.
     bases = {segment.base_offset for segment in expired}
     files = [file for run in runs for file in run.files if file.segment in bases]
     _verify_files(spark, target, files, reads_all=True)
@@ -342,6 +344,7 @@ def _delete(
         if (root / "abort").exists():
             done.deleted = "no: the broker was not stopped in order: start it once, it repairs its queues from the log"
             return
+        # The oldest first: a log with its front gone is what retention leaves, one with a gap is not readable.
         for segment in expired:
             Path(segment.path).unlink(missing_ok=True)
             sync_directory(Path(segment.path).parent)

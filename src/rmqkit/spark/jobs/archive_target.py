@@ -91,7 +91,7 @@ class Target(Struct, frozen=True):
 
     @classmethod
     def of(cls, text: str) -> Target:
-        """The folder that somebody named."""
+        """Make a target of the path or address that somebody gave."""
         return cls(resolve(text))
 
     @property
@@ -105,7 +105,7 @@ class Target(Struct, frozen=True):
         return self.root.root if isinstance(self.root, RemotePath) else f"file://{self.root}"
 
     def filesystem(self) -> pafs.FileSystem:
-        """Its files, by their paths in it. Raises SettingsError: its address is of no file system."""
+        """Open the folder, so that paths are those in it. Raises SettingsError: its address is of no file system."""
         if not isinstance(self.root, RemotePath):
             return pafs.SubTreeFileSystem(self.root, pafs.LocalFileSystem())
         try:
@@ -116,11 +116,11 @@ class Target(Struct, frozen=True):
         return pafs.SubTreeFileSystem(path, filesystem)
 
     def path_of(self, file: ArchivedFile) -> str:
-        """The place of one of its files, for Spark."""
+        """Name the place of one of its files, for Spark."""
         return f"{self.root}/{file.path}"
 
     def runs(self) -> list[Run]:
-        """The manifests of its runs, in order; none if it is no archive.
+        """Read the manifests of its runs, in order; none if it is no archive.
         Raises StoreError: one of them cannot be read."""
         filesystem = self.filesystem()
         found = filesystem.get_file_info(pafs.FileSelector(_FOLDER, allow_not_found=True))
@@ -155,11 +155,11 @@ class Target(Struct, frozen=True):
             lock.release()
 
     def staging(self, number: int) -> str:
-        """Where the files of a run are before they are published, under paths as they will have."""
+        """Name where the files of a run are before they are published, under the paths that they will have."""
         return f"{_FOLDER}/staging/{number:06d}"
 
     def pending(self) -> list[Run]:
-        """The run that was being published when it was killed, if one was. Raises StoreError: as `runs`."""
+        """Read the run that was being published when it was killed, if one was. Raises StoreError: as `runs`."""
         filesystem = self.filesystem()
         found = filesystem.get_file_info(pafs.FileSelector(_FOLDER, allow_not_found=True))
         return [_load(filesystem, one.path, self) for one in found if one.base_name.endswith(".publishing")]
@@ -185,6 +185,7 @@ class Target(Struct, frozen=True):
         with filesystem.open_output_stream(f"{name}.tmp") as stream:
             stream.write(msgspec.json.format(msgspec.json.encode(run)))
         self._sync([f"{name}.tmp"])
+        # From this name on the run happens: whoever finds it finishes the run. So it comes after every file of the run.
         _move(filesystem, f"{name}.tmp", name)
         self._sync([_FOLDER])
         self._finish(run, commit)
@@ -195,6 +196,7 @@ class Target(Struct, frozen=True):
         folders = {file.path.rpartition("/")[0] for file in run.files} - {""}
         for folder in folders:
             filesystem.create_dir(folder)
+        # A file that is not staged any more was moved by a run that was killed here: each step can be done again.
         for file in run.files:
             staged = f"{self.staging(run.number)}/{file.path}"
             if filesystem.get_file_info(staged).type is pafs.FileType.File:
@@ -205,6 +207,7 @@ class Target(Struct, frozen=True):
                 )
         self._sync({"", *(above for folder in folders for above in _folders_of(folder))})
         commit(run)
+        # Last: without its manifest a run is finished once more, and the lake's table knows its number already.
         name = f"{_FOLDER}/{run.number:06d}"
         _move(filesystem, f"{name}.publishing", f"{name}.json")
         self._sync([_FOLDER])

@@ -190,6 +190,7 @@ def audit(
             reduced = tasks.map(lambda split: reduce_split(split, plan, period_seconds)).treeReduce(add)
     found = _found(str(resolve(path)), period_seconds, reduced, hot_keys)
 
+    # What stands in other files may be missing or damaged; the log's own figures are told all the same.
     def noted(what: str, look: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
         try:
             with one_line():

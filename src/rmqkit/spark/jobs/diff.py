@@ -155,7 +155,7 @@ def diff(
 
 
 def equal_end(split: Split, others: Sequence[Split]) -> int:
-    """The physical offset up to which the bytes of a split are those of the other log, whose splits around it are
+    """Find the physical offset up to which the bytes of a split are those of the other log, whose splits around it are
     given in order. Raises StoreError: a file cannot be read."""
     at, end = _bounds(split)
     mine = np.frombuffer(map_range(split.path, split.low, split.high), "u1")
@@ -172,6 +172,7 @@ def equal_end(split: Split, others: Sequence[Split]) -> int:
             if unequal.any():
                 return at + int(unequal.argmax())
             at += count
+    assert at <= end, "no more is equal than there is"
     return at
 
 
@@ -186,7 +187,7 @@ def _around(split: Split, others: Sequence[Split]) -> list[Split]:
 
 
 def _without(splits: Sequence[Split], equal: Sequence[tuple[int, int]]) -> list[Split]:
-    """What is left of some splits without ranges of equal bytes. Records begin and end at the ends of these ranges on
+    """Leave ranges of equal bytes out of some splits. Records begin and end at the ends of these ranges on
     one side, so they do on the other."""
     left: list[Split] = []
     for split in splits:
@@ -220,7 +221,7 @@ def _compared(
 
 
 def pack(split: Split, *, content_only: bool) -> Iterator[tuple[Block | None, Any]]:
-    """The messages of a split by block, as bytes; and, under None, what was walked over.
+    """Pack the messages of a split by block, as bytes; and, under None, what was walked over.
     Raises StoreError: the file cannot be read."""
     found: defaultdict[Block, list[bytes]] = defaultdict(list)
     buffer, counts = map_range(split.path, split.low, split.high), SegmentCounts.of(split)
@@ -250,7 +251,7 @@ def _blocks(records: Records, content_only: bool) -> Iterator[tuple[Block, bytes
 
 
 def _digests(records: Records, content_only: bool) -> NDArray[np.uint64]:
-    """64 bits of what makes each record the same as another."""
+    """Hash what makes each record the same as another, to 64 bits."""
     places = records.field_at("physical_offset")
     starts = records.body_at if content_only else places + 8
     ends = (records.positions + records.sizes).tolist()
@@ -261,14 +262,16 @@ def _digests(records: Records, content_only: bool) -> NDArray[np.uint64]:
         ):
             digest = hashlib.blake2b(view[start:end], digest_size=8)
             if not content_only:
+                # Around the physical offset: two stores have the same message at different places of their logs.
                 digest.update(view[at:place])
             digests.append(digest.digest())
     return np.frombuffer(b"".join(digests), "u8")
 
 
 def compare_block(key: Block, left: Iterable[bytes], right: Iterable[bytes]) -> Iterator[tuple[Any, ...]]:
-    """The ranges of a block that differ, as rows of `Diff.differences`, the last of very many as one."""
+    """Compare a block and yield the ranges that differ, as rows of `Diff.differences`, the last of very many as one."""
     ours, theirs = _newest(left), _newest(right)
+    # By queue offset, not by place: masters and slaves agree on those, whatever each of them has lost.
     common, at, other = np.intersect1d(ours["offset"], theirs["offset"], assume_unique=True, return_indices=True)
     is_changed = ours["digest"][at] != theirs["digest"][other]
     mine, yours = ours[at][is_changed], theirs[other][is_changed]
@@ -280,7 +283,7 @@ def compare_block(key: Block, left: Iterable[bytes], right: Iterable[bytes]) -> 
 
 
 def _newest(parts: Iterable[bytes]) -> NDArray[np.void]:
-    """Entries by queue offset, the last record of each."""
+    """Sort entries by queue offset, and keep the last record of each."""
     entries = np.frombuffer(b"".join(parts), _ENTRY)
     entries = entries[np.lexsort((entries["physical"], entries["offset"]))]
     newest: NDArray[np.void] = entries[np.append(np.diff(entries["offset"]) != 0, True)[: len(entries)]]

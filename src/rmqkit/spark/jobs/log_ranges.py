@@ -88,6 +88,7 @@ class SegmentCounts(Struct):
 
     def add(self, other: SegmentCounts) -> None:
         """Count what was read of another part of the same file."""
+        assert (self.segment, self.base_offset) == (other.segment, other.base_offset), "counts are of one file"
         for name in self.__struct_fields__[2:]:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -102,19 +103,20 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def log_splits(log: LogView, split_bytes: int) -> list[Split]:
-    """The splits of all files, up to their last byte that is in no hole; each has at least one record.
+    """Cut all files into splits, up to their last byte that is in no hole; each has at least one record.
     Unlike `plan_splits` this trusts nothing: what is behind the log's end is read, too."""
     splits = []
     for segment in log.segments:
         size = len(segment.buffer)
         bounds = scan.split(segment.buffer, segment.start, segment.data_end, split_bytes) or [(0, size)]
+        # To the end of the file, hole and all: the blank that closes a full file is counted from there.
         bounds[-1] = bounds[-1][0], size
         splits += [Split(str(segment.path), segment.start, low, high) for low, high in bounds if size]
     return splits
 
 
 def walked(split: Split, begin: Callable[[int], Work[Result]]) -> Iterator[tuple[LogRange, Result]]:
-    """The ranges of a split, each with what a work made of it that began at its physical offset.
+    """Walk over a split and yield its ranges, each with what a work made of it that began at its physical offset.
     Raises StoreError: the file cannot be read."""
     with disk_errors(Path(split.path)):
         segment = Segment.opened(Path(split.path), split.base_offset)
@@ -124,6 +126,8 @@ def walked(split: Split, begin: Callable[[int], Work[Result]]) -> Iterator[tuple
         if isinstance(part, Damage):
             log_range.damage = part
             yield log_range, work.result()
+            assert part.end > part.position, "behind damage the walk goes on further"
+            # A result of its own for what follows: the driver may decide that the log ended at the damage.
             log_range = LogRange(split.path, split.base_offset, part.end, part.end)
             work = begin(segment.start + part.end)
             continue
@@ -138,14 +142,15 @@ def walked(split: Split, begin: Callable[[int], Work[Result]]) -> Iterator[tuple
 def in_log(
     log: LogView, found: Iterable[tuple[LogRange, Result]], counts: dict[Path, SegmentCounts]
 ) -> Iterator[tuple[Segment, tuple[LogRange, Result] | Damage]]:
-    """The ranges and damage up to the log's end, in order, from those of all splits in order; sets ``log.end``, and
-    ``counts`` what each file holds."""
+    """Yield the ranges and damage up to the log's end, in order, from those of all splits in order. Sets ``log.end``,
+    and enters into ``counts`` what each file holds."""
     places = {segment.start: i for i, segment in enumerate(log.segments)}
     stored_ms, closed = 0, -1
     for log_range, result in found:
         i = places[log_range.start]
         if i == closed:  # stale records behind a blank
             continue
+        assert log_range.low <= log_range.high, "a range ends behind its begin"
         segment = log.segments[i]
         count = counts.setdefault(segment.path, SegmentCounts(str(segment.path), segment.start))
         count.records += log_range.records
@@ -165,7 +170,7 @@ def in_log(
 
 
 def counted(parts: Iterable[Records | Damage], counts: SegmentCounts, split: Split) -> Iterator[Records | Damage]:
-    """The parts that a walk over a split yields, counted; what is left of the split in the end is its blank."""
+    """Count the parts that a walk over a split yields, and pass them on; what is left in the end is the blank."""
     walked = 0
     for part in parts:
         if isinstance(part, Damage):
@@ -178,11 +183,12 @@ def counted(parts: Iterable[Records | Damage], counts: SegmentCounts, split: Spl
             counts.bytes += size
         walked += size
         yield part
+    assert walked <= split.high - split.low, "a walk stays in its split"
     counts.blank_bytes += split.high - split.low - walked
 
 
 def add_up(counts: Iterable[SegmentCounts]) -> list[SegmentCounts]:
-    """One for each file, in the order of the log, from those of its splits."""
+    """Add up the counts of splits by file, in the order of the log."""
     sums: dict[str, SegmentCounts] = {}
     for one in counts:
         sums.setdefault(one.segment, SegmentCounts(one.segment, one.base_offset)).add(one)

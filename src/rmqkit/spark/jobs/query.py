@@ -1,4 +1,4 @@
-"""Finding messages of a store, or of an archive of one: by key, id and time, or with SQL.
+"""`query` and `sql` find messages of a store, or of an archive of one: by key, id and time, or with SQL.
 
 =======================  =======================================================================================
 asked for                read of a store
@@ -104,7 +104,7 @@ def query(
 
 
 def sql(spark: SparkSession, path: str, text: str, options: Mapping[str, str] | None = None) -> DataFrame:
-    """The result of a SELECT over the views `VIEWS` of a store or an archive; further options are those of
+    """Run a SELECT over the views `VIEWS` of a store or an archive; further options are those of
     ``rocketmq-store``. Other views of the session can be joined.
     Raises SettingsError: an option cannot be used, or the session has a view of such a name.
     Raises AnalysisException: Spark does not understand the statement."""

@@ -1,4 +1,4 @@
-"""Queues and index files made anew from the log, by as many cores as there are; what comes out is what
+"""`rebuild` makes queues and index files anew from the log, on as many cores as there are; what comes out is what
 ``rmq store rebuild`` makes (`rmqkit.store.offline.rebuild`), byte for byte.
 
 ======  ==============================  ================================================================================
@@ -168,7 +168,7 @@ def rebuild(
 
 
 def spill_split(plan: Spilling, numbered: tuple[int, Split]) -> list[tuple[LogRange, Spilled]]:
-    """The log ranges of a split, whose entries and keys are written to files that its number names.
+    """Write the entries and keys of a split to files that its number names; returns its log ranges.
     Raises StoreError: a file cannot be read or written."""
     number, split = numbered
     path = plan.folder / "spills" / f"{number:06d}"
@@ -223,11 +223,13 @@ class _Spill:
         """Write the entries, those of one share after the other."""
         shares: list[list[_Entries]] = [[] for _ in range(self._plan.shares)]
         for entries in (*self._grouped(), *self._light):
+            # Python's own hash of a text differs between workers: all parts of a queue must meet in one share.
             shares[zlib.crc32(f"{entries.topic}/{entries.queue_id}".encode()) % len(shares)].append(entries)
         self._spilled.bounds = [self._queues.tell()]
         for share in shares:
             self._queues.write(msgspec.msgpack.encode(share))
             self._spilled.bounds.append(self._queues.tell())
+        assert len(self._spilled.bounds) == len(shares) + 1, "each share has its part"
         return self._spilled
 
     def _grouped(self) -> Iterator[_Entries]:
@@ -236,6 +238,7 @@ class _Spill:
             return
         names = list(self._topics)
         keys, rows = (np.concatenate(columns) for columns in zip(*self._runs, strict=True))
+        # Stable: within a queue entries stay in the order of the log, which decides between two of one number.
         order = np.argsort(keys, kind="stable")
         for group in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(order) else ():
             key = int(keys[group[0]])
@@ -260,7 +263,7 @@ def _assigned(
     batch_topics: set[str],
     rebuilt: Rebuilt,
 ) -> list[QueueTask | IndexTask]:
-    """The tasks of stage 2, over the log ranges that are in the log."""
+    """Make the tasks of stage 2 out of the log ranges that are in the log."""
     counts: dict[Path, SegmentCounts] = {}
     queues = [QueueTask([], batch_topics) for _ in range(plan.shares if plan.queues else 0)]
     keys: list[tuple[Path, int, int]] = []
@@ -269,7 +272,9 @@ def _assigned(
         if isinstance(part, Damage):
             continue
         log_range, spilled = part
+        # Bytes before this range that are in no record: so many entries may be missing in a queue, and no more.
         lost_bytes = log_range.start + log_range.low - log.min_offset - record_bytes
+        assert lost_bytes >= 0, "ranges come in the order of the log and do not overlap"
         lost_bytes += spilled.lost_bytes
         record_bytes += log_range.high - log_range.low - spilled.lost_bytes
         rebuilt.records += log_range.records
@@ -282,7 +287,7 @@ def _assigned(
 
 
 def _index_tasks(parts: Iterable[tuple[Path, int, int]], keys_max: int) -> Iterator[IndexTask]:
-    """Files of ``keys_max`` keys, the last one with what is left."""
+    """Share keys out among index files of ``keys_max`` keys, the last one with what is left."""
     task, room = IndexTask(""), keys_max
     for path, first, count in parts:
         while count:
@@ -294,6 +299,7 @@ def _index_tasks(parts: Iterable[tuple[Path, int, int]], keys_max: int) -> Itera
                     keys_max,
                 )
             taken = min(count, room)
+            assert 0 < taken <= keys_max, "a part of a file has keys"
             if not task.parts:
                 task.name = file_name(int(_read_keys(path, first, 1)["stored_ms"][0]), task.name)
             task.parts.append((path, first, taken))
@@ -317,14 +323,14 @@ def build(plan: Spilling, task: QueueTask | IndexTask) -> int:
 
 
 def build_queues(plan: Spilling, task: QueueTask) -> int:
-    """The queues of a share."""
+    """Write the queues of a share; returns how many."""
     queues = ConsumeQueues(plan.folder, plan.settings, task.batch_topics.__contains__)
     for path, low, high, gap_max in task.parts:
         with path.open("rb") as file:
             file.seek(low)
             for entries in _decoder.decode(file.read(high - low)):
                 _append(queues.obtain(entries.topic, entries.queue_id), entries, gap_max)
-    queues.sync_all()
+    queues.sync_all()  # on the disk before the driver swaps directories
     queues.close()
     return len(queues)
 
@@ -349,7 +355,7 @@ def _append(queue: ConsumeQueueBase, entries: _Entries, gap_max: int) -> None:
 
 
 def build_index(plan: Spilling, task: IndexTask) -> int:
-    """One index file."""
+    """Write one index file."""
     settings = plan.settings
     path = plan.folder / "index" / task.name
     file = IndexFile.create(path, settings.hash_slot_count, settings.index_entry_count)

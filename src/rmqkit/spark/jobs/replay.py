@@ -1,4 +1,4 @@
-"""Stored messages, of a store or an archive, sent again to a topic: each once, however often the run is interrupted.
+"""`replay` sends stored messages, of a store or an archive, to a topic again: each once, also when it is interrupted.
 
 ::
 
@@ -148,6 +148,7 @@ def replay(
             if chunks and not is_dry_run:
                 ledger.commit(Batch(replay_id, 0), ())  # from now on the ledger knows the replay
             for chunk in chunks:
+                assert chunk.high > done.up_to or is_dry_run, "the log is replayed forward"
                 if not is_dry_run:
                     rows = _rows(source, chunk, is_single=bool(rate) or is_ordered)
                     rows.write.format(FORMAT).options(**given, batchId=str(chunk.high)).mode("append").save()
@@ -161,7 +162,7 @@ def replay(
 
 
 class _Source(Struct):
-    """Where messages come from, and which."""
+    """Reads the messages that are wanted of a store or an archive."""
 
     spark: SparkSession
     path: str
@@ -202,7 +203,7 @@ class _Source(Struct):
 
 
 def _chunks(source: _Source, at: int, unfinished: int | None, chunk_bytes: int) -> Iterator[_Chunk]:
-    """What is left to do; a batch of which rows are to be staged again is the first, with the bounds that it had."""
+    """Plan what is left to do, first a batch of which rows are to be staged again, with the bounds that it had."""
     from pyspark.sql import functions as f
 
     place = f.col("commitLogOffset")

@@ -1,4 +1,4 @@
-"""What is in a store: messages, times and bytes of every topic and tag.
+"""`summary` says what is in a store: messages, times and bytes of every topic and tag.
 
 Each task reduces its split to one row per topic and tag; Spark adds those up. No body is read.
 
@@ -36,7 +36,7 @@ _SCHEMA = (
 
 
 def summary(spark: SparkSession, path: str, options: Mapping[str, str] | None = None) -> DataFrame:
-    """One row per topic and tag of a store, in their order; ``summary(spark, path).show(truncate=False)``.
+    """Count messages, times and bytes of a store by topic and tag: ``summary(spark, path).show(truncate=False)``.
     Further options are those of ``rocketmq-store``, such as ``topic`` or ``corruptRecordMode``.
     Raises SettingsError: an option cannot be used.
     Raises StoreError: there is no readable store."""
@@ -58,8 +58,8 @@ def summary(spark: SparkSession, path: str, options: Mapping[str, str] | None = 
 
 
 def record_bytes(batch: Any) -> tuple[Any, Any]:
-    """Of every message of a batch the bytes of its record, and whether it is the first of it: members of an inner
-    batch share the offset of their record, whose bytes the first one has."""
+    """Find the bytes of every message's record, and whether it is the first of it: members of an inner batch share the
+    offset of their record, whose bytes the first one has."""
     import numpy as np
 
     is_first = np.diff(batch["commitLogOffset"].to_numpy(), prepend=-1) != 0

@@ -1,4 +1,4 @@
-"""Is a store whole? What ``rmq store verify`` looks at and in its words, by as many cores as there are.
+"""`verify` says whether a store is whole: it checks what ``rmq store verify`` does, on as many cores as there are.
 
 ======  ===================================================  ===========================================================
 stage   one task per                                         looks at
@@ -100,7 +100,7 @@ def verify(
     log_only: bool = False,
     split_bytes: int = _SPLIT_BYTES,
 ) -> Verified:
-    """Look at every record, queue entry, extension unit and index chain of a store.
+    """Check every record, queue entry, extension unit and index chain of a store.
 
     Args:
         settings: what the store was written with; without them a file's length is compared with those of its kind.
@@ -157,14 +157,14 @@ class _Checks:
 
 
 def check_split(plan: Checked, split: Split) -> list[tuple[LogRange, Seen]]:
-    """Stage 1: the log ranges of a split, and what was seen of their records.
+    """Check the records of a split (stage 1); returns its log ranges, and what was seen in each.
     Raises StoreError: a file cannot be read."""
     with disk_errors(plan.root):
         return list(walked(split, partial(_Checks, plan)))
 
 
 def check_files(plan: Checked, files: Files) -> tuple[Report, dict[tuple[str, str, int], QueueEnd]]:
-    """Stage 2: what is wrong with some files, and where the queues among them end.
+    """Check some files (stage 2); returns what is wrong with them, and where the queues among them end.
     Raises StoreError: as `check_split`."""
     assert plan.sizes is not None, "files are looked at"
     with disk_errors(plan.root):
@@ -181,7 +181,7 @@ def check_files(plan: Checked, files: Files) -> tuple[Report, dict[tuple[str, st
 def joined(
     log: LogView, report: Verified, found: Iterable[tuple[LogRange, Seen]], derived: DerivedFiles | None
 ) -> Seen:
-    """What all tasks of stage 1 saw of the log, up to its end; findings and counts go to the report as well."""
+    """Join what all tasks of stage 1 saw of the log, up to its end; findings and counts go to the report as well."""
     counts: dict[Path, SegmentCounts] = {}
     damages = LogDamage(report)
     whole = Seen(report, {}, Equal())
@@ -194,12 +194,15 @@ def joined(
                 before.join(stat)
             else:
                 whole.tallies[key] = stat
+    # After the last range: only then `log.end` is known, and what lies behind it.
     damages.check_tail(derived.indexed_end if derived is not None else lambda: 0)
     damages.check_behind(log)
+    # What a crash left behind the end was counted as damage before anybody could know where the end is.
     if damages.stale is not None:
         segment, damage = damages.stale
         counts[segment.path].damages -= 1
         counts[segment.path].damaged_bytes -= damage.end - damage.position
+        assert counts[segment.path].damaged_bytes >= 0, "only damage that was counted is taken off"
     report.segments = list(counts.values())
     return whole
 
@@ -207,7 +210,7 @@ def joined(
 def _shared(
     log: LogView, report: Report, derived: DerivedFiles, equal: Equal, cores: int
 ) -> tuple[list[Files], list[Files]]:
-    """The queues, and the index files, for tasks that are about equal."""
+    """Share queues, and index files, among tasks that are about equal."""
     files = [(segment.path, segment.start) for segment in log.segments]
 
     def new_task() -> Files:
@@ -229,4 +232,5 @@ def _shared(
         index.append(new_task())
         index[-1].newest_index = paths[-1].name
         index[-1].index.append((path, equal.index.get(path, Ranges())))
+    assert sum(len(task.queues) for task in queues) == len(folders), "each queue is checked by one task"
     return queues, index

@@ -75,11 +75,12 @@ class ExactlyOnce:
     # -- what tasks do
 
     def progress(self, batch: Batch) -> Progress:
-        """Where a batch is. Raises ClientError: its ledger is not there, or has forgotten the sink."""
+        """Read from the ledger where a batch is.
+        Raises ClientError: its ledger is not there, or has forgotten the sink."""
         return self._ledger.progress(batch)
 
     def last_batches(self, sink_id: str) -> tuple[int, int | None]:
-        """The newest batch of a sink that is done, 0 without one, and one that was decided and is not done yet."""
+        """Find the newest batch of a sink that is done, 0 without one, and one that is decided and not done yet."""
         return self._ledger.last_batches(sink_id)
 
     def roll_back(self, halves: Sequence[Half], batch: Batch) -> None:
@@ -107,7 +108,7 @@ class ExactlyOnce:
     # -- what brokers ask
 
     def answer_check(self, message: ReceivedMessage) -> TransactionState:
-        """How the transaction of a half message ended. Runs in a thread of the producer."""
+        """Answer a broker how the transaction of a half message ended. Runs in a thread of the producer."""
         batch = Batch.of_key(message.msg_id)
         if batch is None:
             return TransactionState.UNKNOWN  # another program's, of the same group
@@ -151,7 +152,7 @@ class ExactlyOnce:
                 self._finish(batch, _Tenure(now.since, sent_ms + self._options.settle_ms), halves)
 
     def _decide(self, batch: Batch, pieces: Sequence[bytes], halves: Iterable[Half], now: Progress) -> Progress:
-        """Write the parts and the decision; where the batch is then."""
+        """Write the parts and the decision; returns where the batch is then."""
         lows = now.lows
         if not now.is_decided:
             # Before the decision, or a row that another process makes visible could lie in front of them.
@@ -198,7 +199,7 @@ class ExactlyOnce:
             pending = self._after(ended, refused, deadline_ms)
 
     def _after(self, ended: Ended, refused: dict[str, PeerRefused], deadline_ms: float) -> list[Half] | None:
-        """What is pending after a round; None when that has to be looked up, which is when it can be."""
+        """Say what is pending after a round; None when that has to be looked up, which is when it can be."""
         for half, error in ended.refused:
             refused[half.row] = error
         if self.producer.now_ms > deadline_ms:
@@ -234,7 +235,7 @@ class ExactlyOnce:
             self.producer.pause(max(wait_ms, _POLL_MS))
 
     def _not_visible(self, batch: Batch) -> list[Half]:
-        """The decided half messages whose rows nobody can see yet."""
+        """Find the decided half messages whose rows nobody can see yet."""
         now = self._ledger.progress(batch)
         halves = [half for offset in now.parts for half in self._ledger.halves(offset)]
         visible = self._visible(batch, now.lows, halves)
@@ -242,7 +243,7 @@ class ExactlyOnce:
         return [half for row, half in latest.items() if row not in visible]
 
     def _visible(self, batch: Batch, lows: Iterable[Low], halves: Sequence[Half]) -> set[str]:
-        """The rows of a batch that consumers can see, out of the queues as they are now."""
+        """Read the rows of a batch that consumers can see out of the queues, as they are now."""
         pool = self.producer.pool
         queues = self._queues(halves)
         self._wait_settled(queues)
@@ -277,8 +278,8 @@ class ExactlyOnce:
             ) from error
 
     def _queues(self, halves: Iterable[Half]) -> list[MessageQueue]:
-        """The queues that rows may be in. A row is on the broker of its half message: one that is in no route just now,
-        or a topic that was created by sending and is not in the routes yet, has to be waited for.
+        """Find the queues that rows may be in. A row is on the broker of its half message: one that is in no route just
+        now, or a topic that was created by sending and is not in the routes yet, has to be waited for.
         Raises NoRoute: it does not appear."""
         wanted = {(half.topic, half.broker_name) for half in halves}
         deadline_ms = self.producer.now_ms + self._options.patience_ms
@@ -302,7 +303,7 @@ def _place(queue: MessageQueue) -> tuple[str, str, int]:
 
 
 def _bundles(pieces: Iterable[bytes]) -> Iterable[tuple[bytes, ...]]:
-    """Pieces that go into one part each."""
+    """Put pieces together that go into one part each."""
     bundle: list[bytes] = []
     for piece in pieces:
         if bundle and sum(map(len, bundle)) + len(piece) > _PART_BYTES_MAX:

@@ -47,7 +47,7 @@ class Batch(Struct, frozen=True, order=True):
 
     @classmethod
     def of_key(cls, row_key: str) -> Batch | None:
-        """The batch of a row; None when the key is not a sink's."""
+        """Read the batch out of a row's key; None when the key is not a sink's."""
         sink_id, _, rest = row_key.partition("/")
         batch_id, found, _ = rest.partition("/")
         return cls(sink_id, int(batch_id)) if sink_id and found and batch_id.isdecimal() else None
@@ -156,7 +156,7 @@ _DECODER = msgspec.msgpack.Decoder(Entry)
 
 
 def progress(entries: Iterable[Written], batch: Batch, lease_ms: int) -> Progress:
-    """What the entries of a ledger, in their order, say about a batch."""
+    """Conclude from the entries of a ledger, in their order, where a batch is."""
     now = Progress()
     for written in entries:
         entry = written.entry
@@ -203,13 +203,13 @@ def _claim(now: Progress, written: Written, lease_ms: int) -> None:
 
 
 def pack_halves(halves: Sequence[Half]) -> list[bytes]:
-    """Half messages in few bytes, some thousands in each piece."""
+    """Pack half messages into few bytes, some thousands in each piece."""
     pieces = [halves[at : at + HALVES_PER_PART] for at in range(0, len(halves), HALVES_PER_PART)]
     return [_pack(piece) for piece in pieces]
 
 
 def unpack_halves(packed: bytes) -> list[Half]:
-    """The half messages of a piece. Raises BodyError: it is none."""
+    """Unpack the half messages of a piece. Raises BodyError: it is none."""
     try:
         places, rows, where, queue_steps, log_steps = _PIECE.decode(zlib.decompress(packed))
         halves, queue_offset, log_offset = [], 0, 0

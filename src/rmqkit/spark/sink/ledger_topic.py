@@ -26,7 +26,7 @@ _ROUTE_PAUSE_MS = 100.0
 
 
 def ledger_topic(group: str) -> str:
-    """The topic that says what a producer group's sinks decided."""
+    """Name the topic that says what a producer group's sinks decided."""
     return f"rmqkit-ledger-{group}"
 
 
@@ -46,7 +46,7 @@ class LedgerTopic:
         self._read_ms = -math.inf
 
     def append(self, entry: Entry) -> int:
-        """Write an entry and read everything up to it; its offset."""
+        """Write an entry and read everything up to it; returns its offset."""
         # Written first, judged afterwards: what the queue's order says is what every other process will read.
         message = Message(
             topic=self.topic,
@@ -62,7 +62,7 @@ class LedgerTopic:
         return offset
 
     def progress(self, batch: Batch, age_ms: float = 0.0) -> Progress:
-        """What the ledger says about a batch now, or said so long ago at most.
+        """Read what the ledger says about a batch now, or said ``age_ms`` ago at most.
         Raises ClientError: it is not there, or has forgotten the sink."""
         with self._lock:
             if self._find_home(0 if batch.batch_id == 0 else self._patience_ms) is None:
@@ -89,7 +89,7 @@ class LedgerTopic:
             return now
 
     def last_batches(self, sink_id: str) -> tuple[int, int | None]:
-        """The newest batch of a sink that is done, 0 without one, and one that was decided and is not done yet."""
+        """Find the newest batch of a sink that is done, 0 without one, and one that is decided and not done yet."""
         with self._lock:
             if self._find_home() is None:
                 return 0, None
@@ -100,12 +100,12 @@ class LedgerTopic:
             return newest, max((one for one in self._batches(sink_id, Kind.DECISION) if one > newest), default=None)
 
     def halves(self, offset: int) -> list[Half]:
-        """The half messages of a part. Raises BodyError: the entry is none."""
+        """Read the half messages of a part. Raises BodyError: the entry is none."""
         packed = next(iter(self._written(offset, offset + 1))).entry.halves
         return [half for piece in packed for half in unpack_halves(piece)]
 
     def stored_ms(self, offset: int) -> int:
-        """When the broker stored an entry that was read."""
+        """Look up when the broker stored an entry that was read."""
         return next(written.stored_ms for written in reversed(self._entries) if written.offset == offset)
 
     def _batches(self, sink_id: str, kind: Kind) -> list[int]:
@@ -119,7 +119,7 @@ class LedgerTopic:
         )
 
     def _find_home(self, patience_ms: float = 0.0) -> MessageQueue | None:
-        """The queue of all entries; None when no route names the topic, as while its broker starts again."""
+        """Find the queue of all entries; None when no route names the topic, as while its broker starts again."""
         deadline_ms = self._producer.now_ms + patience_ms
         while self._home is None:
             try:

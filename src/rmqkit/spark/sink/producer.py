@@ -99,7 +99,7 @@ class SinkProducer:
         self._portal.run(lambda: asyncio.sleep(max(0.0, pause_ms) / 1000))
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues a topic may be sent to, or is going to have. Raises NoRoute: there are none."""
+        """Ask for the queues a topic may be sent to, or is going to have. Raises NoRoute: there are none."""
         return self._portal.run(lambda: self._patiently(lambda: self._producer.queues(topic)))
 
     def send_one(self, message: Message, queue: MessageQueue) -> SendResult:
@@ -235,7 +235,7 @@ class SinkProducer:
 
 
 def sending_settings(options: SinkOptions) -> ProducerSettings:
-    """Settings of a producer that goes on for ``brokerPatienceMs``, so that what goes to one queue keeps its order
+    """Make settings of a producer that goes on for ``brokerPatienceMs``, so that what goes to one queue keeps its order
     through a restart of the broker; a try takes ``sendTimeoutMs``."""
     return ProducerSettings(
         send_timeout_ms=max(options.patience_ms, options.send_timeout_ms),
@@ -264,7 +264,7 @@ def _passes(error: RmqError) -> bool:
 
 
 def _lanes(halves: Sequence[Half]) -> Iterator[Sequence[Half]]:
-    """Half messages that have to be committed one after the other; the others each alone."""
+    """Group half messages that have to be committed one after the other; the others come each alone."""
     ordered: dict[tuple[str, str, int], list[Half]] = {}
     for half in halves:
         if half.lane >= 0:

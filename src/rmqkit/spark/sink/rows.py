@@ -65,7 +65,8 @@ class RowKeys(Struct, frozen=True):
         return f"{self.sink_id}/{self.batch_id}/"
 
     def key(self, number: int, row_key: str | None) -> str:
-        """The key of a row. Raises MessageIllegal: the row's own part is too long or has no characters to be used."""
+        """Make the key of a row.
+        Raises MessageIllegal: the row's own part is too long or has no characters to be used."""
         if row_key is None:
             return f"{self.prefix}{self.partition}/{number}"
         if not 0 < len(row_key) <= ROW_KEY_CHARS_MAX or not row_key.isprintable():
@@ -96,8 +97,9 @@ def check_columns(schema: StructType, topic: str, *, may_delay: bool, source: st
 
 
 def messages(batch: pa.RecordBatch, first: int, topic: str, keys: RowKeys) -> Iterator[PlacedMessage]:
-    """The messages of a batch of a task's rows, whose first has number ``first``.
+    """Make messages of a batch of a task's rows, whose first has number ``first``.
     Raises MessageIllegal: a row cannot be a message; rows are named by partition and number."""
+    # Whole columns become Python values at once: converting row by row costs several times as much.
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
     empty: Sequence[None] = (None,) * batch.num_rows
     names = [name for name in SINK_COLUMNS if name != "body"]

@@ -55,7 +55,7 @@ class Staged(WriterCommitMessage):
 
 
 class _Writing:
-    """What batches and streams have in common."""
+    """Sends or stages rows, and commits or gives up what was staged: the same for batches and streams."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -86,7 +86,7 @@ class _Writing:
         return Staged(keys.sink_id, len(staged), pack_halves(staged))
 
     def _rows(self, batches: Iterator[pa.RecordBatch], keys: RowKeys) -> Iterator[list[PlacedMessage]]:
-        """The messages of a task, some at a time, no faster than the options want it."""
+        """Yield the messages of a task, some at a time, no faster than ``maxRowsPerSecond``."""
         limit = self._options.rows_per_s
         number = 0
         for batch in batches:
@@ -122,11 +122,11 @@ class BatchWriter(_Writing, DataSourceArrowWriter):
         return self._write(iterator, RowKeys(self._sink_id, self._options.batch_id, _context().partitionId()))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Every task is done."""
+        """Make the rows of all tasks visible."""
         self._commit(self._options.batch_id, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """A task failed, or the commit."""
+        """Forget what tasks staged, because one of them failed, or the commit."""
         self._abort(self._options.batch_id, messages)
 
 
@@ -141,16 +141,17 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
         return self._write(iterator, RowKeys(sink_id, batch_id, context.partitionId()))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Every task of a micro-batch is done; called again for one whose end Spark did not note."""
+        """Make the rows of a micro-batch visible; called again for one whose end Spark did not note."""
         self._commit(batchId, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """A task failed, or the commit."""
+        """Forget what tasks staged, because one of them failed, or the commit."""
         self._abort(batchId, messages)
 
 
 def sink_options(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> SinkOptions:
-    """The options of a write. Raises SettingsError: one is unknown or cannot be used, or the columns do not fit."""
+    """Parse the options of a write.
+    Raises SettingsError: one is unknown or cannot be used, or the columns do not fit."""
     known = {key: text for key, text in given.items() if key.lower() not in _SPARKS_OWN}
     options = parse_options(SinkOptions, known, _SOURCE)
     if overwrite:
@@ -167,7 +168,7 @@ _sinks: dict[SinkOptions, ExactlyOnce] = {}
 
 
 def exactly_once(options: SinkOptions) -> ExactlyOnce:
-    """The transactional sink of this process with some options, made when it is first asked for."""
+    """Get the transactional sink of this process with some options; it is made when it is first asked for."""
     known = _sinks.get(options)
     if known is None or known.producer.is_from_parent:
         known = _sinks[options] = ExactlyOnce(options)

@@ -98,14 +98,14 @@ class _Reading:
         return [InputPartition(part) for part in parts]
 
     def _started(self, bounds: Mapping[MessageQueue, Bounds], default: str) -> Offsets:
-        """Where the options say to begin."""
+        """Find the offsets that the options say to begin at."""
         options = self._options
         if options.starting_timestamps or options.starting_timestamp_ms:
             return self._at_times("starting", options.starting_timestamps, options.starting_timestamp_ms, bounds)
         return self._at_offsets("startingOffsets", options.starting_offsets or default, bounds, EARLIEST)
 
     def _ended(self, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
-        """Where the options say to end."""
+        """Find the offsets that the options say to end at."""
         options = self._options
         if options.ending_timestamps or options.ending_timestamp_ms:
             return self._at_times("ending", options.ending_timestamps, options.ending_timestamp_ms, bounds)
@@ -144,7 +144,7 @@ class _Reading:
         return offsets
 
     def _check_there(self, start: Offsets, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
-        """The start, drawn up to what queues still have. Raises DataLost: failOnDataLoss, and something is gone."""
+        """Draw the start up to what queues still have. Raises DataLost: failOnDataLoss, and something is gone."""
         kept = dict(start)
         for queue, offset in start.items():
             if queue in bounds and offset < bounds[queue].low:
@@ -181,12 +181,13 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         self._given_up: set[MessageQueue] = set()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Where a new query begins."""
+        """Say where a new query begins."""
         bounds = self._pool().bounds(self._queues())
         return to_json(self._started(bounds, "latest"))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """What ``maxOffsetsPerTrigger`` says; with ``maxBytesPerTrigger`` alone a limit that leaves it the say."""
+        """Limit a batch as ``maxOffsetsPerTrigger`` says; with ``maxBytesPerTrigger`` alone by one that is never
+        reached, because with `ReadAllAvailable` no batch would be limited."""
         if not self._options.offsets_max and not self._options.bytes_max:
             return ReadAllAvailable()
         return ReadMaxRows(self._options.offsets_max or _NO_LIMIT)
@@ -198,13 +199,14 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
             self._target = self._ends({})
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:  # noqa: N802
-        """Where the next batch ends."""
+        """Say where the next batch ends."""
         begun = _kept({} if start is None else start)
         self._latest = self._ends(begun)
         end = self._latest
         if self._target is not None:
             self._target = {**{queue: end[queue] for queue in begun}, **self._target}
             end = {queue: min(end[queue], offset) for queue, offset in self._target.items() if queue in end}
+        # A queue that is new has no start in the checkpoint yet: it begins at its first message.
         firsts = {queue: bound.low for queue, bound in self._pool().bounds(end.keys() - begun.keys()).items()}
         begun = {**firsts, **begun}
         # An end never goes back, or Spark would read rows twice; but a queue that was made anew begins at 0 again.
@@ -219,7 +221,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         return to_json(end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """How far the queues reach, for the progress that Spark tells: the stream is behind by the difference."""
+        """Say how far the queues reach, for the progress that Spark shows: the stream is behind by the difference."""
         return to_json(self._latest) if self._latest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -228,12 +230,13 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         ended = _kept(end)
         begun = {queue: offset for queue, offset in _kept(start).items() if queue in ended}
         begun = {queue: offset if offset <= ended[queue] else 0 for queue, offset in begun.items()}
+        assert all(offset <= ended[queue] for queue, offset in begun.items()), "a batch begins before it ends"
         bounds = self._pool().bounds(queue for queue, high in ended.items() if begun.get(queue, 0) < high)
         begun = {**dict.fromkeys(bounds, 0), **begun}
         return self._parts(self._check_there(begun, bounds), ended)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """A batch is done."""
+        """Save the offsets of a batch that is done for the group of ``commitOffsetsToGroup``."""
         if self._options.commit_group:
             there = {queue: offset for queue, offset in _kept(end).items() if queue not in self._given_up}
             self._pool().commit(self._options.commit_group, there)
@@ -242,8 +245,9 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         """The query has ended; the connections stay for the next one of this process."""
 
     def _ends(self, begun: Offsets) -> Offsets:
-        """How far queues reach now; what was read before and is in no route stays where it is. A queue that ends before
-        what was read of it was deleted and made anew, or its broker lost the end: it is read from its first message."""
+        """Ask how far queues reach now; what was read before and is in no route stays where it is. A queue that ends
+        before what was read of it was deleted and made anew, or its broker lost the end: it is read from its first
+        message."""
         options = self._options
         waited_for = {queue: offset for queue, offset in begun.items() if queue not in self._given_up}
         assigned = _assigned(options.assigned) if options.assigned else []
@@ -263,8 +267,8 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         return {**{queue: begun[queue] for queue in begun.keys() - ends.keys()}, **ends}
 
     def _count_of(self, size: int, begun: Offsets, end: Offsets) -> int:
-        """How many messages of the queues that have any are about so many bytes: brokers tell no sizes, so a few
-        records of each are looked at, and the mean runs on."""
+        """Estimate how many messages of the queues that have any are about so many bytes: brokers tell no sizes, so a
+        few records of each are looked at, and the mean runs on."""
         backlog = {queue: high - begun[queue] for queue, high in end.items() if high > begun[queue]}
         for queue in backlog:
             seen = self._pool().mean_bytes(queue, begun[queue])
@@ -275,7 +279,8 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
 
 
 def live_options(given: Mapping[str, str]) -> LiveOptions:
-    """The options of a read. Raises SettingsError: one is unknown or cannot be used, or what to read is not clear."""
+    """Parse the options of a read.
+    Raises SettingsError: one is unknown or cannot be used, or what to read is not clear."""
     options = parse_options(LiveOptions, {key: text for key, text in given.items() if key.lower() != "path"}, FORMAT)
     asked = [bool(wanted_topics(options)), bool(options.pattern), bool(options.assigned)]
     if sum(asked) != 1:
@@ -286,7 +291,7 @@ def live_options(given: Mapping[str, str]) -> LiveOptions:
 
 
 def checked_names(given: Mapping[str, str], schema: StructType) -> list[str]:
-    """The names of the columns of a schema, which have to be ours with our types."""
+    """List the names of a schema's columns. Raises SettingsError: one is not ours, or of another type."""
     check_types(read_columns(live_options(given), schema.names), schema, FORMAT)
     return list(schema.names)
 
@@ -298,7 +303,7 @@ def read_columns(options: LiveOptions, names: Sequence[str]) -> list[Column]:
 
 
 def _tags(options: LiveOptions, topic: str) -> frozenset[str]:
-    """The tags that are wanted: brokers compare hashes only. None of them means any."""
+    """List the wanted tags, because brokers compare hashes only. None of them means any."""
     if options.expression_type != TAG:
         return frozenset()
     return frozenset(subscription(topic, options.expression).tags_set)
@@ -334,7 +339,7 @@ def _named(queue: MessageQueue) -> tuple[int, str, str]:
 
 
 def to_json(offsets: Mapping[MessageQueue, int]) -> dict[str, Any]:
-    """Offsets as Spark keeps them."""
+    """Write offsets as Spark keeps them in a checkpoint."""
     told: dict[str, Any] = {}
     for queue, offset in sorted(offsets.items()):
         told.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = offset
@@ -342,7 +347,7 @@ def to_json(offsets: Mapping[MessageQueue, int]) -> dict[str, Any]:
 
 
 def from_json(told: Mapping[str, Any]) -> Offsets:
-    """The opposite of `to_json`. Raises ValueError: it has another shape."""
+    """Read what `to_json` wrote. Raises ValueError: it has another shape."""
     offsets: Offsets = {}
     try:
         for topic, brokers in told.items():
@@ -357,7 +362,7 @@ def from_json(told: Mapping[str, Any]) -> Offsets:
 
 
 def read_option(name: str, text: str) -> Offsets | None:
-    """Offsets that an option gives; None for one of the words that stand for all queues.
+    """Read the offsets that an option gives; None for one of the words that stand for all queues.
     Raises SettingsError: it is neither."""
     if not text.startswith("{"):
         return None
@@ -368,18 +373,19 @@ def read_option(name: str, text: str) -> Offsets | None:
 
 
 def limited(start: Offsets, end: Offsets, count_max: int) -> Offsets:
-    """``end`` drawn nearer, so that about ``count_max`` messages lie between: of each queue in proportion to what it
-    has, but at least one of each that has any."""
+    """Draw ``end`` nearer, so that about ``count_max`` messages lie between: of each queue in proportion to what it
+    has, but at least one of each that has any, or a small queue beside large ones would never move."""
     backlog = {queue: max(offset - start.get(queue, offset), 0) for queue, offset in end.items()}
     total = sum(backlog.values())
     if total <= count_max:
         return dict(end)
     taken = {queue: max(1, count * count_max // total) if count else 0 for queue, count in backlog.items()}
+    assert all(taken[queue] <= count for queue, count in backlog.items()), "a limit takes no more than there is"
     return {queue: offset - backlog[queue] + taken[queue] for queue, offset in end.items()}
 
 
 def ranges(start: Offsets, end: Offsets, *, parts_min: int = 0, count_max: int = 0) -> Iterator[Range]:
-    """What lies between, in pieces for tasks, none larger than ``count_max``; with ``parts_min`` at least so many
+    """Cut what lies between into pieces for tasks, none larger than ``count_max``; with ``parts_min`` at least so many
     pieces where there are as many messages, large queues being cut first."""
     whole = {queue: (start[queue], high) for queue, high in sorted(end.items()) if start.get(queue, high) < high}
     total = sum(high - low for low, high in whole.values())
@@ -388,4 +394,5 @@ def ranges(start: Offsets, end: Offsets, *, parts_min: int = 0, count_max: int =
         if count_max:
             parts = max(parts, -(-(high - low) // count_max))
         bounds = [low + (high - low) * i // parts for i in range(parts + 1)]
+        assert (bounds[0], bounds[-1]) == (low, high), "the pieces are the whole"
         yield from (Range(queue, one, other) for one, other in itertools.pairwise(bounds) if one < other)

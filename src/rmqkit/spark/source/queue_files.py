@@ -9,6 +9,7 @@ was rolled back is in the log alone. Source: store.md §4, §7; spark.md §5, §
 from __future__ import annotations
 
 import bisect
+import itertools
 import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -67,7 +68,7 @@ class IndexPart(Struct, frozen=True):
 
 
 def find_queue_files(root: str, topics: Sequence[str] = ()) -> list[QueueFile]:
-    """The consume queue files of a store, of all topics when none are named, by topic, queue and offset.
+    """List the consume queue files of a store, of all topics when none are named, by topic, queue and offset.
     Raises StoreError: the store has no ``consumequeue`` directory."""
     folder = join(resolve(root), "consumequeue")
     if not exists(folder):
@@ -82,8 +83,8 @@ def find_queue_files(root: str, topics: Sequence[str] = ()) -> list[QueueFile]:
 
 
 def queue_entries(file: QueueFile) -> tuple[NDArray[np.int64], Entries]:
-    """Queue offsets and entries of what is written in a file; blanks, which stand for no message, are left out, and
-    tag codes that lie in extension units are fetched from there (a unit that is gone leaves its address)."""
+    """Read the entries that are written in a file, with their queue offsets. Blanks, which stand for no message, are
+    left out, and tag codes in extension units are fetched from there (a unit that is gone leaves its address)."""
     written = data_end(file.path, file.size)
     if not written:
         return np.empty(0, "i8"), np.empty(0, _QUEUE_ENTRY)
@@ -99,7 +100,7 @@ def queue_entries(file: QueueFile) -> tuple[NDArray[np.int64], Entries]:
 
 
 def _codes_at(file: QueueFile, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The tag codes in the extension units at some addresses."""
+    """Read the tag codes in the extension units at some addresses."""
     folder = join(above(file.path, 4), "consumequeue_ext", file.topic, str(file.queue_id))
     codes, positions = addresses.copy(), addresses ^ np.int64(-ADDRESS_BASE)  # the top bit flipped: less the base
     for extension in list_files(folder):
@@ -116,13 +117,13 @@ def _codes_at(file: QueueFile, addresses: NDArray[np.int64]) -> NDArray[np.int64
 
 
 def find_index_files(root: str, slot_count: int) -> list[IndexPart]:
-    """The index files of a store, oldest first; none when it has no index."""
+    """List the index files of a store, oldest first; none when it has no index."""
     files = list_files(join(resolve(root), "index"))
     return [IndexPart(file.path, slot_count) for file in files if _INDEX_FILE.fullmatch(file.names[0])]
 
 
 def index_entries(part: IndexPart) -> tuple[int, Entries]:
-    """The clock (ms) from which the entries of a file count seconds, and the entries, numbered from 1.
+    """Read the time (ms) from which the entries of a file count seconds, and the entries, numbered from 1.
     Raises StoreError: the file is too small for its slots, or says more entries than it has room for."""
     file = StoreFile(part.path)
     file.fetch(0, min(HEADER.size, file.size))
@@ -166,7 +167,7 @@ def queue_splits(
     queue_ids: Collection[int] = (),
     low: dict[tuple[str, int], int] | None = None,
 ) -> list[QueueSplit]:
-    """The messages of some queues, about ``split_bytes`` of records in each split, empty sets meaning all.
+    """Plan reads of some queues, about ``split_bytes`` of records in each split, empty sets meaning all.
     ``low`` has by topic and queue id the queue offset to begin with. Entries that point before or behind the log are
     left out: retention or a crash took their records.
     Raises StoreError: the store has no consume queues."""
@@ -198,7 +199,7 @@ def queue_splits(
 def key_reads(
     root: str, segments: Sequence[Segment], slot_count: int, topic: str, keys: Collection[str]
 ) -> list[IndexReads]:
-    """The messages that the index knows under some keys; hashes collide, so others may be among them.
+    """Plan reads of the messages that the index knows under some keys; hashes collide, so others may be among them.
     Raises StoreError: an index file does not fit ``slot_count``."""
     hashes = [key_hash(topic, key) for key in keys]
     found: set[int] = set()
@@ -210,7 +211,7 @@ def key_reads(
 
 
 def read_records_at(reads: IndexReads, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
-    """The messages, in the order of the log. Raises StoreError: as `rmqkit.spark.source.reader.read_split`."""
+    """Read the messages, in the order of the log. Raises StoreError: as `rmqkit.spark.source.reader.read_split`."""
     segment = reads.segment
     for first in range(0, len(reads.offsets), plan.batch_rows):
         positions = [offset - segment.base_offset for offset in reads.offsets[first : first + plan.batch_rows]]
@@ -220,22 +221,24 @@ def read_records_at(reads: IndexReads, plan: ReadPlan) -> Iterator[pa.RecordBatc
 
 
 def read_queue(split: QueueSplit, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
-    """The messages, in the order of the log. Raises StoreError: as `rmqkit.spark.source.reader.read_split`."""
+    """Read the messages, in the order of the log. Raises StoreError: as `rmqkit.spark.source.reader.read_split`."""
     offsets = np.sort(chosen_entries(split)[1]["offset"].astype("i8")).tolist()
     for reads in _in_segments(offsets, split.segments):
         yield from read_records_at(reads, plan)
 
 
 def chosen_entries(split: QueueSplit) -> tuple[NDArray[np.int64], NDArray[np.void]]:
-    """Queue offsets and entries of a split."""
+    """Read the entries of a split, with their queue offsets."""
     numbers, entries = queue_entries(split.file)
+    # By queue offset, not by place: blanks are left out, so the two are not the same.
     within = slice(*np.searchsorted(numbers, [split.low, split.high]))
     return numbers[within], entries[within]
 
 
 def _in_segments(offsets: Sequence[int], segments: Sequence[Segment]) -> list[IndexReads]:
-    """Ascending offsets by the file that they lie in; those in none are left out."""
+    """Group ascending offsets by the file that they lie in; those in none are left out."""
     reads = []
+    assert all(one.base_offset < other.base_offset for one, other in itertools.pairwise(segments)), "files are in order"
     for segment in segments:
         low = bisect.bisect_left(offsets, segment.base_offset)
         high = bisect.bisect_left(offsets, segment.base_offset + segment.size)

@@ -66,7 +66,7 @@ class ReadPlan(Struct, frozen=True):
 
 
 def read_split(split: Split, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
-    """The messages of a split in the order of the log.
+    """Read the messages of a split in the order of the log.
     Raises StoreError: the file has vanished, or there is damage and the plan says to fail."""
     buffer = map_range(split.path, split.low, split.high)
     return read_parts(
@@ -75,7 +75,7 @@ def read_split(split: Split, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
 
 
 def read_parts(split: Split, parts: Iterable[Records | Damage], plan: ReadPlan) -> Iterator[pa.RecordBatch]:
-    """The messages of some records of a split's file. Raises StoreError: as `read_split`."""
+    """Decode the messages of some records of a split's file. Raises StoreError: as `read_split`."""
     for part in parts:
         if isinstance(part, Records):
             yield from _batches(split, part, plan)
@@ -86,7 +86,7 @@ def read_parts(split: Split, parts: Iterable[Records | Damage], plan: ReadPlan) 
 
 
 def decode_pulled(body: bytes, plan: ReadPlan, low: int, high: int) -> Iterator[pa.RecordBatch]:
-    """The messages of a pulled body whose queue offsets are from ``low`` up to ``high``.
+    """Decode the messages of a pulled body whose queue offsets are from ``low`` up to ``high``.
     Raises BodyError: the body is not made of records. Raises StoreError: a body in it cannot be unpacked."""
     records = scan.pulled(body)
     source = Split("a pulled body", 0, 0, len(body))
@@ -136,8 +136,9 @@ def _decoded(
     plan: ReadPlan,
     wanted: NDArray[np.bool_] | None = None,
 ) -> pa.RecordBatch:
-    """The columns of a batch, of the wanted rows. That a row cannot be decoded may show only while they are made."""
+    """Make the columns of the wanted rows of a batch. A row that cannot be decoded may show only meanwhile."""
     arrays = [column.kernel(batch) if column.kernel else None for column in plan.columns]
+    # Only now: kernels unpack bodies when they are asked for them, and note there what cannot be unpacked.
     if batch.problems and plan.corrupt_records is CorruptRecords.FAIL:
         row = min(batch.problems)
         raise _damaged(split, int(batch.of_record(batch.records.positions)[row]), batch.problems[row])

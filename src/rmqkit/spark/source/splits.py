@@ -38,22 +38,26 @@ class Split(Struct, frozen=True):
 
 
 def plan_splits(segments: Sequence[Segment], split_bytes: int) -> list[Split]:
-    """The splits of a log, whose files are in order; each has about ``split_bytes``, at least one record.
+    """Cut a log, whose files are in order, into splits; each has about ``split_bytes``, at least one record.
     Raises StoreMismatch: files are missing in the middle.
     Raises StoreError: a file cannot be read, or has vanished meanwhile."""
     splits: list[Split] = []
     segments = list(segments)
     while segments:
         segment = segments.pop()
+        # From the newest file back: only behind the last record a file may be preallocated and hold nothing.
         high = segment.size if splits else _records_end(segment)
         if high:
             _check_follows(segments, segment)
-            splits[:0] = _splits_of(segment, high, split_bytes)
+            fresh = list(_splits_of(segment, high, split_bytes))
+            ends = [split.base_offset + split.high for split in fresh[-1:]]
+            assert not splits or all(end <= splits[0].base_offset for end in ends), "splits ascend"
+            splits[:0] = fresh
     return splits
 
 
 def records_end(segments: Sequence[Segment]) -> int:
-    """The physical offset at which the records of a log end, found without reading all heads: what points behind it,
+    """Find the physical offset at which the records of a log end, without reading all heads: what points behind it,
     points at what a crash has torn. Raises StoreError: a file cannot be read."""
     for segment in reversed(segments):
         file = StoreFile(segment.path)
@@ -78,7 +82,7 @@ def _records_end(segment: Segment) -> int:
 
 
 def _written_end(file: StoreFile, size: int) -> int:
-    """Where the last byte that was written to a file may lie."""
+    """Find where the last byte that was written to a file may lie."""
     return _zeros_behind(file, 0) if isinstance(file.path, RemotePath) else data_end(file.path, size)
 
 
@@ -112,7 +116,7 @@ def _check_follows(before: Sequence[Segment], segment: Segment) -> None:
 
 
 def _fetch_boundary(file: StoreFile, base_offset: int, low: int, high: int) -> None:
-    """Have the first record at or behind ``low``, where `scan.split` will look for it."""
+    """Fetch the first record at or behind ``low``, where `scan.split` will look for it."""
     reach, stop = _LOOK_BYTES, low
     while stop < high:
         stop = min(low + reach, high)
@@ -161,6 +165,7 @@ def _chain_end(file: StoreFile, base_offset: int, low: int, zeros: int) -> int:
     stop = min(zeros + _LOOK_BYTES, file.size)
     file.fetch(start, stop)
     end = start + scan.log_end(file.buffer[start:stop], base_offset + start)
+    assert low <= start <= end <= file.size, "records end within their file"
     return end if end > start else _record_end(file, base_offset, start)
 
 

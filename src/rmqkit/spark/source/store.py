@@ -65,11 +65,11 @@ Part = Split | QueueSplit | IndexReads
 
 
 class StoreSource(DataSource):
-    """The format, as Spark knows it."""
+    """The format ``rocketmq-store`` as Spark knows it. Spark makes one per read, on the driver."""
 
     @classmethod
     def name(cls) -> str:
-        """What ``spark.read.format`` is given."""
+        """Name what ``spark.read.format`` is given."""
         return FORMAT
 
     def schema(self) -> str:
@@ -77,7 +77,7 @@ class StoreSource(DataSource):
         return to_ddl(chosen_columns(store_options(self.options), ()))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the columns in ``schema``, which is the caller's or ours."""
+        """Make a reader of the columns in ``schema``, which is the caller's or ours."""
         options = store_options(self.options)
         columns = chosen_columns(options, schema.names)
         check_types(columns, schema, FORMAT)
@@ -94,11 +94,11 @@ class StoreReader(DataSourceReader):
         self._plan = plan
 
     def partitions(self) -> Sequence[InputPartition]:
-        """What tasks read of the store as it is now."""
+        """Plan what tasks read of the store as it is now."""
         return _partitions(store_parts(self._options, self._plan.conditions))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The messages of one partition as Arrow record batches."""
+        """Yield the messages of one partition as Arrow record batches; runs in a task."""
         for part in partition.value:
             yield from read_part(part, self._plan)
 
@@ -111,20 +111,20 @@ class TableReader(DataSourceReader):
         self._names = list(names)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The parts of the table as it is now."""
+        """Plan the parts of the table as it is now."""
         segments = find_segments(self._options.path, words(self._options.log_paths))
         is_log = self._options.entity is Entity.RAW
         splits = plan_splits(segments, self._options.split_bytes) if is_log else []
         return _partitions(TABLES[self._options.entity].parts(self._options, segments, splits))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The rows of one partition as Arrow record batches."""
+        """Yield the rows of one partition as Arrow record batches; runs in a task."""
         for part in partition.value:
             yield from read_table(self._options.entity, part, self._names, read_plan(self._options, ()))
 
 
 def store_options(given: Mapping[str, str]) -> StoreOptions:
-    """The options of a read. Raises SettingsError: one of them is unknown or cannot be used, or there is no path."""
+    """Parse the options of a read. Raises SettingsError: one is unknown or cannot be used, or there is no path."""
     options = parse_options(StoreOptions, given, FORMAT)
     if not options.path and not options.log_paths:
         raise SettingsError(f"{FORMAT}: no path: give the store directory to load(...)")
@@ -168,21 +168,22 @@ def store_parts(options: StoreOptions, conditions: Sequence[Condition] = ()) -> 
 
 
 def read_part(part: Part, plan: ReadPlan) -> Iterator[Any]:
-    """The messages of a part. Raises StoreError: a file has vanished, or is damaged and the plan says to fail."""
+    """Read the messages of a part. Raises StoreError: a file has vanished, or is damaged and the plan says to fail."""
     if isinstance(part, Split):
         return read_split(part, plan)
     return read_queue(part, plan) if isinstance(part, QueueSplit) else read_records_at(part, plan)
 
 
 def _partitions(parts: Sequence[Any]) -> list[InputPartition]:
-    """A task for each part, but small ones together: a task costs more than many a queue file."""
+    """Make a task for each part, but put small ones together: a task costs more than many a queue file."""
     size = max(1, len(parts) // _PARTITIONS_MAX + 1)
     groups = [tuple(parts[first : first + size]) for first in range(0, len(parts), size)]
+    assert sum(map(len, groups)) == len(parts), "each part is read by one task"
     return [InputPartition(group) for group in groups or [()]]
 
 
 def chosen_columns(options: StoreOptions, names: Iterable[str]) -> list[Column]:
-    """The columns of a read: those named, else those of the option, else all.
+    """Choose the columns of a read: those named, else those of the option, else all.
     Raises SettingsError: a column does not exist."""
     wanted_names = list(names) or words(options.columns)
     if options.entity is Entity.MESSAGES:
@@ -192,14 +193,14 @@ def chosen_columns(options: StoreOptions, names: Iterable[str]) -> list[Column]:
 
 
 def available_columns(options: StoreOptions) -> list[Column]:
-    """The columns that exist with some options."""
+    """List the columns that exist with some options."""
     columns = message_columns(options.include_properties)
     columns = [column for column in columns if column.name != "body" or options.include_body]
     return [*columns, CORRUPT_COLUMN] if _reports(options) else columns
 
 
 def read_plan(options: StoreOptions, names: Iterable[str]) -> ReadPlan:
-    """What to make of a store; all columns if no names are given.
+    """Plan what to make of a store's records; all columns if no names are given.
     Raises SettingsError: a column does not exist, or reports have no column to go to."""
     available = available_columns(options)
     columns = choose(available, list(names) or [column.name for column in available], FORMAT)

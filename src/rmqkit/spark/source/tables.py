@@ -65,7 +65,7 @@ class Table(Struct, frozen=True):
 
 
 def read_table(entity: Entity, part: Any, chosen: Sequence[str], plan: ReadPlan) -> Iterator[pa.RecordBatch]:
-    """The rows of a part, with the chosen columns. Raises StoreError: a file cannot be read or is damaged."""
+    """Read the rows of a part, with the chosen columns. Raises StoreError: a file cannot be read or is damaged."""
     table = TABLES[entity]
     columns = choose(table.columns, chosen, entity.value)
     for rows in table.rows(part, plan):
@@ -181,7 +181,7 @@ def _offset_rows(options: StoreOptions, plan: ReadPlan) -> Iterator[Arrays]:
 
 
 def _config(root: str, name: str, table: str) -> dict[str, Any]:
-    """A table of a broker's config file, empty when the broker never wrote the file.
+    """Read a table of a broker's config file, empty when the broker never wrote the file.
     Raises StoreError: there is no config directory, or the file is not what a broker writes."""
     folder = join(resolve(root), "config")
     path = join(folder, name)
@@ -225,7 +225,7 @@ def _transaction_parts(options: StoreOptions, segments: Sequence[Segment], split
 
 
 def _decided(ops: Sequence[QueueSplit], queue_id: int) -> Iterator[int]:
-    """Queue offsets of the half messages that op messages name."""
+    """Yield the queue offsets of the half messages that op messages name."""
     for split in ops:
         if split.file.queue_id != queue_id:
             continue
@@ -241,12 +241,14 @@ def _decided(ops: Sequence[QueueSplit], queue_id: int) -> Iterator[int]:
 
 def _waiting_rows(part: _Waiting, plan: ReadPlan) -> Iterator[dict[str, Any]]:
     numbers, entries = chosen_entries(part.split)
+    # Rows come in the order of the log, entries in that of the queue: they are brought together by physical offset.
     order = np.argsort(entries["offset"], kind="stable")
     offsets = entries["offset"].astype("i8")[order]
     codes = entries["tags_code"].astype("i8")[order]
     numbers = numbers[order]
     for batch in read_queue(part.split, replace(plan, columns=MESSAGE_COLUMNS)):
         at = np.searchsorted(offsets, batch["commitLogOffset"].to_numpy())
+        assert (offsets[at] == batch["commitLogOffset"].to_numpy()).all(), "each message has the entry that led to it"
         kept = ~np.isin(numbers[at], list(part.left_out))
         batch, at = batch.filter(pa.array(kept)), at[kept]
         properties = [dict(one) for one in batch["properties"].to_pylist()]
