@@ -199,4 +199,4 @@ class TimerMachine(RuleBasedStateMachine):
 
 
 TestTimer = TimerMachine.TestCase
-TestTimer.settings = examples(25, stateful_step_count=15)
+TestTimer.settings = examples(12, stateful_step_count=15)

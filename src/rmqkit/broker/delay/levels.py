@@ -315,6 +315,7 @@ class Schedule:
                 }
                 # Up to the first that is not stored: those behind it come again after a restart, none is lost.
                 while passed < min(waiting, default=len(due)):
+                    assert level.ahead[0][0] > level.offset, "the offset of a level never falls"
                     level.offset = level.ahead.popleft()[0]
                     passed += 1
                 pause_ms = _RETRY_MS

@@ -429,6 +429,8 @@ class Timer:
         """Have the seconds before the one that has begun delivered when what came before it is on the wheel."""
         if self.is_follower or self.state.queue_offset >= self._backlog_end:
             self.state.write_ms = max(self.state.write_ms, self._begun_ms)
+        # A follower's read time is its master's, whose clock may be ahead.
+        assert self.is_follower or self.state.read_ms <= self.state.write_ms, "no second is delivered before it is over"
 
     async def _round_remote(self, wait_ms: float) -> None:
         try:

@@ -104,6 +104,7 @@ class LongPolling:
             waiting = self._queues.get((arrival.topic, arrival.queue_id))
             if waiting is None:
                 continue
+            # Also while slices are under way: a later message must not be answered before an earlier one is.
             if len(waiting) > _AT_ONCE_MAX or self._turns:
                 self._turns.add(self._concerned(arrival))
                 continue
@@ -132,7 +133,9 @@ class LongPolling:
         """Drop the pulls of a connection that is gone."""
         several = self._connections.pop(connection, None)
         if several is not None:
+            # Counted off at once, dropped in slices: a closed connection must not keep the places of others meanwhile.
             self._count -= len(several)
+            assert self._count >= 0, "each pull of a client counts once"
             for held in several:
                 held._is_gone = True
             self._do_all(several, self._drop)
@@ -177,6 +180,7 @@ class LongPolling:
         _discard(self._queues, held._key, held)
         if held.connection is not None and not held._is_gone:
             self._count -= 1
+            assert self._count >= 0, "each pull of a client counts once"
             _discard(self._connections, held.connection, held)
         self._leave_slot(held)
 
