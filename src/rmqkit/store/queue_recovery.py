@@ -23,9 +23,9 @@ After a crash the newest entries are made anew in any case (`recovery`). A queue
 the first of them does not follow what the queue has, or when it ends before the number that was noted while the broker
 ran: its directory or a file of it is lost (`mend_after_crash`).
 
-Not handled here: an entry in the middle of an older file (`reader` goes past it, `fsck` finds it); after a crash, lost
-files of a queue that were made since its number was noted, when it has no record where recovery walks (`fsck` finds
-them).
+Not handled here: an entry in the middle of an older file (`reader` goes past it, `verify` finds it); after a crash,
+lost files of a queue that were made since its number was noted, when it has no record where recovery walks (`verify`
+finds them).
 Source: store.md §4, §12.2.
 """
 

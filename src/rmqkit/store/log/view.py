@@ -1,7 +1,7 @@
 """A commit log as its files show it: mapped read-only, walked record by record, damage and all.
 
 A broker that opens a store repairs it first. A `LogView` changes nothing and needs no settings: where a segment begins
-says its name, how long it is says the file. It is what the offline tools (`fsck`) read with.
+says its name, how long it is says the file. It is what the offline tools (`rmqkit.store.offline`) read with.
 
 Where the walk meets bytes that are no record:
 

@@ -1,7 +1,7 @@
 """Looking at a store without a broker: is it whole (`verify`), what does it hold (`stat`), which messages (`dump`).
 
-The commit log is the truth: every record is checked with its CRCs (`log_view`), and everything else is held against the
-records (`derived_files`, which says what has to hold). Files are opened for reading and nothing is changed. Damage is a
+The commit log is the truth: every record is checked with its CRCs (`LogView`), and everything else is held against the
+records (`queue_check`, which says what has to hold). Files are opened for reading and nothing is changed. Damage is a
 `Finding` with its file and position, never an exception. `verify` and `stat` walk with numpy, `dump` without.
 
 A store that a broker holds is refused unless asked for with ``read_only``; then the record being written and what the

@@ -8,7 +8,7 @@ times that are off by less than a day. ``abort`` says something by being there, 
 =======================  ============================================  ==============================================
 file                     what has to hold                              mended by
 =======================  ============================================  ==============================================
-``timerlog/``            names, lengths; units as `timer_check` wants  emptied, see below
+``timerlog/``            names, lengths; units as `TimerFiles` wants   emptied, see below
 ``timerwheel``           its length; the slots that the units make     made anew from the log
 ``config/timercheck``    its length, numbers that can be               made anew, and the log emptied
 ``config/timermetrics``  JSON                                          its backup, or removed: a start counts anew

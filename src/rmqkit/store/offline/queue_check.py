@@ -1,4 +1,4 @@
-"""Holding queues, extension units and index files against the log they are derived from, for `fsck`.
+"""Holding queues, extension units and index files against the log they are derived from, for `verify`.
 
 =================  ==================================================================================================
 part               what has to hold
@@ -10,7 +10,7 @@ index file         the header's counts, an older file being full; every entry's 
                    entries in their order make them; the hash is that of a key of the record
 =================  ==================================================================================================
 
-`DerivedFiles.compare` is shown the log run by run and compares all entries of a run's records at once (`comparison`).
+`DerivedFiles.compare` is shown the log run by run and compares all entries of a run's records at once (`bulk_compare`).
 `DerivedFiles.check` then walks over queues and index files and looks at what was not found equal, one by one; that is
 slow and says what is wrong. Extension and batch entries are always looked at one by one. Parts of a log may be compared
 apart from each other, and what was found `Equal` put together; every queue and index file can be checked on its own.
