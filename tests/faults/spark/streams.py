@@ -178,6 +178,7 @@ class Trial:
         self._doubtful: list[tuple[int, int]] = []
         self._next = 0
         self._gate = 0
+        self._has_faults_left = True
         self._done: Counter[str] = Counter()
         self._begun = time.monotonic()
         self._query = Query(self._plan(), folder, self._tell)
@@ -196,6 +197,7 @@ class Trial:
                     await self._goes_on()
                     await self._happen(event)
                     self._gate = arguments.messages * (number + 1) // (len(events) + 1)
+                self._has_faults_left = False
                 await asyncio.gather(*senders)
                 late = asyncio.create_task(self._send_late(producer))
                 self._tell("to the end")
@@ -217,9 +219,11 @@ class Trial:
     # -- the producer
 
     async def _send(self, producer: Producer) -> None:
-        while (first := self._next) < self._arguments.messages:
+        """All messages, and more until every fault has happened: a driver on a busy machine starts for longer than
+        they last, and a fault waits for a batch."""
+        while (first := self._next) < self._arguments.messages or self._has_faults_left:
             is_slow = first > self._gate  # slowly, so that a fault finds something under way
-            count = min(SLOW_BATCH if is_slow else BATCH, self._arguments.messages - first)
+            count = SLOW_BATCH if is_slow else min(BATCH, self._arguments.messages - first)
             self._next += count
             await self._send_run(producer, first, count, self._sent)
             await asyncio.sleep(SLOW_PAUSE_SECONDS if is_slow else 0)
