@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests import examples, patience
+from tests import examples, patience, unsynced
 
 settings.load_profile(examples.SAME)
 # On loopback only this process can be late.
 patience.be_patient()
+unsynced.leave_unsynced()
 
 pytest_plugins = ["tests.second_try", "tests.spark.session", "tests.virtual_time"]
 
