@@ -50,6 +50,7 @@ PROCESSES, MEMBERS_EACH = 4, 5
 HERE_SECONDS, AWAY_SECONDS = (6.0, 24.0), (0.5, 2.0)
 REBALANCE_SECONDS = 4.0
 STALL_SECONDS_MAX = 2 * REBALANCE_SECONDS
+CHANGES_MIN = 10
 SETTLE_SECONDS = 150.0
 UNSAVED_SECONDS_MAX = 6.0
 JUDGED = PushConsumerSettings(
@@ -162,6 +163,11 @@ class Storm:
                 await asyncio.gather(*self._readers)
         return self._outcome()
 
+    @property
+    def _changes(self) -> int:
+        """How many members have joined and left."""
+        return self._events["join"] + self._events["leave"]
+
     async def _rage(self) -> None:
         pause = self._seconds / (self._kills + 1)
         for _ in range(self._kills):
@@ -171,6 +177,8 @@ class Storm:
             await process.wait()
             await self._start_process()
         await asyncio.sleep(pause)
+        # A member takes its time to join on a busy machine: the storm lasts until it was one.
+        await until(lambda: self._changes > CHANGES_MIN, "changes of the group", SETTLE_SECONDS)
 
     async def _start_process(self) -> None:
         command = ["-m", "tests.faults.client.storm", "--member", f"m{next(self._names)}", "--namesrv", self._namesrv]
@@ -226,7 +234,7 @@ class Storm:
         return Outcome(
             acknowledged=len(ledger.acknowledged),
             in_doubt=len(ledger.in_doubt),
-            changes=self._events["join"] + self._events["leave"],
+            changes=self._changes,
             kills=self._kills,
             lost=ledger.lost(GROUP),
             strangers=ledger.strangers(GROUP) - {0},  # the first, by which the topic came to be

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.client.servers import Servers
-from tests.faults.client.storm import CONF, Storm
+from tests.faults.client.storm import CHANGES_MIN, CONF, Storm
 
 SECONDS, PROCESSES = 4.0, 2
 
@@ -34,7 +34,7 @@ def test_a_storm_of_rebalances_loses_nothing_and_stops_no_queue(tmp_path: Path, 
             )
             outcome = await storm.run()
         print(outcome)
-        assert outcome.changes > 10
+        assert outcome.changes > CHANGES_MIN
         assert outcome.faults == []
 
     asyncio.run(rage())

@@ -31,6 +31,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,7 +39,7 @@ from rmqkit.broker.delay.destination import Destination, OnDelivered, RemotePut
 from rmqkit.broker.messages import InnerMessage, message_from, to_delay_level
 from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
 from rmqkit.clock import Clock
-from rmqkit.errors import RecordCorrupt
+from rmqkit.errors import RecordCorrupt, StoreUnavailable
 from rmqkit.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC
 from rmqkit.protocol.record import Record, decode_record
 from rmqkit.protocol.schemas.brokers import DelayOffsets
@@ -136,9 +137,14 @@ class Schedule:
     # ---- offsets
 
     def load(self) -> None:
-        """Read the offsets; the store is asked for its own only when delivery starts."""
+        """Read the offsets; the store is asked for its own only when delivery starts.
+        A file that is missing is made: a broker may be killed before it first writes how far it delivered, and
+        nobody could tell that from a file that was lost."""
         found = self._file.load(DelayOffsets)
         self._is_file_missing = found is None
+        if found is None:
+            with suppress(StoreUnavailable):  # a disk that refuses is told of when there are offsets to be written
+                self._file.save(DelayOffsets(DataVersion(), {}))  # older than any of a master's, which is to win
         stored = found or DelayOffsets()
         self._data_version = stored.data_version or DataVersion()
         self._levels.clear()
