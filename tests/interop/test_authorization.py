@@ -48,7 +48,7 @@ CREATE = {
 POP = {
     **BOTH,
     "maxMsgNums": 8,
-    "invisibleTime": 60_000,
+    "invisibleTime": 1_800_000,  # longer than this file takes: each broker revives at its own times
     "pollTime": 0,
     "bornTime": 1 << 60,
     "initMode": 0,
