@@ -16,6 +16,7 @@ A process or a thread that sleeps in real time is not waited for: tests of such 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import math
 import selectors
@@ -217,6 +218,10 @@ def _runner_of(item: pytest.Item) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if (given := getattr(pyfuncitem.obj, "hypothesis", None)) and inspect.iscoroutinefunction(given.inner_test):
+        test = given.inner_test
+        given.inner_test = functools.wraps(test)(lambda *args, **kwargs: run(test(*args, **kwargs)))  # a loop each
+        return None
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from rmqkit.admin import Admin
 from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.standalone import Standalone
@@ -48,3 +49,10 @@ def name_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield addresses[0]
     loops[0].call_soon_threadsafe(stopping.set)
     thread.join(SECONDS)
+
+
+@pytest.fixture
+async def admin(name_servers: str) -> AsyncIterator[Admin]:
+    """Talks to both brokers; its tests are marked ``real_time``."""
+    async with Admin(name_servers) as it:
+        yield it

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from rmqkit.admin.api import Admin
 from rmqkit.admin.clients import heard, verdict
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.pop.consumer import PopConsumer
@@ -22,7 +21,6 @@ from rmqkit.protocol.schemas.clients import (
     ProcessQueueInfo,
 )
 from tests.admin.things import make_topic
-from tests.client.peers import on_real_loop
 
 NOW_MS = 1_700_000_000_000
 Q0, Q1 = MessageQueue("T", "broker-a", 0), MessageQueue("T", "broker-a", 1)
@@ -77,7 +75,7 @@ def test_who_broadcasts_or_pulls_need_not_share_queues():
         assert verdict(connection, {"x": info({}), "y": info({})}, [Q0, Q1], NOW_MS).troubles == []
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_one_answer_is_enough_and_the_telling_error_is_raised():
     async def ask(address):
         if address == "up":
@@ -103,53 +101,45 @@ async def status_when(admin, group, is_so):
         await asyncio.sleep(0.01)
 
 
-def test_a_group_that_is_online(name_servers):
-    @on_real_loop
-    async def run():
-        async with Admin(name_servers) as admin:
-            await make_topic(admin, "NS%Online")
-            async with (
-                PushConsumer("NS%online", name_servers) as one,
-                PushConsumer("NS%online", name_servers) as other,
-                Producer("NS%producers", name_servers) as producer,
-            ):
-                for consumer in (one, other):
-                    consumer.subscribe("NS%Online", "*", lambda message: None)
-                await producer.queues("NS%Online")
-                every = [MessageQueue("NS%Online", f"broker-{n}", q) for n in "ab" for q in (0, 1)]
+@pytest.mark.real_time
+async def test_a_group_that_is_online(admin, name_servers):
+    await make_topic(admin, "NS%Online")
+    async with (
+        PushConsumer("NS%online", name_servers) as one,
+        PushConsumer("NS%online", name_servers) as other,
+        Producer("NS%producers", name_servers) as producer,
+    ):
+        for consumer in (one, other):
+            consumer.subscribe("NS%Online", "*", lambda message: None)
+        await producer.queues("NS%Online")
+        every = [MessageQueue("NS%Online", f"broker-{n}", q) for n in "ab" for q in (0, 1)]
 
-                def is_shared(found):  # the members are asked one after the other, a queue may move in between
-                    held = [queue for info in found.clients.values() for queue in info.mq_table]
-                    return len(found.clients) == 2 and sorted(q for q in held if q.topic[0] == "N") == every
+        def is_shared(found):  # the members are asked one after the other, a queue may move in between
+            held = [queue for info in found.clients.values() for queue in info.mq_table]
+            return len(found.clients) == 2 and sorted(q for q in held if q.topic[0] == "N") == every
 
-                await status_when(admin, "NS%online", lambda found: not found.verdict.troubles and is_shared(found))
-                client = one.status().client_id
-                stacks = (await admin.clients.running("NS%online", client, stacks=True))[client].jstack
-                assert "thread MainThread" in stacks
-                with pytest.raises(UnknownName, match="knows no client nobody"):
-                    await admin.clients.running("NS%online", "nobody")
-                await producer._runtime.heartbeat()
-                rows = [row for row in await admin.clients.all_producers() if row.group == "NS%producers"]
-                assert {row.broker_name for row in rows} == {"broker-a", "broker-b"}
-                assert [row.client_id for row in await admin.clients.producers("NS%producers")] == [rows[0].client_id]
-            with pytest.raises(UnknownName, match="no producer group NS%producer:"):
-                await admin.clients.producers("NS%producer")
-
-    run()
+        await status_when(admin, "NS%online", lambda found: not found.verdict.troubles and is_shared(found))
+        client = one.status().client_id
+        stacks = (await admin.clients.running("NS%online", client, stacks=True))[client].jstack
+        assert "thread MainThread" in stacks
+        with pytest.raises(UnknownName, match="knows no client nobody"):
+            await admin.clients.running("NS%online", "nobody")
+        await producer._runtime.heartbeat()
+        rows = [row for row in await admin.clients.all_producers() if row.group == "NS%producers"]
+        assert {row.broker_name for row in rows} == {"broker-a", "broker-b"}
+        assert [row.client_id for row in await admin.clients.producers("NS%producers")] == [rows[0].client_id]
+    with pytest.raises(UnknownName, match="no producer group NS%producer:"):
+        await admin.clients.producers("NS%producer")
 
 
-def test_a_group_that_pops_is_told_as_any_other(name_servers):
-    @on_real_loop
-    async def run():
-        async with Admin(name_servers) as admin:
-            await make_topic(admin, "Popped")
-            with pytest.raises(PeerRefused) as refused:
-                await admin.clients.status("popping")
-            assert refused.value.code == ResponseCode.CONSUMER_NOT_ONLINE
-            async with PopConsumer("popping", name_servers) as consumer:
-                consumer.subscribe("Popped", "*", lambda message: None)
-                found = await status_when(admin, "popping", lambda found: found.clients)
-                assert found.connection.consume_type == "CONSUME_POP"
-                assert [group.group for group in await admin.groups.summaries()].count("popping") == 1
-
-    run()
+@pytest.mark.real_time
+async def test_a_group_that_pops_is_told_as_any_other(admin, name_servers):
+    await make_topic(admin, "Popped")
+    with pytest.raises(PeerRefused) as refused:
+        await admin.clients.status("popping")
+    assert refused.value.code == ResponseCode.CONSUMER_NOT_ONLINE
+    async with PopConsumer("popping", name_servers) as consumer:
+        consumer.subscribe("Popped", "*", lambda message: None)
+        found = await status_when(admin, "popping", lambda found: found.clients)
+        assert found.connection.consume_type == "CONSUME_POP"
+        assert [group.group for group in await admin.groups.summaries()].count("popping") == 1

@@ -28,7 +28,6 @@ from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.protocol.trace import SubscribeAfterTrace, SubscribeBeforeTrace, encode_traces
 from tests.admin.things import make_topic, send
-from tests.client.peers import on_real_loop
 
 NOW_MS = 1_790_000_000_000
 QUEUE = MessageQueue("Orders", "b", 3)
@@ -346,7 +345,7 @@ def test_evidence_names_what_was_found_and_who_told_it() -> None:
 # -- the facts, found out at two brokers
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_a_message_is_found_by_whatever_names_it(name_servers: str) -> None:
     async with Admin(name_servers) as admin:
         await make_topic(admin, "Named")
@@ -360,7 +359,7 @@ async def test_a_message_is_found_by_whatever_names_it(name_servers: str) -> Non
                 assert found.evidence[1].value == one.msg_id
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_a_name_has_to_be_that_of_one_message(name_servers: str) -> None:
     async with Admin(name_servers) as admin:
         await make_topic(admin, "Several")
@@ -375,7 +374,7 @@ async def test_a_name_has_to_be_that_of_one_message(name_servers: str) -> None:
         assert (await explain(admin, "Several", "nobody", "all")).cause is Cause.WRONG_KIND_OF_ID
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_a_delayed_message_is_found_by_whatever_names_it(name_servers: str) -> None:
     """The offset message id of its send is that of the record among the delayed ones."""
     async with Admin(name_servers) as admin:
@@ -387,7 +386,7 @@ async def test_a_delayed_message_is_found_by_whatever_names_it(name_servers: str
             assert (found.cause, found.evidence[0].source) == (Cause.DELAYED, "broker broker-b")
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_a_trace_is_better_than_an_offset(name_servers: str) -> None:
     async with Admin(name_servers) as admin:
         await make_topic(admin, "Traced")
@@ -400,7 +399,7 @@ async def test_a_trace_is_better_than_an_offset(name_servers: str) -> None:
         assert (await explain(admin, "Traced", "another", one.msg_id)).cause is Cause.GROUP_UNKNOWN
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_a_broker_may_forbid_reading_of_all_its_topics(name_servers: str) -> None:
     """Its topics keep their own permission; clients go by the route."""
     async with Admin(name_servers) as admin:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.admin.api import Admin
 from rmqkit.admin.clients import Clients
 from rmqkit.admin.groups import END_MS
 from rmqkit.errors import PeerRefused, UnknownName
@@ -12,27 +11,13 @@ from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import ConsumerRunningInfo, MessageQueue, PopProcessQueueInfo
 from rmqkit.protocol.schemas.groups import GroupRetryPolicy
 from tests.admin.things import BROKERS, make_topic, send
-from tests.client.peers import on_real_loop
 
 SIDES = ("broker-a", "broker-a", "broker-b", "broker-b")
 
 
-def with_admin(test):
-    """Run a coroutine function with an `Admin` of the cluster."""
-
-    def run(name_servers):
-        @on_real_loop
-        async def opened():
-            async with Admin(name_servers) as admin:
-                await test(admin)
-
-        opened()
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
+pytestmark = pytest.mark.real_time  # the servers are in another thread
 
 
-@with_admin
 async def test_a_change_leaves_the_rest_as_it_is(admin):
     policy = GroupRetryPolicy(type="EXPONENTIAL")
     attributes = {"+priority.factor": "3"}
@@ -49,13 +34,11 @@ async def test_a_change_leaves_the_rest_as_it_is(admin):
     assert removed["broker-a"].attributes == {}
 
 
-@with_admin
 async def test_an_illegal_group_is_refused(admin):
     with pytest.raises(PeerRefused, match="contains illegal characters"):
         await admin.groups.update("a.b", {}, "broker-a")
 
 
-@with_admin
 async def test_a_group_is_deleted_with_its_topics(admin):
     await admin.groups.update("deleted", {}, cluster="DefaultCluster")
     await make_topic(admin, "%RETRY%deleted")
@@ -67,7 +50,6 @@ async def test_a_group_is_deleted_with_its_topics(admin):
         await admin.groups.delete("deleted", cluster="DefaultCluster")
 
 
-@with_admin
 async def test_progress_is_that_of_all_brokers(admin):
     await make_topic(admin, "Progress")
     await send(admin, *[Message(topic="Progress", body=b"x") for _ in range(12)])
@@ -95,7 +77,6 @@ async def test_progress_is_that_of_all_brokers(admin):
             await admin.groups.progress("NS%behin", topic)
 
 
-@with_admin
 async def test_who_pops_has_every_queue_of_a_broker(admin):
     await make_topic(admin, "Shared")
     await admin.groups.update("sharing", {}, cluster="DefaultCluster")
@@ -114,7 +95,6 @@ async def test_who_pops_has_every_queue_of_a_broker(admin):
     assert [one.client for one in found.queues] == ["x y", "x y", None, None]
 
 
-@with_admin
 async def test_what_is_exported_has_topics_and_groups(admin):
     await make_topic(admin, "Exported", ["broker-b"])
     found = await admin.groups.metadata(cluster="DefaultCluster")
@@ -123,7 +103,6 @@ async def test_what_is_exported_has_topics_and_groups(admin):
     assert "TOOLS_CONSUMER" in found["broker-a"].subscription_group_table
 
 
-@with_admin
 async def test_offsets_are_moved_at_every_broker(admin):
     """broker-b has its clients move themselves: with none online, the tool writes the offsets."""
     await make_topic(admin, "Moved")
@@ -150,7 +129,6 @@ async def test_offsets_are_moved_at_every_broker(admin):
         await admin.offsets.reset("moving", "Moved", 0, broker="broker-a", queue_id=1, offset=9)
 
 
-@with_admin
 async def test_offsets_are_cloned_only_where_there_are_some(admin):
     await make_topic(admin, "Cloned")
     await send(admin, *[Message(topic="Cloned", body=b"x") for _ in range(8)])

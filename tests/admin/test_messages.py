@@ -13,14 +13,14 @@ from rmqkit.errors import ClientError, ConnectFailed, PeerRefused, SettingsError
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.names import HALF_TOPIC
 from tests.admin.test_clients import status_when
-from tests.admin.test_groups import with_admin
 from tests.admin.things import find_when_indexed, make_topic, send
-from tests.client.peers import SECONDS, on_real_loop
+from tests.client.peers import SECONDS
+
+pytestmark = pytest.mark.real_time  # the servers are in another thread
 
 NOBODY = "127.0.0.1:1"
 
 
-@with_admin
 async def test_an_id_is_tried_as_what_it_can_be(admin):
     await make_topic(admin, "Ids")
     first, second = await send(
@@ -36,7 +36,6 @@ async def test_an_id_is_tried_as_what_it_can_be(admin):
     assert len(await admin.messages.by_key("Ids", "k", end_ms=1)) == 0
 
 
-@with_admin
 async def test_an_id_that_is_two_things_has_to_be_said(admin):
     await make_topic(admin, "Twice")
     (first,) = await send(admin, Message(topic="Twice", body=b"1"))
@@ -50,7 +49,6 @@ async def test_an_id_that_is_two_things_has_to_be_said(admin):
     assert (await admin.messages.find(first.offset_msg_id)).body == b"1"
 
 
-@with_admin
 async def test_an_id_that_is_nothing_is_told_with_what_it_was_tried_as(admin):
     await make_topic(admin, "Nothing")
     (sent,) = await send(admin, Message(topic="Nothing", body=b"1", keys=["known"]))
@@ -71,7 +69,6 @@ async def test_an_id_that_is_nothing_is_told_with_what_it_was_tried_as(admin):
         await admin.messages.find("x", "Nothin")
 
 
-@with_admin
 async def test_a_broker_that_is_away_hides_nothing(admin):
     await make_topic(admin, "Away", ["broker-a"])
     (sent,) = await send(admin, Message(topic="Away", body=b"1"))
@@ -83,7 +80,6 @@ async def test_a_broker_that_is_away_hides_nothing(admin):
         await admin.messages.by_key("Away", "other", is_unique=True, brokers=asked)
 
 
-@with_admin
 async def test_a_place_in_a_queue(admin):
     await make_topic(admin, "Places")
     await send(admin, *[Message(topic="Places", body=b"%d" % n) for n in range(8)])
@@ -108,7 +104,6 @@ async def test_a_place_in_a_queue(admin):
         await admin.messages.entries("Places", 9, 0, broker="broker-a")
 
 
-@with_admin
 async def test_a_message_is_sent_where_it_is_told_to_and_again_with_what_it_had(admin):
     await make_topic(admin, "Sent")
     message = Message(topic="Sent", body=b"x" * 5000, tags="T", keys=["a", "b"], properties={"own": "1"}, flag=7)
@@ -127,56 +122,47 @@ async def test_a_message_is_sent_where_it_is_told_to_and_again_with_what_it_had(
         await admin.messages.send(Message(topic="Send", body=b"1"))
 
 
-def test_a_client_handles_a_message_once_more(name_servers):
-    @on_real_loop
-    async def run():
-        async with Admin(name_servers) as admin:
-            await make_topic(admin, "Pushed", ["broker-b"])
-            (sent,) = await send(admin, Message(topic="Pushed", body=b"again"))
-            handled = []
-            async with PushConsumer("pushed", name_servers) as consumer:
-                consumer.subscribe("Pushed", "*", lambda message: handled.append(message.body))
-                (client,) = (await status_when(admin, "pushed", lambda found: found.clients)).clients
-                message = await admin.messages.find(sent.offset_msg_id)
-                before = len(handled)
-                assert (await admin.messages.push(message, "pushed", client)).consume_result == "CR_SUCCESS"
-                assert len(handled) > before
-                with pytest.raises(UnknownName, match="group pushed knows no client nobody"):
-                    await admin.messages.push(message, "pushed", "nobody")
-
-    run()
+async def test_a_client_handles_a_message_once_more(admin, name_servers):
+    await make_topic(admin, "Pushed", ["broker-b"])
+    (sent,) = await send(admin, Message(topic="Pushed", body=b"again"))
+    handled = []
+    async with PushConsumer("pushed", name_servers) as consumer:
+        consumer.subscribe("Pushed", "*", lambda message: handled.append(message.body))
+        (client,) = (await status_when(admin, "pushed", lambda found: found.clients)).clients
+        message = await admin.messages.find(sent.offset_msg_id)
+        before = len(handled)
+        assert (await admin.messages.push(message, "pushed", client)).consume_result == "CR_SUCCESS"
+        assert len(handled) > before
+        with pytest.raises(UnknownName, match="group pushed knows no client nobody"):
+            await admin.messages.push(message, "pushed", "nobody")
 
 
-def test_a_half_message_is_asked_about_again(name_servers):
-    @on_real_loop
-    async def run():
-        async with (
-            Admin(name_servers) as admin,
-            TransactionProducer(
-                "halves",
-                name_servers,
-                execute=lambda message, argument: TransactionState.UNKNOWN,
-                check=lambda message: TransactionState.UNKNOWN,
-            ) as producer,
-        ):
-            await make_topic(admin, "Halves")
-            sent = await producer.send_half(Message(topic="Halves", body=b"half"))
-            masters = await admin.calls.masters()
+async def test_a_half_message_is_asked_about_again(name_servers):
+    async with (
+        Admin(name_servers) as admin,
+        TransactionProducer(
+            "halves",
+            name_servers,
+            execute=lambda message, argument: TransactionState.UNKNOWN,
+            check=lambda message: TransactionState.UNKNOWN,
+        ) as producer,
+    ):
+        await make_topic(admin, "Halves")
+        sent = await producer.send_half(Message(topic="Halves", body=b"half"))
+        masters = await admin.calls.masters()
 
-            async def copies(count):
-                async with asyncio.timeout(SECONDS):
-                    while True:
-                        found = await admin.messages.by_key(HALF_TOPIC, sent.msg_id, is_unique=True, brokers=masters)
-                        if len(found) == count:
-                            return found
-                        await asyncio.sleep(0.01)
+        async def copies(count):
+            async with asyncio.timeout(SECONDS):
+                while True:
+                    found = await admin.messages.by_key(HALF_TOPIC, sent.msg_id, is_unique=True, brokers=masters)
+                    if len(found) == count:
+                        return found
+                    await asyncio.sleep(0.01)
 
-            await copies(1)
-            assert (await admin.messages.resume(sent.msg_id)).msg_id == sent.msg_id
-            first, second = await copies(2)
-            assert second.properties["TRANSACTION_CHECK_TIMES"] == "0"
-            assert (await admin.messages.resume(first.offset_msg_id)).offset_msg_id == first.offset_msg_id
-            with pytest.raises(UnknownName, match="no message nobody"):
-                await admin.messages.resume("nobody")
-
-    run()
+        await copies(1)
+        assert (await admin.messages.resume(sent.msg_id)).msg_id == sent.msg_id
+        first, second = await copies(2)
+        assert second.properties["TRANSACTION_CHECK_TIMES"] == "0"
+        assert (await admin.messages.resume(first.offset_msg_id)).offset_msg_id == first.offset_msg_id
+        with pytest.raises(UnknownName, match="no message nobody"):
+            await admin.messages.resume("nobody")

@@ -16,7 +16,6 @@ from rmqkit.client.observe.hooks import SendResult, SendStatus
 from rmqkit.errors import ConnectionLost, MessageIllegal, SendFailed, SettingsError
 from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.client.messages import received
-from tests.client.peers import on_real_loop
 
 
 class Target:
@@ -84,7 +83,7 @@ async def run(target, source, path):
 
 
 @pytest.mark.parametrize("at_one_place", [1, 7, 300])
-@on_real_loop
+@pytest.mark.real_time
 async def test_what_a_broken_chunk_has_sent_is_found_and_not_sent_again(tmp_path, at_one_place):
     target, source, path = Target(), Numbers(900, at_one_place), tmp_path / "state"
     for fails_at in (100, 400, 850):
@@ -103,7 +102,7 @@ async def test_what_a_broken_chunk_has_sent_is_found_and_not_sent_again(tmp_path
     assert places == [f"b:0:{i}" for i in range(900)]
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_a_message_that_no_broker_takes_is_passed_over_and_told(tmp_path):
     target, told = Target(), []
     target.refused = (3, 5)
@@ -119,7 +118,7 @@ async def test_a_message_that_no_broker_takes_is_passed_over_and_told(tmp_path):
     assert [line["msgId"] for line in lines if line.get("error") == "too large"] == ["id-3", "id-5"]
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_a_stop_waits_for_the_chunk(tmp_path):
     target, path = Target(), tmp_path / "state"
     source, asked = Numbers(1000), []

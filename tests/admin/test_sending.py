@@ -15,7 +15,6 @@ from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import ConnectionLost, MessageIllegal, NoRoute, SendFailed
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.testing.clock import LoopThread, StandingClock, VirtualClock
-from tests.client.peers import on_real_loop
 
 
 class Requests:
@@ -47,7 +46,7 @@ def messages(*texts, **fields):
     return [PlacedMessage(topic="T", body=text.encode(), **fields) for text in texts]
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_placed_messages_go_one_after_the_other_to_their_queues():
     producer = Requests()
     chunk = [*messages("0", "1", queue_id=2), *messages("2", broker_name="b", queue_id=2), *messages("3", queue_id=2)]
@@ -57,7 +56,7 @@ async def test_placed_messages_go_one_after_the_other_to_their_queues():
     assert [body for body, queue in producer.seen if queue == b] == [b"2"]
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_neighbours_go_together_but_delayed_ones_and_other_topics_alone():
     producer = Requests()
     other = [PlacedMessage(topic="U", body=b"u")]
@@ -77,7 +76,7 @@ async def test_neighbours_go_together_but_delayed_ones_and_other_topics_alone():
     ]
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_each_failure_is_its_message_s_own():
     producer = Requests()
     chunk = [
@@ -90,7 +89,7 @@ async def test_each_failure_is_its_message_s_own():
     assert [body for body, _ in producer.seen] == [b"0+bad+1", b"0", b"bad", b"1"]
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_behind_one_that_a_queue_did_not_get_no_other_is_tried():
     class Away(Requests):
         async def send(self, message, *, queue=None):
@@ -155,7 +154,7 @@ def test_slow_senders_send_small_chunks(rate, chunk):
     assert Pace(rate).chunk_count == chunk
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_the_pace_is_held_on_the_whole(monkeypatch):
     pauses = []
 

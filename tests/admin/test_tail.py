@@ -24,7 +24,7 @@ from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.rpc.brokers import PullStatus
 from rmqkit.store.settings import StoreSettings
 from tests.client.messages import received
-from tests.client.peers import on_real_loop, until
+from tests.client.peers import until
 from tests.interop.apache import free_ports
 
 
@@ -57,7 +57,7 @@ async def clients():
         await namesrv.stop()
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_a_tail_outlives_a_restart_of_the_broker_and_sees_new_queues(tmp_path):
     notes = []
     async with AsyncExitStack() as stack:
@@ -83,7 +83,7 @@ async def test_a_tail_outlives_a_restart_of_the_broker_and_sees_new_queues(tmp_p
     assert notes[1] == "broker broker-a answers again"
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_messages_that_are_gone_are_told_and_wrong_queues_refused(tmp_path):
     notes = []
     async with clients() as (namesrv, runtime, consumer, producer), a_broker(namesrv, tmp_path):
@@ -128,7 +128,7 @@ class ManyQueues:
 
 
 @pytest.mark.parametrize(("start", "stored"), [(Start(), 0), (Start(offset=0), 1)])
-@on_real_loop
+@pytest.mark.real_time
 async def test_of_very_many_queues_a_few_at_a_time_are_asked(start, stored, monkeypatch):
     monkeypatch.setattr(tail_module, "_QUEUES_PER_NOTE", 200)
     notes, consumer = [], ManyQueues(500, stored)

@@ -15,7 +15,6 @@ from rmqkit.protocol.trace import (
     encode_traces,
 )
 from tests.client.messages import received
-from tests.client.peers import on_real_loop
 
 SENT = PublishTrace(10, "r", "pg", "T", "M", None, None, "h:1", 5, 7, 0, "O", True, "192.0.2.9")
 ENDED = EndTransactionTrace(20, "r", "pg", "T", "M", None, None, "h:1", 2, "x", "COMMIT_MESSAGE", False)
@@ -36,7 +35,7 @@ class Told:
         return [received(0, body, topic=topic, born_host="192.0.2.1:5") for body in self.bodies]
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_acts_are_told_in_order_and_a_begin_with_its_end():
     other = PublishTrace(1, "r", "pg", "T", "OTHER", None, None, "h:1", 5, 7, 0, "O", True)
     told = Told(
@@ -58,7 +57,7 @@ async def test_acts_are_told_in_order_and_a_begin_with_its_end():
     ]
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_nothing_told_is_said():
     with pytest.raises(UnknownName, match="RMQ_SYS_TRACE_TOPIC knows no trace of message M; clients trace with"):
         await traces_of(Told(encode_traces([])), "M")

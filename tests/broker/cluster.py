@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.filter.tags import subscription
+from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, request
 from rmqkit.protocol.schemas.clients import ConsumerData, ConsumerGroupRequest, HeartbeatData, ProducerData
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
 from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Request
+from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.router import Router
+from rmqkit.settings import load
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
 
@@ -110,3 +115,30 @@ class Cluster:
         for client in self.clients:
             await client.close()
         await self.standalone.stop()
+
+
+USERS = AuthenticationSettings(
+    enabled=True, initial_user='{"username":"root","password":"secret12"}', authorization_enabled=True
+)
+
+
+def serving(
+    root: Path,
+    *,
+    users: bool = False,
+    full: bool = False,
+    broker: dict[str, str] | None = None,
+    namesrv: dict[str, str] | None = None,
+) -> Standalone:
+    """A name server and a broker; ``broker``, ``namesrv`` are lines of their files.
+    ``users``: whether they know users; ``full``: whether these have to sign fully."""
+    return Standalone(
+        root / "store",
+        authentication=msgspec.structs.replace(USERS, full_signatures_only=full) if users else None,
+        broker=_settings(BrokerSettings, broker),
+        namesrv=_settings(NamesrvSettings, namesrv),
+    )
+
+
+def _settings(settings_type, lines):
+    return load([settings_type], {"listenPort": "0", "bindAddress": "127.0.0.1", **(lines or {})}).values[0]

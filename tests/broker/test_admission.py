@@ -7,6 +7,7 @@ import pytest
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
 from rmqkit.remoting.address import AdminAddresses
+from tests.broker.cluster import Cluster
 from tests.elsewhere import BELIEVES_US, ask_from_elsewhere
 
 GUARDED = {
@@ -53,8 +54,8 @@ OF_SERVERS = {905, 906, 5001}
 """What name servers and brokers say to each other; and a switch with one position."""
 
 
-def test_changes_from_another_machine_are_refused_and_nothing_else(run):
-    async def scenario(cluster):
+async def test_changes_from_another_machine_are_refused_and_nothing_else(tmp_path):
+    async with Cluster(tmp_path / "store", broker=BELIEVES_US) as cluster:
         answers = {}
         for code in set(RequestCode) - NO_ANSWER:
             answers[code] = await ask_from_elsewhere(cluster.standalone.broker_address, Command(code))
@@ -68,15 +69,13 @@ def test_changes_from_another_machine_are_refused_and_nothing_else(run):
         answered = {code for code, answer in answers.items() if answer.code != 3} | NO_ANSWER
         assert answered == GUARDED | CLIENTS_OWN | READING | OF_SERVERS
 
-    run(scenario, broker=BELIEVES_US)
-
 
 @pytest.mark.parametrize("addresses", ["any", "10.1.2.3,127.0.0.1"])
-def test_an_operator_lets_others_change_the_broker(run, addresses):
-    async def scenario(cluster):
+async def test_an_operator_lets_others_change_the_broker(addresses, tmp_path):
+    async with Cluster(
+        tmp_path / "store", broker={"admin_addresses": AdminAddresses(addresses), **BELIEVES_US}
+    ) as cluster:
         body = b'{"topicConfigList":[{"topicName":"T"}]}'
         command = Command(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body)
         assert (await ask_from_elsewhere(cluster.standalone.broker_address, command)).code == 0
         assert (await cluster.ask(RequestCode.GET_TOPIC_CONFIG, topic="T")).code == 0
-
-    run(scenario, broker={"admin_addresses": AdminAddresses(addresses), **BELIEVES_US})

@@ -23,7 +23,6 @@ from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone
 from tests.broker.test_admission import CLIENTS_OWN, GUARDED, OF_SERVERS, READING
 from tests.elsewhere import BELIEVES_US, ask_from_elsewhere
-from tests.virtual_time import run as run_virtual
 
 NOTHING, DENIED = "no matched policies.", "the decision is deny."
 PUB = frozenset(["Pub"])
@@ -264,26 +263,23 @@ async def ask(address, credentials, code, body=None, **fields):
         await client.close()
 
 
-def test_a_broker_refuses_what_policies_do_not_allow(tmp_path):
+async def test_a_broker_refuses_what_policies_do_not_allow(tmp_path):
     broker = BrokerSettings(listen_port=0, bind_address="127.0.0.1", **BELIEVES_US)
 
-    async def scenario():
-        async with Standalone(tmp_path, authentication=USERS, broker=broker) as servers:
-            address = servers.broker_address
-            assert await ask(address, ROOT, Code.AUTH_CREATE_USER, {"password": "secret12"}, username="anna") == (
-                0,
-                None,
-            )
-            acl = {"policies": [{"entries": [{"resource": "Topic:TBW*", "actions": ["Get"], "decision": "Allow"}]}]}
-            assert (await ask(address, INNER, Code.AUTH_CREATE_ACL, acl, subject="User:anna"))[0] == 0
-            assert (await ask(address, ANNA, Code.GET_TOPIC_CONFIG, topic="TBW102"))[0] == 0
-            remark = "User:anna has no permission to access Topic:Other from 127.0.0.1, no matched policies."
-            assert await ask(address, ANNA, Code.GET_TOPIC_CONFIG, topic="Other") == (16, remark)
-            command = Command(Code.GET_TOPIC_CONFIG, fields={"topic": "Other"})
-            ANNA.sign(command)
-            assert (await ask_from_elsewhere(address, command)).remark == remark.replace("127.0.0.1", "10.1.2.3")
-
-    run_virtual(scenario())
+    async with Standalone(tmp_path, authentication=USERS, broker=broker) as servers:
+        address = servers.broker_address
+        assert await ask(address, ROOT, Code.AUTH_CREATE_USER, {"password": "secret12"}, username="anna") == (
+            0,
+            None,
+        )
+        acl = {"policies": [{"entries": [{"resource": "Topic:TBW*", "actions": ["Get"], "decision": "Allow"}]}]}
+        assert (await ask(address, INNER, Code.AUTH_CREATE_ACL, acl, subject="User:anna"))[0] == 0
+        assert (await ask(address, ANNA, Code.GET_TOPIC_CONFIG, topic="TBW102"))[0] == 0
+        remark = "User:anna has no permission to access Topic:Other from 127.0.0.1, no matched policies."
+        assert await ask(address, ANNA, Code.GET_TOPIC_CONFIG, topic="Other") == (16, remark)
+        command = Command(Code.GET_TOPIC_CONFIG, fields={"topic": "Other"})
+        ANNA.sign(command)
+        assert (await ask_from_elsewhere(address, command)).remark == remark.replace("127.0.0.1", "10.1.2.3")
 
 
 def test_policies_for_whom_nobody_knows_stop_a_start():

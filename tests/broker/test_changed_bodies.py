@@ -16,7 +16,7 @@ from tests.broker.handlers.test_send_back import send_back, sent_offset
 from tests.broker.handlers.test_transactions import COMMIT, HALF, Half
 from tests.broker.pops import context_of, now_ms, sent
 from tests.broker.test_schedule import running
-from tests.broker.timed import STEP_MS, in_a_loop, timed
+from tests.broker.timed import STEP_MS, timed
 from tests.store.stores import change_body, message, opened, put_all, small_settings
 from tests.waiting import SECONDS
 
@@ -35,7 +35,6 @@ def put_three(delays):
         delays.put(1, body=body)
 
 
-@in_a_loop
 async def test_a_delayed_message_with_another_body_is_skipped_and_told(tmp_path, caplog):
     async with running(tmp_path) as delays:
         put_three(delays)
@@ -45,7 +44,6 @@ async def test_a_delayed_message_with_another_body_is_skipped_and_told(tmp_path,
     assert caplog.text.count(f"delay level 1: message at {at} is skipped") == 1
 
 
-@in_a_loop
 async def test_bodies_are_not_compared_where_recovery_does_not_either(tmp_path, caplog):
     async with running(tmp_path, check_crc_on_recover=False) as delays:
         put_three(delays)
@@ -56,7 +54,6 @@ async def test_bodies_are_not_compared_where_recovery_does_not_either(tmp_path, 
 
 
 @pytest.mark.parametrize(("physical_offset", "why"), [(1 << 40, "the log has no"), (0, "it is one of Other-0")])
-@in_a_loop
 async def test_an_entry_of_a_delay_level_that_points_elsewhere_is_told(tmp_path, caplog, physical_offset, why):
     async with running(tmp_path) as delays:
         put_all(delays.store, message("Other"))
@@ -71,7 +68,6 @@ async def test_an_entry_of_a_delay_level_that_points_elsewhere_is_told(tmp_path,
     assert f"delay level 1: message at {physical_offset} is skipped: {why}" in caplog.text
 
 
-@in_a_loop
 async def test_a_timed_message_with_another_body_is_left_out_and_told_once(tmp_path, caplog):
     async with timed(tmp_path) as one:
         for body in (b"first", b"second", b"third"):
@@ -86,7 +82,6 @@ async def test_a_timed_message_with_another_body_is_left_out_and_told_once(tmp_p
     assert "anew" not in caplog.text
 
 
-@in_a_loop
 async def test_a_timed_message_that_is_late_has_the_body_that_was_sent(tmp_path, caplog):
     async with timed(tmp_path) as one:
         one.timer.stop()
@@ -99,7 +94,6 @@ async def test_a_timed_message_that_is_late_has_the_body_that_was_sent(tmp_path,
     assert caplog.text.count(f"timed message at {at} for b'T' is not delivered") == 1
 
 
-@in_a_loop
 async def test_a_timed_message_is_not_parked_once_more_with_another_body(tmp_path, caplog):
     async with timed(tmp_path, timer_roll_window_slots=20) as one:
         one.at(50 * STEP_MS, b"long")
@@ -111,15 +105,12 @@ async def test_a_timed_message_is_not_parked_once_more_with_another_body(tmp_pat
     assert caplog.text.count("is not delivered") == 1
 
 
-def test_a_half_message_with_another_body_is_not_committed(run, caplog, tmp_path):
-    async def scenario(cluster):
-        half = Half(cluster, await cluster.send(body=b"transfer 100", properties=HALF))
-        change_body(tmp_path / "store", b"transfer 100")
-        assert (await half.decide(COMMIT))[0] == ResponseCode.SYSTEM_ERROR
-        assert context_of(cluster).store.max_offset("T", 0) == 0
-        assert f"the message of {HALF_TOPIC} at {half.physical_offset} {NOT_STORED}" in caplog.text
-
-    run(scenario)
+async def test_a_half_message_with_another_body_is_not_committed(caplog, tmp_path, cluster):
+    half = Half(cluster, await cluster.send(body=b"transfer 100", properties=HALF))
+    change_body(tmp_path / "store", b"transfer 100")
+    assert (await half.decide(COMMIT))[0] == ResponseCode.SYSTEM_ERROR
+    assert context_of(cluster).store.max_offset("T", 0) == 0
+    assert f"the message of {HALF_TOPIC} at {half.physical_offset} {NOT_STORED}" in caplog.text
 
 
 def test_a_half_message_with_another_body_is_neither_put_again_nor_asked_about(tmp_path, caplog):
@@ -133,34 +124,28 @@ def test_a_half_message_with_another_body_is_neither_put_again_nor_asked_about(t
     assert "half message 0 of queue 0 cannot be read, it is passed over" in caplog.text
 
 
-def test_a_message_sent_back_with_another_body_is_left_to_its_consumer(run, caplog, tmp_path):
+async def test_a_message_sent_back_with_another_body_is_left_to_its_consumer(caplog, tmp_path, cluster):
     """Which stores the body it was handed itself when it is refused."""
 
-    async def scenario(cluster):
-        offset, _ = await sent_offset(cluster, body=b"changed")
-        change_body(tmp_path / "store", b"changed")
-        await cluster.heartbeat("c", ("T", "*"))
-        answer = await send_back(cluster, offset)
-        assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {offset}")
-        assert f"the message of T at {offset} {NOT_STORED}" in caplog.text
-
-    run(scenario)
+    offset, _ = await sent_offset(cluster, body=b"changed")
+    change_body(tmp_path / "store", b"changed")
+    await cluster.heartbeat("c", ("T", "*"))
+    answer = await send_back(cluster, offset)
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {offset}")
+    assert f"the message of T at {offset} {NOT_STORED}" in caplog.text
 
 
-def test_a_popped_message_with_another_body_does_not_come_again(run, caplog, tmp_path):
-    async def scenario(cluster):
-        await sent(cluster, "changed", "other")
-        service, pop_time = context_of(cluster).pop, now_ms() - 5000
-        assert context_of(cluster).groups.get("g")
-        change_body(tmp_path / "store", b"changed")
-        service.check_points.add("T", "g", 0, [0, 1], pop_time=pop_time, invisible_ms=1000, queue=3)
-        async with asyncio.timeout(SECONDS):
-            while service.check_points.pending:
-                await asyncio.sleep(0.01)
-        assert context_of(cluster).store.max_offset("%RETRY%g_T", 0) == 1
-        assert "popped message T[0]@0 cannot be read: " in caplog.text
-
-    run(scenario)
+async def test_a_popped_message_with_another_body_does_not_come_again(caplog, tmp_path, cluster):
+    await sent(cluster, "changed", "other")
+    service, pop_time = context_of(cluster).pop, now_ms() - 5000
+    assert context_of(cluster).groups.get("g")
+    change_body(tmp_path / "store", b"changed")
+    service.check_points.add("T", "g", 0, [0, 1], pop_time=pop_time, invisible_ms=1000, queue=3)
+    async with asyncio.timeout(SECONDS):
+        while service.check_points.pending:
+            await asyncio.sleep(0.01)
+    assert context_of(cluster).store.max_offset("%RETRY%g_T", 0) == 1
+    assert "popped message T[0]@0 cannot be read: " in caplog.text
 
 
 def test_a_replay_of_a_store_leaves_out_messages_with_another_body(tmp_path: Path) -> None:
@@ -173,7 +158,6 @@ def test_a_replay_of_a_store_leaves_out_messages_with_another_body(tmp_path: Pat
     assert [one.body for one in dump(tmp_path)] == [b"nne", b"two"]
 
 
-@in_a_loop
 async def test_a_timed_message_whose_topic_changed_is_delivered_and_told(tmp_path, caplog):
     """Nobody can say whether the record or its unit in the timer log is the damaged one."""
     async with timed(tmp_path) as one:
@@ -190,7 +174,6 @@ async def test_a_timed_message_whose_topic_changed_is_delivered_and_told(tmp_pat
 
 
 @pytest.mark.parametrize(("at", "said"), [(43, "one of rmq_sys_wheel_timer for b'T'"), (35, "none there: ")])
-@in_a_loop
 async def test_a_unit_of_the_timer_log_for_another_topic_or_place_than_its_record_is_found(tmp_path, at, said):
     """The start tells of it when the message is due."""
     async with timed(tmp_path) as one:

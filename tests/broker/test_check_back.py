@@ -364,19 +364,16 @@ def test_a_round_works_in_small_pieces(halves, monkeypatch):
     assert seen[-1] == 100
 
 
-def test_a_round_under_way_ends_when_the_broker_stops(halves, monkeypatch):
+async def test_a_round_under_way_ends_when_the_broker_stops(halves, monkeypatch):
     monkeypatch.setattr(check_back, "_WORK_PER_TICK", 10)
     for number in range(100):
         halves.half(b"%d" % number)
 
-    async def scenario():
-        task = asyncio.create_task(halves.check_back.round())
-        await asyncio.sleep(0)
-        halves.check_back.stop()
-        await task
-
     halves.clock.ms += OLD_ENOUGH
-    run_virtual(scenario())
+    task = asyncio.create_task(halves.check_back.round())
+    await asyncio.sleep(0)
+    halves.check_back.stop()
+    await task
     done = halves.positions[0]
     assert 0 < done < 100
     assert len(halves.records()) == 100 + done

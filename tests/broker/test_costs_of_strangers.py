@@ -13,7 +13,9 @@ import pytest
 from rmqkit.broker.tables.groups import drop_unused_groups
 from rmqkit.filter import sql92
 from rmqkit.store.settings import FlushDiskType
+from tests.broker.cluster import Cluster
 from tests.strangers import Stranger, frame, measured
+from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS, until
 
 SEND, PULL, HEART_BEAT, LOCK, REGISTER, SEND_V2, SEND_BATCH = 10, 11, 34, 41, 103, 310, 320
@@ -23,7 +25,7 @@ MAX_SECONDS = 0.05
 
 
 @pytest.fixture
-def beside(run):
+def beside(tmp_path):
     """Runs a blocking program of sockets beside a broker; it is given what makes connections."""
     strangers = []
 
@@ -32,14 +34,15 @@ def beside(run):
         return strangers[-1]
 
     def runner(program, **settings):
-        async def scenario(cluster):
-            try:
-                await asyncio.to_thread(program, cluster, connect)
-            finally:
-                for stranger in strangers:
-                    stranger.close()
+        async def main():
+            async with Cluster(tmp_path / "store", **settings) as cluster:
+                try:
+                    await asyncio.to_thread(program, cluster, connect)
+                finally:
+                    for stranger in strangers:
+                        stranger.close()
 
-        run(scenario, **settings)
+        run_virtual(main())
 
     return runner
 
@@ -135,36 +138,33 @@ def test_only_so_many_groups_that_nobody_used_are_kept(beside):
     beside(program, broker={"unused_groups_max": 120})
 
 
-def test_groups_that_appeared_and_that_nobody_used_go_away_and_others_stay(run):
-    async def scenario(cluster):
-        context = cluster.standalone._broker.context
-        await cluster.send()
-        online = cluster.new_client()
-        await cluster.heartbeat("on line", ("T", "*"), group="online", client=online)
-        away = cluster.new_client()
-        for group in ("unused", "has-offset", "has-retry", "has-dead", "changed", "forbidden"):
-            await cluster.heartbeat("away", ("T", "*"), group=group, client=away)
-        context.offsets.commit("has-offset", "T", 0, 1)
-        await cluster.send(topic="%RETRY%has-retry")
-        context.topics.ensure("%DLQ%has-dead", 1)
-        table = context.groups.stored.subscription_group_table
-        await context.groups.put_shared(table["changed"].__copy__())
-        context.groups.forbid_reading("forbidden", "T", is_forbidden=True)
-        await away.close()
-        await until(lambda: context.clients.consumers("unused") is None)
-        assert await drop_unused_groups(context) == 0, "they are too young"
-        context.settings.unused_group_keep_ms = 0
-        assert await drop_unused_groups(context) == 1
-        kept = ("online", "has-offset", "has-retry", "has-dead", "changed", "forbidden")
-        assert [group in context.groups for group in kept] == [True] * len(kept)
-        assert "unused" not in context.groups
-        assert context.topics.get("%RETRY%unused") is None
-        assert all(context.topics.get(f"%RETRY%{group}") for group in kept)
-        await cluster.heartbeat("back", ("T", "*"), group="unused", client=online)  # as if it had always been there
-        assert "unused" in context.groups
-        assert context.topics.get("%RETRY%unused") is not None
-
-    run(scenario)
+async def test_groups_that_appeared_and_that_nobody_used_go_away_and_others_stay(cluster):
+    context = cluster.standalone._broker.context
+    await cluster.send()
+    online = cluster.new_client()
+    await cluster.heartbeat("on line", ("T", "*"), group="online", client=online)
+    away = cluster.new_client()
+    for group in ("unused", "has-offset", "has-retry", "has-dead", "changed", "forbidden"):
+        await cluster.heartbeat("away", ("T", "*"), group=group, client=away)
+    context.offsets.commit("has-offset", "T", 0, 1)
+    await cluster.send(topic="%RETRY%has-retry")
+    context.topics.ensure("%DLQ%has-dead", 1)
+    table = context.groups.stored.subscription_group_table
+    await context.groups.put_shared(table["changed"].__copy__())
+    context.groups.forbid_reading("forbidden", "T", is_forbidden=True)
+    await away.close()
+    await until(lambda: context.clients.consumers("unused") is None)
+    assert await drop_unused_groups(context) == 0, "they are too young"
+    context.settings.unused_group_keep_ms = 0
+    assert await drop_unused_groups(context) == 1
+    kept = ("online", "has-offset", "has-retry", "has-dead", "changed", "forbidden")
+    assert [group in context.groups for group in kept] == [True] * len(kept)
+    assert "unused" not in context.groups
+    assert context.topics.get("%RETRY%unused") is None
+    assert all(context.topics.get(f"%RETRY%{group}") for group in kept)
+    await cluster.heartbeat("back", ("T", "*"), group="unused", client=online)  # as if it had always been there
+    assert "unused" in context.groups
+    assert context.topics.get("%RETRY%unused") is not None
 
 
 def test_the_first_expression_does_not_hold_the_loop(beside):

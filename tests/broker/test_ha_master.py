@@ -41,10 +41,6 @@ def on_loop(request):
     return run
 
 
-def run(scenario):
-    run_virtual(scenario)
-
-
 @pytest.mark.parametrize("reported_offset", [0, 131_072, 300_000])
 def test_a_slave_gets_what_the_real_master_sends_in_the_same_frames(tmp_path, on_loop, reported_offset):
     golden = unpack_golden("5.4.0", tmp_path)
@@ -83,16 +79,13 @@ def test_nothing_is_sent_before_the_first_report(tmp_path, on_loop):
     on_loop(scenario())
 
 
-def test_an_empty_slave_gets_the_file_that_the_master_is_in(tmp_path):
-    async def scenario():
-        async with master(tmp_path) as it:
-            while it.store.max_physical_offset < 3 * FILE_BYTES + 100:
-                it.put()
-            slave = await it.slave(0)
-            assert await slave.has(it.store.max_physical_offset - 3 * FILE_BYTES) == it.log(3 * FILE_BYTES)
-            assert slave.frames[0][0] == 3 * FILE_BYTES
-
-    run(scenario())
+async def test_an_empty_slave_gets_the_file_that_the_master_is_in(tmp_path):
+    async with master(tmp_path) as it:
+        while it.store.max_physical_offset < 3 * FILE_BYTES + 100:
+            it.put()
+        slave = await it.slave(0)
+        assert await slave.has(it.store.max_physical_offset - 3 * FILE_BYTES) == it.log(3 * FILE_BYTES)
+        assert slave.frames[0][0] == 3 * FILE_BYTES
 
 
 def test_slaves_at_different_positions_get_the_same_log_across_its_files(tmp_path, on_loop):
@@ -112,18 +105,15 @@ def test_slaves_at_different_positions_get_the_same_log_across_its_files(tmp_pat
     on_loop(scenario())
 
 
-def test_what_one_tick_puts_leaves_in_one_frame(tmp_path):
-    async def scenario():
-        async with master(tmp_path, store=small_settings(commit_log_file_bytes=1 << 20)) as it:
-            slave = await it.slave(0)
-            for _ in range(5):
-                it.put()
-            await slave.has(it.store.max_physical_offset)
+async def test_what_one_tick_puts_leaves_in_one_frame(tmp_path):
+    async with master(tmp_path, store=small_settings(commit_log_file_bytes=1 << 20)) as it:
+        slave = await it.slave(0)
+        for _ in range(5):
             it.put()
-            await slave.has(it.store.max_physical_offset)
-            assert len(slave.frames) == 2
-
-    run(scenario())
+        await slave.has(it.store.max_physical_offset)
+        it.put()
+        await slave.has(it.store.max_physical_offset)
+        assert len(slave.frames) == 2
 
 
 def test_a_frame_is_no_longer_than_asked_for_nor_than_apaches_buffer(tmp_path, on_loop):
@@ -162,7 +152,7 @@ def test_a_slave_never_gets_what_is_not_durable_under_sync_flush(tmp_path, monke
             await slave.has(end)
 
     try:
-        run(scenario())
+        run_virtual(scenario())
     finally:
         may_flush.set()
 
@@ -177,130 +167,109 @@ class CountingClock(StandingClock):
         return super().monotonic_ms()
 
 
-def test_heartbeats_carry_the_next_offset_and_wait_for_silence(tmp_path):
-    async def scenario():
-        async with master(tmp_path, clock=CountingClock()) as it:
-            slave = await it.slave(0)
-            it.clock.ms += HEARTBEAT_MS
-            end = it.put()
-            await slave.has(end)
-            it.clock.ms += HEARTBEAT_MS  # since the data: not yet
-            looks = it.clock.looks
-            await until(lambda: it.clock.looks > looks + 3)
-            assert slave.heartbeats == []
-            it.clock.ms += 1
-            await until(lambda: slave.heartbeats)
-            it.clock.ms += HEARTBEAT_MS + 1
-            await until(lambda: len(slave.heartbeats) == 2)
-            assert slave.heartbeats == [end, end]
-
-    run(scenario())
+async def test_heartbeats_carry_the_next_offset_and_wait_for_silence(tmp_path):
+    async with master(tmp_path, clock=CountingClock()) as it:
+        slave = await it.slave(0)
+        it.clock.ms += HEARTBEAT_MS
+        end = it.put()
+        await slave.has(end)
+        it.clock.ms += HEARTBEAT_MS  # since the data: not yet
+        looks = it.clock.looks
+        await until(lambda: it.clock.looks > looks + 3)
+        assert slave.heartbeats == []
+        it.clock.ms += 1
+        await until(lambda: slave.heartbeats)
+        it.clock.ms += HEARTBEAT_MS + 1
+        await until(lambda: len(slave.heartbeats) == 2)
+        assert slave.heartbeats == [end, end]
 
 
-def test_a_slave_that_says_nothing_is_sent_away(tmp_path, caplog):
+async def test_a_slave_that_says_nothing_is_sent_away(tmp_path, caplog):
     caplog.set_level(logging.INFO)
 
-    async def scenario():
-        async with master(tmp_path) as it:
-            mute, quiet, alive = await it.slave(), await it.slave(0), await it.slave(0)
-            it.clock.ms += SILENT_MS - 1
-            alive.report(0)
-            await until(lambda: it.acked == 3)
-            it.clock.ms += 2
-            await until(lambda: not mute.is_open and not quiet.is_open)
-            assert alive.is_open
-            assert len(it.links) == 1
-
-    run(scenario())
+    async with master(tmp_path) as it:
+        mute, quiet, alive = await it.slave(), await it.slave(0), await it.slave(0)
+        it.clock.ms += SILENT_MS - 1
+        alive.report(0)
+        await until(lambda: it.acked == 3)
+        it.clock.ms += 2
+        await until(lambda: not mute.is_open and not quiet.is_open)
+        assert alive.is_open
+        assert len(it.links) == 1
     assert caplog.text.count("no report for 20000 ms") == 2
 
 
-def test_a_slave_that_has_more_than_the_master_is_sent_away(tmp_path, caplog):
-    async def scenario():
-        async with master(tmp_path) as it:
-            end = it.put()
-            ahead, level = await it.slave(end + 1), await it.slave(end)
-            await until(lambda: not ahead.is_open)
-            assert (level.is_open, ahead.frames, len(it.links)) == (True, [], 1)
-            assert it.ha.replicated_offset(2) == end
-            level.report(end + 1)
-            await until(lambda: not level.is_open)
-            assert it.ha.replicated_offset(2) == -1
-
-    run(scenario())
+async def test_a_slave_that_has_more_than_the_master_is_sent_away(tmp_path, caplog):
+    async with master(tmp_path) as it:
+        end = it.put()
+        ahead, level = await it.slave(end + 1), await it.slave(end)
+        await until(lambda: not ahead.is_open)
+        assert (level.is_open, ahead.frames, len(it.links)) == (True, [], 1)
+        assert it.ha.replicated_offset(2) == end
+        level.report(end + 1)
+        await until(lambda: not level.is_open)
+        assert it.ha.replicated_offset(2) == -1
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
     assert "the log ends at" in caplog.messages[0]
     assert "another history" in caplog.messages[1]
 
 
-def test_what_is_no_report_closes_the_link(tmp_path, caplog):
-    async def scenario():
-        async with master(tmp_path) as it:
-            slave = await it.slave()
-            slave.send(b"\xff" * 8)
-            await until(lambda: not slave.is_open)
-            http = await it.slave()
-            http.send(b"GET / HTTP/1.1\r\n\r\n")
-            await until(lambda: not http.is_open)
-            assert it.acked == 2  # gone, nothing else
-            assert it.links == []
-
-    run(scenario())
+async def test_what_is_no_report_closes_the_link(tmp_path, caplog):
+    async with master(tmp_path) as it:
+        slave = await it.slave()
+        slave.send(b"\xff" * 8)
+        await until(lambda: not slave.is_open)
+        http = await it.slave()
+        http.send(b"GET / HTTP/1.1\r\n\r\n")
+        await until(lambda: not http.is_open)
+        assert it.acked == 2  # gone, nothing else
+        assert it.links == []
 
 
-def test_reports_in_pieces_and_in_one_read_count_as_the_newest(tmp_path):
-    async def scenario():
-        async with master(tmp_path) as it:
-            ends = [it.put() for _ in range(3)]
-            slave = await it.slave()
-            slave.send(encode_report(0)[:3])
-            await turns()
-            slave.send(encode_report(0)[3:])
-            await slave.has(ends[-1])
-            slave.send(encode_report(ends[0]) + encode_report(ends[1]) + encode_report(ends[2])[:6])
-            await until(lambda: it.ha.replicated_offset(2) == ends[1])
-            slave.send(encode_report(ends[2])[6:])
-            await until(lambda: it.ha.replicated_offset(2) == ends[2])
-
-    run(scenario())
+async def test_reports_in_pieces_and_in_one_read_count_as_the_newest(tmp_path):
+    async with master(tmp_path) as it:
+        ends = [it.put() for _ in range(3)]
+        slave = await it.slave()
+        slave.send(encode_report(0)[:3])
+        await turns()
+        slave.send(encode_report(0)[3:])
+        await slave.has(ends[-1])
+        slave.send(encode_report(ends[0]) + encode_report(ends[1]) + encode_report(ends[2])[:6])
+        await until(lambda: it.ha.replicated_offset(2) == ends[1])
+        slave.send(encode_report(ends[2])[6:])
+        await until(lambda: it.ha.replicated_offset(2) == ends[2])
 
 
-def test_a_slave_whose_place_was_deleted_gets_heartbeats_and_is_not_in_sync(tmp_path, caplog):
-    async def scenario():
-        async with master(tmp_path) as it:
-            first_end = it.put()
-            while it.store.max_physical_offset < 2 * FILE_BYTES:
-                it.put()
-            it.store.log.queue.drop_front(lambda file: file.start == 0)
-            slave = await it.slave(first_end)
-            it.clock.ms += HEARTBEAT_MS + 1
-            await until(lambda: slave.heartbeats)
+async def test_a_slave_whose_place_was_deleted_gets_heartbeats_and_is_not_in_sync(tmp_path, caplog):
+    async with master(tmp_path) as it:
+        first_end = it.put()
+        while it.store.max_physical_offset < 2 * FILE_BYTES:
             it.put()
-            await turns()
-            assert (slave.heartbeats[0], slave.log) == (first_end, b"")
-            assert (it.links[0].in_sync, it.ha.in_sync_count()) == (False, 1)
-
-    run(scenario())
+        it.store.log.queue.drop_front(lambda file: file.start == 0)
+        slave = await it.slave(first_end)
+        it.clock.ms += HEARTBEAT_MS + 1
+        await until(lambda: slave.heartbeats)
+        it.put()
+        await turns()
+        assert (slave.heartbeats[0], slave.log) == (first_end, b"")
+        assert (it.links[0].in_sync, it.ha.in_sync_count()) == (False, 1)
     assert caplog.text.count("cannot be sent the log") == 1
 
 
-def test_flow_control_spreads_what_is_sent_over_the_seconds(tmp_path):
-    async def scenario():
-        limits = {"ha_flow_control": True, "ha_bytes_per_second_max": 1024}
-        async with master(tmp_path, **limits) as it:
-            while it.store.max_physical_offset < 2500:
-                it.put()
-            slave = await it.slave(0)
-            await slave.has(1024)
-            await until(lambda: it.links[0].transfer_from_where == 1024)
-            it.clock.ms += 1000
-            await slave.has(2048)
-            assert it.links[0].transferred_byte_in_second == 1024
-            it.clock.ms += 1000
-            await slave.has(it.store.max_physical_offset)
-            assert slave.log == it.log()
-
-    run(scenario())
+async def test_flow_control_spreads_what_is_sent_over_the_seconds(tmp_path):
+    limits = {"ha_flow_control": True, "ha_bytes_per_second_max": 1024}
+    async with master(tmp_path, **limits) as it:
+        while it.store.max_physical_offset < 2500:
+            it.put()
+        slave = await it.slave(0)
+        await slave.has(1024)
+        await until(lambda: it.links[0].transfer_from_where == 1024)
+        it.clock.ms += 1000
+        await slave.has(2048)
+        assert it.links[0].transferred_byte_in_second == 1024
+        it.clock.ms += 1000
+        await slave.has(it.store.max_physical_offset)
+        assert slave.log == it.log()
 
 
 def test_a_slave_that_takes_nothing_costs_little_memory_and_goes_on_later(tmp_path, on_loop):
@@ -325,74 +294,62 @@ def test_a_slave_that_takes_nothing_costs_little_memory_and_goes_on_later(tmp_pa
     on_loop(scenario())
 
 
-def test_copies_are_counted_with_the_masters_own(tmp_path):
-    async def scenario():
-        async with master(tmp_path) as it:
-            ends = [it.put() for _ in range(3)]
-            assert [it.ha.replicated_offset(copies) for copies in (1, 2)] == [ends[2], -1]
-            fast, slow = await it.slave(0), await it.slave(ends[0])
-            fast.report(ends[2])
-            await until(lambda: it.ha.replicated_offset(2) == ends[2])
-            slow.report(ends[0])
-            await until(lambda: it.ha.replicated_offset(3) == ends[0])
-            assert it.ha.replicated_offset(4) == -1
-
-    run(scenario())
+async def test_copies_are_counted_with_the_masters_own(tmp_path):
+    async with master(tmp_path) as it:
+        ends = [it.put() for _ in range(3)]
+        assert [it.ha.replicated_offset(copies) for copies in (1, 2)] == [ends[2], -1]
+        fast, slow = await it.slave(0), await it.slave(ends[0])
+        fast.report(ends[2])
+        await until(lambda: it.ha.replicated_offset(2) == ends[2])
+        slow.report(ends[0])
+        await until(lambda: it.ha.replicated_offset(3) == ends[0])
+        assert it.ha.replicated_offset(4) == -1
 
 
-def test_an_old_link_of_a_slave_that_came_back_is_no_second_copy(tmp_path):
-    async def scenario():
-        async with master(tmp_path) as it:
-            end = it.put()
-            old = await it.slave(end)
-            new = await it.slave(end)
-            assert it.ha.replicated_offset(2) == end
-            assert it.ha.replicated_offset(3) == -1
-            await until(lambda: old.heartbeats == [end])  # asked at once whether it lives
-            assert new.heartbeats == []
-            old.report(end)  # it was another slave on the same machine
-            await until(lambda: it.ha.replicated_offset(3) == end)
-
-    run(scenario())
+async def test_an_old_link_of_a_slave_that_came_back_is_no_second_copy(tmp_path):
+    async with master(tmp_path) as it:
+        end = it.put()
+        old = await it.slave(end)
+        new = await it.slave(end)
+        assert it.ha.replicated_offset(2) == end
+        assert it.ha.replicated_offset(3) == -1
+        await until(lambda: old.heartbeats == [end])  # asked at once whether it lives
+        assert new.heartbeats == []
+        old.report(end)  # it was another slave on the same machine
+        await until(lambda: it.ha.replicated_offset(3) == end)
 
 
-def test_the_status_says_how_far_each_slave_is(tmp_path):
-    async def scenario():
-        async with master(tmp_path, ha_gap_bytes_max=201) as it:
-            first_end = it.put()
-            slave = await it.slave(first_end)
-            it.clock.ms += 30
-            end = it.put()
-            await slave.has(end - first_end)
-            it.clock.ms += 250
-            status = it.ha.status()
-            assert (status.master, status.master_commit_log_max_offset, status.in_sync_slave_nums) == (True, end, 1)
-            (link,) = status.ha_connection_info
-            assert link.addr == "{}:{}".format(*slave.transport.get_extra_info("sockname"))
-            assert (link.slave_ack_offset, link.diff, link.in_sync) == (first_end, end - first_end, True)
-            assert (link.transfer_from_where, link.lag_ms) == (end, 250)
-            it.put()
-            assert it.ha.status().in_sync_slave_nums == 0  # 201 bytes or more
-            slave.report(end)
-            await until(lambda: it.links[0].in_sync)
-            it.clock.ms += 70
-            assert it.links[0].lag_ms == 70
-            slave.report(it.store.max_physical_offset)
-            await until(lambda: it.links[0].diff == 0)
-            assert it.links[0].lag_ms == 0
-
-    run(scenario())
+async def test_the_status_says_how_far_each_slave_is(tmp_path):
+    async with master(tmp_path, ha_gap_bytes_max=201) as it:
+        first_end = it.put()
+        slave = await it.slave(first_end)
+        it.clock.ms += 30
+        end = it.put()
+        await slave.has(end - first_end)
+        it.clock.ms += 250
+        status = it.ha.status()
+        assert (status.master, status.master_commit_log_max_offset, status.in_sync_slave_nums) == (True, end, 1)
+        (link,) = status.ha_connection_info
+        assert link.addr == "{}:{}".format(*slave.transport.get_extra_info("sockname"))
+        assert (link.slave_ack_offset, link.diff, link.in_sync) == (first_end, end - first_end, True)
+        assert (link.transfer_from_where, link.lag_ms) == (end, 250)
+        it.put()
+        assert it.ha.status().in_sync_slave_nums == 0  # 201 bytes or more
+        slave.report(end)
+        await until(lambda: it.links[0].in_sync)
+        it.clock.ms += 70
+        assert it.links[0].lag_ms == 70
+        slave.report(it.store.max_physical_offset)
+        await until(lambda: it.links[0].diff == 0)
+        assert it.links[0].lag_ms == 0
 
 
-def test_the_age_of_what_came_before_the_slave_is_not_known(tmp_path):
-    async def scenario():
-        async with master(tmp_path) as it:
-            first_end = it.put()
-            it.put()
-            await it.slave(first_end)
-            assert it.links[0].lag_ms is UNSET
-
-    run(scenario())
+async def test_the_age_of_what_came_before_the_slave_is_not_known(tmp_path):
+    async with master(tmp_path) as it:
+        first_end = it.put()
+        it.put()
+        await it.slave(first_end)
+        assert it.links[0].lag_ms is UNSET
 
 
 def test_the_marks_of_a_growing_log_are_bounded_and_never_later_than_the_growth(monkeypatch):
@@ -435,30 +392,24 @@ def test_the_marks_of_a_growing_log_are_bounded_and_never_later_than_the_growth(
         ),
     ],
 )
-def test_how_many_copies_are_needed(tmp_path, settings, slave_count, needed, lacks):
-    async def scenario():
-        async with master(tmp_path, **settings) as it:
-            for _ in range(slave_count):
-                await it.slave(0)
-            assert (it.ha.needed_copies(), it.ha.lacks_replicas) == (needed, lacks)
-
-    run(scenario())
+async def test_how_many_copies_are_needed(tmp_path, settings, slave_count, needed, lacks):
+    async with master(tmp_path, **settings) as it:
+        for _ in range(slave_count):
+            await it.slave(0)
+        assert (it.ha.needed_copies(), it.ha.lacks_replicas) == (needed, lacks)
 
 
-def test_all_slaves_in_sync_are_waited_for_when_asked(tmp_path):
-    async def scenario():
-        async with master(tmp_path, all_in_sync_replicas=True) as it:
-            end = it.put()
-            assert it.ha.confirmed_offset() == end  # there is nobody else
-            slaves = [await it.slave(0) for _ in range(2)]
-            slaves[0].report(end)
-            slaves[1].report(0)
-            await until(lambda: it.ha.replicated_offset(2) == end)
-            assert it.ha.confirmed_offset() == 0
-            slaves[1].report(end)
-            await until(lambda: it.ha.confirmed_offset() == end)
-
-    run(scenario())
+async def test_all_slaves_in_sync_are_waited_for_when_asked(tmp_path):
+    async with master(tmp_path, all_in_sync_replicas=True) as it:
+        end = it.put()
+        assert it.ha.confirmed_offset() == end  # there is nobody else
+        slaves = [await it.slave(0) for _ in range(2)]
+        slaves[0].report(end)
+        slaves[1].report(0)
+        await until(lambda: it.ha.replicated_offset(2) == end)
+        assert it.ha.confirmed_offset() == 0
+        slaves[1].report(end)
+        await until(lambda: it.ha.confirmed_offset() == end)
 
 
 @pytest.mark.parametrize(
@@ -475,39 +426,30 @@ def test_who_waits_for_copies_at_all(settings, waits):
     assert waits_for_copies(BrokerSettings(**settings)) is waits
 
 
-def test_a_broker_without_slaves_does_nothing_when_its_log_grows(tmp_path):
-    async def scenario():
-        async with master(tmp_path) as it:
-            it.put()
-            assert not it.ha._is_round_due
-            await it.slave(0)
-            it.put()
-            assert it.ha._is_round_due
-
-    run(scenario())
+async def test_a_broker_without_slaves_does_nothing_when_its_log_grows(tmp_path):
+    async with master(tmp_path) as it:
+        it.put()
+        assert not it.ha._is_round_due
+        await it.slave(0)
+        it.put()
+        assert it.ha._is_round_due
 
 
-def test_a_slave_that_comes_while_the_port_closes_is_not_kept(tmp_path):
-    async def scenario():
-        async with master(tmp_path) as it:
-            await it.ha.close()
-            transport = AcceptedTransport()
-            it.ha._link().connection_made(transport)
-            assert transport.is_aborted
-
-    run(scenario())
+async def test_a_slave_that_comes_while_the_port_closes_is_not_kept(tmp_path):
+    async with master(tmp_path) as it:
+        await it.ha.close()
+        transport = AcceptedTransport()
+        it.ha._link().connection_made(transport)
+        assert transport.is_aborted
 
 
-def test_closing_cuts_the_links_and_frees_the_port(tmp_path):
-    async def scenario():
-        async with master(tmp_path) as it:
-            slave = await it.slave(0)
-            await it.ha.close()
-            await until(lambda: not slave.is_open)
-            again = HaMaster(it.store, it.settings, it.clock, lambda: None)
-            assert await again.start("127.0.0.1", it.port) == it.port
-            with pytest.raises(ListenFailed, match=str(it.port)):
-                await it.ha.start("127.0.0.1", it.port)
-            await again.close()
-
-    run(scenario())
+async def test_closing_cuts_the_links_and_frees_the_port(tmp_path):
+    async with master(tmp_path) as it:
+        slave = await it.slave(0)
+        await it.ha.close()
+        await until(lambda: not slave.is_open)
+        again = HaMaster(it.store, it.settings, it.clock, lambda: None)
+        assert await again.start("127.0.0.1", it.port) == it.port
+        with pytest.raises(ListenFailed, match=str(it.port)):
+            await it.ha.start("127.0.0.1", it.port)
+        await again.close()

@@ -33,7 +33,6 @@ from rmqkit.testing.clock import LoopThread, StandingClock, VirtualClock
 from tests.broker.ha_links import master, turns, until
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.store.stores import small_settings
-from tests.virtual_time import run as run_virtual
 
 ELSEWHERE = "127.0.0.2"
 ONE = HaAddresses("127.0.0.1")
@@ -92,44 +91,41 @@ def test_addresses_of_sockets_are_read_as_they_are():
     assert ip_of("broker-1") is None
 
 
-def test_members_are_who_the_name_servers_tell_of_and_are_remembered():
-    async def scenario():
-        told, clock = NameServers("10.0.0.1:10911", "localhost:10911"), StandingClock()
-        looks, linked = [], set()
+async def test_members_are_who_the_name_servers_tell_of_and_are_remembered():
+    told, clock = NameServers("10.0.0.1:10911", "localhost:10911"), StandingClock()
+    looks, linked = [], set()
 
-        async def look():
-            before = len(looks)
-            members.look_soon()
-            await until(lambda: len(looks) > before)
-
-        members = Members(clock, told.ask, lambda: looks.append(1), own={"10.0.0.7"}, linked=lambda: set(linked))
-        members.start()
-        await until(lambda: looks)  # localhost is looked up in a thread
-        assert members.count_at(address("10.0.0.1")) == 1
-        assert members.count_at(address("10.0.0.7")) == 1  # the same machine as localhost
-        assert members.count_at(address("127.0.0.2")) == 0
-        told.members = {"10.0.0.2:10911"}
+    async def look():
+        before = len(looks)
         members.look_soon()
-        await until(lambda: members.count_at(address("10.0.0.2")))
-        assert members.count_at(address("10.0.0.1")) == 1  # it is remembered
-        told.members = None  # nobody answers: that is no news
-        clock.ms += 1_200_000
-        await look()
-        assert members.count_at(address("10.0.0.2")) == 1
-        told.members = set()
-        linked.add(address("10.0.0.2"))
-        await look()
-        assert (members.count_at(address("10.0.0.1")), members.count_at(address("10.0.0.2"))) == (0, 1)  # it follows
-        linked.clear()
-        clock.ms += 599_000
-        await look()
-        assert members.is_any_known
-        clock.ms += 1001
-        await look()
-        assert not members.is_any_known
-        await members.close()
+        await until(lambda: len(looks) > before)
 
-    run_virtual(scenario())
+    members = Members(clock, told.ask, lambda: looks.append(1), own={"10.0.0.7"}, linked=lambda: set(linked))
+    members.start()
+    await until(lambda: looks)  # localhost is looked up in a thread
+    assert members.count_at(address("10.0.0.1")) == 1
+    assert members.count_at(address("10.0.0.7")) == 1  # the same machine as localhost
+    assert members.count_at(address("127.0.0.2")) == 0
+    told.members = {"10.0.0.2:10911"}
+    members.look_soon()
+    await until(lambda: members.count_at(address("10.0.0.2")))
+    assert members.count_at(address("10.0.0.1")) == 1  # it is remembered
+    told.members = None  # nobody answers: that is no news
+    clock.ms += 1_200_000
+    await look()
+    assert members.count_at(address("10.0.0.2")) == 1
+    told.members = set()
+    linked.add(address("10.0.0.2"))
+    await look()
+    assert (members.count_at(address("10.0.0.1")), members.count_at(address("10.0.0.2"))) == (0, 1)  # it follows
+    linked.clear()
+    clock.ms += 599_000
+    await look()
+    assert members.is_any_known
+    clock.ms += 1001
+    await look()
+    assert not members.is_any_known
+    await members.close()
 
 
 def test_members_are_not_somewhere_on_the_internet(caplog):
@@ -210,96 +206,81 @@ def test_a_link_of_this_machine_that_no_name_server_tells_of_is_left_out(tmp_pat
     asyncio.run(scenario())
 
 
-def test_without_name_servers_nobody_is_a_member_and_all_that_are_allowed_count(tmp_path):
-    async def scenario():
-        async with master(tmp_path) as it:
-            end = it.put()
-            for host in ("127.0.0.1", ELSEWHERE):
-                await it.slave(end, host=host)
-            assert it.ha.replicated_offset(3) == end
-            it.settings.ha_addresses = ONE
-            it.ha.addresses_changed()
-            await until(lambda: len(it.links) == 1)
-            assert it.ha.replicated_offset(3) == -1
-            refused = await it.slave(host=ELSEWHERE)
-            await until(lambda: not refused.is_open)
-
-    run_virtual(scenario())
+async def test_without_name_servers_nobody_is_a_member_and_all_that_are_allowed_count(tmp_path):
+    async with master(tmp_path) as it:
+        end = it.put()
+        for host in ("127.0.0.1", ELSEWHERE):
+            await it.slave(end, host=host)
+        assert it.ha.replicated_offset(3) == end
+        it.settings.ha_addresses = ONE
+        it.ha.addresses_changed()
+        await until(lambda: len(it.links) == 1)
+        assert it.ha.replicated_offset(3) == -1
+        refused = await it.slave(host=ELSEWHERE)
+        await until(lambda: not refused.is_open)
 
 
 @pytest.mark.parametrize("is_member", [True, False])
-def test_an_unknown_address_waits_until_the_name_servers_were_asked(tmp_path, is_member, caplog):
-    async def scenario():
-        told = NameServers()
-        async with master(tmp_path, ask_members=told.ask, ha_addresses=ONE_AND_MEMBERS) as it:
-            end = it.put()
-            await until(lambda: it.ha._members.looks_ended == 1)
-            told.gate.clear()
-            if is_member:
-                told.members = {f"{ELSEWHERE}:10911"}
-            slave = await it.slave(host=ELSEWHERE)
+async def test_an_unknown_address_waits_until_the_name_servers_were_asked(tmp_path, is_member, caplog):
+    told = NameServers()
+    async with master(tmp_path, ask_members=told.ask, ha_addresses=ONE_AND_MEMBERS) as it:
+        end = it.put()
+        await until(lambda: it.ha._members.looks_ended == 1)
+        told.gate.clear()
+        if is_member:
+            told.members = {f"{ELSEWHERE}:10911"}
+        slave = await it.slave(host=ELSEWHERE)
+        slave.report(end)
+        await until(lambda: told.times_asked == 2)
+        await turns()
+        assert (it.links, slave.received) == ([], b"")
+        told.gate.set()
+        if is_member:
+            await until(lambda: it.ha.replicated_offset(2) == end)
+            again = await it.slave(end, host=ELSEWHERE)
             slave.report(end)
-            await until(lambda: told.times_asked == 2)
             await turns()
-            assert (it.links, slave.received) == ([], b"")
-            told.gate.set()
-            if is_member:
-                await until(lambda: it.ha.replicated_offset(2) == end)
-                again = await it.slave(end, host=ELSEWHERE)
-                slave.report(end)
-                await turns()
-                assert it.ha.replicated_offset(3) == -1  # there is one member at that address
-                await again.close()
-            else:
-                await until(lambda: not slave.is_open)
-                assert it.ha._waiting == []
-
-    run_virtual(scenario())
+            assert it.ha.replicated_offset(3) == -1  # there is one member at that address
+            await again.close()
+        else:
+            await until(lambda: not slave.is_open)
+            assert it.ha._waiting == []
     assert caplog.text.count("is refused at the HA port") == (not is_member)
 
 
-def test_links_that_wait_are_few(tmp_path):
-    async def scenario():
-        told = NameServers()
-        told.gate.clear()
-        async with master(tmp_path, ask_members=told.ask, ha_addresses=ONE_AND_MEMBERS) as it:
-            slaves = [await it.slave(host=ELSEWHERE) for _ in range(66)]
-            await until(lambda: sum(not slave.is_open for slave in slaves) == 2)
-            assert len(it.ha._waiting) == 64
-            told.gate.set()
-            await until(lambda: not any(slave.is_open for slave in slaves))
-
-    run_virtual(scenario())
+async def test_links_that_wait_are_few(tmp_path):
+    told = NameServers()
+    told.gate.clear()
+    async with master(tmp_path, ask_members=told.ask, ha_addresses=ONE_AND_MEMBERS) as it:
+        slaves = [await it.slave(host=ELSEWHERE) for _ in range(66)]
+        await until(lambda: sum(not slave.is_open for slave in slaves) == 2)
+        assert len(it.ha._waiting) == 64
+        told.gate.set()
+        await until(lambda: not any(slave.is_open for slave in slaves))
 
 
-def test_a_copy_from_this_machine_counts_when_the_name_servers_tell_of_a_member_here(tmp_path):
-    async def scenario():
-        told = NameServers()
-        async with master(tmp_path, ask_members=told.ask) as it:
-            end = it.put()
-            await it.slave(end)
-            assert (it.ha.replicated_offset(2), it.ha.in_sync_count(), it.links[0].in_sync) == (-1, 1, False)
-            told.members = {"127.0.0.1:10921"}
-            it.ha._members.look_soon()
-            await until(lambda: it.ha.replicated_offset(2) == end)
-            assert (it.ha.in_sync_count(), it.links[0].in_sync) == (2, True)
-
-    run_virtual(scenario())
+async def test_a_copy_from_this_machine_counts_when_the_name_servers_tell_of_a_member_here(tmp_path):
+    told = NameServers()
+    async with master(tmp_path, ask_members=told.ask) as it:
+        end = it.put()
+        await it.slave(end)
+        assert (it.ha.replicated_offset(2), it.ha.in_sync_count(), it.links[0].in_sync) == (-1, 1, False)
+        told.members = {"127.0.0.1:10921"}
+        it.ha._members.look_soon()
+        await until(lambda: it.ha.replicated_offset(2) == end)
+        assert (it.ha.in_sync_count(), it.links[0].in_sync) == (2, True)
 
 
-def test_the_first_link_of_an_address_counts_until_it_is_silent(tmp_path):
-    async def scenario():
-        async with master(tmp_path, ha_addresses=ONE) as it:
-            end = it.put()
-            await it.slave(end)
-            late = await it.slave(0)
-            assert it.ha.replicated_offset(2) == end
-            it.clock.ms += 2 * it.settings.ha_heartbeat_interval_ms + 1
-            assert it.ha.replicated_offset(2) == end  # both are silent
-            late.report(0)
-            await until(lambda: it.ha.replicated_offset(2) == 0)
-
-    run_virtual(scenario())
+async def test_the_first_link_of_an_address_counts_until_it_is_silent(tmp_path):
+    async with master(tmp_path, ha_addresses=ONE) as it:
+        end = it.put()
+        await it.slave(end)
+        late = await it.slave(0)
+        assert it.ha.replicated_offset(2) == end
+        it.clock.ms += 2 * it.settings.ha_heartbeat_interval_ms + 1
+        assert it.ha.replicated_offset(2) == end  # both are silent
+        late.report(0)
+        await until(lambda: it.ha.replicated_offset(2) == 0)
 
 
 # ---- when the port is open to others
@@ -346,31 +327,25 @@ def test_only_this_machine_can_connect_until_a_member_is_known(tmp_path, runner)
         ({"broker_role": BrokerRole.SYNC_MASTER, "ha_addresses": ONE}, True, False),
     ],
 )
-def test_the_port_is_open_from_the_start_where_slaves_are_wanted(tmp_path, settings, has_name_servers, opened):
-    async def scenario():
-        ask = NameServers().ask if has_name_servers else None
-        async with master(tmp_path, bind="0.0.0.0", ask_members=ask, **settings) as it:
-            assert await is_open("127.0.0.1", it.port)
-            assert await is_open(ELSEWHERE, it.port) is opened
-            it.settings.ha_addresses = HaAddresses("any")
-            it.ha.addresses_changed()
-            await until(it.ha._server.is_serving)
-            assert await is_open(ELSEWHERE, it.port)
-
-    run_virtual(scenario())
+async def test_the_port_is_open_from_the_start_where_slaves_are_wanted(tmp_path, settings, has_name_servers, opened):
+    ask = NameServers().ask if has_name_servers else None
+    async with master(tmp_path, bind="0.0.0.0", ask_members=ask, **settings) as it:
+        assert await is_open("127.0.0.1", it.port)
+        assert await is_open(ELSEWHERE, it.port) is opened
+        it.settings.ha_addresses = HaAddresses("any")
+        it.ha.addresses_changed()
+        await until(it.ha._server.is_serving)
+        assert await is_open(ELSEWHERE, it.port)
 
 
-def test_a_port_that_is_in_use_is_found_at_the_start_also_where_it_is_not_opened(tmp_path):
-    async def scenario():
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.3", 0))
-            taken.listen()
-            async with master(tmp_path) as it:
-                again = HaMaster(it.store, it.settings, it.clock, lambda: None)
-                with pytest.raises(Exception, match=r"cannot listen on 0\.0\.0\.0"):
-                    await again.start("0.0.0.0", taken.getsockname()[1])
-
-    run_virtual(scenario())
+async def test_a_port_that_is_in_use_is_found_at_the_start_also_where_it_is_not_opened(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.3", 0))
+        taken.listen()
+        async with master(tmp_path) as it:
+            again = HaMaster(it.store, it.settings, it.clock, lambda: None)
+            with pytest.raises(Exception, match=r"cannot listen on 0\.0\.0\.0"):
+                await again.start("0.0.0.0", taken.getsockname()[1])
 
 
 # ---- TLS
@@ -424,20 +399,17 @@ def test_a_slave_follows_over_tls_with_certificates_both_ways(tmp_path, runner, 
 
 
 @pytest.mark.skipif(OPENSSL is None, reason=REASON)
-def test_a_plain_slave_is_refused_where_tls_is_asked_for_and_taken_where_it_is_not(tmp_path, caplog):
+async def test_a_plain_slave_is_refused_where_tls_is_asked_for_and_taken_where_it_is_not(tmp_path, caplog):
     certificate = make_certificate(tmp_path, "master")
 
-    async def scenario():
-        async with master(tmp_path / "a", tls=server_tls(certificate), ha_tls=True) as it:
-            it.put()
-            slave = await it.slave(0)
-            await until(lambda: not slave.is_open)
-            assert slave.received == b""
-        async with master(tmp_path / "b", tls=server_tls(certificate, mode=TlsMode.ENFORCING)) as it:
-            end = it.put()
-            assert len(await (await it.slave(0)).has(end)) == end
-
-    run_virtual(scenario())
+    async with master(tmp_path / "a", tls=server_tls(certificate), ha_tls=True) as it:
+        it.put()
+        slave = await it.slave(0)
+        await until(lambda: not slave.is_open)
+        assert slave.received == b""
+    async with master(tmp_path / "b", tls=server_tls(certificate, mode=TlsMode.ENFORCING)) as it:
+        end = it.put()
+        assert len(await (await it.slave(0)).has(end)) == end
     assert "it speaks no TLS, haTlsEnable=true asks for it" in caplog.text
 
 
@@ -463,16 +435,13 @@ def test_a_slave_says_in_words_why_tls_failed(tmp_path, runner, caplog):
     assert "TLS failed: CERTIFICATE_VERIFY_FAILED" in caplog.text
 
 
-def test_tls_without_what_it_needs_is_refused_at_the_start(tmp_path):
-    async def scenario():
-        async with master(tmp_path) as it:
-            settings = BrokerSettings(ha_tls=True)
-            with pytest.raises(SettingsError, match="haTlsEnable=true at a master needs a certificate"):
-                HaMaster(it.store, settings, it.clock, lambda: None)
-            with pytest.raises(SettingsError, match=r"at a slave needs tls\.enable=true"):
-                HaSlave(it.store, settings, it.clock, RemotingClient(), address="a", flushes=False)
-
-    run_virtual(scenario())
+async def test_tls_without_what_it_needs_is_refused_at_the_start(tmp_path):
+    async with master(tmp_path) as it:
+        settings = BrokerSettings(ha_tls=True)
+        with pytest.raises(SettingsError, match="haTlsEnable=true at a master needs a certificate"):
+            HaMaster(it.store, settings, it.clock, lambda: None)
+        with pytest.raises(SettingsError, match=r"at a slave needs tls\.enable=true"):
+            HaSlave(it.store, settings, it.clock, RemotingClient(), address="a", flushes=False)
 
 
 @pytest.mark.skipif(OPENSSL is None, reason=REASON)

@@ -226,55 +226,49 @@ def warnings(caplog):
 # ---- the link
 
 
-def test_the_stream_of_a_real_master_becomes_its_log(tmp_path):
-    async def scenario():
-        master = Master()
-        await master.start()
-        async with slave_at(tmp_path, commit_log_file_bytes=1 << 20) as slave:
-            slave.follow(master.ha_address, None)
-            link = await master.link()
-            for offset, data in ha_frames():
-                await link.send(frame(offset, data))
-                end = offset + len(data)
-                await until(lambda end=end: slave.store.max_physical_offset == end)
-            await link.reported(13723)
-            assert list(dict.fromkeys(link.reports)) == [0, 13468, 13723]  # as the real slave, but for signs of life
-            await until(lambda: not slave.store.dispatch_behind_bytes)
-            assert log_of(slave.store) == b"".join(data for _, data in ha_frames())
-            assert [len(read_all(slave.store, "TopicA", queue)) for queue in range(4)] == [10] * 4
-            assert slave.is_following and not slave.is_diverged
-            status = slave.status()
-            assert (status.master_addr, status.max_offset) == (master.ha_address, 13723)
-            assert 0 < status.last_write_timestamp <= SYSTEM_CLOCK.now_ms() + 1
-            assert 0 < status.last_read_timestamp <= SYSTEM_CLOCK.now_ms() + 1
-        await master.close()
-
-    run_virtual(scenario())
+async def test_the_stream_of_a_real_master_becomes_its_log(tmp_path):
+    master = Master()
+    await master.start()
+    async with slave_at(tmp_path, commit_log_file_bytes=1 << 20) as slave:
+        slave.follow(master.ha_address, None)
+        link = await master.link()
+        for offset, data in ha_frames():
+            await link.send(frame(offset, data))
+            end = offset + len(data)
+            await until(lambda end=end: slave.store.max_physical_offset == end)
+        await link.reported(13723)
+        assert list(dict.fromkeys(link.reports)) == [0, 13468, 13723]  # as the real slave, but for signs of life
+        await until(lambda: not slave.store.dispatch_behind_bytes)
+        assert log_of(slave.store) == b"".join(data for _, data in ha_frames())
+        assert [len(read_all(slave.store, "TopicA", queue)) for queue in range(4)] == [10] * 4
+        assert slave.is_following and not slave.is_diverged
+        status = slave.status()
+        assert (status.master_addr, status.max_offset) == (master.ha_address, 13723)
+        assert 0 < status.last_write_timestamp <= SYSTEM_CLOCK.now_ms() + 1
+        assert 0 < status.last_read_timestamp <= SYSTEM_CLOCK.now_ms() + 1
+    await master.close()
 
 
-def test_a_slave_goes_on_where_it_was_cut(tmp_path):
+async def test_a_slave_goes_on_where_it_was_cut(tmp_path):
     """Cut in the middle of a record: the torn tail goes, the next link begins with the last whole record's end."""
 
-    async def scenario():
-        async with pair(tmp_path) as (master, slave):
-            frames = frames_of(master.store)
-            whole_ends = {0, *(end_of(record) for record in records(master.store))}
-            for number, frame_count in enumerate((5, 3, 8), 1):
-                link = await master.link(number)
-                assert link.reports[0] in whole_ends
-                rest = frames_of(master.store, link.reports[0])
-                await link.send(*rest[:frame_count], rest[frame_count][:100])
-                end = link.reports[0] + sum(len(one) - 12 for one in rest[:frame_count])
-                await link.reported(end)
-                link.cut()
-            link = await master.link(4)
-            await link.send(*frames_of(master.store, link.reports[0]))
-            await link.reported(master.store.max_physical_offset)
-            await until(lambda: not slave.store.dispatch_behind_bytes)
-            assert log_of(slave.store) == log_of(master.store)
-            assert len(frames) > 16
-
-    run_virtual(scenario())
+    async with pair(tmp_path) as (master, slave):
+        frames = frames_of(master.store)
+        whole_ends = {0, *(end_of(record) for record in records(master.store))}
+        for number, frame_count in enumerate((5, 3, 8), 1):
+            link = await master.link(number)
+            assert link.reports[0] in whole_ends
+            rest = frames_of(master.store, link.reports[0])
+            await link.send(*rest[:frame_count], rest[frame_count][:100])
+            end = link.reports[0] + sum(len(one) - 12 for one in rest[:frame_count])
+            await link.reported(end)
+            link.cut()
+        link = await master.link(4)
+        await link.send(*frames_of(master.store, link.reports[0]))
+        await link.reported(master.store.max_physical_offset)
+        await until(lambda: not slave.store.dispatch_behind_bytes)
+        assert log_of(slave.store) == log_of(master.store)
+        assert len(frames) > 16
 
 
 def records(store):
@@ -290,180 +284,147 @@ def end_of(record):
     return record[0] + record[1]
 
 
-def test_every_record_can_be_read_when_all_came(tmp_path):
-    async def scenario():
-        async with pair(tmp_path, count=200) as (master, slave):
-            link = await master.link()
-            await link.send(b"".join(frames_of(master.store)))
-            await link.reported(master.store.max_physical_offset)
-            await until(lambda: not slave.store.dispatch_behind_bytes)
-            assert records(slave.store) == records(master.store)
-            assert len(records(slave.store)) == 200
-
-    run_virtual(scenario())
+async def test_every_record_can_be_read_when_all_came(tmp_path):
+    async with pair(tmp_path, count=200) as (master, slave):
+        link = await master.link()
+        await link.send(b"".join(frames_of(master.store)))
+        await link.reported(master.store.max_physical_offset)
+        await until(lambda: not slave.store.dispatch_behind_bytes)
+        assert records(slave.store) == records(master.store)
+        assert len(records(slave.store)) == 200
 
 
-def test_signs_of_life_are_sent_and_not_answered(tmp_path):
-    async def scenario():
-        async with pair(tmp_path, broker=HEARTBEATS) as (master, slave):
-            link = await master.link()
-            await link.send(*frames_of(master.store))
-            end = master.store.max_physical_offset
-            await link.reported(end)
-            count = len(link.reports)
-            await until(lambda: len(link.reports) >= count + 3)
-            assert set(link.reports[count:]) == {end}
-            await link.send(frame(end), frame(end))
-            assert slave.is_following
-
-    run_virtual(scenario())
+async def test_signs_of_life_are_sent_and_not_answered(tmp_path):
+    async with pair(tmp_path, broker=HEARTBEATS) as (master, slave):
+        link = await master.link()
+        await link.send(*frames_of(master.store))
+        end = master.store.max_physical_offset
+        await link.reported(end)
+        count = len(link.reports)
+        await until(lambda: len(link.reports) >= count + 3)
+        assert set(link.reports[count:]) == {end}
+        await link.send(frame(end), frame(end))
+        assert slave.is_following
 
 
-def test_heartbeats_are_not_answered(tmp_path):
-    async def scenario():
-        async with pair(tmp_path) as (master, _):
-            link = await master.link()
-            await link.send(frame(4096), frame(0), frame(4096))  # to an empty log: any offset
-            await link.send(*frames_of(master.store, size_max=4096)[:1])
-            await until(lambda: len(link.reports) == 2)
-            assert link.reports[0] == 0
-
-    run_virtual(scenario())
+async def test_heartbeats_are_not_answered(tmp_path):
+    async with pair(tmp_path) as (master, _):
+        link = await master.link()
+        await link.send(frame(4096), frame(0), frame(4096))  # to an empty log: any offset
+        await link.send(*frames_of(master.store, size_max=4096)[:1])
+        await until(lambda: len(link.reports) == 2)
+        assert link.reports[0] == 0
 
 
 @pytest.mark.parametrize("is_heartbeat", [False, True])
-def test_an_offset_that_is_not_the_logs_end_ends_the_link(tmp_path, caplog, is_heartbeat):
-    async def scenario():
-        async with pair(tmp_path) as (master, slave):
-            link = await master.link()
-            frames = frames_of(master.store)
-            await link.send(*frames[:3])
-            await link.reported(900)
-            await link.send(frame(1200) if is_heartbeat else frames[4])
-            again = await master.link(2)
-            assert again.reports[0] <= 900
-            assert link.reports[-1] == 900
-            await again.send(*frames_of(master.store, again.reports[0]))
-            await again.reported(master.store.max_physical_offset)
-            assert not slave.is_diverged
-
-    run_virtual(scenario())
+async def test_an_offset_that_is_not_the_logs_end_ends_the_link(tmp_path, caplog, is_heartbeat):
+    async with pair(tmp_path) as (master, slave):
+        link = await master.link()
+        frames = frames_of(master.store)
+        await link.send(*frames[:3])
+        await link.reported(900)
+        await link.send(frame(1200) if is_heartbeat else frames[4])
+        again = await master.link(2)
+        assert again.reports[0] <= 900
+        assert link.reports[-1] == 900
+        await again.send(*frames_of(master.store, again.reports[0]))
+        await again.reported(master.store.max_physical_offset)
+        assert not slave.is_diverged
     assert "the master goes on at 1200, the own log ends at 900" in caplog.text
 
 
 @pytest.mark.parametrize(
     "garbage", [b"\xff" * 12, frame_head(0, -1), frame_head(0, (4 << 20) + 1), frame_head(-5, 8)], ids=repr
 )
-def test_what_is_no_frame_ends_the_link(tmp_path, caplog, garbage):
-    async def scenario():
-        async with pair(tmp_path) as (master, slave):
-            link = await master.link()
-            await link.send(garbage)
-            again = await master.link(2)
-            assert (again.reports[0], slave.store.max_physical_offset) == (0, 0)
-            assert not slave.is_diverged
-
-    run_virtual(scenario())
+async def test_what_is_no_frame_ends_the_link(tmp_path, caplog, garbage):
+    async with pair(tmp_path) as (master, slave):
+        link = await master.link()
+        await link.send(garbage)
+        again = await master.link(2)
+        assert (again.reports[0], slave.store.max_physical_offset) == (0, 0)
+        assert not slave.is_diverged
     assert "an HA frame of" in caplog.text
 
 
-def test_a_master_that_speaks_first_is_not_listened_to(tmp_path, caplog):
+async def test_a_master_that_speaks_first_is_not_listened_to(tmp_path, caplog):
     held = asyncio.Event()
 
-    async def scenario():
-        async with pair(tmp_path, prepare=held.wait) as (master, slave):
-            await until(lambda: master.links)
-            assert not slave.may_serve  # nobody knows yet whose history this is
-            await master.links[0].send(frames_of(master.store)[0])
-            await until(lambda: master.links[0].is_closed)
-            held.set()
-            await master.link(2)
-            assert slave.may_serve
-            assert slave.store.max_physical_offset == 0
-
-    run_virtual(scenario())
+    async with pair(tmp_path, prepare=held.wait) as (master, slave):
+        await until(lambda: master.links)
+        assert not slave.may_serve  # nobody knows yet whose history this is
+        await master.links[0].send(frames_of(master.store)[0])
+        await until(lambda: master.links[0].is_closed)
+        held.set()
+        await master.link(2)
+        assert slave.may_serve
+        assert slave.store.max_physical_offset == 0
     assert "speaks before" in caplog.text
 
 
-def test_a_silent_master_is_left(tmp_path, caplog):
-    async def scenario():
-        async with pair(tmp_path, broker={"ha_silent_ms_max": 30}) as (master, _):
-            first, second = await master.link(), await master.link(2)
-            await until(lambda: first.is_closed)
-            assert (first.reports[0], second.reports[0]) == (0, 0)
-
-    run_virtual(scenario())
+async def test_a_silent_master_is_left(tmp_path, caplog):
+    async with pair(tmp_path, broker={"ha_silent_ms_max": 30}) as (master, _):
+        first, second = await master.link(), await master.link(2)
+        await until(lambda: first.is_closed)
+        assert (first.reports[0], second.reports[0]) == (0, 0)
     assert "haHousekeepingInterval 30" in caplog.text
 
 
-def test_topics_are_copied_before_the_first_report(tmp_path):
+async def test_topics_are_copied_before_the_first_report(tmp_path):
     done = []
 
     async def prepare():
         await asyncio.sleep(0)
         done.append(True)
 
-    async def scenario():
-        async with pair(tmp_path, prepare=prepare) as (master, _):
-            link = await master.link()
-            assert done == [True]
-            link.cut()
-            await master.link(2)
-            assert done == [True, True]
-
-    run_virtual(scenario())
+    async with pair(tmp_path, prepare=prepare) as (master, _):
+        link = await master.link()
+        assert done == [True]
+        link.cut()
+        await master.link(2)
+        assert done == [True, True]
 
 
-def test_the_master_may_move(tmp_path):
-    async def scenario():
-        async with pair(tmp_path) as (master, slave):
-            link = await master.link()
-            other = Master(master.store)
-            await other.start()
-            slave.follow(master.ha_address, None)  # nothing new
-            slave.follow(other.ha_address, None)
-            await until(lambda: link.is_closed)
-            link = await other.link()
-            await link.send(*frames_of(master.store))
-            await link.reported(master.store.max_physical_offset)
-            link.cut()
-            await other.link(2)
-            assert master.compared and not other.compared  # the main address stayed
-            slave.follow(other.ha_address, other.address)
-            other.links[1].cut()
-            await other.link(3)
-            assert other.compared
-            assert len(master.links) == 1
-            await other.close()
-
-    run_virtual(scenario())
-
-
-def test_the_master_may_move_while_a_slave_gets_ready(tmp_path):
-    async def scenario():
-        async def move():
-            slave.follow(other.ha_address, other.address)
-
-        other = Master()
+async def test_the_master_may_move(tmp_path):
+    async with pair(tmp_path) as (master, slave):
+        link = await master.link()
+        other = Master(master.store)
         await other.start()
-        async with pair(tmp_path, prepare=move) as (master, slave):
-            await other.link()
-            assert not any(link.reports for link in master.links)
+        slave.follow(master.ha_address, None)  # nothing new
+        slave.follow(other.ha_address, None)
+        await until(lambda: link.is_closed)
+        link = await other.link()
+        await link.send(*frames_of(master.store))
+        await link.reported(master.store.max_physical_offset)
+        link.cut()
+        await other.link(2)
+        assert master.compared and not other.compared  # the main address stayed
+        slave.follow(other.ha_address, other.address)
+        other.links[1].cut()
+        await other.link(3)
+        assert other.compared
+        assert len(master.links) == 1
         await other.close()
 
-    run_virtual(scenario())
+
+async def test_the_master_may_move_while_a_slave_gets_ready(tmp_path):
+    async def move():
+        slave.follow(other.ha_address, other.address)
+
+    other = Master()
+    await other.start()
+    async with pair(tmp_path, prepare=move) as (master, slave):
+        await other.link()
+        assert not any(link.reports for link in master.links)
+    await other.close()
 
 
-def test_a_configured_address_goes_first(tmp_path):
-    async def scenario():
-        master = Master()
-        await master.start()
-        async with slave_at(tmp_path, broker={"ha_master_address": master.ha_address}) as slave:
-            slave.follow("127.0.0.1:1", None)
-            await master.link()
-        await master.close()
-
-    run_virtual(scenario())
+async def test_a_configured_address_goes_first(tmp_path):
+    master = Master()
+    await master.start()
+    async with slave_at(tmp_path, broker={"ha_master_address": master.ha_address}) as slave:
+        slave.follow("127.0.0.1:1", None)
+        await master.link()
+    await master.close()
 
 
 def test_pauses_get_longer_and_a_reason_is_told_once(tmp_path, monkeypatch, caplog):
@@ -511,28 +472,25 @@ def feed(link, data):
 
 @given(st.lists(st.integers(0, 5000), max_size=30))
 @examples(25)
-def test_any_cut_of_the_stream_gives_the_same_log(tmp_path_factory, cuts):
-    async def scenario():
-        root = tmp_path_factory.mktemp("cut")
-        with opened(root / "master") as store:
-            fill(store, 20)
-            stream = b"".join([*frames_of(store), frame(store.max_physical_offset)])
-            async with slave_at(root / "slave") as slave:
-                link = _Link(slave._append_frames, SYSTEM_CLOCK, memoryview(bytearray(4096)))
-                link.connection_made(sink := Sink())
-                link.begin(0)
-                edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
-                pieces = [stream[a:b] for a, b in pairwise(edges)]
-                for piece in pieces:
-                    for at in range(0, len(piece), 2000):  # a read brings no more than there is room for
-                        feed(link, piece[at : at + 2000])
-                assert not sink.is_aborted
-                assert sink.written[-1] == store.max_physical_offset
-                assert sink.written == sorted(sink.written)
-                assert len(sink.written) - len(set(sink.written)) <= 1, "the heartbeat may have a report of its own"
-                assert log_of_replica(slave.store) == log_of(store)
-
-    run_virtual(scenario())
+async def test_any_cut_of_the_stream_gives_the_same_log(tmp_path_factory, cuts):
+    root = tmp_path_factory.mktemp("cut")
+    with opened(root / "master") as store:
+        fill(store, 20)
+        stream = b"".join([*frames_of(store), frame(store.max_physical_offset)])
+        async with slave_at(root / "slave") as slave:
+            link = _Link(slave._append_frames, SYSTEM_CLOCK, memoryview(bytearray(4096)))
+            link.connection_made(sink := Sink())
+            link.begin(0)
+            edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+            pieces = [stream[a:b] for a, b in pairwise(edges)]
+            for piece in pieces:
+                for at in range(0, len(piece), 2000):  # a read brings no more than there is room for
+                    feed(link, piece[at : at + 2000])
+            assert not sink.is_aborted
+            assert sink.written[-1] == store.max_physical_offset
+            assert sink.written == sorted(sink.written)
+            assert len(sink.written) - len(set(sink.written)) <= 1, "the heartbeat may have a report of its own"
+            assert log_of_replica(slave.store) == log_of(store)
 
 
 def log_of_replica(store):
@@ -541,39 +499,33 @@ def log_of_replica(store):
     return log_of(store)
 
 
-def test_all_frames_of_one_read_are_reported_once(tmp_path):
-    async def scenario():
-        with opened(tmp_path / "master") as store:
-            fill(store, 10)
-            async with slave_at(tmp_path / "slave") as slave:
-                link = _Link(slave._append_frames, SYSTEM_CLOCK, memoryview(bytearray(1 << 20)))
-                link.connection_made(sink := Sink())
-                link.begin(0)
-                feed(link, b"".join(frames_of(store)))
-                assert sink.written == [0, store.max_physical_offset]
-                feed(link, frame(store.max_physical_offset))
-                assert sink.written[2:] == [store.max_physical_offset]  # a heartbeat is answered
-                link.pause_writing()
-                link.report(store.max_physical_offset)
-                link.resume_writing()
-                assert len(sink.written) == 3
-
-    run_virtual(scenario())
+async def test_all_frames_of_one_read_are_reported_once(tmp_path):
+    with opened(tmp_path / "master") as store:
+        fill(store, 10)
+        async with slave_at(tmp_path / "slave") as slave:
+            link = _Link(slave._append_frames, SYSTEM_CLOCK, memoryview(bytearray(1 << 20)))
+            link.connection_made(sink := Sink())
+            link.begin(0)
+            feed(link, b"".join(frames_of(store)))
+            assert sink.written == [0, store.max_physical_offset]
+            feed(link, frame(store.max_physical_offset))
+            assert sink.written[2:] == [store.max_physical_offset]  # a heartbeat is answered
+            link.pause_writing()
+            link.report(store.max_physical_offset)
+            link.resume_writing()
+            assert len(sink.written) == 3
 
 
 @given(st.binary(max_size=3000))
 @examples(40)
-def test_any_bytes_end_in_a_documented_way(tmp_path_factory, data):
-    async def scenario():
-        root = tmp_path_factory.mktemp("any")
-        async with slave_at(root) as slave:
-            link = _Link(slave._append_frames, SYSTEM_CLOCK, memoryview(bytearray(4096)))
-            link.connection_made(Sink())
-            link.begin(0)
-            feed(link, data)
-            feed(link, frame(0, data))
-
-    run_virtual(scenario())
+async def test_any_bytes_end_in_a_documented_way(tmp_path_factory, data):
+    root = tmp_path_factory.mktemp("any")
+    async with slave_at(root) as slave:
+        link = _Link(slave._append_frames, SYSTEM_CLOCK, memoryview(bytearray(4096)))
+        link.connection_made(Sink())
+        link.begin(0)
+        feed(link, data)
+        feed(link, frame(0, data))
 
 
 # ---- the disk
@@ -613,67 +565,58 @@ def test_under_sync_flush_only_what_is_on_the_disk_is_reported(tmp_path, monkeyp
         gate.set()
 
 
-def test_the_first_report_waits_for_the_disk(tmp_path):
-    async def scenario():
-        async with slave_at(tmp_path / "slave", flush=FlushDiskType.SYNC_FLUSH) as slave:
-            with opened(tmp_path / "master") as store:
-                fill(store, 5)
-                data = log_of(store)
-            slave.store.replica.append(0, data)
-            master = Master()
-            await master.start()
-            slave.follow(master.ha_address, None)
-            link = await master.link()
-            assert link.reports == [len(data)]
-            assert slave.store.durable_offset == len(data)
-            await master.close()
-
-    run_virtual(scenario())
+async def test_the_first_report_waits_for_the_disk(tmp_path):
+    async with slave_at(tmp_path / "slave", flush=FlushDiskType.SYNC_FLUSH) as slave:
+        with opened(tmp_path / "master") as store:
+            fill(store, 5)
+            data = log_of(store)
+        slave.store.replica.append(0, data)
+        master = Master()
+        await master.start()
+        slave.follow(master.ha_address, None)
+        link = await master.link()
+        assert link.reports == [len(data)]
+        assert slave.store.durable_offset == len(data)
+        await master.close()
 
 
-def test_what_cannot_be_flushed_is_never_reported(tmp_path, monkeypatch, caplog):
+async def test_what_cannot_be_flushed_is_never_reported(tmp_path, monkeypatch, caplog):
     def refuse():
         raise OSError(errno.EIO, "the disk is gone")
 
-    async def scenario():
-        async with pair(tmp_path, flush=FlushDiskType.SYNC_FLUSH) as (master, slave):
-            monkeypatch.setattr(slave.store.log.queue, "sync", refuse)
-            link = await master.link()
-            await link.send(*frames_of(master.store))
-            await until(lambda: link.is_closed)
-            assert link.reports == [0]
-            before = len(master.links)
-            for _ in range(3):
-                await slave._round()  # nobody is connected to any more
-            assert len(master.links) == before
-            assert slave.status().max_offset == slave.store.max_physical_offset
-            monkeypatch.undo()
-
-    run_virtual(scenario())
+    async with pair(tmp_path, flush=FlushDiskType.SYNC_FLUSH) as (master, slave):
+        monkeypatch.setattr(slave.store.log.queue, "sync", refuse)
+        link = await master.link()
+        await link.send(*frames_of(master.store))
+        await until(lambda: link.is_closed)
+        assert link.reports == [0]
+        before = len(master.links)
+        for _ in range(3):
+            await slave._round()  # nobody is connected to any more
+        assert len(master.links) == before
+        assert slave.status().max_offset == slave.store.max_physical_offset
+        monkeypatch.undo()
     assert len([line for line in warnings(caplog) if "the disk is gone" in line]) == 1
 
 
-def test_a_full_disk_is_tried_again(tmp_path, monkeypatch, caplog):
-    async def scenario():
-        async with pair(tmp_path) as (master, slave):
-            append = slave.store.replica.append
+async def test_a_full_disk_is_tried_again(tmp_path, monkeypatch, caplog):
+    async with pair(tmp_path) as (master, slave):
+        append = slave.store.replica.append
 
-            def refuse(offset, data):
-                raise OSError(errno.ENOSPC, "No space left on device")
+        def refuse(offset, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-            monkeypatch.setattr(slave.store.replica, "append", refuse)
-            frames = frames_of(master.store)
-            for number in (1, 2, 3):
-                link = await master.link(number)
-                await link.send(*frames)
-                await until(lambda link=link: link.is_closed)
-                assert link.reports == [0]
-            monkeypatch.setattr(slave.store.replica, "append", append)
-            link = await master.link(4)
+        monkeypatch.setattr(slave.store.replica, "append", refuse)
+        frames = frames_of(master.store)
+        for number in (1, 2, 3):
+            link = await master.link(number)
             await link.send(*frames)
-            await link.reported(master.store.max_physical_offset)
-
-    run_virtual(scenario())
+            await until(lambda link=link: link.is_closed)
+            assert link.reports == [0]
+        monkeypatch.setattr(slave.store.replica, "append", append)
+        link = await master.link(4)
+        await link.send(*frames)
+        await link.reported(master.store.max_physical_offset)
     assert len([line for line in warnings(caplog) if "No space left" in line]) == 1
 
 
@@ -707,78 +650,66 @@ async def parted(root, *, common, own, theirs, **options):
     ("common", "own", "theirs"),
     [(0, 30, 40), (1, 30, 40), (17, 30, 1), (18, 30, 30), (19, 30, 60), (40, 1, 1), (40, 1, 20), (60, 30, 2)],
 )
-def test_a_slave_with_another_history_stops_and_says_where(tmp_path, caplog, common, own, theirs):
-    async def scenario():
-        async with parted(tmp_path, common=common, own=own, theirs=theirs) as (master, slave):
-            own_log = log_of(slave.store)
-            slave.follow(master.ha_address, master.address)
-            await until(lambda: slave.is_diverged and slave._divergence is not None)
-            await until(lambda: all(link.is_closed for link in master.links))
-            assert not slave.is_following
-            assert [link.reports for link in master.links] == [[]]
-            assert slave._divergence.physical_offset == slave.parting
-            (told,) = warnings(caplog)
-            for part in (f"physical offset {slave.parting} on", master.address, "127.0.0.1:10921", "rmq pipeline diff"):
-                assert part in told
-            assert f"whose log ends at {len(own_log)}" in told
-            slave.follow(master.ha_address, "127.0.0.1:1")  # it stays stopped
-            assert await slave._round() > 1e6
-            assert log_of(slave.store) == own_log
-            assert len(master.compared) <= 16
-
-    run_virtual(scenario())
+async def test_a_slave_with_another_history_stops_and_says_where(tmp_path, caplog, common, own, theirs):
+    async with parted(tmp_path, common=common, own=own, theirs=theirs) as (master, slave):
+        own_log = log_of(slave.store)
+        slave.follow(master.ha_address, master.address)
+        await until(lambda: slave.is_diverged and slave._divergence is not None)
+        await until(lambda: all(link.is_closed for link in master.links))
+        assert not slave.is_following
+        assert [link.reports for link in master.links] == [[]]
+        assert slave._divergence.physical_offset == slave.parting
+        (told,) = warnings(caplog)
+        for part in (f"physical offset {slave.parting} on", master.address, "127.0.0.1:10921", "rmq pipeline diff"):
+            assert part in told
+        assert f"whose log ends at {len(own_log)}" in told
+        slave.follow(master.ha_address, "127.0.0.1:1")  # it stays stopped
+        assert await slave._round() > 1e6
+        assert log_of(slave.store) == own_log
+        assert len(master.compared) <= 16
 
 
-def test_a_slave_that_is_ahead_waits_for_its_master(tmp_path, caplog):
-    async def scenario():
-        async with parted(tmp_path, common=20, own=10, theirs=0) as (master, slave):
-            slave.follow(master.ha_address, master.address)
-            await until(lambda: len(master.compared) > 20)
-            assert slave.is_diverged and slave._divergence is None and not slave.may_serve
-            assert all(link.reports == [] for link in master.links)
-            (told,) = warnings(caplog)
-            assert f"goes on to {slave.store.max_physical_offset}" in told
-            assert f"ends at {master.store.max_physical_offset}" in told
-            fill(master.store, 10, start=20, born_timestamp=6)  # the same messages again
-            fill(master.store, 5)
-            await until(lambda: any(link.reports for link in master.links))
-            assert not slave.is_diverged
-            link = master.links[-1]
-            assert link.reports == [slave.store.max_physical_offset]
-            await link.send(*frames_of(master.store, link.reports[0]))
-            await link.reported(master.store.max_physical_offset)
-
-    run_virtual(scenario())
+async def test_a_slave_that_is_ahead_waits_for_its_master(tmp_path, caplog):
+    async with parted(tmp_path, common=20, own=10, theirs=0) as (master, slave):
+        slave.follow(master.ha_address, master.address)
+        await until(lambda: len(master.compared) > 20)
+        assert slave.is_diverged and slave._divergence is None and not slave.may_serve
+        assert all(link.reports == [] for link in master.links)
+        (told,) = warnings(caplog)
+        assert f"goes on to {slave.store.max_physical_offset}" in told
+        assert f"ends at {master.store.max_physical_offset}" in told
+        fill(master.store, 10, start=20, born_timestamp=6)  # the same messages again
+        fill(master.store, 5)
+        await until(lambda: any(link.reports for link in master.links))
+        assert not slave.is_diverged
+        link = master.links[-1]
+        assert link.reports == [slave.store.max_physical_offset]
+        await link.send(*frames_of(master.store, link.reports[0]))
+        await link.reported(master.store.max_physical_offset)
 
 
-def test_a_slave_that_was_ahead_stops_when_its_master_goes_on_differently(tmp_path):
-    async def scenario():
-        async with parted(tmp_path, common=20, own=10, theirs=0) as (master, slave):
-            end = master.store.max_physical_offset
-            slave.follow(master.ha_address, master.address)
-            await until(lambda: slave.is_diverged)
-            fill(master.store, 1, born_timestamp=7)
-            await until(lambda: slave._divergence is not None)
-            assert slave._divergence.physical_offset == end
-
-    run_virtual(scenario())
+async def test_a_slave_that_was_ahead_stops_when_its_master_goes_on_differently(tmp_path):
+    async with parted(tmp_path, common=20, own=10, theirs=0) as (master, slave):
+        end = master.store.max_physical_offset
+        slave.follow(master.ha_address, master.address)
+        await until(lambda: slave.is_diverged)
+        fill(master.store, 1, born_timestamp=7)
+        await until(lambda: slave._divergence is not None)
+        assert slave._divergence.physical_offset == end
 
 
-def test_a_parted_log_is_not_served_after_a_restart_without_a_master(tmp_path):
-    async def scenario():
-        async with parted(tmp_path, common=20, own=10, theirs=0) as (master, slave):
-            slave.follow(master.ha_address, master.address)
-            await until(lambda: slave.is_diverged)
-            client = slave._comparison._calls.remoting
-            again = HaSlave(slave.store, BrokerSettings(), SYSTEM_CLOCK, client, address="s", flushes=False)
-            assert not again.may_serve
-            assert "ends at" in (slave.store.root / "diverged").read_text()
-            fill(master.store, 10, start=20, born_timestamp=6)  # what the slave has
-            await until(lambda: slave.is_following)
-            assert slave.may_serve
-            assert not (slave.store.root / "diverged").exists()
-
-    run_virtual(scenario())
+async def test_a_parted_log_is_not_served_after_a_restart_without_a_master(tmp_path):
+    async with parted(tmp_path, common=20, own=10, theirs=0) as (master, slave):
+        slave.follow(master.ha_address, master.address)
+        await until(lambda: slave.is_diverged)
+        client = slave._comparison._calls.remoting
+        again = HaSlave(slave.store, BrokerSettings(), SYSTEM_CLOCK, client, address="s", flushes=False)
+        assert not again.may_serve
+        assert "ends at" in (slave.store.root / "diverged").read_text()
+        fill(master.store, 10, start=20, born_timestamp=6)  # what the slave has
+        await until(lambda: slave.is_following)
+        assert slave.may_serve
+        assert not (slave.store.root / "diverged").exists()
 
 
 def test_a_master_that_has_deleted_what_follows_is_not_followed(tmp_path, caplog):
@@ -795,17 +726,14 @@ def test_a_master_that_has_deleted_what_follows_is_not_followed(tmp_path, caplog
     assert "begins at 8192" in told and "remove this slave's store" in told
 
 
-def test_histories_are_compared_from_where_the_masters_log_begins(tmp_path):
-    async def scenario():
-        async with parted(tmp_path, common=160, own=30, theirs=30) as (master, slave):
-            assert slave.parting > 32768
-            master.store = Trimmed(master.store, 28672)
-            slave.follow(master.ha_address, master.address)
-            await until(lambda: slave._divergence is not None)
-            assert slave._divergence.physical_offset == slave.parting
-            assert min(master.compared) >= 28672
-
-    run_virtual(scenario())
+async def test_histories_are_compared_from_where_the_masters_log_begins(tmp_path):
+    async with parted(tmp_path, common=160, own=30, theirs=30) as (master, slave):
+        assert slave.parting > 32768
+        master.store = Trimmed(master.store, 28672)
+        slave.follow(master.ha_address, master.address)
+        await until(lambda: slave._divergence is not None)
+        assert slave._divergence.physical_offset == slave.parting
+        assert min(master.compared) >= 28672
 
 
 class Trimmed:
@@ -825,19 +753,16 @@ class Trimmed:
 
 
 @pytest.mark.parametrize("code", [2, 16, 14])
-def test_a_master_that_cannot_be_asked_is_not_followed_yet(tmp_path, caplog, code):
-    async def scenario():
-        async with parted(tmp_path, common=10, own=0, theirs=10) as (master, slave):
-            master.view_code = code
-            slave.follow(master.ha_address, master.address)
-            await until(lambda: len(master.compared) > 2)
-            assert all(link.reports == [] for link in master.links)
-            assert not slave.is_diverged
-            master.view_code = None
-            await until(lambda: any(link.reports for link in master.links))
-            assert len(master.store.file_starts) >= 1
-
-    run_virtual(scenario())
+async def test_a_master_that_cannot_be_asked_is_not_followed_yet(tmp_path, caplog, code):
+    async with parted(tmp_path, common=10, own=0, theirs=10) as (master, slave):
+        master.view_code = code
+        slave.follow(master.ha_address, master.address)
+        await until(lambda: len(master.compared) > 2)
+        assert all(link.reports == [] for link in master.links)
+        assert not slave.is_diverged
+        master.view_code = None
+        await until(lambda: any(link.reports for link in master.links))
+        assert len(master.store.file_starts) >= 1
     assert [line for line in warnings(caplog) if f"answered with code {code}: told to" in line]
 
 
@@ -866,7 +791,7 @@ def test_a_stream_that_is_no_continuation_stops_the_slave(tmp_path, caplog):
         run_virtual(scenario())
 
 
-def test_a_log_that_is_found_to_have_parted_before_a_link_is_not_continued(tmp_path, monkeypatch):
+async def test_a_log_that_is_found_to_have_parted_before_a_link_is_not_continued(tmp_path, monkeypatch):
     """Its queues could not be written at first; the mark stays, although what is left of the log is the master's."""
 
     async def prepare():
@@ -875,67 +800,61 @@ def test_a_log_that_is_found_to_have_parted_before_a_link_is_not_continued(tmp_p
     def dispatch():
         raise LogDiverged(0, "no record")
 
-    async def scenario():
-        master = Master()
-        await master.start()
-        async with slave_at(tmp_path, prepare=prepare) as slave:
-            monkeypatch.setattr(slave.store, "dispatch", dispatch)
-            slave._master = _Master(master.ha_address, master.address)
-            assert await slave._round() > 3_600_000
-            assert slave.is_diverged
-            assert (tmp_path / "diverged").exists()
-            monkeypatch.undo()
-        await master.close()
-
-    run_virtual(scenario())
+    master = Master()
+    await master.start()
+    async with slave_at(tmp_path, prepare=prepare) as slave:
+        monkeypatch.setattr(slave.store, "dispatch", dispatch)
+        slave._master = _Master(master.ha_address, master.address)
+        assert await slave._round() > 3_600_000
+        assert slave.is_diverged
+        assert (tmp_path / "diverged").exists()
+        monkeypatch.undo()
+    await master.close()
 
 
 # ---- with tables and our own master
 
 
-def test_the_first_record_of_a_topic_waits_for_its_type(tmp_path):
+async def test_the_first_record_of_a_topic_waits_for_its_type(tmp_path):
     """Topics made while the link stands: one with batch queues, and one that is gone again."""
 
-    async def scenario():
-        with opened(tmp_path / "master", is_batch_topic=lambda topic: topic == "B") as store:
-            fill(store, 3)
-            for number in range(2):
-                body = encode_batch([BatchEntry(b"a", b""), BatchEntry(b"b", b"")])
-                assert store.put_batch(message("B", body=body, UNIQ_KEY=f"K{number}")).queue_offset == 2 * number
-            put_all(store, message("Gone", body=b"3"))
-            master = Master(store)
-            master.table = TopicConfigTable(DataVersion(1, 0, 1), {"TopicTest": TopicConfig("TopicTest")})
-            await master.start()
-            async with slave_at(tmp_path / "slave") as slave:
-                topics = TopicTable(tmp_path / "slave/config", BrokerSettings(), SYSTEM_CLOCK, print)
-                schedule = Schedule(tmp_path, slave.store, (), None, SYSTEM_CLOCK, flushes=False)
-                sync = SlaveSync(topics, None, None, schedule, slave.client, tmp_path)
-                sync._master = master.address
-                slave.is_batch_topic, slave._prepare = sync.is_batch_topic, sync.copy_topics
-                slave.follow(master.ha_address, master.address)
-                link = await master.link()
-                assert master.times_asked == 1
-                master.table = TopicConfigTable(
-                    DataVersion(2, 0, 1),
-                    {
-                        "TopicTest": TopicConfig("TopicTest"),
-                        "B": TopicConfig("B", attributes={"queue.type": "BatchCQ"}),
-                    },
-                )
-                await link.send(*frames_of(store))
-                await until(lambda: slave.store.max_physical_offset == store.max_physical_offset)
-                await until(lambda: not slave.store.dispatch_behind_bytes)
-                assert read_all(slave.store, "B") == read_all(store, "B")
-                assert slave.store.max_offset("B", 0) == 4
-                assert [record.body for record in read_all(slave.store, "Gone")] == [b"3"]
-                assert (tmp_path / "slave/batchconsumequeue/B").is_dir()
-                assert (tmp_path / "slave/consumequeue/Gone").is_dir()
-                assert master.times_asked == 3  # at the link's start, and for each of the new topics
-                assert slave.is_following and slave.store.failure is None
-                await sync.close()
-            await master.close()
-
-    run_virtual(scenario())
+    with opened(tmp_path / "master", is_batch_topic=lambda topic: topic == "B") as store:
+        fill(store, 3)
+        for number in range(2):
+            body = encode_batch([BatchEntry(b"a", b""), BatchEntry(b"b", b"")])
+            assert store.put_batch(message("B", body=body, UNIQ_KEY=f"K{number}")).queue_offset == 2 * number
+        put_all(store, message("Gone", body=b"3"))
+        master = Master(store)
+        master.table = TopicConfigTable(DataVersion(1, 0, 1), {"TopicTest": TopicConfig("TopicTest")})
+        await master.start()
+        async with slave_at(tmp_path / "slave") as slave:
+            topics = TopicTable(tmp_path / "slave/config", BrokerSettings(), SYSTEM_CLOCK, print)
+            schedule = Schedule(tmp_path, slave.store, (), None, SYSTEM_CLOCK, flushes=False)
+            sync = SlaveSync(topics, None, None, schedule, slave.client, tmp_path)
+            sync._master = master.address
+            slave.is_batch_topic, slave._prepare = sync.is_batch_topic, sync.copy_topics
+            slave.follow(master.ha_address, master.address)
+            link = await master.link()
+            assert master.times_asked == 1
+            master.table = TopicConfigTable(
+                DataVersion(2, 0, 1),
+                {
+                    "TopicTest": TopicConfig("TopicTest"),
+                    "B": TopicConfig("B", attributes={"queue.type": "BatchCQ"}),
+                },
+            )
+            await link.send(*frames_of(store))
+            await until(lambda: slave.store.max_physical_offset == store.max_physical_offset)
+            await until(lambda: not slave.store.dispatch_behind_bytes)
+            assert read_all(slave.store, "B") == read_all(store, "B")
+            assert slave.store.max_offset("B", 0) == 4
+            assert [record.body for record in read_all(slave.store, "Gone")] == [b"3"]
+            assert (tmp_path / "slave/batchconsumequeue/B").is_dir()
+            assert (tmp_path / "slave/consumequeue/Gone").is_dir()
+            assert master.times_asked == 3  # at the link's start, and for each of the new topics
+            assert slave.is_following and slave.store.failure is None
+            await sync.close()
+        await master.close()
 
 
 @pytest.mark.parametrize("flush", FlushDiskType)

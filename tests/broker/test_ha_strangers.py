@@ -20,7 +20,6 @@ from rmqkit.store.settings import StoreSettings
 from tests.broker.stranger import Stranger
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.elsewhere import BELIEVES_US
-from tests.virtual_time import run as run_virtual
 from tests.waiting import until
 
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
@@ -98,25 +97,22 @@ def put(it, body):
 
 @pytest.mark.skipif(OPENSSL is None, reason=REASON)
 @pytest.mark.parametrize("is_guarded", [False, True], ids=["plain", "tls-and-users"])
-def test_eight_zero_bytes_from_another_address_get_nothing_of_the_log(tmp_path, is_guarded, caplog):
-    async def scenario():
-        guards = {}
-        if is_guarded:
-            own = make_certificate(tmp_path, "server")
-            files = {"certificate": own.certificate, "key": own.key}
-            guards = {"tls": ServerTls(ServerTlsSettings(mode=TlsMode.ENFORCING, **files)), "users": USERS}
-        async with broker(tmp_path / "store", ha_addresses=HaAddresses(HERE), **guards) as (it, _, ha_port):
-            put(it, b"the secret")
-            stranger, slave = await Raw.open(ha_port, ELSEWHERE), await Raw.open(ha_port, HERE)
-            for each in (stranger, slave):
-                each.report(0)
-            await until(lambda: b"the secret" in slave.log, "what a slave gets")
-            await until(lambda: stranger.is_closed, "the stranger is sent away")
-            assert stranger.log == b""
-            for each in (stranger, slave):
-                await each.close()
-
-    run_virtual(scenario())
+async def test_eight_zero_bytes_from_another_address_get_nothing_of_the_log(tmp_path, is_guarded, caplog):
+    guards = {}
+    if is_guarded:
+        own = make_certificate(tmp_path, "server")
+        files = {"certificate": own.certificate, "key": own.key}
+        guards = {"tls": ServerTls(ServerTlsSettings(mode=TlsMode.ENFORCING, **files)), "users": USERS}
+    async with broker(tmp_path / "store", ha_addresses=HaAddresses(HERE), **guards) as (it, _, ha_port):
+        put(it, b"the secret")
+        stranger, slave = await Raw.open(ha_port, ELSEWHERE), await Raw.open(ha_port, HERE)
+        for each in (stranger, slave):
+            each.report(0)
+        await until(lambda: b"the secret" in slave.log, "what a slave gets")
+        await until(lambda: stranger.is_closed, "the stranger is sent away")
+        assert stranger.log == b""
+        for each in (stranger, slave):
+            await each.close()
     assert caplog.text.count("127.0.0.2:") == 1
     assert "is refused at the HA port: haAllowedAddresses=127.0.0.1 leaves it out" in caplog.text
     assert caplog.text.count("authenticationEnabled does not hold at the HA port") == is_guarded
@@ -125,62 +121,53 @@ def test_eight_zero_bytes_from_another_address_get_nothing_of_the_log(tmp_path, 
 SYNC = {"broker_role": BrokerRole.SYNC_MASTER, "in_sync_replicas": 2, "slave_timeout_ms": 100}
 
 
-def test_the_echo_of_a_stranger_is_no_copy_that_an_answer_waits_for(tmp_path):
-    async def scenario():
-        async with broker(tmp_path, ha_addresses=HaAddresses(HERE), **SYNC) as (it, port, ha_port):
-            stranger = await Raw.open(ha_port, ELSEWHERE)
-            stranger.echoes = True
-            stranger.report(0)
+async def test_the_echo_of_a_stranger_is_no_copy_that_an_answer_waits_for(tmp_path):
+    async with broker(tmp_path, ha_addresses=HaAddresses(HERE), **SYNC) as (it, port, ha_port):
+        stranger = await Raw.open(ha_port, ELSEWHERE)
+        stranger.echoes = True
+        stranger.report(0)
+        assert await raw_send(port, b"1") == FLUSH_SLAVE_TIMEOUT
+        it._settings.slave_timeout_ms = 60_000
+        slave = await Raw.open(ha_port, HERE)
+        slave.echoes = True
+        slave.report(0)
+        assert await raw_send(port, b"2") == SEND_OK
+        for each in (stranger, slave):
+            await each.close()
+
+
+async def test_a_local_program_that_is_no_member_gets_the_log_but_is_no_copy(tmp_path, caplog):
+    kv_file = str(tmp_path / KV_FILE)
+    name_server = NameServer(NamesrvSettings(listen_port=0, bind_address=HERE, kv_config_path=kv_file))
+    await name_server.start()
+    try:
+        async with broker(tmp_path / "store", namesrv_addr=name_server.address, **SYNC) as (_, port, ha_port):
+            program = await Raw.open(ha_port, HERE)
+            program.echoes = True
+            program.report(0)
+            await until(lambda: "is no copy that answers wait for" in caplog.text, "a warning")
             assert await raw_send(port, b"1") == FLUSH_SLAVE_TIMEOUT
-            it._settings.slave_timeout_ms = 60_000
-            slave = await Raw.open(ha_port, HERE)
-            slave.echoes = True
-            slave.report(0)
-            assert await raw_send(port, b"2") == SEND_OK
-            for each in (stranger, slave):
-                await each.close()
-
-    run_virtual(scenario())
+            assert len(program.log) > 0
+            await program.close()
+    finally:
+        await name_server.stop()
 
 
-def test_a_local_program_that_is_no_member_gets_the_log_but_is_no_copy(tmp_path, caplog):
-    async def scenario():
-        kv_file = str(tmp_path / KV_FILE)
-        name_server = NameServer(NamesrvSettings(listen_port=0, bind_address=HERE, kv_config_path=kv_file))
-        await name_server.start()
-        try:
-            async with broker(tmp_path / "store", namesrv_addr=name_server.address, **SYNC) as (_, port, ha_port):
-                program = await Raw.open(ha_port, HERE)
-                program.echoes = True
-                program.report(0)
-                await until(lambda: "is no copy that answers wait for" in caplog.text, "a warning")
-                assert await raw_send(port, b"1") == FLUSH_SLAVE_TIMEOUT
-                assert len(program.log) > 0
-                await program.close()
-        finally:
-            await name_server.stop()
-
-    run_virtual(scenario())
-
-
-def test_a_report_from_a_slaves_address_does_not_stop_the_slave_from_counting(tmp_path):
-    async def scenario():
-        patient = {**SYNC, "slave_timeout_ms": 60_000}
-        async with broker(tmp_path, ha_addresses=HaAddresses(HERE), **patient) as (it, port, ha_port):
-            slave = await Raw.open(ha_port, HERE)
-            slave.echoes = True
-            slave.report(0)
-            assert await raw_send(port, b"1") == SEND_OK
-            stranger = await Raw.open(ha_port, HERE)
-            stranger.report(0)
-            await until(lambda: stranger.log, "the stranger is heard")
-            assert it._master.replicated_offset(2) == it.context.store.max_physical_offset
-            assert it._master.in_sync_count() == 2
-            assert await raw_send(port, b"2") == SEND_OK
-            for each in (stranger, slave):
-                await each.close()
-
-    run_virtual(scenario())
+async def test_a_report_from_a_slaves_address_does_not_stop_the_slave_from_counting(tmp_path):
+    patient = {**SYNC, "slave_timeout_ms": 60_000}
+    async with broker(tmp_path, ha_addresses=HaAddresses(HERE), **patient) as (it, port, ha_port):
+        slave = await Raw.open(ha_port, HERE)
+        slave.echoes = True
+        slave.report(0)
+        assert await raw_send(port, b"1") == SEND_OK
+        stranger = await Raw.open(ha_port, HERE)
+        stranger.report(0)
+        await until(lambda: stranger.log, "the stranger is heard")
+        assert it._master.replicated_offset(2) == it.context.store.max_physical_offset
+        assert it._master.in_sync_count() == 2
+        assert await raw_send(port, b"2") == SEND_OK
+        for each in (stranger, slave):
+            await each.close()
 
 
 # ---- who registers as a further slave, and where users are in force
@@ -220,61 +207,55 @@ async def registered(namesrv, address, *, source=None, comes_from=None):
         ("10.9.9.9", False),  # somebody registers somebody else
     ],
 )
-def test_a_slave_that_somebody_elsewhere_registered_is_no_member(tmp_path, comes_from, is_member, caplog):
-    async def scenario():
-        async with (
-            name_server(tmp_path) as namesrv,
-            broker(tmp_path / "store", namesrv_addr=namesrv, ha_addresses=MEMBERS_ONLY, **SYNC) as (it, port, ha_port),
-            registered(namesrv, f"{ELSEWHERE}:10911", source=ELSEWHERE, comes_from=comes_from),
-        ):
-            put(it, b"the secret")
-            link = await Raw.open(ha_port, ELSEWHERE)
-            link.echoes = True
-            link.report(0)
-            if is_member:
-                await until(lambda: b"the secret" in link.log, "what a slave gets")
-                it._settings.slave_timeout_ms = 60_000
-                assert await raw_send(port, b"1") == SEND_OK
-            else:
-                await until(lambda: link.is_closed, "the stranger is sent away")
-                assert link.log == b""
-                assert await raw_send(port, b"1") == FLUSH_SLAVE_TIMEOUT
-            await link.close()
-
-    run_virtual(scenario())
+async def test_a_slave_that_somebody_elsewhere_registered_is_no_member(tmp_path, comes_from, is_member, caplog):
+    async with (
+        name_server(tmp_path) as namesrv,
+        broker(tmp_path / "store", namesrv_addr=namesrv, ha_addresses=MEMBERS_ONLY, **SYNC) as (it, port, ha_port),
+        registered(namesrv, f"{ELSEWHERE}:10911", source=ELSEWHERE, comes_from=comes_from),
+    ):
+        put(it, b"the secret")
+        link = await Raw.open(ha_port, ELSEWHERE)
+        link.echoes = True
+        link.report(0)
+        if is_member:
+            await until(lambda: b"the secret" in link.log, "what a slave gets")
+            it._settings.slave_timeout_ms = 60_000
+            assert await raw_send(port, b"1") == SEND_OK
+        else:
+            await until(lambda: link.is_closed, "the stranger is sent away")
+            assert link.log == b""
+            assert await raw_send(port, b"1") == FLUSH_SLAVE_TIMEOUT
+        await link.close()
     assert ("127.0.0.2:10911 is registered as another broker b, but from 10.9.9.9" in caplog.text) is not is_member
 
 
-def test_with_users_a_registered_slave_gets_nothing_before_it_has_signed(tmp_path, caplog):
+async def test_with_users_a_registered_slave_gets_nothing_before_it_has_signed(tmp_path, caplog):
     users = {
         "enabled": True,
         "initial_user": '{"username":"root","password":"secret12"}',
         "inner_credentials": '{"accessKey":"inner","secretKey":"secret12"}',
     }
 
-    async def scenario():
-        async with (
-            name_server(tmp_path) as namesrv,
-            broker(tmp_path / "store", users=users, namesrv_addr=namesrv, ha_addresses=MEMBERS_ONLY, **SYNC) as (
-                it,
-                port,
-                ha_port,
-            ),
-            registered(namesrv, f"{ELSEWHERE}:10911", source=ELSEWHERE),
-        ):
-            put(it, b"the secret")
-            for user, is_signed in ((None, False), ("nobody", False), ("inner", True)):
-                async with Stranger(f"{HERE}:{port}", source=ELSEWHERE) as slave:
-                    answer = await slave.ask(ALL_TOPICS, user=user)
-                    assert (answer.code == SEND_OK) is is_signed
-                link = await Raw.open(ha_port, ELSEWHERE)
-                link.report(0)
-                if is_signed:
-                    await until(lambda link=link: b"the secret" in link.log, "what a slave gets")
-                else:
-                    await until(lambda link=link: link.is_closed, "the stranger is sent away")
-                    assert link.log == b""
-                await link.close()
-
-    run_virtual(scenario())
+    async with (
+        name_server(tmp_path) as namesrv,
+        broker(tmp_path / "store", users=users, namesrv_addr=namesrv, ha_addresses=MEMBERS_ONLY, **SYNC) as (
+            it,
+            port,
+            ha_port,
+        ),
+        registered(namesrv, f"{ELSEWHERE}:10911", source=ELSEWHERE),
+    ):
+        put(it, b"the secret")
+        for user, is_signed in ((None, False), ("nobody", False), ("inner", True)):
+            async with Stranger(f"{HERE}:{port}", source=ELSEWHERE) as slave:
+                answer = await slave.ask(ALL_TOPICS, user=user)
+                assert (answer.code == SEND_OK) is is_signed
+            link = await Raw.open(ha_port, ELSEWHERE)
+            link.report(0)
+            if is_signed:
+                await until(lambda link=link: b"the secret" in link.log, "what a slave gets")
+            else:
+                await until(lambda link=link: link.is_closed, "the stranger is sent away")
+                assert link.log == b""
+            await link.close()
     assert "is refused at the HA port" in caplog.text

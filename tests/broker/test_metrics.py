@@ -31,7 +31,7 @@ from rmqkit.remoting.server import ListenFailed
 from rmqkit.standalone import Standalone
 from rmqkit.store.message_store import DispatchRequest, PutMessage, PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType
-from tests.virtual_time import run as run_virtual
+from tests.broker.cluster import Cluster
 
 HOST = "127.0.0.1"
 PROM = {"exporter_type": ExporterType.PROM, "exporter_port": 0}
@@ -61,8 +61,8 @@ def broker_metrics(cluster):
     return cluster.standalone.metrics_addresses[1]
 
 
-def test_sends_pulls_and_what_becomes_of_them_are_told(run):
-    async def scenario(cluster):
+async def test_sends_pulls_and_what_becomes_of_them_are_told(tmp_path):
+    async with Cluster(tmp_path / "store", broker=PROM) as cluster:
         await asyncio.gather(*(cluster.send(body=bytes(n), properties="UNIQ_KEY\x01A\x02") for n in range(50)))
         await cluster.send(
             body=encode_batch([BatchEntry(b"x", b"", 0)] * 3), code=RequestCode.SEND_BATCH_MESSAGE, batch=True
@@ -88,11 +88,9 @@ def test_sends_pulls_and_what_becomes_of_them_are_told(run):
         gone = await told(broker_metrics(cluster))
         assert not any("T" in key for name in gone for key in gone[name] if name.startswith("rocketmq_m"))
 
-    run(scenario, broker=PROM)
 
-
-def test_sends_alone_in_runs_and_of_mixed_topics_are_all_counted(run):
-    async def scenario(cluster):
+async def test_sends_alone_in_runs_and_of_mixed_topics_are_all_counted(tmp_path):
+    async with Cluster(tmp_path / "store", broker=PROM) as cluster:
         for _ in range(300):
             await cluster.send(body=bytes(100), properties="UNIQ_KEY\x01A\x02")
         for topics in ("T" * 100, "T" * 200, "TU" * 50, "U" * 300):
@@ -106,11 +104,9 @@ def test_sends_alone_in_runs_and_of_mixed_topics_are_all_counted(run):
         rpc = found["rocketmq_rpc_latency_milliseconds_count"]
         assert rpc["remoting", "send_message_v2", "success", "false", "success"] == 1000
 
-    run(scenario, broker=PROM)
 
-
-def test_timed_messages_are_told_by_topic_and_by_how_far_ahead_they_are(run):
-    async def scenario(cluster):
+async def test_timed_messages_are_told_by_topic_and_by_how_far_ahead_they_are(tmp_path):
+    async with Cluster(tmp_path / "store", broker=PROM) as cluster:
         timer, now_ms = cluster.standalone._broker.context.timer, SYSTEM_CLOCK.now_ms()
         for ahead_s in (200, 200, 7200, 100_000):
             properties = f"TIMER_DELIVER_MS\x01{now_ms + ahead_s * 1000}\x02"
@@ -128,11 +124,9 @@ def test_timed_messages_are_told_by_topic_and_by_how_far_ahead_they_are(run):
         assert sorted(ahead) == [5, 60, 300, 900, 3600, 14_400, 28_800, 86_400]
         assert found["rocketmq_delay_message_latency_seconds_count"] == {(*local, "T"): 4}
 
-    run(scenario, broker=PROM)
 
-
-def test_held_pulls_are_long_polls_and_answers_that_wait_for_the_disk_are_not(run):
-    async def scenario(cluster):
+async def test_held_pulls_are_long_polls_and_answers_that_wait_for_the_disk_are_not(tmp_path):
+    async with Cluster(tmp_path / "store", broker=PROM, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as cluster:
         await cluster.send()
         held = asyncio.create_task(cluster.pull(1, flags=PullFlag.SUBSCRIPTION | PullFlag.SUSPEND))
         await cluster.send()
@@ -141,32 +135,25 @@ def test_held_pulls_are_long_polls_and_answers_that_wait_for_the_disk_are_not(ru
         assert rpc["remoting", "send_message_v2", "success", "false", "success"] == 2
         assert rpc["remoting", "pull_message", "success", "true", "success"] == 1
 
-    run(scenario, broker=PROM, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
+
+async def test_everything_that_is_told_is_in_the_table_and_of_the_right_server(tmp_path):
+    rows = {metric.exposed_name: metric for metric in TABLE}
+    broker, namesrv = (kind(listen_port=0, bind_address=HOST, **PROM) for kind in (BrokerSettings, NamesrvSettings))
+    async with Standalone(tmp_path / "store", broker=broker, namesrv=namesrv) as both:
+        for server, address in zip((Server.NAME_SERVER, Server.BROKER), both.metrics_addresses, strict=True):
+            names = {line.split()[2] for line in (await page(address)).splitlines() if line.startswith("# TYPE")}
+            assert "rmqkit_event_loop_lag_milliseconds" in names
+            assert all(server in rows[name].servers and not rows[name].absent for name in names)
 
 
-def test_everything_that_is_told_is_in_the_table_and_of_the_right_server(tmp_path):
-    async def main():
-        rows = {metric.exposed_name: metric for metric in TABLE}
-        broker, namesrv = (kind(listen_port=0, bind_address=HOST, **PROM) for kind in (BrokerSettings, NamesrvSettings))
-        async with Standalone(tmp_path / "store", broker=broker, namesrv=namesrv) as both:
-            for server, address in zip((Server.NAME_SERVER, Server.BROKER), both.metrics_addresses, strict=True):
-                names = {line.split()[2] for line in (await page(address)).splitlines() if line.startswith("# TYPE")}
-                assert "rmqkit_event_loop_lag_milliseconds" in names
-                assert all(server in rows[name].servers and not rows[name].absent for name in names)
-
-    run_virtual(main())
-
-
-def test_slaves_are_told(run):
-    async def scenario(cluster):
+async def test_slaves_are_told(tmp_path):
+    async with Cluster(tmp_path / "store", broker=PROM) as cluster:
         link = HaConnectionInfo(addr="10.0.0.2:4711", diff=42, in_sync=True)
         master = SimpleNamespace(status=lambda: HaRuntimeInfo(ha_connection_info=[link]))
         context = cluster.standalone._broker.context
         found = await BrokerMetrics(context.counts, context, master, SimpleNamespace(lanes=set()), []).gather()
         assert found["rmqkit_replication_lag"] == {("10.0.0.2:4711",): 42}
         assert found["rmqkit_replication_in_sync"] == {("10.0.0.2:4711",): True}
-
-    run(scenario, broker=PROM)
 
 
 def test_without_an_exporter_nothing_is_counted_and_the_library_is_not_loaded(tmp_path):
@@ -182,17 +169,14 @@ def test_without_an_exporter_nothing_is_counted_and_the_library_is_not_loaded(tm
     assert done.returncode == 0
 
 
-def test_a_port_in_use_stops_the_start_before_anything_is_written(tmp_path):
-    async def main():
-        async with Standalone(tmp_path / "a", broker=BrokerSettings(listen_port=0, bind_address=HOST, **PROM)) as one:
-            port = int(one.metrics_addresses[1].rpartition(":")[2])
-            for kind, name in ((BrokerSettings, "broker"), (NamesrvSettings, "namesrv")):
-                taken = kind(listen_port=0, bind_address=HOST, exporter_type=ExporterType.PROM, exporter_port=port)
-                with pytest.raises(ListenFailed, match=rf"cannot listen on 127\.0\.0\.1:{port}"):
-                    await Standalone(tmp_path / "b", **{name: taken}).start()
-                assert not (tmp_path / "b").exists()
-
-    run_virtual(main())
+async def test_a_port_in_use_stops_the_start_before_anything_is_written(tmp_path):
+    async with Standalone(tmp_path / "a", broker=BrokerSettings(listen_port=0, bind_address=HOST, **PROM)) as one:
+        port = int(one.metrics_addresses[1].rpartition(":")[2])
+        for kind, name in ((BrokerSettings, "broker"), (NamesrvSettings, "namesrv")):
+            taken = kind(listen_port=0, bind_address=HOST, exporter_type=ExporterType.PROM, exporter_port=port)
+            with pytest.raises(ListenFailed, match=rf"cannot listen on 127\.0\.0\.1:{port}"):
+                await Standalone(tmp_path / "b", **{name: taken}).start()
+            assert not (tmp_path / "b").exists()
 
 
 @pytest.mark.parametrize(

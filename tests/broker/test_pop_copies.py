@@ -14,7 +14,7 @@ from rmqkit.broker.settings import BrokerRole
 from rmqkit.protocol.codes import ResponseCode
 from tests.broker.groups_of_brokers import Brokers
 from tests.broker.pops import Client, ack, change, pop
-from tests.client.peers import on_real_loop, until
+from tests.client.peers import until
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def pending(brokers, name):
     return set().union(*brokers.context(name).pop.check_points.pending.values())
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_what_a_slave_has_not_got_is_not_acknowledged_and_its_copy_goes_on(tmp_path):
     async with Brokers(tmp_path, in_sync_replicas=2, slave_timeout_ms=60_000) as brokers:
         client = await filled(brokers, b"0", b"4", b"8", b"12")
@@ -84,7 +84,7 @@ async def test_what_a_slave_has_not_got_is_not_acknowledged_and_its_copy_goes_on
         await client.client.close()
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_a_group_with_too_few_in_sync_puts_nothing(tmp_path):
     async with Brokers(tmp_path, in_sync_replicas=2, acts_as_master=True) as brokers:
         client = await filled(brokers, b"0", b"4")
@@ -99,7 +99,7 @@ async def test_a_group_with_too_few_in_sync_puts_nothing(tmp_path):
         await client.client.close()
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_acks_of_one_tick_are_one_record(tmp_path):
     async with Brokers(tmp_path) as brokers:
         await brokers.start("a-0")

@@ -15,6 +15,7 @@ from rmqkit.protocol.properties import decode_properties, encode_properties
 from rmqkit.protocol.record import decode_record
 from rmqkit.protocol.schemas.pop import PopCheckPoint, StoredAck
 from rmqkit.store.message_store import PutMessage
+from tests.broker.cluster import Cluster
 from tests.broker.pops import ack, context_of, now_ms, pop, sent
 
 REVIVE_TOPIC = "rmq_sys_REVIVE_LOG_DefaultCluster"
@@ -49,8 +50,8 @@ def stored(cluster):
     return [(one["UNIQ_KEY"], one["TAGS"], record.body) for one, record in zip(properties, records, strict=True)]
 
 
-def test_a_pop_and_its_acks_are_stored_as_apache_names_them(run):
-    async def scenario(cluster):
+async def test_a_pop_and_its_acks_are_stored_as_apache_names_them(tmp_path):
+    async with Cluster(tmp_path / "store") as cluster:
         await sent(cluster, *"abc")
         first = await pop(cluster)
         time = first.header.pop_time
@@ -64,11 +65,9 @@ def test_a_pop_and_its_acks_are_stored_as_apache_names_them(run):
         assert (ack_key, ack_tag) == (f"T@0@1@g@{time}@broker-a@ack", "ack")
         assert ack_body == b'{"ao":1,"bn":"broker-a","c":"g","pt":%d,"q":0,"so":0,"t":"T"}' % time
 
-    run(scenario)
 
-
-def test_acks_that_are_put_off_are_stored_together(run):
-    async def scenario(cluster):
+async def test_acks_that_are_put_off_are_stored_together(tmp_path):
+    async with Cluster(tmp_path / "store", broker={"pop_buffer_merge": True}) as cluster:
         await sent(cluster, *"abc")
         first = await pop(cluster)
         for body in "ca":
@@ -78,70 +77,61 @@ def test_acks_that_are_put_off_are_stored_together(run):
         assert [tag for _, tag, _ in stored(cluster)] == ["ck", "bAck"]
         assert msgspec.json.decode(stored(cluster)[1][2], type=StoredAck).ack_offsets == [2, 0]
 
-    run(scenario, broker={"pop_buffer_merge": True})
 
-
-def test_what_others_put_into_the_revive_topic_is_taken_in(run):
+async def test_what_others_put_into_the_revive_topic_is_taken_in(cluster):
     """As when a timer delivers the check points and acks of an Apache broker whose store this was."""
 
-    async def scenario(cluster):
-        await sent(cluster, *"ab")
-        pop_time = now_ms() - 10_000
-        check_point = PopCheckPoint(
-            broker_name="broker-a",
-            group="g",
-            topic="T",
-            queue_id=0,
-            start_offset=0,
-            count=2,
-            diffs=[0, 1],
-            pop_time=pop_time,
-            invisible_time=5000,
-            revive_time=pop_time + 5000,
+    await sent(cluster, *"ab")
+    pop_time = now_ms() - 10_000
+    check_point = PopCheckPoint(
+        broker_name="broker-a",
+        group="g",
+        topic="T",
+        queue_id=0,
+        start_offset=0,
+        count=2,
+        diffs=[0, 1],
+        pop_time=pop_time,
+        invisible_time=5000,
+        revive_time=pop_time + 5000,
+    )
+    acked = StoredAck(
+        ack_offset=0, broker_name="broker-a", group="g", topic="T", queue_id=0, start_offset=0, pop_time=pop_time
+    )
+    context_of(cluster).offsets.commit("g", "T", 0, 2)
+    for tag, body in (("ck", check_point), ("ack", acked), ("ck", b"rubbish")):
+        put = PutMessage(
+            topic=REVIVE_TOPIC,
+            queue_id=3,
+            body=body if isinstance(body, bytes) else msgspec.json.encode(body),
+            properties=encode_properties({"TAGS": tag}),
+            flag=0,
+            sys_flag=0,
+            born_timestamp=now_ms(),
+            born_host=context_of(cluster).identity.store_host,
+            store_host=context_of(cluster).identity.store_host,
         )
-        acked = StoredAck(
-            ack_offset=0, broker_name="broker-a", group="g", topic="T", queue_id=0, start_offset=0, pop_time=pop_time
-        )
-        context_of(cluster).offsets.commit("g", "T", 0, 2)
-        for tag, body in (("ck", check_point), ("ack", acked), ("ck", b"rubbish")):
-            put = PutMessage(
-                topic=REVIVE_TOPIC,
-                queue_id=3,
-                body=body if isinstance(body, bytes) else msgspec.json.encode(body),
-                properties=encode_properties({"TAGS": tag}),
-                flag=0,
-                sys_flag=0,
-                born_timestamp=now_ms(),
-                born_host=context_of(cluster).identity.store_host,
-                store_host=context_of(cluster).identity.store_host,
-            )
-            context_of(cluster).store.put(put)
-        again = await pop(cluster, poll_time=20_000)
-        assert [(body, one.reconsume_times) for body, one in again.messages.items()] == [("b", 1)]
-
-    run(scenario)
+        context_of(cluster).store.put(put)
+    again = await pop(cluster, poll_time=20_000)
+    assert [(body, one.reconsume_times) for body, one in again.messages.items()] == [("b", 1)]
 
 
-def test_a_group_that_a_crash_lost_gets_back_what_it_popped(run, tmp_path):
+async def test_a_group_that_a_crash_lost_gets_back_what_it_popped(tmp_path):
     """Groups and offsets are written behind; check points say what was popped since."""
 
-    async def before(cluster):
+    async with Cluster(tmp_path / "store") as cluster:
         await sent(cluster, *"ab")
         await pop(cluster, invisible_time=200)
-
-    async def after(cluster):
-        assert context_of(cluster).offsets.get("g", "T", 0) == 2
-        assert sorted(await pop(cluster, poll_time=5000, max_msg_nums=2)) == ["a", "b"]
-
-    run(before)
     for name in ("consumerOffset", "subscriptionGroup"):
         for path in (tmp_path / "store" / "config").glob(f"{name}.json*"):
             path.unlink()
-    run(after)
+    async with Cluster(tmp_path / "store") as cluster:
+        assert context_of(cluster).offsets.get("g", "T", 0) == 2
+        assert sorted(await pop(cluster, poll_time=5000, max_msg_nums=2)) == ["a", "b"]
 
 
-def test_metrics_tell_what_was_put_what_is_put_off_and_what_is_late(run):
-    async def scenario(cluster):
+async def test_metrics_tell_what_was_put_what_is_put_off_and_what_is_late(tmp_path):
+    async with Cluster(tmp_path / "store", broker={"pop_buffer_merge": True}) as cluster:
         await sent(cluster, *"abc")
         service, pop_time = context_of(cluster).pop, now_ms() - 5000
         assert context_of(cluster).groups.get("g")
@@ -165,16 +155,14 @@ def test_metrics_tell_what_was_put_what_is_put_off_and_what_is_late(run):
         context_of(cluster).topics.remove("T")
         assert not service.gather()["rocketmq_pop_revive_in_message_total"]
 
-    run(scenario, broker={"pop_buffer_merge": True})
-
 
 @pytest.mark.parametrize("merges", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_read_again_is_what_was_pending(run, seed, merges):
+async def test_what_is_read_again_is_what_was_pending(seed, merges, tmp_path):
     """PopService, acks and revivals at random: another log over the same store knows the same."""
     choices = random.Random(seed)
 
-    async def scenario(cluster):
+    async with Cluster(tmp_path / "store", broker={"pop_buffer_merge": merges}) as cluster:
         own = context_of(cluster)
         log, handed, position = own.pop.check_points, [], 0
         for step in range(300):
@@ -198,5 +186,3 @@ def test_what_is_read_again_is_what_was_pending(run, seed, merges):
         assert log.pending == again.pending != {}
         assert log.in_flight == again.in_flight
         assert sum(log.in_flight.values()) == sum(map(len, log.pending.values()))
-
-    run(scenario, broker={"pop_buffer_merge": merges})

@@ -21,7 +21,7 @@ from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings, TlsMode
 from tests.broker.cluster import Cluster
 from tests.certificates import OPENSSL, REASON, make_certificate
-from tests.client.peers import Peer, on_loop, until
+from tests.client.peers import Peer, until
 from tests.virtual_time import run as run_virtual
 
 
@@ -45,71 +45,57 @@ async def with_topics(cluster, names):
     return topics
 
 
-def test_a_change_that_was_answered_is_routed(run):
-    async def scenario(cluster):
-        for perm in (6, 4, 6, 2):
-            topics = [{"topicName": "T", "perm": perm}]
-            await cluster.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, {"topicConfigList": topics})
-            answer = await ask_namesrv(cluster, RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T")
-            assert [queues.perm for queues in decode_as(answer.body, TopicRoute).queue_datas] == [perm]
-
-    run(scenario)
+async def test_a_change_that_was_answered_is_routed(cluster):
+    for perm in (6, 4, 6, 2):
+        topics = [{"topicName": "T", "perm": perm}]
+        await cluster.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, {"topicConfigList": topics})
+        answer = await ask_namesrv(cluster, RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T")
+        assert [queues.perm for queues in decode_as(answer.body, TopicRoute).queue_datas] == [perm]
 
 
-def test_changes_that_come_close_together_are_all_routed(run):
+async def test_changes_that_come_close_together_are_all_routed(cluster):
     """Two registrations of one version would be one too many: name servers take nothing new from the second."""
 
-    async def scenario(cluster):
-        topics = await with_topics(cluster, "AB")
-        topics.put(TopicConfig(topic_name="A", perm=4))
-        await asyncio.sleep(0)  # its registration is about to begin
-        topics.put(TopicConfig(topic_name="B", perm=4))
-        await asyncio.sleep(0)
-        await cluster.standalone._broker.context.topics_published()
-        assert [(await routed(cluster, name)).perm for name in "AB"] == [4, 4]
-
-    run(scenario)
+    topics = await with_topics(cluster, "AB")
+    topics.put(TopicConfig(topic_name="A", perm=4))
+    await asyncio.sleep(0)  # its registration is about to begin
+    topics.put(TopicConfig(topic_name="B", perm=4))
+    await asyncio.sleep(0)
+    await cluster.standalone._broker.context.topics_published()
+    assert [(await routed(cluster, name)).perm for name in "AB"] == [4, 4]
 
 
-def test_a_change_is_routed_although_another_is_told_while_it_is_written(run):
-    async def scenario(cluster):
-        topics = await with_topics(cluster, "AB")
-        written = asyncio.ensure_future(topics.put_shared(TopicConfig(topic_name="B", perm=4)))
-        topics.put(TopicConfig(topic_name="A", perm=4))
-        await asyncio.sleep(0)  # B is about to be written, and the registration of A begins
-        await written
-        await cluster.standalone._broker.context.topics_published()
-        assert [(await routed(cluster, name)).perm for name in "AB"] == [4, 4]
-
-    run(scenario)
+async def test_a_change_is_routed_although_another_is_told_while_it_is_written(cluster):
+    topics = await with_topics(cluster, "AB")
+    written = asyncio.ensure_future(topics.put_shared(TopicConfig(topic_name="B", perm=4)))
+    topics.put(TopicConfig(topic_name="A", perm=4))
+    await asyncio.sleep(0)  # B is about to be written, and the registration of A begins
+    await written
+    await cluster.standalone._broker.context.topics_published()
+    assert [(await routed(cluster, name)).perm for name in "AB"] == [4, 4]
 
 
-def test_the_last_of_the_changes_of_one_topic_is_routed_and_none_of_one_that_is_gone(run):
-    async def scenario(cluster):
-        topics = cluster.standalone._broker.context.topics
-        shared = asyncio.ensure_future(topics.put_shared(TopicConfig("A", perm=2), TopicConfig("B", perm=2)))
-        await asyncio.sleep(0)  # the shared ones are about to be written
-        topics.put(TopicConfig("A", perm=4))
-        topics.remove("B")
-        await shared
-        await cluster.standalone._broker.context.topics_published()
-        assert (await routed(cluster, "A")).perm == topics.get("A").perm == 4
-        assert topics.get("B") is None
-        assert (await ask_namesrv(cluster, RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="B")).code == 17
-
-    run(scenario)
+async def test_the_last_of_the_changes_of_one_topic_is_routed_and_none_of_one_that_is_gone(cluster):
+    topics = cluster.standalone._broker.context.topics
+    shared = asyncio.ensure_future(topics.put_shared(TopicConfig("A", perm=2), TopicConfig("B", perm=2)))
+    await asyncio.sleep(0)  # the shared ones are about to be written
+    topics.put(TopicConfig("A", perm=4))
+    topics.remove("B")
+    await shared
+    await cluster.standalone._broker.context.topics_published()
+    assert (await routed(cluster, "A")).perm == topics.get("A").perm == 4
+    assert topics.get("B") is None
+    assert (await ask_namesrv(cluster, RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="B")).code == 17
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_topics_are_registered_whole_and_one_by_one(run, compressed):
-    async def scenario(cluster):
+async def test_topics_are_registered_whole_and_one_by_one(compressed, tmp_path):
+    async with Cluster(tmp_path / "store", broker={"compressed_register": compressed}) as cluster:
         assert (await routed(cluster, "TBW102")).write_queue_nums == 8
         await cluster.ask(
             RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, {"topicConfigList": [{"topicName": "T", "perm": 4}]}
         )
         assert (await routed(cluster, "T")).perm == 4
-
-    run(scenario, broker={"compressed_register": compressed})
 
 
 def test_topics_that_name_servers_list_as_ordered_are_marked(tmp_path):
@@ -138,30 +124,24 @@ def test_topics_that_name_servers_list_as_ordered_are_marked(tmp_path):
     run_virtual(second())
 
 
-def test_an_answer_that_cannot_be_read_changes_nothing(run):
-    async def scenario(cluster):
-        registration = cluster.standalone._broker._registration
-        version = cluster.standalone._broker.context.topics.data_version
-        for body in (b"{", b"[]", b'{"table":{"TBW102":7'):
-            registration._mark_ordered(Command(0, body=body))
-        assert cluster.standalone._broker.context.topics.data_version == version
-
-    run(scenario)
+async def test_an_answer_that_cannot_be_read_changes_nothing(cluster):
+    registration = cluster.standalone._broker._registration
+    version = cluster.standalone._broker.context.topics.data_version
+    for body in (b"{", b"[]", b'{"table":{"TBW102":7'):
+        registration._mark_ordered(Command(0, body=body))
+    assert cluster.standalone._broker.context.topics.data_version == version
 
 
-def test_name_servers_are_asked_what_they_know(run):
-    async def scenario(cluster):
-        registration = cluster.standalone._broker._registration
-        assert not await registration.is_outdated()
-        cluster.standalone._broker.context.topics.data_version.advance(1)
-        assert await registration.is_outdated()
-        await registration.register()
-        assert not await registration.is_outdated()
-        registration._name_servers.append("127.0.0.1:1")  # nobody listens there
-        assert await registration.is_outdated()
-        registration._name_servers.pop()
-
-    run(scenario)
+async def test_name_servers_are_asked_what_they_know(cluster):
+    registration = cluster.standalone._broker._registration
+    assert not await registration.is_outdated()
+    cluster.standalone._broker.context.topics.data_version.advance(1)
+    assert await registration.is_outdated()
+    await registration.register()
+    assert not await registration.is_outdated()
+    registration._name_servers.append("127.0.0.1:1")  # nobody listens there
+    assert await registration.is_outdated()
+    registration._name_servers.pop()
 
 
 class Registered:
@@ -195,7 +175,6 @@ class Registered:
 
 @pytest.mark.skipif(OPENSSL is None, reason=REASON)
 @pytest.mark.parametrize("is_encrypted", [False, True])
-@on_loop
 async def test_a_name_server_that_encrypts_otherwise_is_named(tmp_path, caplog, is_encrypted):
     own = make_certificate(tmp_path, "server")
     server = ServerTls(ServerTlsSettings(mode=TlsMode.ENFORCING, certificate=own.certificate, key=own.key))
@@ -215,7 +194,6 @@ async def test_a_name_server_that_encrypts_otherwise_is_named(tmp_path, caplog, 
 OWN = {"brokerName": "bk", "brokerAddr": "127.0.0.1:1", "clusterName": "C1"}
 
 
-@on_loop
 async def test_a_broker_that_may_act_as_master_is_soon_missed_and_gives_signs_of_life(tmp_path):
     async with Registered(tmp_path, acts_as_master=True) as it:
         await it.registration.start()
@@ -231,7 +209,6 @@ async def test_a_broker_that_may_act_as_master_is_soon_missed_and_gives_signs_of
         assert name_server.asked(RequestCode.BROKER_HEARTBEAT) == [OWN]
 
 
-@on_loop
 async def test_other_brokers_are_missed_late_and_give_none(tmp_path):
     async with Registered(tmp_path) as it:
         await it.registration.start()
@@ -240,7 +217,6 @@ async def test_other_brokers_are_missed_late_and_give_none(tmp_path):
         assert it.registration._beat is None
 
 
-@on_loop
 async def test_the_members_of_a_group_are_those_that_any_name_server_knows(tmp_path):
     async with Registered(tmp_path, name_servers=4) as it:
         refuses, *answering, late = it.name_servers
@@ -265,7 +241,6 @@ def told_topics(name_server):
 
 
 @pytest.mark.parametrize("how", ["refused", "connection lost"])
-@on_loop
 async def test_a_name_server_that_missed_a_change_is_told_everything_with_the_next_one(tmp_path, how):
     """A later change alone would give it the version of the table, and make it ignore the one that it missed."""
     async with Registered(tmp_path, name_servers=2) as it:
@@ -287,7 +262,6 @@ async def test_a_name_server_that_missed_a_change_is_told_everything_with_the_ne
         assert told_topics(other) == [[], ["A"], ["A"], ["B"], ["C"]]
 
 
-@on_loop
 async def test_a_change_that_comes_while_the_first_registration_is_answered_is_told(tmp_path):
     async with Registered(tmp_path) as it:
         (name_server,) = it.name_servers
@@ -302,7 +276,6 @@ async def test_a_change_that_comes_while_the_first_registration_is_answered_is_t
         assert await starting == 1
 
 
-@on_loop
 async def test_a_change_after_the_good_bye_is_not_told(tmp_path):
     async with Registered(tmp_path) as it:
         await it.registration.start()

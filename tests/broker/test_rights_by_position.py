@@ -18,7 +18,6 @@ from rmqkit.remoting.authentication import AuthenticationSettings, Credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone
 from tests.store.stores import message, opened, small_settings
-from tests.virtual_time import run as run_virtual
 
 ROOT, ANNA, EVE = (Credentials(access_key=name, secret_key="secret12") for name in ("root", "anna", "eve"))
 USERS = AuthenticationSettings(
@@ -89,38 +88,33 @@ async def sent(address, properties=""):
     return str(decode_offset_id(decode_fields(answer)["msgId"])[2])
 
 
-def test_who_has_no_right_on_a_topic_cannot_reach_its_messages_by_their_place(tmp_path):
+async def test_who_has_no_right_on_a_topic_cannot_reach_its_messages_by_their_place(tmp_path):
     """Anna reads Orders with her group and sends to it; Eve, who has a group and a topic of her own, guesses places."""
 
-    async def scenario():
-        async with Standalone(tmp_path, authentication=USERS) as servers:
-            address = servers.broker_address
-            for name, resources in (("anna", ("Topic:Orders", "Group:ga")), ("eve", ("Topic:Own", "Group:ge"))):
-                made = await ask(address, ROOT, Code.AUTH_CREATE_USER, b'{"password":"secret12"}', username=name)
-                entries = [
-                    {"resource": each, "actions": ["Pub", "Sub", "Get"], "decision": "Allow"} for each in resources
-                ]
-                acl = json.dumps({"policies": [{"entries": entries}]}).encode()
-                allowed = await ask(address, ROOT, Code.AUTH_CREATE_ACL, acl, subject=f"User:{name}")
-                assert (made.code, allowed.code) == (0, 0)
-            plain, half = await sent(address, ""), await sent(address, "TRAN_MSG\x01true\x02PGROUP\x01p\x02")
-            end = {"producerGroup": "p", "tranStateTableOffset": "0", "commitLogOffset": half, "commitOrRollback": "8"}
-            asked = (
-                (VIEW, {"offset": plain}),
-                (VIEW, {"offset": half, "topic": "Own"}),
-                (BACK, {"offset": plain, "delayLevel": "0"}),
-                (END, end),
-                (END, {**end, "topic": "Own"}),
-            )
-            for code, fields in asked:
-                answer = await ask(address, EVE, code, **fields, group="ge")
-                assert answer.code == ResponseCode.NO_PERMISSION, (code, answer.remark)
-                assert "Topic:Orders" in answer.remark
-            for code, fields in (asked[0], asked[2], asked[3]):
-                answer = await ask(address, ANNA, code, **fields, group="ga")
-                assert answer.code == ResponseCode.SUCCESS, (code, answer.remark)
-
-    run_virtual(scenario())
+    async with Standalone(tmp_path, authentication=USERS) as servers:
+        address = servers.broker_address
+        for name, resources in (("anna", ("Topic:Orders", "Group:ga")), ("eve", ("Topic:Own", "Group:ge"))):
+            made = await ask(address, ROOT, Code.AUTH_CREATE_USER, b'{"password":"secret12"}', username=name)
+            entries = [{"resource": each, "actions": ["Pub", "Sub", "Get"], "decision": "Allow"} for each in resources]
+            acl = json.dumps({"policies": [{"entries": entries}]}).encode()
+            allowed = await ask(address, ROOT, Code.AUTH_CREATE_ACL, acl, subject=f"User:{name}")
+            assert (made.code, allowed.code) == (0, 0)
+        plain, half = await sent(address, ""), await sent(address, "TRAN_MSG\x01true\x02PGROUP\x01p\x02")
+        end = {"producerGroup": "p", "tranStateTableOffset": "0", "commitLogOffset": half, "commitOrRollback": "8"}
+        asked = (
+            (VIEW, {"offset": plain}),
+            (VIEW, {"offset": half, "topic": "Own"}),
+            (BACK, {"offset": plain, "delayLevel": "0"}),
+            (END, end),
+            (END, {**end, "topic": "Own"}),
+        )
+        for code, fields in asked:
+            answer = await ask(address, EVE, code, **fields, group="ge")
+            assert answer.code == ResponseCode.NO_PERMISSION, (code, answer.remark)
+            assert "Topic:Orders" in answer.remark
+        for code, fields in (asked[0], asked[2], asked[3]):
+            answer = await ask(address, ANNA, code, **fields, group="ga")
+            assert answer.code == ResponseCode.SUCCESS, (code, answer.remark)
 
 
 def test_a_body_that_looks_like_a_record_is_no_message_and_any_other_is(tmp_path):

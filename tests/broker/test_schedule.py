@@ -118,82 +118,67 @@ def test_a_delay_level_that_is_no_number_is_refused(text):
         delay_level(text)
 
 
-def test_a_delayed_message_is_stored_under_its_level_and_delivered_when_it_is_due(root):
-    async def scenario():
-        async with running(root) as delays:
-            delays.put(2, body=b"later", TAGS="A", TIMER_DELAY_SEC=9, a="b", flag=7, reconsume_times=3)
-            (stored,) = delays.records(SCHEDULE_TOPIC, 1)
-            wanted = {"DELAY": "2", "REAL_TOPIC": "T", "REAL_QID": "1", "TAGS": "A", "a": "b"}
-            assert decode_properties(stored.properties) == wanted
-            ((_, _, _, due_ms),) = delays.store.entries(SCHEDULE_TOPIC, 1, 0, count_max=9)
-            assert due_ms == stored.store_timestamp + 5000 == delays.clock.ms + 5000
+async def test_a_delayed_message_is_stored_under_its_level_and_delivered_when_it_is_due(root):
+    async with running(root) as delays:
+        delays.put(2, body=b"later", TAGS="A", TIMER_DELAY_SEC=9, a="b", flag=7, reconsume_times=3)
+        (stored,) = delays.records(SCHEDULE_TOPIC, 1)
+        wanted = {"DELAY": "2", "REAL_TOPIC": "T", "REAL_QID": "1", "TAGS": "A", "a": "b"}
+        assert decode_properties(stored.properties) == wanted
+        ((_, _, _, due_ms),) = delays.store.entries(SCHEDULE_TOPIC, 1, 0, count_max=9)
+        assert due_ms == stored.store_timestamp + 5000 == delays.clock.ms + 5000
 
-            delays.clock.ms += 4999
-            await asyncio.sleep(0.05)
-            assert delays.store.max_offset("T", 1) == 0
-            delays.clock.ms += 1
-            assert await delays.delivered(1) == [b"later"]
-            (copy,) = delays.records()
-            assert decode_properties(copy.properties) == wanted
-            assert (copy.flag, copy.reconsume_times, copy.born_timestamp) == (7, 3, stored.born_timestamp)
-            assert (copy.born_host, copy.store_host) == (stored.born_host, stored.store_host)
-            assert copy.store_timestamp == delays.clock.ms
-            assert [entry[3] for entry in delays.store.entries("T", 1, 0, count_max=9)] == [java_hash("A")]
-
-    run_virtual(scenario())
+        delays.clock.ms += 4999
+        await asyncio.sleep(0.05)
+        assert delays.store.max_offset("T", 1) == 0
+        delays.clock.ms += 1
+        assert await delays.delivered(1) == [b"later"]
+        (copy,) = delays.records()
+        assert decode_properties(copy.properties) == wanted
+        assert (copy.flag, copy.reconsume_times, copy.born_timestamp) == (7, 3, stored.born_timestamp)
+        assert (copy.born_host, copy.store_host) == (stored.born_host, stored.store_host)
+        assert copy.store_timestamp == delays.clock.ms
+        assert [entry[3] for entry in delays.store.entries("T", 1, 0, count_max=9)] == [java_hash("A")]
 
 
-def test_a_level_above_the_last_counts_as_the_last(root):
-    async def scenario():
-        async with running(root) as delays:
-            delays.put(99)
-            (stored,) = delays.records(SCHEDULE_TOPIC, 2)
-            assert decode_properties(stored.properties)["DELAY"] == "3"
-
-    run_virtual(scenario())
+async def test_a_level_above_the_last_counts_as_the_last(root):
+    async with running(root) as delays:
+        delays.put(99)
+        (stored,) = delays.records(SCHEDULE_TOPIC, 2)
+        assert decode_properties(stored.properties)["DELAY"] == "3"
 
 
-def test_each_level_delivers_in_the_order_of_its_queue(root):
-    async def scenario():
-        async with running(root) as delays:
-            for number in range(60):
-                delays.put(1 + number % 2, body=b"%d" % number)
-            delays.clock.ms += 1000
-            assert await delays.delivered(30) == [b"%d" % number for number in range(0, 60, 2)]
-            delays.clock.ms += 4000
-            assert sorted(await delays.delivered(60), key=int) == [b"%d" % number for number in range(60)]
-
-    run_virtual(scenario())
+async def test_each_level_delivers_in_the_order_of_its_queue(root):
+    async with running(root) as delays:
+        for number in range(60):
+            delays.put(1 + number % 2, body=b"%d" % number)
+        delays.clock.ms += 1000
+        assert await delays.delivered(30) == [b"%d" % number for number in range(0, 60, 2)]
+        delays.clock.ms += 4000
+        assert sorted(await delays.delivered(60), key=int) == [b"%d" % number for number in range(60)]
 
 
-def test_a_level_that_was_empty_for_long_delivers_again(root):
-    async def scenario():
-        async with running(root) as delays:
-            for round_number in range(3):
-                delays.put(1, body=b"%d" % round_number)
-                delays.clock.ms += 86_400_000
-                assert len(await delays.delivered(round_number + 1)) == round_number + 1
-
-    run_virtual(scenario())
+async def test_a_level_that_was_empty_for_long_delivers_again(root):
+    async with running(root) as delays:
+        for round_number in range(3):
+            delays.put(1, body=b"%d" % round_number)
+            delays.clock.ms += 86_400_000
+            assert len(await delays.delivered(round_number + 1)) == round_number + 1
 
 
-def test_a_restart_delivers_what_became_due_meanwhile_and_nothing_twice(root):
-    async def scenario():
-        async with running(root) as delays:
-            delays.put(1, body=b"before")
-            delays.put(2, body=b"meanwhile")
-            delays.put(3, body=b"after")
-            delays.clock.ms += 1000
-            await delays.delivered(1)
-        assert delays.offsets() == {"1": 1}
-        delays.clock.ms += 5000
-        async with running(root, clock=delays.clock) as again:
-            assert await again.delivered(2) == [b"before", b"meanwhile"]
-            again.clock.ms += 5000
-            assert await again.delivered(3) == [b"before", b"meanwhile", b"after"]
-        assert again.offsets() == {"1": 1, "2": 1, "3": 1}
-
-    run_virtual(scenario())
+async def test_a_restart_delivers_what_became_due_meanwhile_and_nothing_twice(root):
+    async with running(root) as delays:
+        delays.put(1, body=b"before")
+        delays.put(2, body=b"meanwhile")
+        delays.put(3, body=b"after")
+        delays.clock.ms += 1000
+        await delays.delivered(1)
+    assert delays.offsets() == {"1": 1}
+    delays.clock.ms += 5000
+    async with running(root, clock=delays.clock) as again:
+        assert await again.delivered(2) == [b"before", b"meanwhile"]
+        again.clock.ms += 5000
+        assert await again.delivered(3) == [b"before", b"meanwhile", b"after"]
+    assert again.offsets() == {"1": 1, "2": 1, "3": 1}
 
 
 def test_without_the_offset_file_everything_is_delivered_again_and_said(root, caplog):
@@ -240,137 +225,113 @@ def test_with_a_backup_of_the_offset_file_only_what_it_does_not_know_is_delivere
 
 
 @pytest.mark.parametrize(("offset", "count"), [(-5, 1), (10**12, 0)])
-def test_an_offset_outside_its_queue_is_corrected(root, offset, count):
-    async def scenario():
-        async with running(root) as delays:
-            delays.put(1)
-        (root / "config").mkdir(exist_ok=True)
-        (root / "config" / "delayOffset.json").write_text(f'{{"offsetTable":{{1:{offset},-3:7,40:1}}}}')
+async def test_an_offset_outside_its_queue_is_corrected(root, offset, count):
+    async with running(root) as delays:
+        delays.put(1)
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config" / "delayOffset.json").write_text(f'{{"offsetTable":{{1:{offset},-3:7,40:1}}}}')
+    delays.clock.ms += 1000
+    async with running(root, clock=delays.clock) as again:
+        again.put(1)
+        again.clock.ms += 1000
+        await again.delivered(count + 1)
+
+
+async def test_a_delay_made_shorter_delivers_at_once_what_is_farther_off(root):
+    async with running(root, levels="1h 2h") as delays:
+        delays.put(2, body=b"was two hours")
+    async with running(root, levels="1h 1s", clock=delays.clock) as again:
+        assert await again.delivered(1) == [b"was two hours"]
+
+
+async def test_a_level_taken_from_the_table_delivers_when_its_messages_said(root):
+    async with running(root) as delays:
+        delays.put(3, body=b"third")
+    async with running(root, levels="1s", clock=delays.clock) as again:
+        again.clock.ms += 9999
+        await asyncio.sleep(0.05)
+        assert again.store.max_offset("T", 1) == 0
+        again.clock.ms += 1
+        assert await again.delivered(1) == [b"third"]
+
+
+async def test_a_clock_set_back_delivers_at_once_what_it_put_too_far_off(root):
+    async with running(root) as delays:
+        delays.put(1)
+        delays.clock.ms -= 3_600_000
+        await delays.delivered(1)
+
+
+async def test_a_store_that_refuses_is_tried_again_with_the_same_message(root, monkeypatch):
+    async with running(root) as delays:
+        for number in range(3):
+            delays.put(1, body=b"%d" % number)
+        refusals = iter([PutStatus.OS_PAGE_CACHE_BUSY, PutStatus.SERVICE_NOT_AVAILABLE])
+        put = delays.store.put
+
+        def reluctant(wanted):
+            status = next(refusals, None)
+            return put(wanted) if status is None else PutResult(status, reason="not now")
+
+        monkeypatch.setattr(delays.store, "put", reluctant)
         delays.clock.ms += 1000
-        async with running(root, clock=delays.clock) as again:
-            again.put(1)
-            again.clock.ms += 1000
-            await again.delivered(count + 1)
-
-    run_virtual(scenario())
-
-
-def test_a_delay_made_shorter_delivers_at_once_what_is_farther_off(root):
-    async def scenario():
-        async with running(root, levels="1h 2h") as delays:
-            delays.put(2, body=b"was two hours")
-        async with running(root, levels="1h 1s", clock=delays.clock) as again:
-            assert await again.delivered(1) == [b"was two hours"]
-
-    run_virtual(scenario())
+        async with asyncio.timeout(SECONDS):
+            while delays.store.max_offset("T", 1) < 3:
+                await asyncio.sleep(0.002)
+                delays.clock.ms += 10
+        assert delays.bodies() == [b"0", b"1", b"2"]
 
 
-def test_a_level_taken_from_the_table_delivers_when_its_messages_said(root):
-    async def scenario():
-        async with running(root) as delays:
-            delays.put(3, body=b"third")
-        async with running(root, levels="1s", clock=delays.clock) as again:
-            again.clock.ms += 9999
-            await asyncio.sleep(0.05)
-            assert again.store.max_offset("T", 1) == 0
-            again.clock.ms += 1
-            assert await again.delivered(1) == [b"third"]
-
-    run_virtual(scenario())
-
-
-def test_a_clock_set_back_delivers_at_once_what_it_put_too_far_off(root):
-    async def scenario():
-        async with running(root) as delays:
-            delays.put(1)
-            delays.clock.ms -= 3_600_000
-            await delays.delivered(1)
-
-    run_virtual(scenario())
-
-
-def test_a_store_that_refuses_is_tried_again_with_the_same_message(root, monkeypatch):
-    async def scenario():
-        async with running(root) as delays:
-            for number in range(3):
-                delays.put(1, body=b"%d" % number)
-            refusals = iter([PutStatus.OS_PAGE_CACHE_BUSY, PutStatus.SERVICE_NOT_AVAILABLE])
-            put = delays.store.put
-
-            def reluctant(wanted):
-                status = next(refusals, None)
-                return put(wanted) if status is None else PutResult(status, reason="not now")
-
-            monkeypatch.setattr(delays.store, "put", reluctant)
+async def test_what_can_never_be_stored_does_not_hold_up_its_level(root, monkeypatch, caplog):
+    async with running(root) as delays:
+        delays.put(1, body=b"bad")
+        delays.put(1, body=b"good")
+        delays.put(1, topic=HALF_TOPIC)
+        put = delays.store.put
+        illegal = PutResult(PutStatus.MESSAGE_ILLEGAL, reason="too long")
+        monkeypatch.setattr(delays.store, "put", lambda wanted: illegal if wanted.body == b"bad" else put(wanted))
+        with caplog.at_level(logging.ERROR):
             delays.clock.ms += 1000
+            assert await delays.delivered(1) == [b"good"]
             async with asyncio.timeout(SECONDS):
-                while delays.store.max_offset("T", 1) < 3:
+                while delays.schedule.offsets().offset_table.get(1) != 3:
                     await asyncio.sleep(0.002)
-                    delays.clock.ms += 10
-            assert delays.bodies() == [b"0", b"1", b"2"]
-
-    run_virtual(scenario())
+        assert "dropped: MESSAGE_ILLEGAL, too long" in caplog.text
+        assert delays.store.max_offset(HALF_TOPIC, 1) == 0
 
 
-def test_what_can_never_be_stored_does_not_hold_up_its_level(root, monkeypatch, caplog):
-    async def scenario():
-        async with running(root) as delays:
-            delays.put(1, body=b"bad")
-            delays.put(1, body=b"good")
-            delays.put(1, topic=HALF_TOPIC)
-            put = delays.store.put
-            illegal = PutResult(PutStatus.MESSAGE_ILLEGAL, reason="too long")
-            monkeypatch.setattr(delays.store, "put", lambda wanted: illegal if wanted.body == b"bad" else put(wanted))
-            with caplog.at_level(logging.ERROR):
-                delays.clock.ms += 1000
-                assert await delays.delivered(1) == [b"good"]
-                async with asyncio.timeout(SECONDS):
-                    while delays.schedule.offsets().offset_table.get(1) != 3:
-                        await asyncio.sleep(0.002)
-            assert "dropped: MESSAGE_ILLEGAL, too long" in caplog.text
-            assert delays.store.max_offset(HALF_TOPIC, 1) == 0
+async def test_a_level_that_fails_is_tried_again_and_holds_up_no_other(root, monkeypatch, caplog):
+    async with running(root) as delays:
+        delays.put(1, body=b"first")
+        delays.put(2, body=b"second")
+        entries, failures = delays.store.entries, iter([True])
 
-    run_virtual(scenario())
+        def failing(topic, queue_id, queue_offset, *, count_max):
+            if queue_id == 0 and next(failures, False):
+                raise OSError("cannot be read")
+            return entries(topic, queue_id, queue_offset, count_max=count_max)
+
+        monkeypatch.setattr(delays.store, "entries", failing)
+        delays.clock.ms += 5000
+        assert await delays.delivered(1) == [b"second"]
+        assert "delay level 1: entry 0 cannot be delivered" in caplog.text
+        delays.clock.ms += 10_000
+        assert await delays.delivered(2) == [b"second", b"first"]
 
 
-def test_a_level_that_fails_is_tried_again_and_holds_up_no_other(root, monkeypatch, caplog):
-    async def scenario():
-        async with running(root) as delays:
-            delays.put(1, body=b"first")
-            delays.put(2, body=b"second")
-            entries, failures = delays.store.entries, iter([True])
-
-            def failing(topic, queue_id, queue_offset, *, count_max):
-                if queue_id == 0 and next(failures, False):
-                    raise OSError("cannot be read")
-                return entries(topic, queue_id, queue_offset, count_max=count_max)
-
-            monkeypatch.setattr(delays.store, "entries", failing)
-            delays.clock.ms += 5000
-            assert await delays.delivered(1) == [b"second"]
-            assert "delay level 1: entry 0 cannot be delivered" in caplog.text
-            delays.clock.ms += 10_000
-            assert await delays.delivered(2) == [b"second", b"first"]
-
-    run_virtual(scenario())
-
-
-def test_a_backlog_does_not_keep_the_loop_from_its_work(root, monkeypatch):
-    async def scenario():
-        async with running(root) as delays:
-            ticks = 0
-            monkeypatch.setattr(delays.clock, "monotonic_ms", _every_call_later())
-            for number in range(200):
-                delays.put(1 + number % 3)
-            delays.clock.ms += 10_000
-            async with asyncio.timeout(SECONDS):
-                while delays.store.max_offset("T", 1) < 200:
-                    await asyncio.sleep(0)
-                    ticks += 1
-            assert ticks > 200 // 32
-
+async def test_a_backlog_does_not_keep_the_loop_from_its_work(root, monkeypatch):
     monkeypatch.setattr("rmqkit.broker.delay.levels._ROUND_MS_MAX", 1.5)  # one run of messages a round
-    run_virtual(scenario())
+    async with running(root) as delays:
+        ticks = 0
+        monkeypatch.setattr(delays.clock, "monotonic_ms", _every_call_later())
+        for number in range(200):
+            delays.put(1 + number % 3)
+        delays.clock.ms += 10_000
+        async with asyncio.timeout(SECONDS):
+            while delays.store.max_offset("T", 1) < 200:
+                await asyncio.sleep(0)
+                ticks += 1
+        assert ticks > 200 // 32
 
 
 def _every_call_later():
@@ -385,73 +346,61 @@ def _every_call_later():
     return monotonic_ms
 
 
-def test_offsets_are_written_when_the_copies_before_them_are_on_the_disk(root, monkeypatch):
-    async def scenario():
-        async with running(root, flush_interval_ms=3_600_000) as delays:
-            delays.put(1)
-            delays.clock.ms += 1000
-            await delays.delivered(1)
-            durable_offset = 0
-            monkeypatch.setattr(MessageStore, "durable_offset", property(lambda store: durable_offset))
-            await delays.schedule.persist_round()
-            assert delays.offsets() == {}
-            durable_offset = delays.store.max_physical_offset
-            delays.put(1)
-            delays.clock.ms += 1000
-            await delays.delivered(2)
-            await delays.schedule.persist_round()  # the second copy is not on the disk
-            assert delays.offsets() == {"1": 1}
-            durable_offset = delays.store.max_physical_offset
-            await delays.schedule.persist_round()
-            assert delays.offsets() == {"1": 2}
-
-    run_virtual(scenario())
+async def test_offsets_are_written_when_the_copies_before_them_are_on_the_disk(root, monkeypatch):
+    async with running(root, flush_interval_ms=3_600_000) as delays:
+        delays.put(1)
+        delays.clock.ms += 1000
+        await delays.delivered(1)
+        durable_offset = 0
+        monkeypatch.setattr(MessageStore, "durable_offset", property(lambda store: durable_offset))
+        await delays.schedule.persist_round()
+        assert delays.offsets() == {}
+        durable_offset = delays.store.max_physical_offset
+        delays.put(1)
+        delays.clock.ms += 1000
+        await delays.delivered(2)
+        await delays.schedule.persist_round()  # the second copy is not on the disk
+        assert delays.offsets() == {"1": 1}
+        durable_offset = delays.store.max_physical_offset
+        await delays.schedule.persist_round()
+        assert delays.offsets() == {"1": 2}
 
 
-def test_under_sync_flush_messages_are_delivered_too(root):
-    async def scenario():
-        async with running(root, flush_disk_type=FlushDiskType.SYNC_FLUSH) as delays:
-            for number in range(3):
-                delays.put(1, body=b"%d" % number)
-            delays.clock.ms += 1000
-            assert await delays.delivered(3) == [b"0", b"1", b"2"]
-            delays.put(1, body=b"3")
-            delays.clock.ms += 1000
-            assert await delays.delivered(4) == [b"0", b"1", b"2", b"3"]
-
-    run_virtual(scenario())
+async def test_under_sync_flush_messages_are_delivered_too(root):
+    async with running(root, flush_disk_type=FlushDiskType.SYNC_FLUSH) as delays:
+        for number in range(3):
+            delays.put(1, body=b"%d" % number)
+        delays.clock.ms += 1000
+        assert await delays.delivered(3) == [b"0", b"1", b"2"]
+        delays.put(1, body=b"3")
+        delays.clock.ms += 1000
+        assert await delays.delivered(4) == [b"0", b"1", b"2", b"3"]
 
 
-def test_with_extension_files_the_due_time_comes_from_them(root):
-    async def scenario():
-        async with running(root, enable_consume_queue_ext=True, consume_queue_ext_file_bytes=4096) as delays:
-            delays.put(2)
-            delays.clock.ms += 4999
-            await asyncio.sleep(0.05)
-            assert delays.store.max_offset("T", 1) == 0
-            delays.clock.ms += 1
-            await delays.delivered(1)
-
-    run_virtual(scenario())
+async def test_with_extension_files_the_due_time_comes_from_them(root):
+    async with running(root, enable_consume_queue_ext=True, consume_queue_ext_file_bytes=4096) as delays:
+        delays.put(2)
+        delays.clock.ms += 4999
+        await asyncio.sleep(0.05)
+        assert delays.store.max_offset("T", 1) == 0
+        delays.clock.ms += 1
+        await delays.delivered(1)
 
 
-def test_what_apache_left_pending_is_delivered(tmp_path):
+async def test_what_apache_left_pending_is_delivered(tmp_path):
     golden = unpack_golden("5.4.0", tmp_path)
 
-    async def scenario():
-        delays = Delays(golden.root, golden=golden_settings(golden))
-        delays.schedule.load()
-        assert delays.schedule.offsets().offset_table == {1: 3, 2: 1, 3: 3, 6: 0, 9: 0, 18: 0}
-        delays.store.open()
-        waiting = {level: delays.store.max_offset(SCHEDULE_TOPIC, level - 1) for level in (1, 2, 3, 6, 9, 18)}
-        assert waiting == {1: 3, 2: 1, 3: 3, 6: 1, 9: 1, 18: 2}
-        delays.schedule.start()  # on a clock for which all of it is due
-        async with asyncio.timeout(SECONDS):
-            while delays.schedule.offsets().offset_table != waiting:
-                await asyncio.sleep(0.002)
-        tags = [decode_properties(record.properties)["TAGS"] for record in delays.records("GoldDelay", 0)]
-        assert tags == ["d2", "d6", "d18", "over"]
-        delays.schedule.stop()
-        delays.store.close()
-
-    run_virtual(scenario())
+    delays = Delays(golden.root, golden=golden_settings(golden))
+    delays.schedule.load()
+    assert delays.schedule.offsets().offset_table == {1: 3, 2: 1, 3: 3, 6: 0, 9: 0, 18: 0}
+    delays.store.open()
+    waiting = {level: delays.store.max_offset(SCHEDULE_TOPIC, level - 1) for level in (1, 2, 3, 6, 9, 18)}
+    assert waiting == {1: 3, 2: 1, 3: 3, 6: 1, 9: 1, 18: 2}
+    delays.schedule.start()  # on a clock for which all of it is due
+    async with asyncio.timeout(SECONDS):
+        while delays.schedule.offsets().offset_table != waiting:
+            await asyncio.sleep(0.002)
+    tags = [decode_properties(record.properties)["TAGS"] for record in delays.records("GoldDelay", 0)]
+    assert tags == ["d2", "d6", "d18", "over"]
+    delays.schedule.stop()
+    delays.store.close()

@@ -249,49 +249,43 @@ def test_static_topics_are_copied_with_their_queues(tmp_path):
     assert slave.topics.static.local == {}
 
 
-def test_the_type_of_a_new_topic_is_not_guessed_when_the_master_does_not_tell_it(tmp_path, monkeypatch):
+async def test_the_type_of_a_new_topic_is_not_guessed_when_the_master_does_not_tell_it(tmp_path, monkeypatch):
     """A queue of the wrong type would keep the slave from starting again."""
     monkeypatch.setattr("rmqkit.broker.replication.tables._ASK_AGAIN_SECONDS", 0.01)
     batch = TopicConfig("B", attributes={"queue.type": "BatchCQ"})
     table = msgspec.json.encode(TopicConfigTable(DataVersion(9, 0, 5), {"B": batch}))
 
-    async def scenario():
-        async with pair(tmp_path) as (master, slave):
-            slave.sync._master = master.address
-            master.answers[21] = lambda command: reply(command, 1, "busy")
-            asked = 0
-            async with asyncio.timeout(SECONDS):
-                for wanted, answer in ((3, master.answers[21]), (1, lambda command: reply(command, body=table))):
-                    master.answers[21] = answer
-                    while len(master.asked) < asked + wanted:
-                        with pytest.raises(BlockingIOError):
-                            slave.sync.is_batch_topic("B")
-                        await asyncio.sleep(0.002)
-                    asked = len(master.asked)
-                while len(slave.sync._tasks):
+    async with pair(tmp_path) as (master, slave):
+        slave.sync._master = master.address
+        master.answers[21] = lambda command: reply(command, 1, "busy")
+        asked = 0
+        async with asyncio.timeout(SECONDS):
+            for wanted, answer in ((3, master.answers[21]), (1, lambda command: reply(command, body=table))):
+                master.answers[21] = answer
+                while len(master.asked) < asked + wanted:
+                    with pytest.raises(BlockingIOError):
+                        slave.sync.is_batch_topic("B")
                     await asyncio.sleep(0.002)
-            assert slave.sync.is_batch_topic("B")
+                asked = len(master.asked)
+            while len(slave.sync._tasks):
+                await asyncio.sleep(0.002)
+        assert slave.sync.is_batch_topic("B")
 
-    run_virtual(scenario())
 
-
-def test_records_of_a_topic_that_a_dead_master_did_not_tell_of_get_ordinary_queues(tmp_path, monkeypatch, caplog):
+async def test_records_of_a_topic_that_a_dead_master_did_not_tell_of_get_ordinary_queues(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("rmqkit.broker.replication.tables._ASK_AGAIN_SECONDS", 0.001)
 
-    async def scenario():
-        async with pair(tmp_path) as (_, slave):
-            with socket.socket() as nobody:
-                nobody.bind(("127.0.0.1", 0))  # and does not listen
-                slave.sync._master = f"127.0.0.1:{nobody.getsockname()[1]}"
-                with pytest.raises(BlockingIOError):
-                    slave.sync.is_batch_topic("T")
-                async with asyncio.timeout(SECONDS):
-                    while len(slave.sync._tasks):
-                        await asyncio.sleep(0.002)
-                assert not slave.sync.is_batch_topic("T")
-                assert slave.topics.get("T") == TopicConfig("T", 16, 16)
-
-    run_virtual(scenario())
+    async with pair(tmp_path) as (_, slave):
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))  # and does not listen
+            slave.sync._master = f"127.0.0.1:{nobody.getsockname()[1]}"
+            with pytest.raises(BlockingIOError):
+                slave.sync.is_batch_topic("T")
+            async with asyncio.timeout(SECONDS):
+                while len(slave.sync._tasks):
+                    await asyncio.sleep(0.002)
+            assert not slave.sync.is_batch_topic("T")
+            assert slave.topics.get("T") == TopicConfig("T", 16, 16)
     assert caplog.text.count("topic T, which the master is gone without telling of, gets ordinary queues") == 1
 
 
@@ -346,15 +340,12 @@ def test_pages_without_end_are_refused(tmp_path, monkeypatch, caplog):
     assert "has no end" in caplog.text
 
 
-def test_a_master_without_fast_port_is_asked_for_topics_on_its_main_port(tmp_path):
-    async def scenario():
-        async with pair(tmp_path, is_fast=False) as (master, slave):
-            slave.sync.follow(master.address)
-            await slave.settled(master)
-            assert master.codes == ROUND
-            assert {port for port, _, _ in master.asked} == {"main"}
-
-    run_virtual(scenario())
+async def test_a_master_without_fast_port_is_asked_for_topics_on_its_main_port(tmp_path):
+    async with pair(tmp_path, is_fast=False) as (master, slave):
+        slave.sync.follow(master.address)
+        await slave.settled(master)
+        assert master.codes == ROUND
+        assert {port for port, _, _ in master.asked} == {"main"}
 
 
 def test_a_step_that_fails_is_told_once_and_the_others_go_on(tmp_path, caplog):
@@ -387,59 +378,50 @@ def test_a_step_that_fails_is_told_once_and_the_others_go_on(tmp_path, caplog):
     assert "not supported; it is of an older version" in told[1]
 
 
-def test_a_master_before_request_modes_is_no_failure(tmp_path, caplog):
-    async def scenario():
-        async with pair(tmp_path) as (master, slave):
-            master.answers[402] = lambda command: reply(command, 3, "not supported")
-            slave.sync._master = master.address
-            await slave.sync._round()
-            assert master.codes == ROUND
-
-    run_virtual(scenario())
+async def test_a_master_before_request_modes_is_no_failure(tmp_path, caplog):
+    async with pair(tmp_path) as (master, slave):
+        master.answers[402] = lambda command: reply(command, 3, "not supported")
+        slave.sync._master = master.address
+        await slave.sync._round()
+        assert master.codes == ROUND
     assert not request_modes_file(tmp_path).path.exists()
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_another_master_is_asked_at_once_and_the_former_one_no_more(tmp_path):
-    async def scenario():
-        async with pair(tmp_path) as (master, slave):
-            other = Master()
-            await other.listen()
-            held = asyncio.Event()
+async def test_another_master_is_asked_at_once_and_the_former_one_no_more(tmp_path):
+    async with pair(tmp_path) as (master, slave):
+        other = Master()
+        await other.listen()
+        held = asyncio.Event()
 
-            async def late(command):
-                await held.wait()
-                return master.recorded(command)
+        async def late(command):
+            await held.wait()
+            return master.recorded(command)
 
-            master.answers[21] = late
-            slave.sync.follow(master.address)
-            await master.asked_for(1)
-            slave.sync.follow(other.address)
-            slave.topics.put(TopicConfig("OnlyHere", 1, 1))
-            held.set()
-            await other.asked_for(2 * len(ROUND) - 1)  # the rest of this round, and one from the start
-            assert other.codes == [*ROUND[1:], *ROUND]
-            assert slave.topics.get("OnlyHere") is None  # replaced by the table of the second, not of the first
-            assert master.codes == [21]
-            slave.sync.follow(None)
-            slave.sync._wake.set()
-            await slave.sync.copy_topics()
-            assert (len(other.asked), slave.sync.master) == (2 * len(ROUND) - 1, None)
-            await other.close()
-
-    run_virtual(scenario())
+        master.answers[21] = late
+        slave.sync.follow(master.address)
+        await master.asked_for(1)
+        slave.sync.follow(other.address)
+        slave.topics.put(TopicConfig("OnlyHere", 1, 1))
+        held.set()
+        await other.asked_for(2 * len(ROUND) - 1)  # the rest of this round, and one from the start
+        assert other.codes == [*ROUND[1:], *ROUND]
+        assert slave.topics.get("OnlyHere") is None  # replaced by the table of the second, not of the first
+        assert master.codes == [21]
+        slave.sync.follow(None)
+        slave.sync._wake.set()
+        await slave.sync.copy_topics()
+        assert (len(other.asked), slave.sync.master) == (2 * len(ROUND) - 1, None)
+        await other.close()
 
 
-def test_nobody_there_is_told_and_no_error(tmp_path, caplog):
-    async def scenario():
-        async with pair(tmp_path) as (master, slave):
-            await master.close()
-            slave.sync.follow(master.address)
-            await slave.sync.copy_topics()
-            with pytest.raises(ConnectFailed):
-                await slave.client.call(master.address, Command(21), 1000)
-
-    run_virtual(scenario())
+async def test_nobody_there_is_told_and_no_error(tmp_path, caplog):
+    async with pair(tmp_path) as (master, slave):
+        await master.close()
+        slave.sync.follow(master.address)
+        await slave.sync.copy_topics()
+        with pytest.raises(ConnectFailed):
+            await slave.client.call(master.address, Command(21), 1000)
     assert "topics of the master are not copied, to be tried again: cannot connect to" in caplog.text
 
 
@@ -456,20 +438,17 @@ def test_offsets_committed_while_the_master_is_away_stay_until_it_knows_better(t
     assert not slave.offsets.is_dirty
 
 
-def test_delay_offsets_are_not_taken_over_while_this_broker_delivers(tmp_path):
-    async def scenario():
-        slave = Slave(tmp_path)
-        slave.schedule._is_running = True
-        slave.schedule.replace_with(DelayOffsets(offset_table={1: 5}))
-        assert slave.schedule.offsets().offset_table == {}
-        slave.schedule._is_running = False
-        slave.schedule.replace_with(DelayOffsets(offset_table={1: 5, 40: 2}))
-        assert slave.schedule.offsets().offset_table == {1: 5, 40: 2}
-        slave.schedule.replace_with(DelayOffsets(offset_table={3: 1}))
-        assert slave.schedule.offsets().offset_table == {3: 1}
-        assert Slave(tmp_path).schedule.offsets().offset_table == {3: 1}
-
-    run_virtual(scenario())
+async def test_delay_offsets_are_not_taken_over_while_this_broker_delivers(tmp_path):
+    slave = Slave(tmp_path)
+    slave.schedule._is_running = True
+    slave.schedule.replace_with(DelayOffsets(offset_table={1: 5}))
+    assert slave.schedule.offsets().offset_table == {}
+    slave.schedule._is_running = False
+    slave.schedule.replace_with(DelayOffsets(offset_table={1: 5, 40: 2}))
+    assert slave.schedule.offsets().offset_table == {1: 5, 40: 2}
+    slave.schedule.replace_with(DelayOffsets(offset_table={3: 1}))
+    assert slave.schedule.offsets().offset_table == {3: 1}
+    assert Slave(tmp_path).schedule.offsets().offset_table == {3: 1}
 
 
 @pytest.mark.parametrize(
@@ -526,52 +505,46 @@ def golden_root(tmp_path):
     return tmp_path / "master"
 
 
-def test_a_real_slave_gets_from_our_master_what_it_got_from_its_own(golden_root):
-    async def scenario():
-        async with Cluster(golden_root, broker={"cluster_name": "C1"}) as cluster:
-            for code in ROUND:
-                asked = Command(code, fields=GOLDEN[code].fields or None)
-                answer = await cluster.client.call(cluster.standalone.broker_address, asked, 60_000)
-                assert answer.code == 0
-                ours, theirs = loads(answer.body), loads(GOLDEN[code].answer)
-                if code == 21:
-                    assert decode_fields(answer) == {"totalTopicNum": str(len(ours["topicConfigTable"]))}
-                    assert ours["topicConfigTable"].items() >= theirs["topicConfigTable"].items()
-                    assert ours["topicQueueMappingInfoMap"] == theirs["topicQueueMappingInfoMap"] == {}
-                else:
-                    assert decode_fields(answer) == GOLDEN[code].answer_fields
-                    for table in (ours, theirs):
-                        for topics in table.get("groupTopicMap", {}).values():
-                            topics.sort()
-                    assert ours == theirs
-            for code in (60, 61):
-                answer = await cluster.client.call(cluster.standalone.broker_address, Command(code), 60_000)
-                assert (answer.code, len(answer.body) if code == 60 else loads(answer.body).keys()) == (
-                    0,
-                    len(GOLDEN[code].answer) if code == 60 else loads(GOLDEN[code].answer).keys(),
-                )
-
-    run_virtual(scenario())
+async def test_a_real_slave_gets_from_our_master_what_it_got_from_its_own(golden_root):
+    async with Cluster(golden_root, broker={"cluster_name": "C1"}) as cluster:
+        for code in ROUND:
+            asked = Command(code, fields=GOLDEN[code].fields or None)
+            answer = await cluster.client.call(cluster.standalone.broker_address, asked, 60_000)
+            assert answer.code == 0
+            ours, theirs = loads(answer.body), loads(GOLDEN[code].answer)
+            if code == 21:
+                assert decode_fields(answer) == {"totalTopicNum": str(len(ours["topicConfigTable"]))}
+                assert ours["topicConfigTable"].items() >= theirs["topicConfigTable"].items()
+                assert ours["topicQueueMappingInfoMap"] == theirs["topicQueueMappingInfoMap"] == {}
+            else:
+                assert decode_fields(answer) == GOLDEN[code].answer_fields
+                for table in (ours, theirs):
+                    for topics in table.get("groupTopicMap", {}).values():
+                        topics.sort()
+                assert ours == theirs
+        for code in (60, 61):
+            answer = await cluster.client.call(cluster.standalone.broker_address, Command(code), 60_000)
+            assert (answer.code, len(answer.body) if code == 60 else loads(answer.body).keys()) == (
+                0,
+                len(GOLDEN[code].answer) if code == 60 else loads(GOLDEN[code].answer).keys(),
+            )
 
 
-def test_our_slave_copies_our_master(golden_root, tmp_path):
-    async def scenario():
-        async with Cluster(golden_root, broker={"cluster_name": "C1"}) as cluster:
-            slave = Slave(tmp_path / "slave")
-            try:
-                await slave.sync._round()
-                assert slave.topics.get("TopicA") is None
-                slave.sync._master = cluster.standalone.broker_address
-                await slave.sync._round()
-                context = cluster.standalone._broker.context
-                assert slave.topics.snapshot() == context.topics.snapshot()
-                assert slave.groups.stored == context.groups.stored
-                assert slave.offsets.contents == context.offsets.contents
-                assert slave.schedule.offsets() == context.schedule.offsets()
-                assert decode_as(request_modes_file(slave.root).path.read_bytes(), MessageRequestModes) == decode_as(
-                    GOLDEN[RequestCode.GET_ALL_MESSAGE_REQUEST_MODE].answer, MessageRequestModes
-                )
-            finally:
-                await slave.client.close()
-
-    run_virtual(scenario())
+async def test_our_slave_copies_our_master(golden_root, tmp_path):
+    async with Cluster(golden_root, broker={"cluster_name": "C1"}) as cluster:
+        slave = Slave(tmp_path / "slave")
+        try:
+            await slave.sync._round()
+            assert slave.topics.get("TopicA") is None
+            slave.sync._master = cluster.standalone.broker_address
+            await slave.sync._round()
+            context = cluster.standalone._broker.context
+            assert slave.topics.snapshot() == context.topics.snapshot()
+            assert slave.groups.stored == context.groups.stored
+            assert slave.offsets.contents == context.offsets.contents
+            assert slave.schedule.offsets() == context.schedule.offsets()
+            assert decode_as(request_modes_file(slave.root).path.read_bytes(), MessageRequestModes) == decode_as(
+                GOLDEN[RequestCode.GET_ALL_MESSAGE_REQUEST_MODE].answer, MessageRequestModes
+            )
+        finally:
+            await slave.client.close()

@@ -6,6 +6,7 @@ import pytest
 
 from rmqkit.broker.pull.handler import stop_slow_groups
 from rmqkit.protocol.codes import ResponseCode
+from tests.broker.cluster import Cluster
 
 
 @pytest.mark.parametrize(
@@ -18,8 +19,8 @@ from rmqkit.protocol.codes import ResponseCode
         ({"stops_slow_groups": False, "slow_group_bytes": 100_000}, 1, ["T"], False),
     ],
 )
-def test_a_group_far_behind_is_disabled(run, settings, offset, topics, is_stopped):
-    async def scenario(cluster):
+async def test_a_group_far_behind_is_disabled(settings, offset, topics, is_stopped, tmp_path):
+    async with Cluster(tmp_path / "store", broker=settings, store={"transfer_bytes_in_memory_max": 1 << 20}) as cluster:
         for size in (10, 200_000, 200_000):
             await cluster.send(body=bytes(size))
         for topic in topics:
@@ -34,5 +35,3 @@ def test_a_group_far_behind_is_disabled(run, settings, offset, topics, is_stoppe
             assert (answer.code, answer.remark) == refused
         else:
             assert answer.code != ResponseCode.NO_PERMISSION
-
-    run(scenario, broker=settings, store={"transfer_bytes_in_memory_max": 1 << 20})

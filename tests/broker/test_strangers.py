@@ -11,6 +11,7 @@ import socket
 import pytest
 
 from rmqkit.clock import SYSTEM_CLOCK
+from tests.broker.cluster import serving
 from tests.broker.stranger import Stranger, ask, frame, fully_signed
 
 SEND, QUERY, VIEW, SEND_BACK, END = 310, 12, 33, 36, 37
@@ -43,35 +44,29 @@ async def with_rights(address, user, *resources, ips=()):
     assert (await ask(address, CREATE_ACL, acl, "root", subject=f"User:{user}")).code == OK
 
 
-def test_a_key_finds_nothing_of_a_topic_whose_keys_have_the_same_hash(serve):
+async def test_a_key_finds_nothing_of_a_topic_whose_keys_have_the_same_hash(servers):
     """Aa#k and BB#k have one hash, as Java computes it; so have aAa and aBB."""
 
-    async def scenario(servers):
-        address = servers.broker_address
-        await send(address, "BB", "KEYS\x01k aBB\x02TAGS\x01tAa\x02")
-        for topic, key, more in (("Aa", "k", {}), ("BB", "aAa", {}), ("BB", "tBB", {"indexType": "T"})):
-            answer = await ask(address, QUERY, topic=topic, key=key, **ALL_TIME, **more)
-            assert (answer.code, answer.body) == (NOT_FOUND, b""), (topic, key)
-        for key, more in (("k", {}), ("aBB", {}), ("tAa", {"indexType": "T"})):
-            assert b"body of BB" in (await ask(address, QUERY, topic="BB", key=key, **ALL_TIME, **more)).body
-
-    serve(scenario)
+    address = servers.broker_address
+    await send(address, "BB", "KEYS\x01k aBB\x02TAGS\x01tAa\x02")
+    for topic, key, more in (("Aa", "k", {}), ("BB", "aAa", {}), ("BB", "tBB", {"indexType": "T"})):
+        answer = await ask(address, QUERY, topic=topic, key=key, **ALL_TIME, **more)
+        assert (answer.code, answer.body) == (NOT_FOUND, b""), (topic, key)
+    for key, more in (("k", {}), ("aBB", {}), ("tAa", {"indexType": "T"})):
+        assert b"body of BB" in (await ask(address, QUERY, topic="BB", key=key, **ALL_TIME, **more)).body
 
 
-def test_keys_of_one_hash_do_not_hide_the_one_asked_for(serve):
-    async def scenario(servers):
-        address = servers.broker_address
-        await send(address, "BB", "KEYS\x01k\x02")
-        for _ in range(40):
-            await send(address, "Aa", "KEYS\x01k\x02")
-        answer = await ask(address, QUERY, topic="BB", key="k", **ALL_TIME)
-        assert answer.code == OK and answer.body.count(b"body of") == 1
-
-    serve(scenario)
+async def test_keys_of_one_hash_do_not_hide_the_one_asked_for(servers):
+    address = servers.broker_address
+    await send(address, "BB", "KEYS\x01k\x02")
+    for _ in range(40):
+        await send(address, "Aa", "KEYS\x01k\x02")
+    answer = await ask(address, QUERY, topic="BB", key="k", **ALL_TIME)
+    assert answer.code == OK and answer.body.count(b"body of") == 1
 
 
-def test_a_right_on_one_topic_opens_no_other_by_key_or_id(serve):
-    async def scenario(servers):
+async def test_a_right_on_one_topic_opens_no_other_by_key_or_id(tmp_path):
+    async with serving(tmp_path, users=True) as servers:
         address = servers.broker_address
         await with_rights(address, "eve", "Topic:Aa", "Group:ge")
         message_id = await send(address, "BB", "KEYS\x01k\x02", "root")
@@ -88,13 +83,11 @@ def test_a_right_on_one_topic_opens_no_other_by_key_or_id(serve):
             assert answer.code == (NOT_FOUND if code == QUERY else REFUSED), (code, answer.remark)
             assert b"body of" not in answer.body
 
-    serve(scenario, users=True)
 
-
-def test_who_calls_itself_a_producer_of_a_group_is_told_none_of_its_messages(serve):
+async def test_who_calls_itself_a_producer_of_a_group_is_told_none_of_its_messages(tmp_path):
     """Check-back sends half messages to producers of their group, which everybody may say to be."""
 
-    async def scenario(servers):
+    async with serving(tmp_path, users=True) as servers:
         address = servers.broker_address
         await with_rights(address, "anna", "Topic:Orders")
         await with_rights(address, "eve", "Topic:Own")
@@ -109,8 +102,6 @@ def test_who_calls_itself_a_producer_of_a_group_is_told_none_of_its_messages(ser
             assert asked == ["anna"]
             # a reply to the client id that both say to have goes to who had it first
             assert members[clients.producer_connection("c")].user == "anna"
-
-    serve(scenario, users=True)
 
 
 PROXY = b"PROXY TCP4 10.1.2.3 10.0.0.1 5000 9876\r\n"
@@ -129,17 +120,15 @@ PROXY_V2 = b"\r\n\r\n\x00\r\nQUIT\n!\x11\x00\x0c\n\x01\x02\x03\n\x00\x00\x01\x13
         ("none", ["127.0.0.1"], OK),
     ],
 )
-def test_who_writes_a_proxy_line_is_where_it_is(serve, balancers, ips, code, preamble):
+async def test_who_writes_a_proxy_line_is_where_it_is(balancers, ips, code, preamble, tmp_path):
     """A policy holds for addresses: a line that names one opens nothing, nor does an allowed balancer for others."""
 
-    async def scenario(servers):
+    async with serving(tmp_path, users=True, broker={"proxyProtocolAddresses": balancers}) as servers:
         address = servers.broker_address
         await with_rights(address, "eve", "Topic:*", ips=ips)
         async with Stranger(address, preamble) as eve:
             answer = await eve.ask(GET_TOPIC, b"", "eve", topic="TBW102")
         assert answer.code == code, answer.remark
-
-    serve(scenario, users=True, broker={"proxyProtocolAddresses": balancers})
 
 
 REGISTER, UNREGISTER, ROUTE, CLUSTERS, REGISTER_TOPIC, DATA_VERSION, BROKER_HEARTBEAT = (
@@ -200,10 +189,10 @@ async def told(servers):
         (BROKER_HEARTBEAT, {}),
     ],
 )
-def test_nobody_speaks_for_a_broker_that_is_alive(serve, code, said):
+async def test_nobody_speaks_for_a_broker_that_is_alive(code, said, tmp_path):
     """Whoever could would have its clients send to another address, or to none."""
 
-    async def scenario(servers):
+    async with serving(tmp_path, broker={"brokerName": "broker-a"}) as servers:
         before = await told(servers)
         async with Stranger(servers.namesrv_address, source=ELSEWHERE) as stranger:
             body = REGISTRATION if code == REGISTER else json.dumps(VERSION).encode()
@@ -213,11 +202,12 @@ def test_nobody_speaks_for_a_broker_that_is_alive(serve, code, said):
             assert servers.broker_address in answer.remark
         assert await told(servers) == before
 
-    serve(scenario, broker={"brokerName": "broker-a"})
 
-
-def test_nobody_changes_the_queues_of_a_broker_that_is_alive(serve):
-    async def scenario(servers):
+async def test_nobody_changes_the_queues_of_a_broker_that_is_alive(tmp_path):
+    # it is on this machine, too: an administrator may
+    async with serving(
+        tmp_path, broker={"brokerName": "broker-a"}, namesrv={"adminAllowedAddresses": "127.0.0.1"}
+    ) as servers:
         before = await told(servers)
         queues = [{"brokerName": "broker-a", "readQueueNums": 0, "writeQueueNums": 0, "perm": 0, "topicSysFlag": 0}]
         async with Stranger(servers.namesrv_address, source=ELSEWHERE) as stranger:
@@ -225,40 +215,34 @@ def test_nobody_changes_the_queues_of_a_broker_that_is_alive(serve):
             assert (await stranger.ask(REGISTER_TOPIC, body, topic="TBW102")).code == REFUSED
         assert await told(servers) == before
 
-    # it is on this machine, too: an administrator may
-    serve(scenario, broker={"brokerName": "broker-a"}, namesrv={"adminAllowedAddresses": "127.0.0.1"})
-
 
 @pytest.mark.parametrize("source", ["127.0.0.1", ELSEWHERE])
-def test_a_broker_has_the_place_of_one_that_is_gone(serve, source):
-    async def scenario(servers):
-        first, second = as_broker("10.0.0.1:10911", "b"), as_broker("10.0.0.2:10911", "b")
-        async with Stranger(servers.namesrv_address) as broker:
-            assert (await broker.ask(REGISTER, REGISTRATION, **first)).code == OK
-            assert (await broker.ask(REGISTER, REGISTRATION, **first)).code == OK
-            async with Stranger(servers.namesrv_address, source=source) as other:
-                answer = await other.ask(REGISTER, REGISTRATION, **second)
-                assert (answer.code, "10.0.0.1:10911 and alive" in answer.remark) == (REFUSED, True)
+async def test_a_broker_has_the_place_of_one_that_is_gone(source, servers):
+    first, second = as_broker("10.0.0.1:10911", "b"), as_broker("10.0.0.2:10911", "b")
+    async with Stranger(servers.namesrv_address) as broker:
+        assert (await broker.ask(REGISTER, REGISTRATION, **first)).code == OK
+        assert (await broker.ask(REGISTER, REGISTRATION, **first)).code == OK
         async with Stranger(servers.namesrv_address, source=source) as other:
-            while (answer := await other.ask(REGISTER, REGISTRATION, **second)).code != OK:
-                assert answer.code == REFUSED  # until the name server has seen the end of the connection
-            addresses = (await other.ask(CLUSTERS)).table["brokerAddrTable"]["b"]["brokerAddrs"]
-            assert addresses == {"0": "10.0.0.2:10911"}
-
-    serve(scenario)
-
-
-def test_a_setting_lets_a_broker_have_the_place_of_one_that_is_alive(serve):
-    async def scenario(servers):
-        async with Stranger(servers.namesrv_address, source=ELSEWHERE) as leader:
-            assert (await leader.ask(REGISTER, REGISTRATION, **as_broker("10.6.6.6:10911"))).code == OK
-            assert (await told(servers))[0]["brokerAddrTable"]["broker-a"]["brokerAddrs"] == {"0": "10.6.6.6:10911"}
-
-    serve(scenario, broker={"brokerName": "broker-a"}, namesrv={"allowBrokerTakeover": "true"})
+            answer = await other.ask(REGISTER, REGISTRATION, **second)
+            assert (answer.code, "10.0.0.1:10911 and alive" in answer.remark) == (REFUSED, True)
+    async with Stranger(servers.namesrv_address, source=source) as other:
+        while (answer := await other.ask(REGISTER, REGISTRATION, **second)).code != OK:
+            assert answer.code == REFUSED  # until the name server has seen the end of the connection
+        addresses = (await other.ask(CLUSTERS)).table["brokerAddrTable"]["b"]["brokerAddrs"]
+        assert addresses == {"0": "10.0.0.2:10911"}
 
 
-def test_only_some_addresses_may_speak_for_brokers(serve):
-    async def scenario(servers):
+async def test_a_setting_lets_a_broker_have_the_place_of_one_that_is_alive(tmp_path):
+    async with (
+        serving(tmp_path, broker={"brokerName": "broker-a"}, namesrv={"allowBrokerTakeover": "true"}) as servers,
+        Stranger(servers.namesrv_address, source=ELSEWHERE) as leader,
+    ):
+        assert (await leader.ask(REGISTER, REGISTRATION, **as_broker("10.6.6.6:10911"))).code == OK
+        assert (await told(servers))[0]["brokerAddrTable"]["broker-a"]["brokerAddrs"] == {"0": "10.6.6.6:10911"}
+
+
+async def test_only_some_addresses_may_speak_for_brokers(tmp_path):
+    async with serving(tmp_path, namesrv={"registrationAllowedAddresses": "127.0.0.1;"}) as servers:
         before = await told(servers)
         async with Stranger(servers.namesrv_address, source=ELSEWHERE) as stranger:
             for code in (REGISTER, UNREGISTER, REGISTER_TOPIC, DATA_VERSION, BROKER_HEARTBEAT):
@@ -267,13 +251,11 @@ def test_only_some_addresses_may_speak_for_brokers(serve):
             assert (await stranger.ask(ROUTE, topic="TBW102")).code == OK
         assert await told(servers) == before
 
-    serve(scenario, namesrv={"registrationAllowedAddresses": "127.0.0.1;"})
 
-
-def test_where_users_are_in_force_brokers_sign_what_they_say_of_themselves(serve):
+async def test_where_users_are_in_force_brokers_sign_what_they_say_of_themselves(tmp_path):
     """The broker of this standalone is registered when it has started; clients need not sign what they ask."""
 
-    async def scenario(servers):
+    async with serving(tmp_path, users=True) as servers:
         name_server = servers.namesrv_address
         before = await told(servers)
         await with_rights(servers.broker_address, "eve", "*")
@@ -288,11 +270,9 @@ def test_where_users_are_in_force_brokers_sign_what_they_say_of_themselves(serve
         answer = await ask(name_server, REGISTER, REGISTRATION, "root", **as_broker("10.6.6.6:1", "new"))
         assert answer.code == OK, answer.remark
 
-    serve(scenario, users=True)
 
-
-def test_who_saw_a_fully_signed_request_cannot_send_it_again_or_as_another(serve):
-    async def scenario(servers):
+async def test_who_saw_a_fully_signed_request_cannot_send_it_again_or_as_another(tmp_path):
+    async with serving(tmp_path, users=True, full=True) as servers:
         now_ms = SYSTEM_CLOCK.now_ms()
 
         async def told_of(code, signed_for=GET_TOPIC, said=f"{now_ms} s 1"):
@@ -313,18 +293,14 @@ def test_who_saw_a_fully_signed_request_cannot_send_it_again_or_as_another(serve
         old = await ask(servers.broker_address, GET_TOPIC, b"", "root", topic="TBW102")
         assert old.code == REFUSED and "fullSignatureRequired=true" in old.remark
 
-    serve(scenario, users=True, full=True)
 
-
-def test_old_signatures_are_accepted_by_default_and_a_full_one_has_to_be_right(serve):
-    async def scenario(servers):
+async def test_old_signatures_are_accepted_by_default_and_a_full_one_has_to_be_right(tmp_path):
+    async with serving(tmp_path, users=True) as servers:
         assert (await ask(servers.broker_address, GET_TOPIC, b"", "root", topic="TBW102")).code == OK
         fields = fully_signed(GET_TOPIC, {"topic": "TBW102"}, b"", "root", "secret12", "1700000000000 s 1")
         async with Stranger(servers.broker_address) as eve:
             assert (await eve.ask_bytes(frame(GET_TOPIC, fields))).code == OK
             assert (await eve.ask_bytes(frame(DELETE_TOPIC, fields))).code == REFUSED
-
-    serve(scenario, users=True)
 
 
 async def half(address, topic, user):
@@ -337,10 +313,11 @@ async def half(address, topic, user):
     assert answer.code == OK, answer.remark
 
 
-def test_a_producer_without_the_right_is_never_asked_about_a_half_message(serve):
+async def test_a_producer_without_the_right_is_never_asked_about_a_half_message(tmp_path):
     """End to end: the broker asks again and again over the connection of who may publish, and never over the other."""
 
-    async def scenario(servers):
+    quick = {"transactionTimeOut": "1", "transactionCheckInterval": "20"}
+    async with serving(tmp_path, users=True, broker=quick) as servers:
         address = servers.broker_address
         await with_rights(address, "anna", "Topic:Orders")
         await with_rights(address, "eve", "Topic:Own")
@@ -357,9 +334,6 @@ def test_a_producer_without_the_right_is_never_asked_about_a_half_message(serve)
                 assert (code, b"secret half" in body) == (CHECK_BACK, True)
             # What was sent to eve before this answer would come before it.
             assert (await eve.ask(HEARTBEAT, beats[1], "eve")).code == OK
-
-    quick = {"transactionTimeOut": "1", "transactionCheckInterval": "20"}
-    serve(scenario, users=True, broker=quick)
 
 
 # ---- the VIP port and the exporter
@@ -379,12 +353,12 @@ def free_port():
 
 
 @pytest.mark.parametrize("users", [False, True])
-def test_the_vip_port_opens_nothing_that_the_main_port_does_not(serve, users):
+async def test_the_vip_port_opens_nothing_that_the_main_port_does_not(users, tmp_path):
     port = free_port()
     main, vip = f"127.0.0.1:{port}", f"127.0.0.1:{port - 2}"
     signed_by = "root" if users else None
 
-    async def scenario(servers):
+    async with serving(tmp_path, users=users, broker={"listenPort": str(port), "proxyProtocolAddresses": "loopback"}):
         await send(main, "T", "", signed_by)
         await send(vip, "T", "", signed_by)
         # Administration from another machine, by who it may be: refused at both.
@@ -403,12 +377,6 @@ def test_the_vip_port_opens_nothing_that_the_main_port_does_not(serve, users):
             answer = await ask(vip, code, b"", signed_by, consumerGroup="g", topic="T", queueId="0")
             assert answer.code == UNSUPPORTED, (code, answer.remark)
 
-    serve(
-        scenario,
-        users=users,
-        broker={"listenPort": str(port), "proxyProtocolAddresses": "loopback"},
-    )
-
 
 async def http(address, request):
     """The bytes that answer some bytes."""
@@ -424,8 +392,10 @@ async def http(address, request):
 
 
 @pytest.mark.parametrize("users", [False, True])
-def test_the_exporter_tells_everybody_names_and_counts_and_takes_nothing_else(serve, users):
-    async def scenario(servers):
+async def test_the_exporter_tells_everybody_names_and_counts_and_takes_nothing_else(users, tmp_path):
+    async with serving(
+        tmp_path, users=users, broker={"metricsExporterType": "PROM", "metricsPromExporterPort": "0"}
+    ) as servers:
         await send(servers.broker_address, "Orders", "KEYS\x01secretkey\x02", "root" if users else None)
         address = servers._broker.metrics_address
         told = await http(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -444,11 +414,6 @@ def test_the_exporter_tells_everybody_names_and_counts_and_takes_nothing_else(se
             assert not answer.startswith(b"HTTP/1.1 2"), answer[:80]
         assert (await ask(servers.broker_address, GET_TOPIC, b"", "root" if users else None, topic="Orders")).code == OK
 
-    serve(scenario, users=users, broker={"metricsExporterType": "PROM", "metricsPromExporterPort": "0"})
 
-
-def test_without_the_setting_there_is_no_exporter(serve):
-    async def scenario(servers):
-        assert servers._broker.metrics_address == ""
-
-    serve(scenario)
+async def test_without_the_setting_there_is_no_exporter(servers):
+    assert servers._broker.metrics_address == ""

@@ -18,7 +18,7 @@ from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.store.message_store import PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType
 from rmqkit.testing.clock import StandingClock
-from tests.broker.timed import MAX_SECONDS, NOW_MS, STEP_MS, Timed, in_a_loop, now_of, timed
+from tests.broker.timed import MAX_SECONDS, NOW_MS, STEP_MS, Timed, now_of, timed
 from tests.golden_stores import unpack_golden
 from tests.store.stores import golden_settings, message, read_all
 
@@ -35,7 +35,6 @@ from tests.store.stores import golden_settings, message, read_all
         ({"TIMER_DELAY_SEC": MAX_SECONDS}, MAX_SECONDS * 1000 - 10),
     ],
 )
-@in_a_loop
 async def test_a_message_is_put_aside_until_its_time(tmp_path, asked, ahead_ms):
     """Whole steps are one step earlier, others rounded down: it is delivered when its step is over."""
     one = Timed(tmp_path)
@@ -61,7 +60,6 @@ async def test_a_message_is_put_aside_until_its_time(tmp_path, asked, ahead_ms):
         {"TIMER_DELAY_MS": 0, "TIMER_DEL_UNIQKEY": "K"},
     ],
 )
-@in_a_loop
 async def test_a_time_that_cannot_be_kept_is_refused(tmp_path, asked):
     one = Timed(tmp_path)
     code, remark = one.timer.schedule(parsed(message(**asked)))
@@ -73,7 +71,6 @@ async def test_a_time_that_cannot_be_kept_is_refused(tmp_path, asked):
 
 
 @pytest.mark.parametrize("asked", [{"TIMER_DELAY_MS": "0"}, {"TIMER_DELIVER_MS": "-5"}, {"TIMER_DELAY_SEC": "-1"}])
-@in_a_loop
 async def test_a_time_that_is_over_leaves_a_message_as_it_is(tmp_path, asked):
     put = message("T", 3, **asked)
     assert Timed(tmp_path).timer.schedule(parsed(put)) == parsed(put)
@@ -93,7 +90,6 @@ def test_without_a_timer_only_messages_that_ask_for_a_time_are_refused(topic, pr
     assert schedule_timed(None, one) == (refusal or one)
 
 
-@in_a_loop
 async def test_a_full_slot_takes_no_more(tmp_path):
     async with timed(tmp_path, timer_slot_count_max=2) as one:
         for _ in range(4):
@@ -108,7 +104,6 @@ async def test_a_full_slot_takes_no_more(tmp_path):
 
 
 @pytest.mark.parametrize("flush", list(FlushDiskType))
-@in_a_loop
 async def test_messages_come_at_their_time_in_the_order_of_their_step(tmp_path, flush):
     async with timed(tmp_path, flush_disk_type=flush) as one:
         for ahead_ms, body in [(50, b"b1"), (20, b"a1"), (49, b"b2"), (5000, b"late"), (42, b"b3"), (15, b"a2")]:
@@ -124,7 +119,6 @@ async def test_messages_come_at_their_time_in_the_order_of_their_step(tmp_path, 
         assert one.timer.pending == 1
 
 
-@in_a_loop
 async def test_a_delivered_message_says_when_it_waited(tmp_path):
     async with timed(tmp_path) as one:
         began_ms = now_of(one)
@@ -144,7 +138,6 @@ async def test_a_delivered_message_says_when_it_waited(tmp_path):
         }
 
 
-@in_a_loop
 async def test_a_message_that_comes_to_the_wheel_too_late_is_delivered_at_once(tmp_path):
     async with timed(tmp_path) as one:
         late = {"TIMER_OUT_MS": now_of(one) - STEP_MS, "REAL_TOPIC": "T", "REAL_QID": 1}
@@ -155,7 +148,6 @@ async def test_a_message_that_comes_to_the_wheel_too_late_is_delivered_at_once(t
         assert decode_properties(record.properties)["TIMER_ENQUEUE_MS"] == "9223372036854775807"
 
 
-@in_a_loop
 async def test_a_slave_is_told_of_a_delivery_when_it_has_it(tmp_path):
     async with timed(tmp_path) as one:
         copied = [-1]
@@ -179,7 +171,6 @@ async def test_a_slave_is_told_of_a_delivery_when_it_has_it(tmp_path):
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-@in_a_loop
 async def test_when_the_clock_is_set_back_nothing_comes_early_or_twice(tmp_path, is_restarted):
     clock = StandingClock(NOW_MS)
     async with timed(tmp_path, clock=clock) as one:
@@ -204,7 +195,6 @@ async def waits_until_its_time(one):
     assert one.bodies() == [b"1", b"2"]
 
 
-@in_a_loop
 async def test_what_came_before_its_second_was_over_counts_though_the_round_is_late(tmp_path):
     """Nothing is overtaken by what came last, and a marker that was answered is heeded."""
     async with timed(tmp_path) as one:
@@ -218,7 +208,6 @@ async def test_what_came_before_its_second_was_over_counts_though_the_round_is_l
 
 
 @pytest.mark.parametrize("key", ["U2", "T+U2"])
-@in_a_loop
 async def test_a_marker_keeps_the_one_message_of_its_key_from_being_delivered(tmp_path, key):
     async with timed(tmp_path) as one:
         for number in (1, 2, 3):
@@ -231,7 +220,6 @@ async def test_a_marker_keeps_the_one_message_of_its_key_from_being_delivered(tm
 
 
 @pytest.mark.parametrize("key", ["U2", "T+U2"])
-@in_a_loop
 async def test_a_marker_of_one_topic_recalls_no_message_of_another(tmp_path, key):
     """Who sends it may have no right on that topic."""
     async with timed(tmp_path) as one:
@@ -242,7 +230,6 @@ async def test_a_marker_of_one_topic_recalls_no_message_of_another(tmp_path, key
         assert one.bodies() == [b"2"]
 
 
-@in_a_loop
 async def test_a_message_far_ahead_waits_in_stages(tmp_path):
     """A window of 200 ms: 250 ms are parked for 100 (the rest would be short), 700 ms for 200, 500, 300."""
     async with timed(tmp_path, timer_roll_window_slots=20) as one:
@@ -263,7 +250,6 @@ async def test_a_message_far_ahead_waits_in_stages(tmp_path):
         assert one.timer.pending == 0
 
 
-@in_a_loop
 async def test_a_second_with_many_messages_takes_many_rounds(tmp_path):
     async with timed(tmp_path, commit_log_file_bytes=1 << 20, timer_log_file_bytes=1 << 16) as one:
         for number in range(600):
@@ -273,7 +259,6 @@ async def test_a_second_with_many_messages_takes_many_rounds(tmp_path):
         assert one.bodies() == [b"%d" % number for number in range(600)]
 
 
-@in_a_loop
 async def test_what_the_store_refuses_is_tried_again(tmp_path, monkeypatch, caplog):
     async with timed(tmp_path) as one:
         put, is_full = one.store.put, [True]
@@ -291,7 +276,6 @@ async def test_what_the_store_refuses_is_tried_again(tmp_path, monkeypatch, capl
         await one.until(lambda: one.bodies() == [b"a", b"b"])
 
 
-@in_a_loop
 async def test_a_refusal_that_lasts_is_told_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("rmqkit.broker.delay.timer._RETRY_MS", 1)
     async with timed(tmp_path) as one:
@@ -314,7 +298,6 @@ async def test_a_refusal_that_lasts_is_told_once(tmp_path, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("properties", [{}, {"TIMER_OUT_MS": "x", "REAL_TOPIC": "T"}, {"TIMER_OUT_MS": "5"}])
-@in_a_loop
 async def test_what_says_no_time_or_topic_is_dropped(tmp_path, properties, caplog):
     async with timed(tmp_path) as one:
         one.store.put(message(TIMER_TOPIC, 0, **properties))
@@ -328,7 +311,6 @@ async def test_what_says_no_time_or_topic_is_dropped(tmp_path, properties, caplo
 # -- what is written
 
 
-@in_a_loop
 async def test_a_broker_without_timed_messages_writes_nothing(tmp_path):
     async with timed(tmp_path) as one:
         one.store.put(message())
@@ -339,7 +321,6 @@ async def test_a_broker_without_timed_messages_writes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("killed", [False, True])
-@in_a_loop
 async def test_after_a_restart_nothing_is_lost_and_what_was_flushed_is_not_repeated(tmp_path, killed, caplog):
     clock, root = StandingClock(NOW_MS), tmp_path / "store"
     async with timed(root, killed=killed, clock=clock) as one:
@@ -367,7 +348,6 @@ async def test_after_a_restart_nothing_is_lost_and_what_was_flushed_is_not_repea
         assert (checkpoint.last_read_time_ms, checkpoint.last_timer_queue_offset) == (clock.ms, 9)
 
 
-@in_a_loop
 async def test_what_was_recalled_is_not_delivered_without_a_checkpoint(tmp_path):
     """The process was killed in its first second."""
     clock, root = StandingClock(NOW_MS), tmp_path / "store"
@@ -383,7 +363,6 @@ async def test_what_was_recalled_is_not_delivered_without_a_checkpoint(tmp_path)
         assert again.bodies() == [b"a"]
 
 
-@in_a_loop
 async def test_without_its_files_the_timer_reads_its_topic_again(tmp_path, caplog):
     """What is left of a slave that becomes master: the checkpoint of its master."""
     clock = StandingClock(NOW_MS)
@@ -401,7 +380,6 @@ async def test_without_its_files_the_timer_reads_its_topic_again(tmp_path, caplo
         assert again.bodies() == [b"delivered", b"waiting"]
 
 
-@in_a_loop
 async def test_the_waiting_messages_are_counted_by_topic(tmp_path):
     async with timed(tmp_path) as one:
         for number, topic in enumerate("AAB"):
@@ -415,7 +393,6 @@ async def test_the_waiting_messages_are_counted_by_topic(tmp_path):
     assert {topic: count["count"] for topic, count in stored["timingCount"].items()} == {"A": 0, "B": 0}
 
 
-@in_a_loop
 async def test_messages_that_retention_deleted_wait_no_longer(tmp_path):
     """Half of them lie in files of the timer log that could go, too; a recalled one was counted off by its marker."""
     options = {"disk_clean_forcibly_percent": 30, "delete_file_batch_max": 100, "timer_roll_window_slots": 60}
@@ -442,7 +419,6 @@ async def test_messages_that_retention_deleted_wait_no_longer(tmp_path):
         assert len(list((tmp_path / "timerlog").iterdir())) < files
 
 
-@in_a_loop
 async def test_what_comes_while_the_state_is_written_is_counted_once_after_a_kill(tmp_path):
     async with timed(tmp_path / "store", killed=True) as one:
         one.at(5000)
@@ -456,7 +432,6 @@ async def test_what_comes_while_the_state_is_written_is_counted_once_after_a_kil
         assert one.timer.pending == 2
 
 
-@in_a_loop
 async def test_a_message_further_ahead_than_a_unit_can_say_waits_in_stages(tmp_path):
     """With coarse steps the roll window is more than a unit's 31 bits of ms."""
     sizes = {"timer_precision_ms": 60_000, "timer_delay_seconds_max": 5_000_000, "timer_roll_window_slots": 172_800}
@@ -468,7 +443,6 @@ async def test_a_message_further_ahead_than_a_unit_can_say_waits_in_stages(tmp_p
         assert one.bodies() == [b"far"]
 
 
-@in_a_loop
 async def test_a_store_of_the_reference_goes_on(tmp_path, caplog):
     """One golden message waits for its hour, six are delivered."""
     golden = unpack_golden("5.4.0", tmp_path)
@@ -499,7 +473,6 @@ def told(one, read_ms, queue_offset, counter=1):
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-@in_a_loop
 async def test_a_slave_has_on_its_wheel_what_its_master_has_and_goes_on_from_there(tmp_path, restarts):
     """Also as the master of its own store. What the master delivered is left out, what it never saw is not."""
     clock = StandingClock(NOW_MS)
@@ -533,7 +506,6 @@ async def test_a_slave_has_on_its_wheel_what_its_master_has_and_goes_on_from_the
         assert master.timer.pending == 0
 
 
-@in_a_loop
 async def test_an_acting_master_sends_what_is_due_elsewhere_and_the_master_leaves_that_out(tmp_path):
     """The second stage of a long wait is somebody else's, too. What the other broker refuses is tried again."""
     clock, sent, refused = StandingClock(NOW_MS), [], [True]

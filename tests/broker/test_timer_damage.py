@@ -13,7 +13,7 @@ from rmqkit.store.timer.files import load_timer_checkpoint
 from rmqkit.store.timer.log import UNIT_BYTES
 from rmqkit.store.timer.wheel import WHEEL_BYTES
 from rmqkit.testing.clock import StandingClock
-from tests.broker.timed import NOW_MS, STEP_MS, in_a_loop, timed
+from tests.broker.timed import NOW_MS, STEP_MS, timed
 
 COUNT = 60
 LOG_BYTES = 5400
@@ -135,7 +135,6 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("damage", "said"), DAMAGES, ids=lambda one: getattr(one, "__name__", ""))
-@in_a_loop
 async def test_what_waits_is_delivered_once_whatever_is_damaged(tmp_path, damage, said, caplog):
     clock = StandingClock(NOW_MS)
     await stopped_store(tmp_path, clock)
@@ -152,7 +151,6 @@ async def test_what_waits_is_delivered_once_whatever_is_damaged(tmp_path, damage
     assert any("44 messages wait" in one for one in warnings), warnings
 
 
-@in_a_loop
 async def test_a_sound_store_says_nothing_and_keeps_its_log(tmp_path, caplog):
     clock = StandingClock(NOW_MS)
     await stopped_store(tmp_path, clock)
@@ -164,7 +162,6 @@ async def test_a_sound_store_says_nothing_and_keeps_its_log(tmp_path, caplog):
     assert [one.message for one in caplog.records if "timer" in one.name] == []
 
 
-@in_a_loop
 async def test_counts_that_are_wrong_or_unreadable_are_made_anew(tmp_path, caplog):
     clock, path = StandingClock(NOW_MS), tmp_path / "config" / "timermetrics"
     await stopped_store(tmp_path, clock)
@@ -179,7 +176,6 @@ async def test_counts_that_are_wrong_or_unreadable_are_made_anew(tmp_path, caplo
             await again.timer.flush_round()
 
 
-@in_a_loop
 async def test_a_chain_that_ends_while_the_broker_runs_is_made_good(tmp_path, caplog):
     """Also when half of its second is delivered already: that half does not come twice."""
     async with timed(tmp_path, timer_log_file_bytes=60_000) as one:
@@ -194,7 +190,6 @@ async def test_a_chain_that_ends_while_the_broker_runs_is_made_good(tmp_path, ca
     assert caplog.text.count(FROM_TOPIC) == 1
 
 
-@in_a_loop
 async def test_an_earlier_stage_of_a_long_wait_is_not_delivered_beside_the_later_one(tmp_path):
     clock = StandingClock(NOW_MS)
     options = {"timer_log_file_bytes": LOG_BYTES, "timer_roll_window_slots": 20}
@@ -212,7 +207,6 @@ async def test_an_earlier_stage_of_a_long_wait_is_not_delivered_beside_the_later
         assert again.bodies() == [b"long"]
 
 
-@in_a_loop
 async def test_a_kill_while_the_topic_is_read_again_loses_nothing_and_repeats_nothing(tmp_path):
     clock, root = StandingClock(NOW_MS), tmp_path / "store"
     await stopped_store(root, clock)
@@ -238,7 +232,6 @@ async def test_a_kill_while_the_topic_is_read_again_loses_nothing_and_repeats_no
         assert third.bodies() == bodies_of(range(COUNT - 1))
 
 
-@in_a_loop
 async def test_a_time_far_behind_its_own_date_is_no_checkpoint(tmp_path):
     """Every message would count as delivered."""
     clock, path = StandingClock(NOW_MS), tmp_path / "config" / "timercheck"

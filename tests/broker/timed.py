@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import shutil
 from contextlib import asynccontextmanager
 
@@ -16,7 +15,6 @@ from rmqkit.store.retention import used_percent
 from rmqkit.store.settings import FlushDiskType
 from rmqkit.testing.clock import StandingClock
 from tests.store.stores import message, read_all, small_settings
-from tests.virtual_time import run as run_virtual
 from tests.waiting import until
 
 STEP_MS = 10
@@ -86,14 +84,6 @@ class Timed:
         """Let the clock go on, and the timer follow it."""
         self.clock.ms += ms
         await self.until(lambda: self.timer.read_behind_ms == 0 and self.timer.offset_behind == 0)
-
-
-def in_a_loop(scenario):
-    @functools.wraps(scenario)
-    def run(**fixtures):
-        run_virtual(scenario(**fixtures))
-
-    return run
 
 
 @asynccontextmanager

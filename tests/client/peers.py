@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,37 +23,8 @@ from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tls import ServerTls
 from rmqkit.standalone import Standalone
-from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS as SECONDS
 from tests.waiting import until as until
-
-
-def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a coroutine function as a test, with a deadline."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        async def main() -> None:
-            async with asyncio.timeout(2 * SECONDS):
-                await test(*args, **kwargs)
-
-        run_virtual(main())
-
-    return run
-
-
-def on_real_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """The same in real time, for tests whose servers are in another thread or process."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        async def main() -> None:
-            async with asyncio.timeout(2 * SECONDS):
-                await test(*args, **kwargs)
-
-        asyncio.run(main())
-
-    return run
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from rmqkit.errors import ClientError, MessageIllegal, PeerRefused
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.record import decode_batch
-from tests.client.peers import Cluster, on_loop, refused, until
+from tests.client.peers import Cluster, refused, until
 
 BATCH, SINGLE = RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2
 FOREVER_MS = 30_000  # only size, or the end, closes a batch
@@ -31,7 +31,6 @@ def batches(cluster):
     return [bodies(command) for command in cluster.broker.requests if command.code == BATCH]
 
 
-@on_loop
 async def test_sends_of_one_topic_queue_tag_and_wait_store_share_a_request():
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=settings()) as producer:
         cluster.topic("T", queues=1)
@@ -49,7 +48,6 @@ async def test_sends_of_one_topic_queue_tag_and_wait_store_share_a_request():
         assert [result.queue_offset - results[0].queue_offset for result in results[:3]] == [0, 1, 2]
 
 
-@on_loop
 async def test_what_cannot_or_need_not_wait_goes_alone_and_at_once():
     never = settings(batch_delay_ms=FOREVER_MS, batch_total_bytes=1)
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=never) as producer:
@@ -68,7 +66,6 @@ async def test_what_cannot_or_need_not_wait_goes_alone_and_at_once():
         assert batches(cluster) == [[b"fills it"]]
 
 
-@on_loop
 async def test_a_batch_is_never_larger_than_a_message_may_be():
     small = settings(message_bytes_max=200)
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=small) as producer:
@@ -80,7 +77,6 @@ async def test_a_batch_is_never_larger_than_a_message_may_be():
         assert {len(command.body) > 100 for command in cluster.broker.requests if command.code == BATCH} == {True}
 
 
-@on_loop
 async def test_a_full_batch_does_not_wait():
     never = settings(batch_delay_ms=FOREVER_MS, batch_bytes=300)
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=never) as producer:
@@ -94,7 +90,6 @@ async def test_a_full_batch_does_not_wait():
             await producer.send(Message(topic="T", body=b"late"))
 
 
-@on_loop
 async def test_everybody_in_a_batch_that_fails_is_told_and_a_cancelled_caller_disturbs_nobody():
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=settings(batch_bytes=300)) as producer:
         cluster.topic("T")

@@ -20,7 +20,7 @@ from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import LockBody, LockedQueues, MessageQueue
 from rmqkit.standalone import Standalone
 from tests.client.messages import record
-from tests.client.peers import Cluster, offset, on_loop, pulled, until
+from tests.client.peers import Cluster, offset, pulled, until
 
 ONE, TWO, THREE = (MessageQueue("T", "broker-0", queue_id) for queue_id in range(3))
 LOCK, UNLOCK, PULL = RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ, RequestCode.PULL_MESSAGE
@@ -86,7 +86,6 @@ class Ordered:
         return [queue for body in bodies for queue in msgspec.json.decode(body, type=LockBody).queues]
 
 
-@on_loop
 async def test_a_handler_in_a_thread_that_outlives_the_closing_keeps_its_queue_and_is_told(caplog):
     gate, running = threading.Event(), threading.Event()
 
@@ -105,7 +104,6 @@ async def test_a_handler_in_a_thread_that_outlives_the_closing_keeps_its_queue_a
     assert "60 s after it was last renewed: allow it more than drain_ms" in caplog.text
 
 
-@on_loop
 async def test_a_coroutine_that_outlives_the_closing_is_cancelled_and_its_queue_given_back(caplog):
     running, ended = asyncio.Event(), []
 
@@ -124,7 +122,6 @@ async def test_a_coroutine_that_outlives_the_closing_is_cancelled_and_its_queue_
     assert "still at work" not in caplog.text
 
 
-@on_loop
 async def test_one_queue_goes_on_while_all_others_are_paused(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         queues = await producer.queues("T")
@@ -154,7 +151,6 @@ def pulls(queue):
     return [one for one in asyncio.all_tasks() if one.get_name() == f"pull {queue} for group CG"]
 
 
-@on_loop
 async def test_a_rebalance_while_a_reset_waits_for_a_handler_leaves_one_pull_of_the_queue_there():
     gate, running, saved = asyncio.Event(), asyncio.Event(), [0]
 
@@ -187,7 +183,6 @@ async def test_a_rebalance_while_a_reset_waits_for_a_handler_leaves_one_pull_of_
             assert len(pulls(ONE)) == 1
 
 
-@on_loop
 async def test_seeks_at_the_same_time_leave_one_pull_of_the_queue_at_the_last_offset():
     async with Cluster() as cluster, PullConsumer("CG", cluster.namesrv) as consumer:
         cluster.topic("T", queues=1)
@@ -200,7 +195,6 @@ async def test_seeks_at_the_same_time_leave_one_pull_of_the_queue_at_the_last_of
         assert len(pulls(ONE)) == 1
 
 
-@on_loop
 async def test_a_seek_in_a_queue_that_is_being_given_away_is_refused_and_leaves_nothing_behind():
     async with Cluster() as cluster, PullConsumer("CG", cluster.namesrv) as consumer:
         cluster.topic("T", queues=1)
@@ -225,7 +219,6 @@ async def test_a_seek_in_a_queue_that_is_being_given_away_is_refused_and_leaves_
 
 
 @pytest.mark.parametrize("kind", ["handled", "iterated", "polled"])
-@on_loop
 async def test_what_waits_of_a_queue_that_begins_anew_is_let_go(kind):
     async def busy(message):
         await asyncio.Event().wait()

@@ -11,7 +11,7 @@ from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import SendFailed, SettingsError
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.message import Message
-from tests.client.peers import Cluster, on_loop, stored, until
+from tests.client.peers import Cluster, stored, until
 
 MIB = 1 << 20
 SEND = RequestCode.SEND_MESSAGE_V2
@@ -49,7 +49,6 @@ class Holding:
         self.cluster.broker.connections[0].send(stored(command))
 
 
-@on_loop
 async def test_sends_wait_while_too_many_bytes_are_under_way():
     async with Holding() as it:
         sends = [it.send(MIB // 2) for _ in range(3)]
@@ -64,7 +63,6 @@ async def test_sends_wait_while_too_many_bytes_are_under_way():
         assert (it.producer.status().sends_under_way, it.producer.status().bytes_under_way) == (0, 0)
 
 
-@on_loop
 async def test_a_body_larger_than_the_bound_goes_alone():
     async with Holding() as it:
         large = it.send(2 * MIB)
@@ -77,7 +75,6 @@ async def test_a_body_larger_than_the_bound_goes_alone():
         await small
 
 
-@on_loop
 async def test_who_waits_too_long_is_told_the_bound_and_takes_no_room():
     async with Holding(line_timeout_ms=20) as it:
         large = it.send(MIB)

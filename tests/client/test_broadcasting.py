@@ -18,7 +18,7 @@ from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag
 from rmqkit.standalone import Standalone
 from tests.client.messages import record
-from tests.client.peers import Cluster, on_loop, pulled, until
+from tests.client.peers import Cluster, pulled, until
 
 
 def member(namesrv: str, offsets_dir: Path, name: str, handler, **settings) -> PushConsumer:
@@ -30,7 +30,6 @@ def member(namesrv: str, offsets_dir: Path, name: str, handler, **settings) -> P
     return consumer
 
 
-@on_loop
 async def test_every_member_gets_every_message_and_goes_on_where_it_was(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         for i in range(20):
@@ -53,7 +52,6 @@ async def test_every_member_gets_every_message_and_goes_on_where_it_was(tmp_path
             expected = 21
 
 
-@on_loop
 async def test_a_new_member_begins_at_the_end_and_misses_nothing_while_it_is_away(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         await producer.send(Message(topic="T", body=b"old"))
@@ -74,7 +72,6 @@ async def test_a_new_member_begins_at_the_end_and_misses_nothing_while_it_is_awa
         assert seen == [b"away"]
 
 
-@on_loop
 async def test_a_time_to_begin_at_chooses_the_first_message_stored_at_it_or_later(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         queue = (await producer.queues("T"))[0]
@@ -98,7 +95,6 @@ async def test_a_time_to_begin_at_chooses_the_first_message_stored_at_it_or_late
         assert seen == [b"new"]
 
 
-@on_loop
 async def test_a_failure_is_logged_and_nothing_comes_again(tmp_path, caplog):
     async with Cluster() as cluster:
         cluster.topic("T", queues=1)

@@ -20,7 +20,7 @@ from rmqkit import (
 )
 from rmqkit.client.consumer import push as push_consumer
 from rmqkit.protocol.codes import RequestCode
-from tests.client.peers import Cluster, on_loop, until
+from tests.client.peers import Cluster, until
 
 QUICK = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, take_over_pause_ms=0, error_pause_ms=5)
 
@@ -43,7 +43,6 @@ QUICK = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, take_over_pause_
         ),
     ],
 )
-@on_loop
 async def test_a_message_that_cannot_be_meant_is_refused_by_the_send(fields, text):
     async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
         cluster.topic("T")
@@ -53,7 +52,6 @@ async def test_a_message_that_cannot_be_meant_is_refused_by_the_send(fields, tex
         assert cluster.broker.asked(RequestCode.SEND_MESSAGE_V2) == []
 
 
-@on_loop
 async def test_brokers_may_have_more_delay_levels():
     settings = ProducerSettings(delay_level_max=20)
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=settings) as producer:
@@ -61,7 +59,6 @@ async def test_brokers_may_have_more_delay_levels():
         await producer.send(Message(topic="T", body=b"x", delay_level=20))
 
 
-@on_loop
 async def test_times_that_are_none_and_handles_that_are_none_are_refused():
     async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
         cluster.topic("T")
@@ -82,7 +79,6 @@ def told(caplog, part):
     return [record.getMessage() for record in caplog.records if part in record.getMessage()]
 
 
-@on_loop
 async def test_a_consumer_without_subscription_or_handler_says_so(caplog, monkeypatch):
     monkeypatch.setattr(push_consumer, "_READER_SECONDS", 0.01)
     async with Cluster() as cluster:
@@ -112,7 +108,6 @@ def all_named(part):
     return [task for task in asyncio.all_tasks() if part in task.get_name()]
 
 
-@on_loop
 async def test_a_broker_that_is_away_is_told_once_and_once_when_it_is_back(caplog):
     caplog.set_level(logging.INFO)
     async with Cluster() as cluster:

@@ -22,7 +22,7 @@ from rmqkit.protocol.command import reply
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.standalone import Standalone
-from tests.client.peers import Cluster, offset, on_loop, standalone, stored, until
+from tests.client.peers import Cluster, offset, standalone, stored, until
 from tests.client.pops import PopBroker, popped, records
 
 SINGLE, BATCH, ROUTE = (
@@ -66,7 +66,6 @@ async def refused(call):
         await call
 
 
-@on_loop
 async def test_closing_waits_for_sends_under_way_and_refuses_new_ones():
     async with Cluster() as cluster:
         cluster.topic("T")
@@ -92,7 +91,6 @@ async def test_closing_waits_for_sends_under_way_and_refuses_new_ones():
         assert cluster.broker.requests[-1].code == RequestCode.UNREGISTER_CLIENT
 
 
-@on_loop
 async def test_a_send_that_waits_for_its_route_when_the_producer_is_closed_goes_out():
     for settings in (ProducerSettings(), ProducerSettings(auto_batch=True)):
         async with Cluster() as cluster:
@@ -111,7 +109,6 @@ async def test_a_send_that_waits_for_its_route_when_the_producer_is_closed_goes_
             await closing
 
 
-@on_loop
 async def test_open_batches_go_out_at_once_and_are_waited_for():
     slow = ProducerSettings(auto_batch=True, batch_delay_ms=30_000)
     async with Cluster() as cluster:
@@ -130,7 +127,6 @@ async def test_open_batches_go_out_at_once_and_are_waited_for():
 
 
 @pytest.mark.parametrize("kind", ["endless", "idle"])
-@on_loop
 async def test_messages_that_go_on_for_ever_are_not_waited_for(kind):
     taken = []
 
@@ -166,7 +162,6 @@ async def test_messages_that_go_on_for_ever_are_not_waited_for(kind):
         assert (len(sent), type(last)) == (max(taken) if kind == "endless" else 1, ClientError)
 
 
-@on_loop
 async def test_what_was_sent_one_way_is_written_before_the_connection_closes(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as other:
         (queue, *_) = await other.queues("T")
@@ -179,7 +174,6 @@ async def test_what_was_sent_one_way_is_written_before_the_connection_closes(tmp
         assert (await other.send(message(), queue=queue)).queue_offset == 50
 
 
-@on_loop
 async def test_closing_waits_for_local_transactions_and_tells_how_they_ended():
     begun, end = asyncio.Event(), asyncio.Event()
 
@@ -202,7 +196,6 @@ async def test_closing_waits_for_local_transactions_and_tells_how_they_ended():
         assert told["commitOrRollback"] == "8"
 
 
-@on_loop
 async def test_a_local_transaction_that_never_ends_is_left_to_the_checks(monkeypatch, caplog):
     monkeypatch.setattr(transaction, "_FINISH_SECONDS", 0.01)
     begun = asyncio.Event()
@@ -265,7 +258,6 @@ def test_a_blocking_producer_waits_for_the_sends_of_other_threads(tmp_path):
         assert set(outcomes) - {"SEND_OK"} == {"producer of group PG is closed: make a new one"}
 
 
-@on_loop
 async def test_acks_under_way_are_answered_before_a_pop_consumer_is_gone():
     async with Cluster() as cluster:
         cluster.topic("T", queues=1)
@@ -284,7 +276,6 @@ async def test_acks_under_way_are_answered_before_a_pop_consumer_is_gone():
         await closing
 
 
-@on_loop
 async def test_a_handler_acknowledges_and_puts_off_also_while_its_consumer_closes():
     begun, end, outcomes = asyncio.Event(), asyncio.Event(), []
     async with Cluster() as cluster:
@@ -307,7 +298,6 @@ async def test_a_handler_acknowledges_and_puts_off_also_while_its_consumer_close
         assert (len(outcomes), broker.acked, broker.changed) == (1, [0], [])
 
 
-@on_loop
 async def test_a_commit_under_way_is_answered_before_a_pull_consumer_is_gone():
     async with Cluster() as cluster:
         cluster.topic("T", queues=1)
@@ -344,7 +334,6 @@ def test_a_scheduled_pull_may_close_its_own_consumer(tmp_path, in_thread):
         consumer.close()
 
 
-@on_loop
 async def test_a_seek_under_way_takes_no_queue_of_a_consumer_that_is_closed():
     async with Cluster() as cluster:
         cluster.topic("T", queues=1)

@@ -19,7 +19,7 @@ from rmqkit.protocol.command import reply
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.client.messages import received
-from tests.client.peers import Cluster, on_loop, refused, until
+from tests.client.peers import Cluster, refused, until
 
 SEND_BACK = RequestCode.CONSUMER_SEND_MSG_BACK
 QUEUE = MessageQueue("T", "broker-0", 0)
@@ -77,7 +77,6 @@ class Workers:
         return self.cluster.broker.asked(SEND_BACK)
 
 
-@on_loop
 async def test_a_message_is_consumed_when_its_coroutine_returns():
     seen = []
 
@@ -91,7 +90,6 @@ async def test_a_message_is_consumed_when_its_coroutine_returns():
         assert it.sent_back() == []
 
 
-@on_loop
 async def test_a_plain_function_runs_in_a_thread_and_may_block():
     gate = threading.Event()
     threads = set()
@@ -109,7 +107,6 @@ async def test_a_plain_function_runs_in_a_thread_and_may_block():
         await until(lambda: it.offset == 2, "both consumed")
 
 
-@on_loop
 async def test_a_callable_that_returns_an_awaitable_is_awaited():
     done = []
 
@@ -123,7 +120,6 @@ async def test_a_callable_that_returns_an_awaitable_is_awaited():
         assert len(done) == 1
 
 
-@on_loop
 async def test_an_object_with_a_coroutine_call_runs_on_the_loop():
     class Handler:
         thread = None
@@ -138,7 +134,6 @@ async def test_an_object_with_a_coroutine_call_runs_on_the_loop():
     assert handler.thread is threading.current_thread()
 
 
-@on_loop
 async def test_no_more_handlers_run_than_the_setting_says():
     gate, running = asyncio.Event(), []
 
@@ -156,7 +151,6 @@ async def test_no_more_handlers_run_than_the_setting_says():
         await until(lambda: it.offset == 10, "all consumed")
 
 
-@on_loop
 async def test_the_offset_waits_for_the_slowest_handler():
     gate = asyncio.Event()
 
@@ -177,7 +171,6 @@ def ours(caplog):
     return [entry for entry in caplog.records if entry.name == "rmqkit.client.consumer.consume"]
 
 
-@on_loop
 async def test_a_failed_message_is_sent_back_and_counts_as_consumed(caplog):
     async def handler(message):
         raise ValueError("no stock")
@@ -202,7 +195,6 @@ async def test_a_failed_message_is_sent_back_and_counts_as_consumed(caplog):
 
 
 @pytest.mark.parametrize(("level", "sent"), [(0, "0"), (5, "5"), (-1, "-1")])
-@on_loop
 async def test_a_handler_may_choose_the_delay_level(level, sent, caplog):
     async def handler(message):
         raise ConsumeLater(level)
@@ -214,7 +206,6 @@ async def test_a_handler_may_choose_the_delay_level(level, sent, caplog):
     assert ours(caplog) == [], "what a handler chooses is no warning"
 
 
-@on_loop
 async def test_the_largest_number_of_retries_is_a_setting():
     async def handler(message):
         raise ValueError
@@ -225,7 +216,6 @@ async def test_the_largest_number_of_retries_is_a_setting():
         assert it.sent_back()[0]["maxReconsumeTimes"] == "3"
 
 
-@on_loop
 async def test_when_sending_back_fails_the_message_is_sent_to_the_retry_topic():
     async def handler(message):
         raise ValueError
@@ -239,7 +229,6 @@ async def test_when_sending_back_fails_the_message_is_sent_to_the_retry_topic():
         assert decode_properties(fields["i"].encode())["DELAY"] == "4"
 
 
-@on_loop
 async def test_when_that_fails_too_the_message_stays_and_is_handled_again():
     times = []
 
@@ -256,7 +245,6 @@ async def test_when_that_fails_too_the_message_stays_and_is_handled_again():
         assert sorted(times) == [0, 0, 1, 1]
 
 
-@on_loop
 async def test_the_offset_is_held_while_a_message_stays_here():
     failing = {0}
 
@@ -273,7 +261,6 @@ async def test_the_offset_is_held_while_a_message_stays_here():
         assert len(it.held) == 1
 
 
-@on_loop
 async def test_retry_messages_have_their_own_topic_again():
     seen = []
 
@@ -287,7 +274,6 @@ async def test_retry_messages_have_their_own_topic_again():
         assert seen == ["Orders", "T"]
 
 
-@on_loop
 async def test_messages_of_a_dropped_queue_are_not_handled():
     seen = []
 
@@ -304,7 +290,6 @@ async def test_messages_of_a_dropped_queue_are_not_handled():
         assert it.offset is None
 
 
-@on_loop
 async def test_what_finishes_after_the_release_does_not_count():
     gate = asyncio.Event()
 
@@ -320,7 +305,6 @@ async def test_what_finishes_after_the_release_does_not_count():
         assert it.offset is None
 
 
-@on_loop
 async def test_a_cancellation_inside_the_handler_is_a_failure_and_the_worker_goes_on():
     async def handler(message):
         if message.queue_offset == 0:
@@ -333,7 +317,6 @@ async def test_a_cancellation_inside_the_handler_is_a_failure_and_the_worker_goe
 
 
 @pytest.mark.parametrize("kind", [ConcurrentConsumeService, OrderlyConsumeService])
-@on_loop
 async def test_an_outcome_that_cannot_be_dealt_with_is_told_and_the_worker_goes_on(kind, caplog):
     seen = []
 
@@ -349,7 +332,6 @@ async def test_an_outcome_that_cannot_be_dealt_with_is_told_and_the_worker_goes_
     assert f"messages of {QUEUE} are handled again in 1 ms, what came of them cannot be dealt with" in caplog.text
 
 
-@on_loop
 async def test_a_handler_that_takes_too_long_has_its_message_sent_back():
     gate = asyncio.Event()
 
@@ -372,7 +354,6 @@ async def test_a_handler_that_takes_too_long_has_its_message_sent_back():
         assert len(it.sent_back()) == 2
 
 
-@on_loop
 async def test_messages_without_handler_are_taken_by_hand():
     async with Workers(None) as it:
         it.put(received(0), received(1))
@@ -387,7 +368,6 @@ async def test_messages_without_handler_are_taken_by_hand():
         assert await it.consuming.next() is None
 
 
-@on_loop
 async def test_a_batch_handler_gets_lists_of_one_queue_in_order():
     calls = []
 
@@ -401,7 +381,6 @@ async def test_a_batch_handler_gets_lists_of_one_queue_in_order():
         assert calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-@on_loop
 async def test_a_batch_fails_together():
     async def handler(messages):
         raise ValueError("no stock")
@@ -413,7 +392,6 @@ async def test_a_batch_fails_together():
         assert sorted(fields["originMsgId"] for fields in it.sent_back()) == ["id-0", "id-1"]
 
 
-@on_loop
 async def test_only_the_named_messages_of_a_batch_come_again():
     async def handler(messages):
         raise ConsumeLater(5, messages=[messages[1]])
@@ -425,7 +403,6 @@ async def test_only_the_named_messages_of_a_batch_come_again():
         assert [(fields["originMsgId"], fields["delayLevel"]) for fields in it.sent_back()] == [("id-1", "5")]
 
 
-@on_loop
 async def test_a_batch_has_messages_of_one_topic():
     calls = []
 

@@ -10,7 +10,7 @@ from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
 from tests.client.messages import record
-from tests.client.peers import Cluster, on_loop, pulled, until
+from tests.client.peers import Cluster, pulled, until
 
 QUICK = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, take_over_pause_ms=0)
 
@@ -33,7 +33,6 @@ def test_rates_are_of_the_last_minute_and_failures_of_the_last_hour():
     assert stats.status(4_000_000.0).consume_failed_msgs == 0
 
 
-@on_loop
 async def test_rates_count_what_is_pulled_and_what_handlers_make_of_it():
     answers = [lambda command: pulled(command, 0, 3, b"".join(record(offset) for offset in range(3)))]
     seen = []

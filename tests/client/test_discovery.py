@@ -16,7 +16,7 @@ from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings, nam
 from rmqkit.errors import NoRoute
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.message import Message
-from tests.client.peers import Cluster, on_real_loop, until
+from tests.client.peers import Cluster, until
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 
@@ -67,7 +67,7 @@ def test_a_web_server_is_asked_only_when_nothing_else_names_a_name_server():
     assert name_server_list(None, {}, domain="d") == []
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_a_client_sends_through_the_name_servers_that_a_web_server_names(monkeypatch):
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     async with Cluster() as cluster:
@@ -79,7 +79,7 @@ async def test_a_client_sends_through_the_name_servers_that_a_web_server_names(m
         assert set(paths) == {"/rocketmq/nsaddr-u?nofix=1"}
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_name_servers_that_move_are_found_again(monkeypatch):
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     monkeypatch.setattr(runtime_module, "_DISCOVERY_INTERVAL_MS", 10.0)
@@ -98,7 +98,7 @@ async def test_name_servers_that_move_are_found_again(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["", "nothing like an address"])
-@on_real_loop
+@pytest.mark.real_time
 async def test_an_answer_without_addresses_is_told_with_its_url(text, monkeypatch):
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     with web_server(lambda: text) as (domain, _):
@@ -109,7 +109,7 @@ async def test_an_answer_without_addresses_is_told_with_its_url(text, monkeypatc
             await Producer("PG", settings=settings).start()
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_the_next_name_server_is_asked_when_one_does_not_answer_and_then_kept():
     async with Cluster() as cluster:
         cluster.topic("T")
@@ -122,7 +122,7 @@ async def test_the_next_name_server_is_asked_when_one_does_not_answer_and_then_k
         assert {one["topic"] for one in cluster.name_server.asked(ROUTE)} >= {"T", "U"}
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_when_no_name_server_answers_every_one_is_named():
     async with Producer("PG", "127.0.0.1:1;127.0.0.1:2") as producer:
         with pytest.raises(NoRoute) as caught:
@@ -131,7 +131,7 @@ async def test_when_no_name_server_answers_every_one_is_named():
     assert "127.0.0.1:2" in str(caught.value)
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_a_runtime_that_did_not_find_its_name_servers_can_be_started_again():
     async with Cluster() as cluster:
         cluster.topic("T")

@@ -26,7 +26,7 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.client.messages import received
-from tests.client.peers import Cluster, offset, on_loop, refused
+from tests.client.peers import Cluster, offset, refused
 
 SEND, PULL = RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE
 QUEUE = MessageQueue("T", "broker-0", 0)
@@ -110,14 +110,12 @@ def test_subscribing_and_assigning(order):
     ],
     ids=["empty", "not bytes", "properties", "topic", "forbidden"],
 )
-@on_loop
 async def test_messages(message, names):
     async with producer() as one:
         with pytest.raises(MessageIllegal, match=names):
             await one.send(message)
 
 
-@on_loop
 async def test_a_large_message_is_told_its_size_the_limit_and_where_it_is_raised():
     said = []
     async with producer() as one:
@@ -140,14 +138,12 @@ async def test_a_large_message_is_told_its_size_the_limit_and_where_it_is_raised
     ],
     ids=["none", "topics", "retry", "delayed"],
 )
-@on_loop
 async def test_batches(messages):
     async with producer() as one:
         with pytest.raises(MessageIllegal):
             await one.send_batch(messages)
 
 
-@on_loop
 async def test_what_was_not_started_or_is_closed():
     said = []
     one = producer()
@@ -172,7 +168,6 @@ async def failing(said, work, kind=ClientError):
     return caught.value
 
 
-@on_loop
 async def test_a_group_that_exists_in_the_instance():
     said = []
     async with Cluster() as cluster:
@@ -183,7 +178,6 @@ async def test_a_group_that_exists_in_the_instance():
         assert said == [f"producer group PG exists in client {runtime.client_id}: choose another group"]
 
 
-@on_loop
 async def test_routes():
     said = []
     async with producer() as one, PullConsumer("CG", "127.0.0.1:1") as reader:
@@ -204,7 +198,6 @@ async def test_routes():
         ]
 
 
-@on_loop
 async def test_refused_sends():
     said = []
     async with Cluster() as cluster, producer(cluster.namesrv, settings=ONE_TRY) as one:
@@ -221,7 +214,6 @@ async def test_refused_sends():
     )
 
 
-@on_loop
 async def test_refused_reads():
     said = []
     async with Cluster() as cluster, PullConsumer("CG", cluster.namesrv) as reader:
@@ -243,7 +235,6 @@ async def test_refused_reads():
     assert address in said[0]
 
 
-@on_loop
 async def test_brokers_that_do_not_answer():
     said = []
     async with Cluster() as cluster, producer(cluster.namesrv, settings=ONE_TRY) as one:
@@ -273,7 +264,6 @@ async def test_brokers_that_do_not_answer():
     )
 
 
-@on_loop
 async def test_choices_that_cannot_be():
     said = []
     async with Cluster() as cluster, producer(cluster.namesrv) as one:
@@ -289,7 +279,6 @@ async def test_choices_that_cannot_be():
     assert said[3] == "recall handle 'x' is not base64url of UTF-8 text: pass the recall_handle of a SendResult"
 
 
-@on_loop
 async def test_a_name_that_nobody_knows_and_a_request_without_reply():
     said = []
     async with Cluster() as cluster, producer(cluster.namesrv) as one:

@@ -14,7 +14,7 @@ from rmqkit.protocol.command import decode_fields
 from rmqkit.protocol.schemas.pull import PullFlag
 from rmqkit.protocol.schemas.topics import BrokerData, QueueData, TopicRoute
 from tests.client.messages import record
-from tests.client.peers import Cluster, on_loop, pulled, until
+from tests.client.peers import Cluster, pulled, until
 
 PULL, ROUTE = RequestCode.PULL_MESSAGE, RequestCode.GET_ROUTEINFO_BY_TOPIC
 QUICK = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, take_over_pause_ms=0, error_pause_ms=20)
@@ -64,7 +64,6 @@ def pulls(peer):
     return [fields for fields in peer.asked(PULL) if fields["topic"] == "T"]
 
 
-@on_loop
 async def test_while_pulls_fail_the_routes_are_looked_at_until_somebody_else_is_there():
     async with Pair() as pair:
         pair.route(id0=pair.master, id1=pair.slave)
@@ -80,7 +79,6 @@ async def test_while_pulls_fail_the_routes_are_looked_at_until_somebody_else_is_
         assert not any(int(fields["sysFlag"]) & PullFlag.COMMIT_OFFSET for fields in pulls(pair.slave))
 
 
-@on_loop
 async def test_a_consumer_far_behind_reads_from_the_slave_until_that_sends_it_back():
     async with Pair() as pair:
         pair.route(id0=pair.master, id1=pair.slave)

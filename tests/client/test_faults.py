@@ -10,7 +10,7 @@ from rmqkit.client.runtime.routes import PublishQueues
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.testing.clock import StandingClock
-from tests.client.peers import on_loop, refused, stored
+from tests.client.peers import refused, stored
 from tests.client.test_sender import MESSAGE, Sending
 
 
@@ -63,7 +63,6 @@ def test_on_a_retry_the_last_broker_is_left_out():
     assert picked(FaultTable(StandingClock(1000)), queues("a", "b", "c"), last="b") == {"a", "c"}
 
 
-@on_loop
 async def test_it_is_off_unless_asked_for():
     async with Sending(2) as it:
         it.answer(refused(ResponseCode.SYSTEM_BUSY), stored)
@@ -72,7 +71,6 @@ async def test_it_is_off_unless_asked_for():
         assert it.tries()[0] > 1
 
 
-@on_loop
 async def test_a_broker_that_failed_once_gets_nothing_more_for_a_while():
     async with Sending(2, avoid_slow_brokers=True) as it:
         it.answer(refused(ResponseCode.SYSTEM_BUSY), stored)

@@ -31,7 +31,7 @@ from rmqkit.protocol.schemas.offsets import ConsumerStatus, ConsumerStatusReques
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.router import Router
 from rmqkit.standalone import Standalone
-from tests.client.peers import on_loop, until
+from tests.client.peers import until
 from tests.waiting import SECONDS
 
 FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, persist_interval_ms=10)
@@ -74,7 +74,6 @@ class Operator:
         return self.consumer._runtime.client_id
 
 
-@on_loop
 async def test_a_reset_by_clients_has_them_begin_anew(tmp_path):
     async with Operator(tmp_path, server_side_reset=False) as it:
         await it.consumed()
@@ -87,7 +86,6 @@ async def test_a_reset_by_clients_has_them_begin_anew(tmp_path):
         assert sorted(message.body for message in it.seen[10:]) == [b"%d" % i for i in range(10)]
 
 
-@on_loop
 async def test_a_reset_waits_for_handlers_and_ignores_queues_of_others(tmp_path):
     gate, running = asyncio.Event(), []
 
@@ -109,7 +107,6 @@ async def test_a_reset_waits_for_handlers_and_ignores_queues_of_others(tmp_path)
         await until(lambda: sorted(running) == [8, 9], "from the new offset on")
 
 
-@on_loop
 async def test_a_status_tells_the_offsets_of_a_topic(tmp_path):
     async with Operator(tmp_path) as it:
         await it.consumed()
@@ -121,7 +118,6 @@ async def test_a_status_tells_the_offsets_of_a_topic(tmp_path):
         assert {queue.topic for queue in status.consumer_table[it.client_id]} == {"T"}
 
 
-@on_loop
 async def test_running_information_tells_where_threads_and_tasks_stand_if_asked(tmp_path):
     gate, running = asyncio.Event(), []
 
@@ -141,7 +137,6 @@ async def test_running_information_tells_where_threads_and_tasks_stand_if_asked(
     assert any("waiting_for_the_gate" in line and "test_handlers.py" in line for line in calls)
 
 
-@on_loop
 async def test_running_information_tells_settings_subscriptions_and_queues_but_no_secrets(tmp_path):
     async with Operator(tmp_path) as it:
         await it.consumed()
@@ -158,7 +153,6 @@ async def test_running_information_tells_settings_subscriptions_and_queues_but_n
         assert held.last_consume_timestamp >= held.last_pull_timestamp - 60_000 > 0
 
 
-@on_loop
 async def test_what_a_queue_holds_is_told(tmp_path):
     gate = asyncio.Event()
 
@@ -182,7 +176,6 @@ async def test_what_a_queue_holds_is_told(tmp_path):
         (ValueError("no stock"), "CR_THROW_EXCEPTION", "ValueError: no stock"),
     ],
 )
-@on_loop
 async def test_a_message_is_consumed_directly_once(tmp_path, error, result, remark):
     calls = []
 
@@ -205,7 +198,6 @@ class Connection:
     peer = "127.0.0.1:1"
 
 
-@on_loop
 async def test_a_group_that_is_not_here_is_told():
     inquiries = ClientRequestHandlers({})
     info = request(RequestCode.GET_CONSUMER_RUNNING_INFO, RunningInfoRequest("other", "c"))

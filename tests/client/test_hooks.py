@@ -22,7 +22,7 @@ from rmqkit.protocol.ids import RecallHandle, encode_recall_handle
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.trace import ConsumeReturn
 from tests.client.messages import record
-from tests.client.peers import Cluster, on_loop, pulled, refused, stored, until
+from tests.client.peers import Cluster, pulled, refused, stored, until
 
 FIRST = StartFrom.FIRST_OFFSET
 
@@ -55,7 +55,6 @@ class Notes(Hook):
         self.recalls.append(recall)
 
 
-@on_loop
 async def test_a_send_is_told_when_it_begins_and_how_it_ended():
     notes = Notes(color="red")
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, hooks=[notes]) as producer:
@@ -73,7 +72,6 @@ async def test_a_send_is_told_when_it_begins_and_how_it_ended():
         assert message.properties == {"size": "large"}, "the program's message stays as it is"
 
 
-@on_loop
 async def test_a_send_of_several_tries_is_told_once_with_the_last_broker():
     notes = Notes()
     async with Cluster(brokers=2) as cluster, Producer("PG", cluster.namesrv, hooks=[notes]) as producer:
@@ -85,7 +83,6 @@ async def test_a_send_of_several_tries_is_told_once_with_the_last_broker():
         assert [one.address for one in notes.sent] == [cluster.brokers[1].address] * 2
 
 
-@on_loop
 async def test_every_way_a_send_fails_is_told():
     notes = Notes()
     settings = ProducerSettings(retries=0)
@@ -113,7 +110,6 @@ async def test_every_way_a_send_fails_is_told():
     assert all(one.result is None for one in notes.sent)
 
 
-@on_loop
 async def test_nothing_is_told_of_a_batch_of_nothing(caplog):
     notes = Notes()
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, hooks=[notes]) as producer:
@@ -123,7 +119,6 @@ async def test_nothing_is_told_of_a_batch_of_nothing(caplog):
     assert notes.sendings == []
 
 
-@on_loop
 async def test_a_one_way_send_ends_without_a_result():
     notes = Notes(color="red")
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, hooks=[notes]) as producer:
@@ -135,7 +130,6 @@ async def test_a_one_way_send_ends_without_a_result():
         assert "color\x01red" in cluster.broker.asked(RequestCode.SEND_MESSAGE_V2)[0]["i"]
 
 
-@on_loop
 async def test_a_batch_is_one_send_and_each_of_its_messages_has_the_properties():
     notes = Notes(color="red")
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, hooks=[notes]) as producer:
@@ -149,7 +143,6 @@ async def test_a_batch_is_one_send_and_each_of_its_messages_has_the_properties()
         assert outcome.body_bytes == len(command.payload)
 
 
-@on_loop
 async def test_send_many_tells_of_every_batch_and_of_messages_that_go_alone():
     notes = Notes(color="red")
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, hooks=[notes]) as producer:
@@ -163,7 +156,6 @@ async def test_send_many_tells_of_every_batch_and_of_messages_that_go_alone():
         assert [body.count(b"color\x01red") for body in bodies] == [5, 5]
 
 
-@on_loop
 async def test_send_many_tells_of_batches_behind_one_that_failed():
     notes = Notes()
     settings = ProducerSettings(batch_bytes=1, retries=0)
@@ -178,7 +170,6 @@ async def test_send_many_tells_of_batches_behind_one_that_failed():
         assert [type(one.error) for one in notes.sent] == [PeerRefused] * 3
 
 
-@on_loop
 async def test_hooks_see_transactions_and_their_ends():
     notes = Notes()
 
@@ -200,7 +191,6 @@ async def test_hooks_see_transactions_and_their_ends():
     assert {(one.group, one.address, one.is_checked) for one in notes.ends} == {("PG", cluster.broker.address, False)}
 
 
-@on_loop
 async def test_recalls_are_told_when_a_broker_answered():
     notes = Notes()
     handle = encode_recall_handle(RecallHandle("T", "broker-0", 1, "key"))
@@ -218,7 +208,6 @@ async def test_recalls_are_told_when_a_broker_answered():
 
 
 @pytest.mark.parametrize("is_ordered", [False, True])
-@on_loop
 async def test_handlers_are_told_when_they_begin_and_how_they_ended(is_ordered):
     notes = Notes()
     settings = PushConsumerSettings(start_from=FIRST, take_over_pause_ms=0, suspend_queue_ms=10, handlers_max=1)
@@ -248,7 +237,6 @@ async def test_handlers_are_told_when_they_begin_and_how_they_ended(is_ordered):
     assert {(one.group, one.is_polled) for one in notes.consumptions} == {("CG", False)}
 
 
-@on_loop
 async def test_a_handler_beyond_the_consume_time_out_is_told_so(monkeypatch):
     notes = Notes()
 
@@ -276,7 +264,6 @@ async def test_a_handler_beyond_the_consume_time_out_is_told_so(monkeypatch):
     assert (notes.consumed[0].returned, notes.consumed[0].error) == (ConsumeReturn.TIME_OUT, None)
 
 
-@on_loop
 async def test_polled_and_iterated_messages_are_told_as_they_are_given_out():
     notes = Notes()
     polling = PullConsumerSettings(start_from=FIRST, take_over_pause_ms=0)
@@ -301,7 +288,6 @@ async def test_polled_and_iterated_messages_are_told_as_they_are_given_out():
     assert [one.returned for one in notes.consumed] == [ConsumeReturn.SUCCESS] * 3
 
 
-@on_loop
 async def test_what_hooks_raise_is_logged_and_changes_nothing(caplog):
     class Broken(Hook):
         def sending(self, sending):
@@ -322,7 +308,6 @@ async def test_what_hooks_raise_is_logged_and_changes_nothing(caplog):
     assert [one.levelname for one in caplog.records if "hook" in one.message] == ["WARNING"] * 2
 
 
-@on_loop
 async def test_hooks_are_called_in_their_order_and_their_ends_in_the_opposite_one():
     told = []
 
@@ -340,7 +325,6 @@ async def test_hooks_are_called_in_their_order_and_their_ends_in_the_opposite_on
     assert told == ["a begins", "b begins", "b ends", "a ends"]
 
 
-@on_loop
 async def test_the_broker_says_whether_and_where_traces_are_wanted():
     notes = Notes()
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, hooks=[notes]) as producer:

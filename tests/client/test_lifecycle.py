@@ -12,7 +12,7 @@ from rmqkit.client.pop.consumer import PopConsumer
 from rmqkit.client.runtime.settings import PullConsumerSettings, PushConsumerSettings
 from rmqkit.errors import ClientError
 from rmqkit.protocol.codes import RequestCode
-from tests.client.peers import Cluster, on_loop
+from tests.client.peers import Cluster
 from tests.client.test_closing import Held, closing_of
 
 
@@ -20,7 +20,6 @@ from tests.client.test_closing import Held, closing_of
     ("kind", "settings"),
     [(PushConsumer, PushConsumerSettings), (PopConsumer, PushConsumerSettings), (PullConsumer, PullConsumerSettings)],
 )
-@on_loop
 async def test_closing_a_client_that_starts_ends_the_start_and_leaves_nothing_running(kind, settings):
     async with Cluster() as cluster:
         cluster.topic("T", queues=1)

@@ -18,7 +18,7 @@ from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import ConsumerData, HeartbeatData, MessageQueue
 from rmqkit.standalone import Standalone
 from tests.client.messages import record
-from tests.client.peers import Cluster, offset, on_loop, pulled, refused, until
+from tests.client.peers import Cluster, offset, pulled, refused, until
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 FIRST = PullConsumerSettings(start_from=StartFrom.FIRST_OFFSET, persist_interval_ms=10, take_over_pause_ms=0)
@@ -71,7 +71,6 @@ async def numbers(consumer, count):
     return seen
 
 
-@on_loop
 async def test_subscribed_messages_are_polled_and_their_offsets_saved_unasked(tmp_path):
     async with Topic(tmp_path) as it:
         consumer = it.consumer()
@@ -84,7 +83,6 @@ async def test_subscribed_messages_are_polled_and_their_offsets_saved_unasked(tm
         assert await it.committed() == 10
 
 
-@on_loop
 async def test_what_was_polled_last_counts_when_the_program_comes_back_or_ends_well(tmp_path):
     async with Topic(tmp_path) as it:
         consumer = it.consumer()
@@ -107,7 +105,6 @@ async def test_what_was_polled_last_counts_when_the_program_comes_back_or_ends_w
             assert (await again.poll(10_000))[0].body == b"3"
 
 
-@on_loop
 async def test_two_members_share_a_topic(tmp_path):
     async with Topic(tmp_path) as it:
         one, two = it.consumer(), it.consumer()
@@ -120,7 +117,6 @@ async def test_two_members_share_a_topic(tmp_path):
             await consumer.close()
 
 
-@on_loop
 async def test_assigned_queues_are_read_whoever_else_reads_them(tmp_path):
     async with Topic(tmp_path) as it:
         for _ in range(2):
@@ -132,7 +128,6 @@ async def test_assigned_queues_are_read_whoever_else_reads_them(tmp_path):
         assert not await it.committed(), "a young queue's unsaved offset is told as 0"
 
 
-@on_loop
 async def test_tags_and_sql_choose(tmp_path):
     async with Topic(tmp_path) as it:
         by_tag, by_sql = it.consumer(group="tag"), it.consumer(group="sql")
@@ -147,7 +142,6 @@ async def test_tags_and_sql_choose(tmp_path):
             await wrong.start()
 
 
-@on_loop
 async def test_without_auto_commit_only_commit_saves(tmp_path):
     async with Topic(tmp_path) as it:
         consumer = it.consumer(BY_HAND)
@@ -162,7 +156,6 @@ async def test_without_auto_commit_only_commit_saves(tmp_path):
         assert await it.committed() == 10
 
 
-@on_loop
 async def test_seeking_moves_back_and_forth(tmp_path):
     async with Topic(tmp_path) as it:
         consumer = it.consumer()
@@ -182,7 +175,6 @@ async def test_seeking_moves_back_and_forth(tmp_path):
             assert await numbers(consumer, 11) == [*read, 10]
 
 
-@on_loop
 async def test_what_cannot_be_sought_is_told(tmp_path):
     async with Topic(tmp_path) as it:
         consumer = it.consumer()
@@ -196,7 +188,6 @@ async def test_what_cannot_be_sought_is_told(tmp_path):
                 await consumer.seek(other, 0)
 
 
-@on_loop
 async def test_what_was_pulled_before_a_seek_is_not_given_out(tmp_path):
     async with Topic(tmp_path) as it:
         consumer = it.consumer()
@@ -207,7 +198,6 @@ async def test_what_was_pulled_before_a_seek_is_not_given_out(tmp_path):
             assert await numbers(consumer, 1) == [9]
 
 
-@on_loop
 async def test_paused_queues_give_nothing_until_they_are_resumed(tmp_path):
     async with Topic(tmp_path) as it:
         consumer = it.consumer()
@@ -221,7 +211,6 @@ async def test_paused_queues_give_nothing_until_they_are_resumed(tmp_path):
             assert await numbers(consumer, 1) == [10]
 
 
-@on_loop
 async def test_messages_are_iterated_until_the_end(tmp_path):
     async with Topic(tmp_path) as it:
         consumer = it.consumer()
@@ -242,7 +231,6 @@ async def test_messages_are_iterated_until_the_end(tmp_path):
         assert await it.committed() == 10
 
 
-@on_loop
 async def test_a_topic_may_be_subscribed_and_given_up_after_the_start(tmp_path):
     async with Topic(tmp_path) as it, it.consumer() as consumer:
         with pytest.raises(ClientError, match="has no queues to poll: subscribe to a topic or assign queues"):
@@ -264,7 +252,6 @@ def test_subscribing_and_assigning_exclude_each_other():
         second.subscribe("T")
 
 
-@on_loop
 async def test_a_topic_subscribed_after_the_start_while_no_name_server_answers_is_read_later(caplog):
     async with Cluster() as cluster, PullConsumer("CG", cluster.namesrv, settings=FIRST) as consumer:
         cluster.name_server.answer(ROUTE, refused(1, "still starting"))
@@ -285,7 +272,6 @@ def seeker(cluster):
     return PullConsumer("CG", cluster.namesrv, settings=BY_HAND)
 
 
-@on_loop
 async def test_a_queue_that_was_sought_and_is_somebody_elses_now_is_not_committed():
     async with Cluster() as cluster:
         consumer = seeker(cluster)
@@ -304,7 +290,6 @@ async def test_a_queue_that_was_sought_and_is_somebody_elses_now_is_not_committe
             assert [place for place in places if place[0] == "0"][-1] == ("0", "5")
 
 
-@on_loop
 async def test_where_the_program_sought_before_it_held_a_queue_does_not_come_back():
     async with Cluster() as cluster:
         consumer = seeker(cluster)
@@ -321,7 +306,6 @@ async def test_where_the_program_sought_before_it_held_a_queue_does_not_come_bac
             assert {(request["queueId"], request["commitOffset"]) for request in committed} <= STARTS
 
 
-@on_loop
 async def test_a_group_that_the_runtime_has_already_is_refused_also_later():
     async with Cluster() as cluster:
         cluster.topic("T")
@@ -340,7 +324,6 @@ async def test_a_group_that_the_runtime_has_already_is_refused_also_later():
         await runtime.close()
 
 
-@on_loop
 async def test_a_commit_for_somebody_elses_queue_is_not_repeated_later():
     async with Cluster() as cluster:
         cluster.topic("T", queues=1)

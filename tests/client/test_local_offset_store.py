@@ -11,7 +11,7 @@ import pytest
 from rmqkit.client.consumer.offsets import LocalOffsetStore
 from rmqkit.errors import ClientError
 from rmqkit.protocol.schemas.clients import MessageQueue
-from tests.client.peers import on_loop, until
+from tests.client.peers import until
 
 FIRST, SECOND = MessageQueue("TopicTest", "broker-a", 0), MessageQueue("TopicTest", "broker-a", 1)
 TEXT = b'{"offsetTable":{{"topic":"TopicTest","brokerName":"broker-a","queueId":0}:3}}'
@@ -21,7 +21,6 @@ def table(root) -> LocalOffsetStore:
     return LocalOffsetStore(str(root), "10.0.0.1@DEFAULT", "G")
 
 
-@on_loop
 async def test_the_file_is_where_and_what_java_clients_have(tmp_path):
     offsets = table(tmp_path)
     offsets.raise_to(FIRST, 3)
@@ -30,7 +29,6 @@ async def test_the_file_is_where_and_what_java_clients_have(tmp_path):
     assert offsets.path.read_bytes() == TEXT
 
 
-@on_loop
 async def test_a_file_of_a_java_client_is_read(tmp_path):
     offsets = table(tmp_path)
     offsets.path.parent.mkdir(parents=True)
@@ -42,7 +40,6 @@ async def test_a_file_of_a_java_client_is_read(tmp_path):
     assert await offsets.fetch(SECOND) is None
 
 
-@on_loop
 async def test_a_save_merges_and_keeps_the_content_before_as_a_backup(tmp_path):
     one, other = table(tmp_path), table(tmp_path)
     one.raise_to(FIRST, 3)
@@ -54,7 +51,6 @@ async def test_a_save_merges_and_keeps_the_content_before_as_a_backup(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"offsetTable":{{"topic":7}:"x"}}', None], ids=repr)
-@on_loop
 async def test_an_unreadable_file_is_replaced_by_its_backup(tmp_path, content):
     offsets = table(tmp_path)
     offsets.path.parent.mkdir(parents=True)
@@ -64,7 +60,6 @@ async def test_an_unreadable_file_is_replaced_by_its_backup(tmp_path, content):
     assert await offsets.fetch(FIRST) == 3
 
 
-@on_loop
 async def test_a_file_that_the_system_does_not_let_be_read_is_not_taken_for_none(tmp_path, caplog):
     """A consumer without offsets would begin at the end of its queues, and write that down."""
     offsets = table(tmp_path)
@@ -79,7 +74,6 @@ async def test_a_file_that_the_system_does_not_let_be_read_is_not_taken_for_none
     assert await table(tmp_path).fetch(FIRST) == 3
 
 
-@on_loop
 async def test_what_did_not_change_is_not_written(tmp_path):
     offsets = table(tmp_path)
     offsets.raise_to(FIRST, 3)
@@ -92,7 +86,6 @@ async def test_what_did_not_change_is_not_written(tmp_path):
     assert offsets.path.exists()
 
 
-@on_loop
 async def test_a_queue_that_is_forgotten_keeps_its_place_in_the_file(tmp_path):
     offsets = table(tmp_path)
     offsets.freeze(FIRST, 3)
@@ -103,7 +96,6 @@ async def test_a_queue_that_is_forgotten_keeps_its_place_in_the_file(tmp_path):
     assert await offsets.fetch(FIRST) == 3
 
 
-@on_loop
 async def test_a_failed_save_is_logged_and_made_good(tmp_path, caplog):
     offsets = table(tmp_path / "file" / "below")
     (tmp_path / "file").write_bytes(b"")
@@ -115,7 +107,6 @@ async def test_a_failed_save_is_logged_and_made_good(tmp_path, caplog):
     assert await offsets.fetch(FIRST) == 3
 
 
-@on_loop
 async def test_a_save_that_is_cancelled_ends_with_its_thread_so_that_the_next_one_has_the_file_alone(
     tmp_path, monkeypatch
 ):

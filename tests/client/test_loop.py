@@ -22,7 +22,7 @@ from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.protocol.schemas.clients import ConsumerData, MessageQueue
 from tests.client.messages import record
-from tests.client.peers import Cluster, offset, on_loop, pulled, refused, until
+from tests.client.peers import Cluster, offset, pulled, refused, until
 
 PULL = RequestCode.PULL_MESSAGE
 QUEUE = MessageQueue("T", "broker-0", 0)
@@ -110,7 +110,6 @@ def nothing(code, next_offset):
     return lambda command: pulled(command, code, next_offset)
 
 
-@on_loop
 async def test_the_request_is_the_reference_one():
     async with Pulling(saved=0) as it:
         await it.until_pulls(1)
@@ -132,7 +131,6 @@ async def test_the_request_is_the_reference_one():
         ]
 
 
-@on_loop
 async def test_pulls_follow_each_other_and_carry_the_offset_to_commit():
     async with Pulling(found(12, record(10), record(11)), saved=10) as it:
         await it.until_pulls(2)
@@ -142,7 +140,6 @@ async def test_pulls_follow_each_other_and_carry_the_offset_to_commit():
         await until(lambda: it.offsets.known(QUEUE) == 12, "both consumed")
 
 
-@on_loop
 async def test_messages_know_the_limits_of_their_queue():
     async with Pulling(found(1, record(0, CONSUME_START_TIME="1", TAGS="A"))) as it:
         await until(lambda: it.seen, "the message")
@@ -152,7 +149,6 @@ async def test_messages_know_the_limits_of_their_queue():
         assert it.seen[0].broker_name == "broker-0"
 
 
-@on_loop
 async def test_tags_are_compared_exactly_and_what_does_not_match_is_consumed():
     records = [record(i, TAGS=tag) for i, tag in enumerate(["A", "B", "AB"])]
     async with Pulling(found(4, *records, record(3)), expression="A || C") as it:
@@ -161,7 +157,6 @@ async def test_tags_are_compared_exactly_and_what_does_not_match_is_consumed():
         assert [message.queue_offset for message in it.seen] == [0]
 
 
-@on_loop
 async def test_with_nothing_under_way_the_offset_follows_what_does_not_match():
     async with Pulling(found(2, record(0, TAGS="B"), record(1, TAGS="B")), expression="A") as it:
         await it.until_pulls(2)
@@ -169,7 +164,6 @@ async def test_with_nothing_under_way_the_offset_follows_what_does_not_match():
 
 
 @pytest.mark.parametrize("answer", [found(2, record(0, TAGS="A")), nothing(NOT_FOUND, 2)])
-@on_loop
 async def test_an_answer_filtered_by_a_replaced_subscription_is_asked_for_again(answer):
     async with Pulling(expression="A") as it:
 
@@ -185,7 +179,6 @@ async def test_an_answer_filtered_by_a_replaced_subscription_is_asked_for_again(
 
 
 @pytest.mark.parametrize("code", [NOT_FOUND, AGAIN])
-@on_loop
 async def test_nothing_new_moves_on_at_once(code):
     async with Pulling(nothing(code, 30)) as it:
         await it.until_pulls(2)
@@ -193,7 +186,6 @@ async def test_nothing_new_moves_on_at_once(code):
         assert it.offsets.known(QUEUE) == 30
 
 
-@on_loop
 async def test_nothing_new_does_not_move_the_offset_past_messages_under_way():
     async with Pulling(found(1, record(0, wait="yes")), nothing(AGAIN, 30)) as it:
         await it.until_pulls(3)
@@ -202,7 +194,6 @@ async def test_nothing_new_does_not_move_the_offset_past_messages_under_way():
         await until(lambda: it.offsets.known(QUEUE) == 1, "consumed")
 
 
-@on_loop
 async def test_an_illegal_offset_gives_the_queue_up():
     async with Pulling(nothing(MOVED, 7), saved=3) as it:
         await it.task
@@ -210,7 +201,6 @@ async def test_an_illegal_offset_gives_the_queue_up():
         assert len(it.pulls) == 1
 
 
-@on_loop
 async def test_refusals_and_lost_connections_are_followed_by_another_try(caplog):
     def lose(command):
         it.cluster.broker.connections[0].abort()
@@ -224,7 +214,6 @@ async def test_refusals_and_lost_connections_are_followed_by_another_try(caplog)
 
 
 @pytest.mark.parametrize("rest", [record(1)[:-3], b"\0" * 40, record(1)[:4] + bytes(200)])
-@on_loop
 async def test_an_answer_that_ends_in_no_record_is_asked_for_again_whole(rest):
     async with Pulling(found(2, record(0), rest), found(2, record(0), record(1))) as it:
         await until(lambda: len(it.seen) == 2, "both messages")
@@ -232,14 +221,12 @@ async def test_an_answer_that_ends_in_no_record_is_asked_for_again_whole(rest):
         assert [message.queue_offset for message in it.seen] == [0, 1]
 
 
-@on_loop
 async def test_a_pull_that_overtook_its_heartbeat_is_repeated_at_once():
     async with Pulling(refused(25), found(1, record(0)), error_pause_ms=60_000) as it:
         await until(lambda: len(it.seen) == 1, "the message")
 
 
 @pytest.mark.parametrize("code", [24, 25])
-@on_loop
 async def test_a_broker_that_does_not_know_the_subscription_gets_a_heartbeat(code):
     class Group:
         def consumer_data(self):
@@ -259,7 +246,6 @@ async def test_a_broker_that_does_not_know_the_subscription_gets_a_heartbeat(cod
         await until(lambda: len(it.cluster.heartbeats) > beats, "another heartbeat")
 
 
-@on_loop
 async def test_a_full_queue_is_not_pulled_until_there_is_room():
     records = [record(i, wait="yes") for i in range(3)]
     async with Pulling(found(3, *records), held_messages_max=3) as it:
@@ -271,7 +257,6 @@ async def test_a_full_queue_is_not_pulled_until_there_is_room():
         await it.until_pulls(2)
 
 
-@on_loop
 async def test_the_suggested_broker_is_asked_next_and_told_no_offset():
     async with Pulling(found(12, record(11), broker_id=1), saved=11) as it:
         slave = it.cluster.name_server  # any other listening peer
@@ -295,7 +280,6 @@ async def test_the_suggested_broker_is_asked_next_and_told_no_offset():
         (StartFrom.TIMESTAMP, "%RETRY%G", 500),
     ],
 )
-@on_loop
 async def test_a_group_without_offset_begins_where_the_settings_say(start_from, topic, first):
     queue = MessageQueue(topic, "broker-0", 0)
     async with Pulling(queue=queue, saved=None, start_from=start_from, start_timestamp_ms=123) as it:
@@ -307,14 +291,12 @@ async def test_a_group_without_offset_begins_where_the_settings_say(start_from, 
             assert fields["timestamp"] == "123"
 
 
-@on_loop
 async def test_a_saved_offset_wins_over_the_settings():
     async with Pulling(saved=9, start_from=StartFrom.FIRST_OFFSET) as it:
         await it.until_pulls(1)
         assert it.pulls[0]["queueOffset"] == "9"
 
 
-@on_loop
 async def test_as_long_as_the_saved_offset_cannot_be_read_nothing_is_pulled():
     async with Pulling(saved=None) as it:
         it.cluster.broker.answer(RequestCode.QUERY_CONSUMER_OFFSET, refused(1, "broken"))
@@ -325,7 +307,6 @@ async def test_as_long_as_the_saved_offset_cannot_be_read_nothing_is_pulled():
         await it.until_pulls(1)
 
 
-@on_loop
 async def test_a_body_that_cannot_be_unpacked_goes_to_the_dead_letters():
     damaged = record(1, zlib.compress(b"x" * 100)[:-3], sys_flag=0x301)
     async with Pulling(found(3, record(0), damaged, record(2))) as it:
@@ -336,7 +317,6 @@ async def test_a_body_that_cannot_be_unpacked_goes_to_the_dead_letters():
         assert (fields["delayLevel"], fields["offset"], fields["originMsgId"]) == ("-1", "1001", "id-1")
 
 
-@on_loop
 async def test_while_the_dead_letters_cannot_be_reached_the_same_messages_are_pulled_again():
     damaged = record(0, b"no zlib", sys_flag=0x301)
     async with Pulling(found(1, damaged), found(1, damaged)) as it:
@@ -346,7 +326,6 @@ async def test_while_the_dead_letters_cannot_be_reached_the_same_messages_are_pu
         assert [fields["queueOffset"] for fields in it.pulls] == ["0", "0", "1"]
 
 
-@on_loop
 async def test_members_of_an_inner_batch_are_messages_of_their_own():
     entries = [BatchEntry(b"%d" % i, encode_properties({"UNIQ_KEY": f"m{i}"})) for i in range(3)]
     batch = record(5, encode_batch(entries), sys_flag=0xC0)

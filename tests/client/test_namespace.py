@@ -47,7 +47,7 @@ from rmqkit.protocol.schemas.topics import BrokerData, QueueData, TopicRoute
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.standalone import Standalone
 from tests.client.messages import record
-from tests.client.peers import Cluster, Peer, on_loop, pulled, until
+from tests.client.peers import Cluster, Peer, pulled, until
 from tests.client.pops import PopCluster
 from tests.interop.apache import free_ports
 
@@ -57,7 +57,6 @@ SENDING = ProducerSettings(namespace=NS)
 PUSHING = PushConsumerSettings(namespace=NS, start_from=FIRST, take_over_pause_ms=0)
 
 
-@on_loop
 async def test_messages_of_two_namespaces_do_not_meet_and_programs_see_bare_names(tmp_path):
     async with Standalone(tmp_path / "store") as cluster:
         namesrv, seen, everything = cluster.namesrv_address, {}, asyncio.Event()
@@ -91,7 +90,6 @@ async def test_messages_of_two_namespaces_do_not_meet_and_programs_see_bare_name
             assert await reader.queues("%RETRY%A%CG")
 
 
-@on_loop
 async def test_a_pull_consumer_reads_and_commits_in_its_namespace(tmp_path):
     settings = PullConsumerSettings(namespace=NS, start_from=FIRST)
     async with Standalone(tmp_path / "store") as cluster:
@@ -110,7 +108,6 @@ async def test_a_pull_consumer_reads_and_commits_in_its_namespace(tmp_path):
             assert await plain.committed(MessageQueue("NS%T", sent.queue.broker_name, sent.queue.queue_id)) == 1
 
 
-@on_loop
 async def test_ordered_consumption_locks_the_queues_of_its_namespace():
     async with Cluster() as cluster:
         cluster.topic("NS%T", queues=1)
@@ -130,7 +127,6 @@ async def test_ordered_consumption_locks_the_queues_of_its_namespace():
         assert (asked.consumer_group, asked.queues) == ("NS%CG", [MessageQueue("NS%T", "broker-0", 0)])
 
 
-@on_loop
 async def test_heartbeats_and_headers_have_the_full_names():
     async with Cluster() as cluster:
         cluster.topic("NS%T", queues=1)
@@ -150,7 +146,6 @@ async def test_heartbeats_and_headers_have_the_full_names():
         assert {"NS%CG", "NS%PG"} <= {one.get("consumerGroup") or one.get("producerGroup") for one in left}
 
 
-@on_loop
 async def test_what_brokers_ask_of_a_namespace_reaches_its_consumer():
     async with Cluster() as cluster:
         cluster.topic("NS%T", queues=1)
@@ -194,7 +189,6 @@ async def test_what_brokers_ask_of_a_namespace_reaches_its_consumer():
         assert seen == ["T", "T"]
 
 
-@on_loop
 async def test_what_is_popped_is_told_with_its_namespace():
     async with PopCluster() as cluster:
         cluster.topic("NS%T", queues=1)
@@ -208,7 +202,6 @@ async def test_what_is_popped_is_told_with_its_namespace():
         assert info.mq_pop_table.keys() == {MessageQueue("NS%T", "broker-0", -1)}
 
 
-@on_loop
 async def test_a_check_back_reaches_the_producer_of_its_namespace():
     async with Cluster() as cluster:
         cluster.topic("NS%T", queues=1)
@@ -237,7 +230,6 @@ async def test_a_check_back_reaches_the_producer_of_its_namespace():
         assert [one["producerGroup"] for one in ended] == ["NS%PG", "NS%PG"]
 
 
-@on_loop
 async def test_requests_are_replied_to_within_a_namespace(tmp_path):
     async with Standalone(tmp_path / "store") as cluster:
         namesrv = cluster.namesrv_address
@@ -265,7 +257,6 @@ def test_offsets_of_broadcasting_are_kept_by_namespace():
     assert [asyncio.run(path(namespace)) for namespace in ("", "A")] == ["CG", "A%CG"]
 
 
-@on_loop
 async def test_the_other_kind_of_namespace_is_a_field_of_every_request():
     async with Cluster() as cluster:
         cluster.topic("T")
@@ -299,7 +290,6 @@ class PairOfPorts(Peer):
 
 
 @pytest.mark.parametrize("is_on", [False, True])
-@on_loop
 async def test_sends_and_offsets_go_to_the_vip_port_if_wanted_and_pulls_never(is_on):
     cluster = Cluster()
     pair = PairOfPorts()

@@ -12,7 +12,7 @@ from rmqkit.errors import PeerRefused
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
 from rmqkit.protocol.schemas.clients import MessageQueue
-from tests.client.peers import Cluster, offset, on_loop, refused, until
+from tests.client.peers import Cluster, offset, refused, until
 
 SAVE = RequestCode.UPDATE_CONSUMER_OFFSET
 FETCH = RequestCode.QUERY_CONSUMER_OFFSET
@@ -36,7 +36,6 @@ class Offsets:
         return [(fields["queueId"], fields["commitOffset"]) for fields in self.cluster.broker.asked(SAVE)]
 
 
-@on_loop
 async def test_offsets_only_rise():
     async with Offsets() as it:
         for value in (5, 3, 7):
@@ -44,7 +43,6 @@ async def test_offsets_only_rise():
         assert it.table.known(FIRST) == 7
 
 
-@on_loop
 async def test_a_frozen_offset_stays_until_the_queue_is_forgotten():
     async with Offsets() as it:
         it.table.raise_to(FIRST, 100)
@@ -56,7 +54,6 @@ async def test_a_frozen_offset_stays_until_the_queue_is_forgotten():
         assert it.table.known(FIRST) == 3
 
 
-@on_loop
 async def test_the_broker_is_asked_once_and_its_answer_remembered():
     async with Offsets() as it:
         it.cluster.broker.answer(FETCH, lambda command: offset(command, 42))
@@ -66,7 +63,6 @@ async def test_the_broker_is_asked_once_and_its_answer_remembered():
         assert fields == {"consumerGroup": "G", "topic": "T", "queueId": "0"}
 
 
-@on_loop
 async def test_no_offset_is_none_and_any_other_answer_an_error():
     async with Offsets() as it:
         it.cluster.broker.answer(FETCH, refused(22, "Not found"))
@@ -76,7 +72,6 @@ async def test_no_offset_is_none_and_any_other_answer_an_error():
             await it.table.fetch(FIRST)
 
 
-@on_loop
 async def test_what_changed_is_sent_one_way_and_what_came_to_rest_with_an_answer_once():
     async with Offsets() as it:
         it.table.raise_to(FIRST, 5)
@@ -89,7 +84,6 @@ async def test_what_changed_is_sent_one_way_and_what_came_to_rest_with_an_answer
         assert [command.is_one_way for command in it.cluster.broker.requests] == [True, True, True, False, False]
 
 
-@on_loop
 async def test_a_broker_that_cannot_be_reached_keeps_no_other_waiting(monkeypatch):
     async with Cluster(brokers=2) as cluster:
         cluster.topic("T")
@@ -110,7 +104,6 @@ async def test_a_broker_that_cannot_be_reached_keeps_no_other_waiting(monkeypatc
         await runtime.close()
 
 
-@on_loop
 async def test_an_offset_that_a_broker_refuses_is_said_until_it_takes_it():
     async with Offsets() as it:
         it.cluster.broker.answer(SAVE, refused(26, "Group G not exist!"))
@@ -123,7 +116,6 @@ async def test_an_offset_that_a_broker_refuses_is_said_until_it_takes_it():
         assert it.saved() == [("0", "5")] * 4
 
 
-@on_loop
 async def test_saving_waits_for_the_answer_also_when_it_was_sent_one_way_before():
     async with Offsets() as it:
         it.table.raise_to(FIRST, 5)
@@ -135,7 +127,6 @@ async def test_saving_waits_for_the_answer_also_when_it_was_sent_one_way_before(
         assert len(it.saved()) == 2, "the broker has it: nothing to do"
 
 
-@on_loop
 async def test_what_was_told_over_a_connection_that_is_gone_is_told_again():
     async with Offsets() as it:
         it.table.raise_to(FIRST, 5)
@@ -149,7 +140,6 @@ async def test_what_was_told_over_a_connection_that_is_gone_is_told_again():
         assert it.saved() == [("0", "5")] * 3
 
 
-@on_loop
 async def test_what_one_broker_was_told_is_told_to_the_one_in_its_place():
     async with Offsets() as it, Cluster() as other:
         other.broker.answer(SAVE, reply)
@@ -160,7 +150,6 @@ async def test_what_one_broker_was_told_is_told_to_the_one_in_its_place():
         assert [fields["commitOffset"] for fields in other.broker.asked(SAVE)] == ["5"]
 
 
-@on_loop
 async def test_an_offset_that_is_fetched_is_not_saved_again():
     async with Offsets() as it:
         it.cluster.broker.answer(FETCH, lambda command: offset(command, 42))
@@ -170,7 +159,6 @@ async def test_an_offset_that_is_fetched_is_not_saved_again():
         assert it.saved() == []
 
 
-@on_loop
 async def test_a_failure_is_logged_with_group_queue_and_offset(caplog):
     async with Offsets() as it:
         it.cluster.broker.answer(SAVE, refused(1, "disk full"))

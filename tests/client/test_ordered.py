@@ -24,7 +24,7 @@ from rmqkit.protocol.schemas.clients import LockBody, LockedQueues, MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag
 from rmqkit.standalone import Standalone
 from tests.client.messages import record
-from tests.client.peers import Cluster, offset, on_loop, pulled, until
+from tests.client.peers import Cluster, offset, pulled, until
 
 LOCK, UNLOCK, PULL = RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ, RequestCode.PULL_MESSAGE
 SAVE, SEND_BACK = RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.CONSUMER_SEND_MSG_BACK
@@ -40,7 +40,6 @@ def ordered(cluster, settings=QUICK, group="CG"):
     return PushConsumer(group, cluster.namesrv_address, settings=settings, ordered=True)
 
 
-@on_loop
 async def test_each_queue_is_handled_one_after_the_other_and_queues_side_by_side(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         for queue in await producer.queues("T"):
@@ -63,7 +62,6 @@ async def test_each_queue_is_handled_one_after_the_other_and_queues_side_by_side
         assert max(map(len, together)) > 1, "different queues run at the same time"
 
 
-@on_loop
 async def test_a_failure_comes_again_in_place_before_what_follows(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         queue = (await producer.queues("T"))[0]
@@ -85,7 +83,6 @@ async def test_a_failure_comes_again_in_place_before_what_follows(tmp_path):
 
 
 @pytest.mark.parametrize(("retries_max", "error", "times"), [(2, ValueError("never"), 3), (-1, ConsumeLater(-1), 1)])
-@on_loop
 async def test_what_is_given_up_goes_to_the_dead_letters_and_the_queue_moves_on(tmp_path, retries_max, error, times):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         queue = (await producer.queues("T"))[0]
@@ -106,7 +103,6 @@ async def test_what_is_given_up_goes_to_the_dead_letters_and_the_queue_moves_on(
         assert (dead.body, dead.properties["RETRY_TOPIC"]) == (b"1", "T")
 
 
-@on_loop
 async def test_a_batch_stays_in_order_and_what_is_named_comes_again_with_all_behind_it(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         await send(producer, (await producer.queues("T"))[0], *range(10))
@@ -124,7 +120,6 @@ async def test_a_batch_stays_in_order_and_what_is_named_comes_again_with_all_beh
         assert calls == [[0, 1, 2, 3], [1, 2, 3, 4], [5, 6, 7, 8], [9]]
 
 
-@on_loop
 async def test_a_plain_function_keeps_the_order(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         await send(producer, (await producer.queues("T"))[0], *range(20))
@@ -137,7 +132,6 @@ async def test_a_plain_function_keeps_the_order(tmp_path):
         assert threading.current_thread() not in {thread for _, thread in seen}
 
 
-@on_loop
 async def test_a_second_member_takes_over_in_order_and_never_at_the_same_time(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         queues = await producer.queues("T")
@@ -213,7 +207,6 @@ class Broker:
         return PushConsumer("CG", self.cluster.namesrv, settings=PushConsumerSettings(**values), ordered=True)
 
 
-@on_loop
 async def test_a_queue_is_locked_before_it_is_read_and_unlocked_after_its_offset_is_saved():
     async with Broker() as it:
         seen = []
@@ -235,7 +228,6 @@ async def test_a_queue_is_locked_before_it_is_read_and_unlocked_after_its_offset
         assert codes.index(SAVE) < codes.index(UNLOCK) < codes.index(RequestCode.UNREGISTER_CLIENT)
 
 
-@on_loop
 async def test_a_locked_queue_needs_no_pause_since_its_former_owner_saved_before_it_unlocked():
     async with Broker() as it:
         consumer = it.consumer(take_over_pause_ms=60_000, rebalance_interval_ms=60_000)
@@ -249,7 +241,6 @@ async def test_a_locked_queue_needs_no_pause_since_its_former_owner_saved_before
             await until(lambda: it.codes().count(PULL) > pulls, "the queue is read again")
 
 
-@on_loop
 async def test_a_queue_that_somebody_else_has_is_not_read_until_it_is_free():
     async with Broker() as it:
         it.grants = False
@@ -263,7 +254,6 @@ async def test_a_queue_that_somebody_else_has_is_not_read_until_it_is_free():
             await until(lambda: len(seen) == 3, "three messages")
 
 
-@on_loop
 async def test_a_lock_whose_answer_does_not_come_before_the_end_is_given_back():
     async with Broker() as it:
         it.cluster.broker.answer(LOCK, lambda command: None)
@@ -275,7 +265,6 @@ async def test_a_lock_whose_answer_does_not_come_before_the_end_is_given_back():
         assert body["mqSet"] == [{"topic": "T", "brokerName": "broker-0", "queueId": 0}]
 
 
-@on_loop
 async def test_a_lock_that_is_being_given_back_is_not_renewed():
     async with Broker() as it:
         it.cluster.broker.answer(UNLOCK, lambda command: None)  # under way for as long as this takes
@@ -290,7 +279,6 @@ async def test_a_lock_that_is_being_given_back_is_not_renewed():
             assert LOCK not in codes[codes.index(UNLOCK) :]
 
 
-@on_loop
 async def test_pulls_of_an_ordered_queue_commit_nothing_as_one_may_arrive_after_the_last_save():
     async with Broker() as it:
         it.cluster.broker.answer(RequestCode.QUERY_CONSUMER_OFFSET, lambda command: offset(command, 2))
@@ -303,7 +291,6 @@ async def test_pulls_of_an_ordered_queue_commit_nothing_as_one_may_arrive_after_
         assert not int(asked["sysFlag"]) & PullFlag.COMMIT_OFFSET
 
 
-@on_loop
 async def test_a_lost_lock_begins_the_queue_anew_and_saves_nothing():
     async with Broker() as it:
         gate, running = asyncio.Event(), []
@@ -324,7 +311,6 @@ async def test_a_lost_lock_begins_the_queue_anew_and_saves_nothing():
             assert SAVE not in it.codes()[: it.codes().index(UNLOCK) if UNLOCK in it.codes() else None]
 
 
-@on_loop
 async def test_no_handler_begins_in_a_queue_that_went_while_its_lock_was_asked_for():
     async with Broker() as it:
         seen = []
@@ -350,7 +336,6 @@ async def test_no_handler_begins_in_a_queue_that_went_while_its_lock_was_asked_f
         assert seen == []
 
 
-@on_loop
 async def test_a_queue_is_kept_until_its_handler_has_ended():
     async with Broker() as it:
         gate, running = asyncio.Event(), []
@@ -374,7 +359,6 @@ async def test_a_queue_is_kept_until_its_handler_has_ended():
             assert it.cluster.broker.asked(SAVE)[0]["commitOffset"] == "1"
 
 
-@on_loop
 async def test_broadcasting_needs_no_locks(tmp_path):
     async with Broker() as it:
         seen = []

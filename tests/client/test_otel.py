@@ -22,7 +22,7 @@ from rmqkit.errors import NoRoute
 from rmqkit.protocol.message import Message
 from rmqkit.remoting.address import split_address
 from rmqkit.standalone import Standalone
-from tests.client.peers import Cluster, on_loop, until
+from tests.client.peers import Cluster, until
 
 PUSHED = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
 
@@ -46,7 +46,6 @@ def spans():
     return Spans()
 
 
-@on_loop
 async def run_program(tmp_path, spans, is_threaded):
     """A message is sent within a span and handled, with a span of the handler's own."""
     handled = asyncio.Event()
@@ -72,8 +71,8 @@ async def run_program(tmp_path, spans, is_threaded):
 
 
 @pytest.mark.parametrize("is_threaded", [False, True])
-def test_one_trace_leads_from_the_program_that_sends_to_what_a_handler_does(tmp_path, spans, is_threaded):
-    run_program(tmp_path, spans, is_threaded)
+async def test_one_trace_leads_from_the_program_that_sends_to_what_a_handler_does(tmp_path, spans, is_threaded):
+    await run_program(tmp_path, spans, is_threaded)
     (program,), (send,), (process,), (work,) = map(spans.named, ("program", "send T", "process T", "work"))
     assert len({span.context.trace_id for span in (program, send, process, work)}) == 1
     assert [span.parent.span_id for span in (send, process, work)] == [
@@ -83,8 +82,8 @@ def test_one_trace_leads_from_the_program_that_sends_to_what_a_handler_does(tmp_
     ]
 
 
-def test_attributes_follow_the_semantic_conventions(tmp_path, spans):
-    run_program(tmp_path, spans, False)
+async def test_attributes_follow_the_semantic_conventions(tmp_path, spans):
+    await run_program(tmp_path, spans, False)
     (send,), (process,) = spans.named("send T"), spans.named("process T")
     host, port = split_address(spans.broker_address)
     common = {
@@ -115,7 +114,6 @@ def test_attributes_follow_the_semantic_conventions(tmp_path, spans):
     assert (send.status.status_code, process.status.status_code) == (StatusCode.UNSET, StatusCode.UNSET)
 
 
-@on_loop
 async def test_a_failed_send_is_a_span_with_its_error(spans):
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, hooks=spans.hooks) as producer:
         with pytest.raises(NoRoute):
@@ -125,7 +123,6 @@ async def test_a_failed_send_is_a_span_with_its_error(spans):
     assert [event.name for event in span.events] == ["exception"]
 
 
-@on_loop
 async def test_a_failed_handler_is_a_span_with_its_error_and_the_next_one_is_not_within_it(tmp_path, spans):
     seen = []
     settings = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, handlers_max=1)
@@ -148,7 +145,6 @@ async def test_a_failed_handler_is_a_span_with_its_error_and_the_next_one_is_not
     assert {span.parent.span_id: span.context.trace_id for span in failed} == sends
 
 
-@on_loop
 async def test_batches_are_linked_and_polls_are_received(tmp_path, spans):
     first = PullConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
     async with Standalone(tmp_path / "store") as cluster:
@@ -174,7 +170,6 @@ async def test_batches_are_linked_and_polls_are_received(tmp_path, spans):
         assert span.parent is None
 
 
-@on_loop
 async def test_a_sampler_that_wants_nothing_still_hands_the_context_on():
     spans = Spans()
     spans.hooks = [Telemetry(trace.NoOpTracerProvider())]
@@ -196,7 +191,6 @@ def test_clients_do_not_load_it():
     assert done.stdout.strip() == "[]"
 
 
-@on_loop
 async def test_the_trace_topic_has_no_spans_of_its_own(spans):
     settings = ProducerSettings(enable_trace=True, trace_batch_count=1)
     async with Cluster() as cluster:

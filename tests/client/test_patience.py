@@ -27,7 +27,7 @@ from rmqkit.remoting.client import Backoff, Permits
 from rmqkit.spark.options import SinkOptions
 from rmqkit.spark.sink.producer import sending_settings as of_sink
 from rmqkit.testing.clock import LoopThread, StandingClock, VirtualClock
-from tests.client.peers import Cluster, on_loop, refused, stored, until
+from tests.client.peers import Cluster, refused, stored, until
 from tests.client.test_sender import MESSAGE, SEND, Sending
 
 DEFAULTS = ProducerSettings()
@@ -76,7 +76,6 @@ def away_until(back_ms, error=None):
 
 @pytest.mark.parametrize("queue", [None, MessageQueue("T", "broker-0", 1)], ids=["any queue", "one queue"])
 @pytest.mark.parametrize("error", [None, *(PeerRefused(code, "no", "b:1") for code in sorted(PASSING))], ids=str)
-@on_loop
 async def test_a_broker_that_is_away_for_ten_seconds_is_ridden_out_by_the_defaults(queue, error):
     async with InNoTime() as it:
         it.spend(away_until(10_000, error))
@@ -98,7 +97,6 @@ async def test_a_broker_that_is_away_for_ten_seconds_is_ridden_out_by_the_defaul
     ids=["command", "patient command", "sink", "impatient sink"],
 )
 @pytest.mark.parametrize("queue", [None, MessageQueue("T", "broker-0", 1)], ids=["any queue", "one queue"])
-@on_loop
 async def test_commands_and_the_sink_are_as_patient_as_a_producer(settings, budget_ms, try_ms, queue):
     assert (settings.send_timeout_ms, settings.try_timeout_ms, settings.retries) == (budget_ms, try_ms, -1)
     async with InNoTime(1, **structs.asdict(settings)) as it:
@@ -137,7 +135,6 @@ def test_a_replay_waits_for_the_broker_it_reads_from(back_s, is_whole):
 
 
 @pytest.mark.parametrize("queue", [None, MessageQueue("T", "broker-0", 1)], ids=["any queue", "one queue"])
-@on_loop
 async def test_tries_last_as_long_as_the_budget_and_the_error_says_how_many_there_were(queue):
     async with InNoTime() as it:
         it.spend(away_until(60_000))
@@ -146,7 +143,6 @@ async def test_tries_last_as_long_as_the_budget_and_the_error_says_how_many_ther
         assert it.clock.ms - it.begun_ms == 20_000
 
 
-@on_loop
 async def test_pauses_grow_and_differ():
     async with InNoTime() as it:
         it.spend(away_until(60_000))
@@ -158,7 +154,6 @@ async def test_pauses_grow_and_differ():
     assert len({Backoff(20, 2000).next_ms() for _ in range(20)}) > 10
 
 
-@on_loop
 async def test_another_broker_is_tried_without_a_pause():
     async with InNoTime(2) as it:
         it.spend(lambda now_ms, timeout_ms: ConnectionLost("b:1", "x") if len(it.tried_ms) < 4 else None)
@@ -166,7 +161,6 @@ async def test_another_broker_is_tried_without_a_pause():
         assert len(it.tried_ms) == 4 and len(it.pauses) == 1
 
 
-@on_loop
 async def test_a_message_without_an_answer_is_tried_three_times_in_twenty_seconds_and_not_more_often():
     async with InNoTime() as it:
         allowed = []
@@ -177,7 +171,6 @@ async def test_a_message_without_an_answer_is_tried_three_times_in_twenty_second
         assert len(allowed) == 3 and sum(allowed) <= 20_000
 
 
-@on_loop
 async def test_sends_to_a_queue_keep_their_order_through_an_outage():
     async with InNoTime() as it:
         queue, log, is_away = MessageQueue("T", "broker-0", 1), [], True
@@ -211,7 +204,6 @@ async def test_sends_to_a_queue_keep_their_order_through_an_outage():
         assert not it.sender._queue_retries
 
 
-@on_loop
 async def test_the_master_of_a_known_topic_is_waited_for():
     async with InNoTime() as it:
         it.spend(away_until(0))
@@ -231,7 +223,6 @@ async def test_the_master_of_a_known_topic_is_waited_for():
         assert it.clock.ms - it.begun_ms > 4000
 
 
-@on_loop
 async def test_a_master_that_does_not_come_is_told_as_the_reason():
     async with InNoTime() as it:
         broker = it.cluster.routes["T"].broker_datas[0]
@@ -242,7 +233,6 @@ async def test_a_master_that_does_not_come_is_told_as_the_reason():
         assert it.clock.ms - it.begun_ms >= 20_000
 
 
-@on_loop
 async def test_a_topic_that_may_only_be_read_is_refused_at_once():
     async with InNoTime() as it:
         it.cluster.topic("T", queues=2, perm=4)
@@ -252,7 +242,6 @@ async def test_a_topic_that_may_only_be_read_is_refused_at_once():
         assert not it.pauses
 
 
-@on_loop
 async def test_time_in_line_is_not_the_send_s_own():
     async with Cluster() as cluster:
         cluster.topic("T")
@@ -274,7 +263,6 @@ async def test_time_in_line_is_not_the_send_s_own():
             assert {result.status for result in await asyncio.gather(*sends)} == {SendStatus.SEND_OK}
 
 
-@on_loop
 async def test_a_loop_that_stood_still_beyond_the_time_out_does_not_cost_the_answers():
     async with Sending(retries=0) as it:
         await it.sender.send(MESSAGE, timeout_ms=30_000)
@@ -290,7 +278,6 @@ async def test_a_loop_that_stood_still_beyond_the_time_out_does_not_cost_the_ans
         assert {result.status for result in await asyncio.gather(*sends)} == {SendStatus.SEND_OK}
 
 
-@on_loop
 async def test_an_answer_in_the_socket_wins_over_the_timer():
     async with Sending(retries=0) as it:
         await it.sender.send(MESSAGE, timeout_ms=30_000)
@@ -310,7 +297,6 @@ async def test_an_answer_in_the_socket_wins_over_the_timer():
         assert {result.status for result in await asyncio.gather(*sends)} == {SendStatus.SEND_OK}
 
 
-@on_loop
 async def test_a_call_that_is_not_answered_still_ends():
     async with Sending(retries=0) as it:
         await it.sender.send(MESSAGE, timeout_ms=30_000)
@@ -329,7 +315,6 @@ async def test_a_call_that_is_not_answered_still_ends():
         assert isinstance(caught.value.cause, RequestTimedOut)
 
 
-@on_loop
 async def test_a_line_without_end_is_waited_in():
     permits = Permits(1)
     assert permits.take_now()
@@ -340,7 +325,6 @@ async def test_a_line_without_end_is_waited_in():
     assert await waiting
 
 
-@on_loop
 async def test_a_reply_to_somebody_who_is_gone_is_not_tried_for_long():
     async with Sending() as it:
         it.cluster.broker.answer(RequestCode.SEND_REPLY_MESSAGE_V2, refused(ResponseCode.SYSTEM_BUSY))

@@ -13,7 +13,7 @@ from rmqkit.client.runtime.settings import PushConsumerSettings
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import reply
 from rmqkit.protocol.schemas.clients import ConsumerData, MessageQueue
-from tests.client.peers import Cluster, on_loop, refused
+from tests.client.peers import Cluster, refused
 from tests.client.pops import UNSUPPORTED
 
 ASSIGN = RequestCode.QUERY_ASSIGNMENT
@@ -94,7 +94,6 @@ class Sharing:
         self.is_shared = is_shared
 
 
-@on_loop
 async def test_the_broker_is_asked_for_our_share_by_the_name_of_the_strategy():
     async with Sharing(allocate=averagely_by_circle) as it:
         assert await it.share(assigned(EVERYWHERE))
@@ -109,7 +108,6 @@ async def test_the_broker_is_asked_for_our_share_by_the_name_of_the_strategy():
         assert (it.held, it.popped) == ({EVERYWHERE}, {EVERYWHERE})
 
 
-@on_loop
 async def test_queues_to_pull_are_pulled_and_what_was_popped_comes_through_the_retry_topic_of_pops():
     async with Sharing() as it:
         await it.share(assigned(*FIRST_TWO, mode="PULL"))
@@ -121,7 +119,6 @@ async def test_queues_to_pull_are_pulled_and_what_was_popped_comes_through_the_r
         assert (it.held, it.popped, it.subscribed) == ({EVERYWHERE}, {EVERYWHERE}, set())
 
 
-@on_loop
 async def test_a_queue_whose_mode_changes_is_given_up_and_taken_again():
     async with Sharing() as it:
         await it.share(assigned(*FIRST_TWO, mode="PULL"))
@@ -136,7 +133,6 @@ async def test_a_queue_whose_mode_changes_is_given_up_and_taken_again():
         assert (it.held, it.popped) == ({FIRST}, set())
 
 
-@on_loop
 async def test_a_retry_topic_has_none_of_its_own():
     async with Sharing() as it:
         it.cluster.topic("%RETRY%G", queues=1)
@@ -146,7 +142,6 @@ async def test_a_retry_topic_has_none_of_its_own():
         assert (it.held, it.subscribed) == ({queue}, set())
 
 
-@on_loop
 async def test_a_broker_that_has_not_seen_us_is_told_and_asked_again():
     async with Sharing() as it:
         answers = [unknown, assigned(EVERYWHERE)]
@@ -154,7 +149,6 @@ async def test_a_broker_that_has_not_seen_us_is_told_and_asked_again():
         assert it.held == {EVERYWHERE}
 
 
-@on_loop
 async def test_what_cannot_be_found_out_leaves_everything_as_it_is():
     async with Sharing() as it:
         await it.share(assigned(EVERYWHERE))
@@ -162,7 +156,6 @@ async def test_what_cannot_be_found_out_leaves_everything_as_it_is():
         assert it.popped == {EVERYWHERE}
 
 
-@on_loop
 async def test_members_share_out_themselves_where_brokers_do_not():
     async with Sharing() as it:
         it.cluster.broker.answer(RequestCode.GET_CONSUMER_LIST_BY_GROUP, it.listed)
@@ -175,7 +168,6 @@ async def test_members_share_out_themselves_where_brokers_do_not():
         assert not [one for one in it.cluster.broker.requests if one.code == ASSIGN], "brokers do not know that one"
 
 
-@on_loop
 async def test_a_pop_consumer_pops_every_broker_unless_it_was_given_its_share():
     async with Sharing(only_pops=True) as it:
         for answer in (UNSUPPORTED, unknown, assigned(*FIRST_TWO, mode="PULL")):
@@ -185,7 +177,6 @@ async def test_a_pop_consumer_pops_every_broker_unless_it_was_given_its_share():
         assert it.popped == it.held == FIRST_TWO
 
 
-@on_loop
 async def test_in_order_every_queue_is_popped_by_itself():
     async with Sharing(only_pops=True, is_ordered=True) as it:
         assert await it.share(assigned(EVERYWHERE))
@@ -193,7 +184,6 @@ async def test_in_order_every_queue_is_popped_by_itself():
         assert not [one for one in it.cluster.broker.requests if one.code == ASSIGN]
 
 
-@on_loop
 async def test_a_topic_that_does_not_exist_has_no_queues():
     async with Sharing(only_pops=True) as it:
         assert await it.share(assigned(EVERYWHERE), topic="U")

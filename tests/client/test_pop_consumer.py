@@ -15,7 +15,7 @@ from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.record import COMPRESSED
 from rmqkit.protocol.schemas.pop import BatchAckBody
 from tests.client.messages import record
-from tests.client.peers import Cluster, on_loop, refused, until
+from tests.client.peers import Cluster, refused, until
 from tests.client.pops import (
     ACK,
     ACK_MANY,
@@ -33,7 +33,6 @@ from tests.client.pops import (
 # -- message by message
 
 
-@on_loop
 async def test_a_pop_says_what_the_spec_names():
     async with PopCluster(NOTHING) as cluster, PopConsumer("G", cluster.namesrv) as consumer:
         assert not await consumer.pop("T", "A || B", max_count=5, invisible_ms=9000, poll_ms=700)
@@ -52,7 +51,6 @@ async def test_a_pop_says_what_the_spec_names():
         }
 
 
-@on_loop
 async def test_nothing_is_told_to_brokers_by_a_consumer_that_only_pops():
     async with PopCluster(NOTHING) as cluster:
         async with PopConsumer("G", cluster.namesrv) as consumer:
@@ -60,7 +58,6 @@ async def test_nothing_is_told_to_brokers_by_a_consumer_that_only_pops():
         assert cluster.heartbeats == []
 
 
-@on_loop
 async def test_a_group_that_begins_at_the_first_offset_says_so():
     settings = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
     async with PopCluster(NOTHING) as cluster, PopConsumer("G", cluster.namesrv, settings=settings) as consumer:
@@ -69,7 +66,6 @@ async def test_a_group_that_begins_at_the_first_offset_says_so():
         assert cluster.pop.pops[0]["invisibleTime"] == "60000"
 
 
-@on_loop
 async def test_one_ack_goes_alone_and_many_together():
     async with PopCluster(popped(*records(8, 9, 17), start=8)) as cluster, PopConsumer("G", cluster.namesrv) as it:
         first, *others = await it.pop("T")
@@ -104,7 +100,6 @@ async def test_one_ack_goes_alone_and_many_together():
         await it.ack_many([])
 
 
-@on_loop
 async def test_acks_of_several_brokers_go_to_each():
     async with Cluster(brokers=2) as cluster:
         cluster.topic("T", queues=1)
@@ -116,7 +111,6 @@ async def test_acks_of_several_brokers_go_to_each():
         assert [broker.acked for broker in brokers] == [[0], [1]]
 
 
-@on_loop
 async def test_brokers_without_messages_are_asked_without_waiting_but_the_last_one():
     async with Cluster(brokers=3) as cluster:
         cluster.topic("T", queues=1)
@@ -126,7 +120,6 @@ async def test_brokers_without_messages_are_asked_without_waiting_but_the_last_o
         assert sorted(broker.pops[0]["pollTime"] for broker in brokers) == ["0", "0", "250"]
 
 
-@on_loop
 async def test_a_broker_that_is_away_does_not_hide_the_others():
     async with Cluster(brokers=2) as cluster:
         cluster.topic("T", queues=1)
@@ -139,7 +132,6 @@ async def test_a_broker_that_is_away_does_not_hide_the_others():
                 await consumer.pop("T")  # asked before it
 
 
-@on_loop
 async def test_a_new_invisible_time_makes_a_new_handle():
     async with PopCluster(popped(*records(8), start=8)) as cluster, PopConsumer("G", cluster.namesrv) as consumer:
         (message,) = await consumer.pop("T")
@@ -158,7 +150,6 @@ async def test_a_new_invisible_time_makes_a_new_handle():
 
 
 @pytest.mark.parametrize(("mark", "topic"), [("1", "%RETRY%G_T"), ("2", "%RETRY%G+T")])
-@on_loop
 async def test_what_came_again_is_acknowledged_and_changed_in_its_retry_topic(mark, topic):
     handle = f"5 1795224862948 60000 2 {mark} broker-0 0 8"
     answer = popped(*records(8, POP_CK=handle), startOffsetInfo=f"{mark} 0 5")
@@ -170,7 +161,6 @@ async def test_what_came_again_is_acknowledged_and_changed_in_its_retry_topic(ma
         assert cluster.broker.asked(ACK)[0]["extraInfo"] == f"8 1795224862949 1500 5 {mark} broker-0 0 8"
 
 
-@on_loop
 async def test_what_only_has_a_tag_of_the_same_hash_is_acknowledged():
     answer = popped(*records(0, TAGS="Aa"), *records(1, TAGS="BB"))
     async with PopCluster(answer) as cluster:
@@ -179,7 +169,6 @@ async def test_what_only_has_a_tag_of_the_same_hash_is_acknowledged():
         assert cluster.pop.acked == [0]
 
 
-@on_loop
 async def test_a_body_that_cannot_be_unpacked_is_a_dead_letter_and_acknowledged():
     answer = popped(record(0, b"not zlib", sys_flag=COMPRESSED), *records(1))
     async with PopCluster(answer) as cluster:
@@ -189,7 +178,6 @@ async def test_a_body_that_cannot_be_unpacked_is_a_dead_letter_and_acknowledged(
         assert cluster.pop.acked == [0]
 
 
-@on_loop
 async def test_refusals_reach_the_program():
     answers = (refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "no group"), refused(ResponseCode.POLLING_FULL))
     async with PopCluster(*answers, popped(*records(0))) as cluster, PopConsumer("G", cluster.namesrv) as consumer:
@@ -202,7 +190,6 @@ async def test_refusals_reach_the_program():
             await consumer.ack(message)
 
 
-@on_loop
 async def test_what_cannot_be_popped_is_said_before_anybody_is_asked():
     async with PopCluster() as cluster, PopConsumer("G", cluster.namesrv) as consumer:
         with pytest.raises(ClientError, match="names no tag"):
@@ -215,7 +202,6 @@ async def test_what_cannot_be_popped_is_said_before_anybody_is_asked():
         await consumer.pop("T")
 
 
-@on_loop
 async def test_brokers_know_names_with_the_namespace_and_programs_without():
     handle = "5 1795224862948 60000 2 1 broker-0 0 8"
     answer = popped(record(8, topic="NS%T", POP_CK=handle), record(9, topic="NS%T"), start=9)
@@ -235,7 +221,6 @@ async def test_brokers_know_names_with_the_namespace_and_programs_without():
         assert [(one.group, one.topic, one.retry) for one in acks] == [("NS%G", "NS%T", "1"), ("NS%G", "NS%T", "0")]
 
 
-@on_loop
 async def test_hooks_hear_of_popped_messages():
     heard: list[tuple[str, bool, list[int]]] = []
 
@@ -257,7 +242,6 @@ def test_broadcasting_cannot_be_popped():
         PopConsumer("G", "127.0.0.1:1", settings=quick(message_model=MessageModel.BROADCASTING))
 
 
-@on_loop
 async def test_what_a_cancelled_pop_brings_is_given_back():
     async with PopCluster() as cluster, PopConsumer("G", cluster.namesrv) as consumer:
         held = asyncio.Event()

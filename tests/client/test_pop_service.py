@@ -16,7 +16,7 @@ from rmqkit.protocol.command import reply
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pop import BatchAckBody
 from tests.client.messages import record
-from tests.client.peers import on_loop, refused, until
+from tests.client.peers import refused, until
 from tests.client.pops import (
     ACK,
     ACK_MANY,
@@ -60,7 +60,6 @@ class Seen(list):
 # -- handlers
 
 
-@on_loop
 async def test_returning_acknowledges_and_pops_go_on():
     seen = Seen()
     answers = (popped(*records(0, 1, 2)), NOTHING, popped(*records(3), start=3))
@@ -74,7 +73,6 @@ async def test_returning_acknowledges_and_pops_go_on():
         assert (data.consume_type, [one.topic for one in data.subscription_data_set]) == ("CONSUME_POP", ["T"])
 
 
-@on_loop
 async def test_acks_that_come_while_one_is_under_way_go_together():
     async with PopCluster(popped(*records(0)), popped(*records(*range(1, 20)), start=1)) as cluster:
         first = []
@@ -89,7 +87,6 @@ async def test_acks_that_come_while_one_is_under_way_go_together():
         assert len(msgspec.json.decode(batch.body, type=BatchAckBody).acks) == 1
 
 
-@on_loop
 async def test_a_failure_comes_again_after_the_step_of_its_count():
     failing = {0: ValueError("no"), 1: ValueError("no"), 2: ConsumeLater(3), 3: ConsumeLater(invisible_ms=70)}
     seen = Seen(failing=failing)
@@ -100,7 +97,6 @@ async def test_a_failure_comes_again_after_the_step_of_its_count():
         assert sorted(cluster.pop.changed) == [(0, 10_000), (1, 180_000), (2, 120_000), (3, 70)]
 
 
-@on_loop
 async def test_what_failed_too_often_is_a_dead_letter_before_it_is_acknowledged():
     failing = {0: ValueError("no"), 1: ConsumeLater(-1)}
     seen = Seen(failing=failing)
@@ -113,7 +109,6 @@ async def test_what_failed_too_often_is_a_dead_letter_before_it_is_acknowledged(
         assert seen == [0, 1], "one had its deliveries before"
 
 
-@on_loop
 async def test_what_cannot_be_a_dead_letter_is_not_acknowledged():
     seen = Seen(failing={0: ConsumeLater(-1)})
     async with PopCluster(popped(*records(0, 1))) as cluster:
@@ -125,7 +120,6 @@ async def test_what_cannot_be_a_dead_letter_is_not_acknowledged():
         assert cluster.pop.changed == []
 
 
-@on_loop
 async def test_an_ack_that_gets_no_answer_is_sent_again(monkeypatch):
     monkeypatch.setattr("rmqkit.client.pop.session._ACK_PAUSE_MS", 1.0)
     async with PopCluster(popped(*records(0))) as cluster:
@@ -143,14 +137,12 @@ async def test_an_ack_that_gets_no_answer_is_sent_again(monkeypatch):
             await until(lambda: len(acks) == 2, "the ack again")
 
 
-@on_loop
 async def test_pops_pause_after_errors_and_when_too_many_wait():
     answers = (refused(1, "system error"), refused(ResponseCode.POLLING_FULL), popped(*records(0)))
     async with PopCluster(*answers) as cluster, handling(cluster, Seen()):
         await until(lambda: cluster.pop.acked == [0], "the message")
 
 
-@on_loop
 async def test_nothing_is_popped_while_enough_is_held():
     gate = asyncio.Event()
 
@@ -168,7 +160,6 @@ async def test_nothing_is_popped_while_enough_is_held():
             await until(lambda: sorted(cluster.pop.acked) == [0, 1, 2, 3], "all acks")
 
 
-@on_loop
 async def test_a_paused_consumer_pops_nothing():
     async with PopCluster(popped(*records(0))) as cluster:
         consumer = PopConsumer("G", cluster.namesrv, settings=QUICK)
@@ -181,7 +172,6 @@ async def test_a_paused_consumer_pops_nothing():
             await until(lambda: cluster.pop.acked == [0], "the message")
 
 
-@on_loop
 async def test_closing_waits_for_handlers_sends_acks_and_gives_the_rest_back():
     begun, gate = asyncio.Event(), asyncio.Event()
 
@@ -198,7 +188,6 @@ async def test_closing_waits_for_handlers_sends_acks_and_gives_the_rest_back():
         assert len(cluster.broker.asked(RequestCode.UNREGISTER_CLIENT)) == 1
 
 
-@on_loop
 async def test_handlers_of_batches_and_functions_in_threads():
     batches: list[list[int]] = []
 
@@ -216,7 +205,6 @@ async def test_handlers_of_batches_and_functions_in_threads():
         assert sorted(batches) == [[0, 1, 2], [3, 4]]
 
 
-@on_loop
 async def test_a_handler_may_acknowledge_itself():
     async with PopCluster(popped(*records(0, 1))) as cluster:
         consumer = PopConsumer("G", cluster.namesrv, settings=QUICK)
@@ -232,7 +220,6 @@ async def test_a_handler_may_acknowledge_itself():
         assert (sorted(cluster.pop.acked), cluster.pop.changed) == ([0, 1], [])
 
 
-@on_loop
 async def test_iterated_messages_are_acknowledged_as_it_goes_on():
     async with PopCluster(popped(*records(0, 1, 2))) as cluster:
         consumer = PopConsumer("G", cluster.namesrv, settings=QUICK)
@@ -251,7 +238,6 @@ async def test_iterated_messages_are_acknowledged_as_it_goes_on():
         assert sorted(cluster.pop.changed) == [(1, 1000), (2, 1000)], "what was not consumed is given back"
 
 
-@on_loop
 async def test_an_operator_sees_what_is_held():
     gate = asyncio.Event()
 
@@ -272,7 +258,6 @@ async def test_an_operator_sees_what_is_held():
 # -- in order
 
 
-@on_loop
 async def test_in_order_each_queue_is_popped_by_itself_and_only_when_all_is_acknowledged():
     gate, seen = asyncio.Event(), []
 
@@ -299,7 +284,6 @@ async def test_in_order_each_queue_is_popped_by_itself_and_only_when_all_is_ackn
             assert len({one["attemptId"] for one in cluster.pop.pops}) == 3
 
 
-@on_loop
 async def test_in_order_a_failure_is_repeated_here_and_then_a_dead_letter():
     seen = Seen(failing={1: ValueError("no")})
     async with PopCluster(popped(*records(0, 1, 2), revive_queue=999)) as cluster:
@@ -310,7 +294,6 @@ async def test_in_order_a_failure_is_repeated_here_and_then_a_dead_letter():
         assert cluster.pop.changed == []
 
 
-@on_loop
 async def test_in_order_what_cannot_be_a_dead_letter_stands_still():
     seen = Seen(failing={0: ConsumeLater(-1)})
     async with PopCluster(popped(*records(0, 1), revive_queue=999)) as cluster:
@@ -321,7 +304,6 @@ async def test_in_order_what_cannot_be_a_dead_letter_stands_still():
         assert seen == [0, 0, 0, 1]
 
 
-@on_loop
 async def test_in_order_an_attempt_keeps_its_name_until_it_is_answered():
     async with PopCluster(refused(1, "lost"), popped(*records(0), revive_queue=999)) as cluster:
         async with handling(cluster, Seen(), ordered=True):
@@ -333,7 +315,6 @@ async def test_in_order_an_attempt_keeps_its_name_until_it_is_answered():
 # -- a push consumer whose brokers share out
 
 
-@on_loop
 async def test_a_push_consumer_pops_what_the_broker_says_and_pulls_its_retry_topic():
     seen = Seen()
     async with PopCluster(popped(*records(0))) as cluster:

@@ -18,7 +18,7 @@ from rmqkit.client.runtime.settings import PushConsumerSettings
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.testing.clock import StandingClock
 from tests.client.messages import received
-from tests.client.peers import SECONDS, on_loop, refused, until
+from tests.client.peers import SECONDS, refused, until
 from tests.client.pops import ACK, CHANGE, PopCluster
 
 EVERYWHERE = MessageQueue("T", "broker-0", -1)
@@ -76,7 +76,6 @@ class Popping:
 # -- the process queue
 
 
-@on_loop
 async def test_equal_offsets_of_different_queues_are_different_messages():
     async with Popping() as it:
         one, other = message(7), message(7, queue_id=1)
@@ -89,7 +88,6 @@ async def test_equal_offsets_of_different_queues_are_different_messages():
         it.held.remove(other)
 
 
-@on_loop
 async def test_there_is_room_up_to_the_limit_and_in_order_only_for_one_pop():
     async with Popping(pop_held_max=3) as it:
         it.held.put([message(0), message(1)])
@@ -104,7 +102,6 @@ async def test_there_is_room_up_to_the_limit_and_in_order_only_for_one_pop():
 
 
 @pytest.mark.parametrize(("after_ms", "due"), [(29_000, []), (31_000, [1]), (60_000, [])])
-@on_loop
 async def test_time_is_due_to_be_renewed_in_its_second_half(after_ms, due):
     clock = StandingClock()
     async with Popping(clock=clock) as it:
@@ -114,7 +111,6 @@ async def test_time_is_due_to_be_renewed_in_its_second_half(after_ms, due):
         assert len(it.held) == (after_ms < 60_000), "when it is over the message is not held any more"
 
 
-@on_loop
 async def test_time_is_not_renewed_beyond_the_consume_time_out():
     clock = StandingClock()
     async with Popping(clock=clock, consume_timeout_minutes=1, pop_invisible_ms=60_000) as it:
@@ -128,7 +124,6 @@ async def test_time_is_not_renewed_beyond_the_consume_time_out():
         assert len(it.held) == 0
 
 
-@on_loop
 async def test_in_order_everything_lapses_together():
     clock = StandingClock()
     async with Popping(clock=clock, is_ordered=True) as it:
@@ -143,7 +138,6 @@ async def test_in_order_everything_lapses_together():
 # -- renewing
 
 
-@on_loop
 async def test_a_long_handler_keeps_its_message_and_acknowledges_it_by_the_newest_handle():
     gate = asyncio.Event()
 
@@ -164,7 +158,6 @@ async def test_a_long_handler_keeps_its_message_and_acknowledges_it_by_the_newes
         assert ack["extraInfo"] == "4 1795224862950 60 5 0 broker-0 0 4"
 
 
-@on_loop
 async def test_a_message_whose_properties_a_program_took_away_ends_no_renewal_of_others():
     clock = StandingClock()
     async with Popping(clock=clock, pop_invisible_ms=60) as it:
@@ -176,7 +169,6 @@ async def test_a_message_whose_properties_a_program_took_away_ends_no_renewal_of
         assert it.cluster.pop.changed == [(5, 60), (5, 60)]
 
 
-@on_loop
 async def test_what_lapses_because_no_broker_answers_is_not_acknowledged():
     gate, ended = asyncio.Event(), asyncio.Event()
 
@@ -199,7 +191,6 @@ async def test_what_lapses_because_no_broker_answers_is_not_acknowledged():
         assert it.cluster.pop.acked == [5]
 
 
-@on_loop
 async def test_a_message_that_is_consumed_during_its_renewal_is_acknowledged_by_both_handles():
     gate, held = asyncio.Event(), []
 
@@ -221,7 +212,6 @@ async def test_a_message_that_is_consumed_during_its_renewal_is_acknowledged_by_
         assert handles == [HANDLE.format(4), "4 1795224862949 60 5 0 broker-0 0 4"]
 
 
-@on_loop
 async def test_what_waits_in_a_queue_that_was_given_up_is_given_back():
     begun, gate = asyncio.Event(), asyncio.Event()
 
@@ -238,7 +228,6 @@ async def test_what_waits_in_a_queue_that_was_given_up_is_given_back():
         await until(lambda: it.cluster.pop.acked == [4], "the one that was handled")
 
 
-@on_loop
 async def test_what_lapsed_while_it_waited_for_a_handler_is_not_handled():
     seen, gate = [], asyncio.Event()
 
@@ -259,7 +248,6 @@ async def test_what_lapsed_while_it_waited_for_a_handler_is_not_handled():
 # -- acks and changes
 
 
-@on_loop
 async def test_an_ack_that_is_refused_is_not_repeated():
     async with Popping() as it:
         it.cluster.broker.answer(ACK, refused(208, "offset is illegal"))
@@ -268,7 +256,6 @@ async def test_an_ack_that_is_refused_is_not_repeated():
         assert len(it.cluster.broker.asked(ACK)) == 1
 
 
-@on_loop
 async def test_a_change_of_the_program_holds_the_message_so_long():
     clock = StandingClock()
     async with Popping(clock=clock) as it:
@@ -280,7 +267,6 @@ async def test_a_change_of_the_program_holds_the_message_so_long():
         assert one in it.held
 
 
-@on_loop
 async def test_a_change_that_a_renewal_overtook_acknowledges_the_other_delivery():
     held = []
     async with Popping() as it:
@@ -297,7 +283,6 @@ async def test_a_change_that_a_renewal_overtook_acknowledges_the_other_delivery(
         assert one.properties["POP_CK"] == "1 1795224862949 500 5 0 broker-0 0 1"
 
 
-@on_loop
 async def test_in_order_a_change_is_no_other_delivery():
     async with Popping(is_ordered=True) as it:
         one = message(1)
@@ -313,7 +298,6 @@ async def test_in_order_a_change_is_no_other_delivery():
         assert it.cluster.broker.asked(ACK) == []
 
 
-@on_loop
 async def test_a_broker_that_is_not_known_is_looked_for():
     async with PopCluster() as cluster:
         runtime = ClientRuntime(cluster.namesrv)
@@ -322,7 +306,6 @@ async def test_a_broker_that_is_not_known_is_looked_for():
         await runtime.close()
 
 
-@on_loop
 async def test_what_is_held_of_all_queues_is_given_back_together():
     async with Popping() as it:
         held = []

@@ -12,7 +12,7 @@ import pytest
 
 import rmqkit
 from rmqkit import ClientError, Message, Producer, PullConsumer, PushConsumer, sync
-from tests.client.peers import Cluster, on_real_loop, standalone, until
+from tests.client.peers import Cluster, standalone, until
 from tests.waiting import SECONDS
 
 BEGIN = """
@@ -139,7 +139,7 @@ def test_a_second_signal_ends_a_program_at_once(namesrv, tmp_path):
         assert process.wait(SECONDS) == -signal.SIGTERM
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_it_returns_when_its_clients_are_closed_and_leaves_signals_as_they_were():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     async with Cluster() as cluster:
@@ -152,7 +152,7 @@ async def test_it_returns_when_its_clients_are_closed_and_leaves_signals_as_they
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_what_is_started_already_is_only_closed_and_a_start_that_fails_closes_the_rest():
     async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
         closed = PushConsumer("CG", cluster.namesrv)
@@ -162,7 +162,7 @@ async def test_what_is_started_already_is_only_closed_and_a_start_that_fails_clo
         assert producer.is_closed and closed.is_closed and twin.is_closed
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_who_cancels_it_has_the_clients_closed():
     async with Cluster() as cluster:
         producer = Producer("PG", cluster.namesrv)
@@ -174,7 +174,7 @@ async def test_who_cancels_it_has_the_clients_closed():
         assert producer.is_closed
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_without_clients_or_elsewhere_than_in_the_main_thread_it_refuses():
     with pytest.raises(ClientError, match=r"^run\(\) has no clients: give it at least one$"):
         await rmqkit.run()

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from rmqkit.client.consumer.process_queue import NOTHING_HELD, ProcessQueue
 from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.client.messages import received
-from tests.client.peers import on_loop
 
 
 def process_queue(**limits: int) -> ProcessQueue:
@@ -76,7 +75,6 @@ def test_the_lowest_messages_are_found_without_removing_them():
     assert len(held) == 3
 
 
-@on_loop
 async def test_waiting_for_room_ends_when_a_message_is_consumed():
     held = process_queue(messages_max=1)
     (message,) = held.put([received(0)])
@@ -87,7 +85,6 @@ async def test_waiting_for_room_ends_when_a_message_is_consumed():
     await waiting
 
 
-@on_loop
 async def test_waiting_for_room_ends_when_the_queue_is_dropped():
     held = process_queue(messages_max=1)
     held.put([received(0)])
@@ -97,7 +94,6 @@ async def test_waiting_for_room_ends_when_the_queue_is_dropped():
     await waiting
 
 
-@on_loop
 async def test_waiting_for_handlers_tells_whether_they_ended():
     held = process_queue()
     assert await held.wait_for_handlers(0)
@@ -129,7 +125,6 @@ def test_it_agrees_with_a_plain_set(steps):
         assert len(held) == len(model)
 
 
-@on_loop
 async def test_a_paused_queue_has_no_room_until_it_is_resumed_or_dropped():
     held = process_queue()
     held.is_paused = True

@@ -20,10 +20,9 @@ from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
-from tests.client.peers import SECONDS, Cluster, on_loop, until
+from tests.client.peers import SECONDS, Cluster, until
 
 
-@on_loop
 async def test_messages_arrive_as_they_were_sent(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         large = b"0123456789" * 1000
@@ -40,7 +39,6 @@ async def test_messages_arrive_as_they_were_sent(tmp_path):
             assert received.store_size < 1000, "the large body was stored compressed"
 
 
-@on_loop
 async def test_many_sends_at_a_time_use_every_queue_evenly_and_lose_nothing(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         results = await asyncio.gather(*(producer.send(Message(topic="T", body=b"%d" % i)) for i in range(400)))
@@ -49,7 +47,6 @@ async def test_many_sends_at_a_time_use_every_queue_evenly_and_lose_nothing(tmp_
         assert places == {(queue, offset) for queue in range(4) for offset in range(100)}
 
 
-@on_loop
 async def test_a_batch_lies_together_in_one_queue(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         result = await producer.send_batch([Message(topic="T", body=b"%d" % i, tags="A") for i in range(5)])
@@ -60,7 +57,6 @@ async def test_a_batch_lies_together_in_one_queue(tmp_path):
         assert [message.offset_msg_id for message in received] == result.offset_msg_id.split(",")
 
 
-@on_loop
 async def test_a_one_way_message_is_stored(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         (queue, *_) = await producer.queues("T")
@@ -69,7 +65,6 @@ async def test_a_one_way_message_is_stored(tmp_path):
         assert result.queue_offset == 1
 
 
-@on_loop
 async def test_queue_and_selector_decide_where_a_message_goes(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         queues = await producer.queues("T")
@@ -79,7 +74,6 @@ async def test_queue_and_selector_decide_where_a_message_goes(tmp_path):
         assert (await producer.send(message, selector=by_sharding_key)).queue == queues[2598919 % 4]
 
 
-@on_loop
 async def test_a_message_with_a_delay_level_comes_later(tmp_path):
     levels = StoreSettings(message_delay_level="1s 3s")
     async with (
@@ -99,7 +93,6 @@ async def test_a_message_with_a_delay_level_comes_later(tmp_path):
         assert found[1].store_timestamp - found[1].born_timestamp >= 3000
 
 
-@on_loop
 async def test_what_queue_and_selector_must_not_do_is_told():
     async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
         cluster.topic("T")
@@ -110,7 +103,6 @@ async def test_what_queue_and_selector_must_not_do_is_told():
             await producer.send(message, selector=lambda queues, message: None)
 
 
-@on_loop
 async def test_a_message_that_waits_for_its_time_is_called_back_where_it_is():
     handle = encode_recall_handle(RecallHandle("T", "broker-1", 1_900_000_000_000, "UK"))
     async with Cluster(2) as cluster, Producer("PG", cluster.namesrv) as producer:
@@ -127,7 +119,6 @@ async def test_a_message_that_waits_for_its_time_is_called_back_where_it_is():
             await producer.recall(elsewhere)
 
 
-@on_loop
 async def test_an_illegal_message_never_reaches_a_socket():
     async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
         with pytest.raises(MessageIllegal):
@@ -135,7 +126,6 @@ async def test_an_illegal_message_never_reaches_a_socket():
         assert cluster.name_server.requests == []
 
 
-@on_loop
 async def test_it_works_only_between_start_and_close():
     async with Cluster() as cluster:
         cluster.topic("T")
@@ -155,7 +145,6 @@ async def test_it_works_only_between_start_and_close():
             await producer.start()
 
 
-@on_loop
 async def test_closing_leaves_the_group():
     async with Cluster() as cluster:
         cluster.topic("T")
@@ -166,7 +155,6 @@ async def test_closing_leaves_the_group():
         assert fields == {"clientID": cluster.heartbeats[0].clientID, "producerGroup": "PG"}
 
 
-@on_loop
 async def test_producers_may_share_a_runtime_which_stays_open():
     async with Cluster() as cluster:
         cluster.topic("T")

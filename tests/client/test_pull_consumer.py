@@ -11,7 +11,6 @@ from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.rpc.brokers import PullStatus
 from rmqkit.standalone import Standalone
-from tests.client.peers import on_loop
 
 
 class Reading:
@@ -35,7 +34,6 @@ class Reading:
         await self.cluster.__aexit__(*exc_info)
 
 
-@on_loop
 async def test_queues_and_their_limits(tmp_path):
     async with Reading(tmp_path) as it:
         queues = await it.consumer.queues("T")
@@ -46,7 +44,6 @@ async def test_queues_and_their_limits(tmp_path):
         assert await it.consumer.max_offset(queues[0]) == 0
 
 
-@on_loop
 async def test_a_time_leads_to_an_offset(tmp_path):
     async with Reading(tmp_path) as it:
         messages = (await it.consumer.pull(it.queue, 0)).messages
@@ -56,7 +53,6 @@ async def test_a_time_leads_to_an_offset(tmp_path):
         assert await it.consumer.search_offset(it.queue, messages[-1].store_timestamp + 10_000) == 10
 
 
-@on_loop
 async def test_pulls_give_messages_and_where_to_go_on(tmp_path):
     async with Reading(tmp_path) as it:
         result = await it.consumer.pull(it.queue, 3, max_count=4)
@@ -65,7 +61,6 @@ async def test_pulls_give_messages_and_where_to_go_on(tmp_path):
         assert (result.next_begin_offset, result.min_offset, result.max_offset) == (7, 0, 10)
 
 
-@on_loop
 async def test_tags_choose(tmp_path):
     async with Reading(tmp_path) as it:
         result = await it.consumer.pull(it.queue, 0, "B || C")
@@ -76,7 +71,6 @@ async def test_tags_choose(tmp_path):
             await it.consumer.pull(it.queue, 0, "||")
 
 
-@on_loop
 async def test_the_end_and_beyond(tmp_path):
     async with Reading(tmp_path) as it:
         assert (await it.consumer.pull(it.queue, 10)).status is PullStatus.NO_NEW_MESSAGE
@@ -84,7 +78,6 @@ async def test_the_end_and_beyond(tmp_path):
         assert (beyond.status, beyond.next_begin_offset) == (PullStatus.OFFSET_ILLEGAL, 10)
 
 
-@on_loop
 async def test_offsets_are_saved_for_the_group(tmp_path):
     async with Reading(tmp_path) as it:
         with pytest.raises(PeerRefused, match="code 26: Group CG not exist!"):
@@ -98,7 +91,6 @@ async def test_offsets_are_saved_for_the_group(tmp_path):
             assert await other.committed(MessageQueue("T", it.queue.broker_name, 0)) is None
 
 
-@on_loop
 async def test_what_does_not_exist_is_told(tmp_path):
     async with Reading(tmp_path) as it:
         with pytest.raises(NoRoute, match="no broker lets topic Missing be read"):

@@ -23,7 +23,7 @@ from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.standalone import Standalone
 from tests.client.messages import record
-from tests.client.peers import Cluster, offset, on_loop, pulled, refused, until
+from tests.client.peers import Cluster, offset, pulled, refused, until
 from tests.interop.apache import free_ports
 
 PULL, SAVE, LEAVE = RequestCode.PULL_MESSAGE, RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.UNREGISTER_CLIENT
@@ -55,7 +55,6 @@ async def send(producer: Producer, *numbers: int, topic: str = "T", tags: str | 
 # -- against our own broker
 
 
-@on_loop
 async def test_every_message_is_received_once(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         await send(producer, *range(100))
@@ -69,7 +68,6 @@ async def test_every_message_is_received_once(tmp_path):
             assert received.bodies == bodies(*range(200))
 
 
-@on_loop
 async def test_a_consumer_may_be_started_before_its_topic_exists(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         received = Received()
@@ -81,7 +79,6 @@ async def test_a_consumer_may_be_started_before_its_topic_exists(tmp_path):
             await until(lambda: len(received.messages) == 3, "three messages")
 
 
-@on_loop
 async def test_tags_choose(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         await send(producer, *range(10), tags="A")
@@ -96,7 +93,6 @@ async def test_tags_choose(tmp_path):
             assert received.bodies == bodies(*range(10), *range(20, 30))
 
 
-@on_loop
 async def test_two_members_share_the_queues_and_every_message_goes_to_one_of_them(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         await send(producer, *range(100))
@@ -124,7 +120,6 @@ async def test_two_members_share_the_queues_and_every_message_goes_to_one_of_the
         assert set(counted.values()) == {1}
 
 
-@on_loop
 async def test_a_restarted_consumer_goes_on_where_it_was(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         await send(producer, *range(50))
@@ -138,7 +133,6 @@ async def test_a_restarted_consumer_goes_on_where_it_was(tmp_path):
             assert received.bodies == bodies(*sent)
 
 
-@on_loop
 async def test_closing_lets_handlers_finish_and_saves_their_offsets(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         await send(producer, 1)
@@ -164,7 +158,6 @@ async def test_closing_lets_handlers_finish_and_saves_their_offsets(tmp_path):
             assert await reader.committed(MessageQueue("T", message.broker_name, message.queue_id)) == 1
 
 
-@on_loop
 async def test_messages_come_one_by_one_and_each_is_consumed_when_the_next_is_asked_for(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         await send(producer, *range(10))
@@ -182,7 +175,6 @@ async def test_messages_come_one_by_one_and_each_is_consumed_when_the_next_is_as
         assert sorted(seen) == bodies(*range(10))
 
 
-@on_loop
 async def test_a_message_whose_processing_raised_comes_again(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         await send(producer, 1)
@@ -203,7 +195,6 @@ async def test_a_message_whose_processing_raised_comes_again(tmp_path):
         assert len(set(seen)) == 1
 
 
-@on_loop
 async def test_topics_may_be_subscribed_and_given_up_while_it_runs(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         await send(producer, 1, topic="First")
@@ -227,7 +218,6 @@ async def test_topics_may_be_subscribed_and_given_up_while_it_runs(tmp_path):
 
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("in_thread", [False, True])
-@on_loop
 async def test_a_handler_may_close_its_own_consumer_and_its_message_counts(tmp_path, ordered, in_thread):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         sent = await producer.send(Message(topic="T", body=b"x"))
@@ -252,7 +242,6 @@ async def test_a_handler_may_close_its_own_consumer_and_its_message_counts(tmp_p
             assert await reader.committed(sent.queue) == 1
 
 
-@on_loop
 async def test_paused_queues_are_not_handled_until_they_are_resumed(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         queues = await producer.queues("T")
@@ -273,7 +262,6 @@ async def test_paused_queues_are_not_handled_until_they_are_resumed(tmp_path):
             await until(lambda: len(received.messages) == 5, "the paused queue, too")
 
 
-@on_loop
 async def test_the_limits_of_a_topic_are_shared_by_its_queues():
     async with Cluster() as cluster:
         cluster.topic("T", queues=3)
@@ -292,7 +280,6 @@ def test_the_size_of_batches_has_bounds(batch_max):
         PushConsumer("CG", "a:1").subscribe("T", "*", print, batch_max=batch_max)
 
 
-@on_loop
 async def test_batches_come_in_and_are_consumed(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         queue = (await producer.queues("T"))[0]
@@ -314,7 +301,6 @@ async def test_batches_come_in_and_are_consumed(tmp_path):
 # -- what crosses the wire
 
 
-@on_loop
 async def test_it_says_hello_before_it_pulls_and_leaves_when_it_is_closed():
     async with Cluster() as cluster:
         cluster.topic("T", queues=2)
@@ -355,7 +341,6 @@ async def test_it_says_hello_before_it_pulls_and_leaves_when_it_is_closed():
         assert received.messages == []
 
 
-@on_loop
 async def test_an_illegal_offset_is_saved_and_the_queue_begins_there():
     async with Cluster() as cluster:
         cluster.topic("T", queues=1)
@@ -379,7 +364,6 @@ async def test_an_illegal_offset_is_saved_and_the_queue_begins_there():
         assert cluster.broker.asked(SAVE)[0]["commitOffset"] == "7"
 
 
-@on_loop
 async def test_a_queue_is_given_up_when_its_handlers_had_a_moment_to_finish(monkeypatch):
     monkeypatch.setattr("rmqkit.client.consumer.assignment._HAND_OVER_MS", 60_000)
     async with Cluster() as cluster:
@@ -407,7 +391,6 @@ async def test_a_queue_is_given_up_when_its_handlers_had_a_moment_to_finish(monk
             assert running == [0], "no other handler was started"
 
 
-@on_loop
 async def test_offsets_are_saved_every_few_seconds():
     async with Cluster() as cluster:
         cluster.topic("T", queues=1)
@@ -420,7 +403,6 @@ async def test_offsets_are_saved_every_few_seconds():
             await until(lambda: cluster.broker.asked(SAVE)[-1]["commitOffset"] == "3", "the last offset is saved")
 
 
-@on_loop
 async def test_an_sql_subscription_is_checked_by_the_broker_at_the_start():
     async with Cluster() as cluster:
         cluster.topic("T")
@@ -434,7 +416,6 @@ async def test_an_sql_subscription_is_checked_by_the_broker_at_the_start():
         )
 
 
-@on_loop
 async def test_without_a_name_server_it_does_not_start():
     consumer = PushConsumer("CG", "127.0.0.1:1")
     consumer.subscribe("T", "*", Received())
@@ -455,7 +436,6 @@ def test_subscriptions_are_checked(topic, expression, text):
     assert str(caught.value) == text
 
 
-@on_loop
 async def test_clients_survive_a_restart_of_name_server_and_broker(tmp_path):
     ports = free_ports()
     namesrv = NamesrvSettings(listen_port=ports[0], bind_address="127.0.0.1")

@@ -15,7 +15,7 @@ from rmqkit.protocol.ids import offset_id
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.record import pack_host
 from rmqkit.standalone import Standalone
-from tests.client.peers import Cluster, on_loop
+from tests.client.peers import Cluster
 
 
 @contextlib.asynccontextmanager
@@ -32,7 +32,6 @@ def keyed(body, *keys):
     return Message(topic="T", body=body, keys=keys)
 
 
-@on_loop
 async def test_a_message_is_found_by_either_id(tmp_path):
     async with stored(tmp_path, keyed(b"0"), keyed(b"1")) as (sent, consumer):
         for msg_id in (sent[1].offset_msg_id, sent[1].msg_id):
@@ -40,7 +39,6 @@ async def test_a_message_is_found_by_either_id(tmp_path):
             assert (found.body, found.msg_id, found.broker_name) == (b"1", sent[1].msg_id, sent[1].queue.broker_name)
 
 
-@on_loop
 async def test_an_unknown_id_finds_nothing(tmp_path):
     async with stored(tmp_path, keyed(b"0")) as (sent, consumer):
         elsewhere = sent[0].offset_msg_id[:16] + f"{1 << 40:016X}"
@@ -48,7 +46,6 @@ async def test_an_unknown_id_finds_nothing(tmp_path):
             assert await consumer.view_message("T", msg_id) is None
 
 
-@on_loop
 async def test_the_message_of_an_id_has_to_be_of_the_topic(tmp_path):
     other = Message(topic="Other", body=b"1")
     async with stored(tmp_path, keyed(b"0"), other) as (sent, consumer):
@@ -56,7 +53,6 @@ async def test_the_message_of_an_id_has_to_be_of_the_topic(tmp_path):
         assert (await consumer.view_message("Other", sent[1].offset_msg_id)).body == b"1"
 
 
-@on_loop
 async def test_an_id_of_an_address_that_is_no_broker_is_not_asked_there():
     async with Cluster() as cluster, Cluster() as elsewhere:
         cluster.topic("T")
@@ -68,7 +64,6 @@ async def test_an_id_of_an_address_that_is_no_broker_is_not_asked_there():
         assert cluster.broker.asked(RequestCode.QUERY_MESSAGE)[0]["_UNIQUE_KEY_QUERY"] == "true"
 
 
-@on_loop
 async def test_keys_are_compared_exactly_and_the_oldest_come_first(tmp_path):
     messages = [keyed(b"0", "Aa"), keyed(b"1", "BB"), keyed(b"2", "BB", "Aa")]
     async with stored(tmp_path, *messages) as (_, consumer):
@@ -77,14 +72,12 @@ async def test_keys_are_compared_exactly_and_the_oldest_come_first(tmp_path):
         assert await consumer.query_messages("T", "no such key") == []
 
 
-@on_loop
 async def test_a_topic_that_does_not_exist_is_told(tmp_path):
     async with stored(tmp_path) as (_, consumer):
         with pytest.raises(NoRoute, match="no broker has topic T"):
             await consumer.query_messages("T", "k")
 
 
-@on_loop
 async def test_a_broker_that_refuses_counts_only_when_nobody_else_found_anything():
     async with Cluster(brokers=2) as cluster:
         cluster.topic("T")

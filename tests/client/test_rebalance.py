@@ -13,7 +13,7 @@ from rmqkit.client.runtime.settings import ConsumerSettings
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
 from rmqkit.protocol.schemas.clients import ConsumerData, ConsumerIds, MessageQueue
-from tests.client.peers import Cluster, on_loop, refused
+from tests.client.peers import Cluster, refused
 
 MEMBERS = RequestCode.GET_CONSUMER_LIST_BY_GROUP
 
@@ -70,7 +70,6 @@ class Group:
         )
 
 
-@on_loop
 async def test_a_lone_client_gets_everything():
     async with Group() as it:
         it.members()
@@ -78,7 +77,6 @@ async def test_a_lone_client_gets_everything():
         assert it.owner.changes == [([0, 1, 2, 3, 4, 5, 6, 7], [], False)]
 
 
-@on_loop
 async def test_members_are_sorted_by_text():
     async with Group() as it:
         it.members("!first", "~last")
@@ -86,7 +84,6 @@ async def test_members_are_sorted_by_text():
         assert it.owner.changes == [([3, 4, 5], [], True)]
 
 
-@on_loop
 async def test_the_strategy_is_a_parameter():
     async with Group(allocate=averagely_by_circle) as it:
         it.members("!first", "~last")
@@ -94,7 +91,6 @@ async def test_the_strategy_is_a_parameter():
         assert it.owner.changes == [([1, 4, 7], [], True)]
 
 
-@on_loop
 async def test_what_another_client_gets_is_given_up():
     async with Group(0, 1, 2, 3, 4, 5, 6, 7) as it:
         it.members("~last")
@@ -102,7 +98,6 @@ async def test_what_another_client_gets_is_given_up():
         assert it.owner.changes == [([], [4, 5, 6, 7], True)]
 
 
-@on_loop
 async def test_an_unchanged_share_changes_nothing():
     async with Group(0, 1, 2, 3) as it:
         it.members("~last")
@@ -110,7 +105,6 @@ async def test_an_unchanged_share_changes_nothing():
         assert it.owner.changes == []
 
 
-@on_loop
 async def test_queues_of_a_topic_that_is_not_subscribed_any_more_are_given_up():
     async with Group(0, 1) as it:
         it.members()
@@ -118,7 +112,6 @@ async def test_queues_of_a_topic_that_is_not_subscribed_any_more_are_given_up():
         assert it.owner.changes == [([], [0, 1], False)]
 
 
-@on_loop
 async def test_a_topic_that_does_not_exist_is_no_failure():
     async with Group() as it:
         it.members()
@@ -127,7 +120,6 @@ async def test_a_topic_that_does_not_exist_is_no_failure():
 
 
 @pytest.mark.parametrize("code", [2, 26])
-@on_loop
 async def test_what_cannot_be_found_out_leaves_everything_as_it_is(code):
     async with Group(0, 1) as it:
         it.cluster.broker.answer(MEMBERS, refused(code))
@@ -135,7 +127,6 @@ async def test_what_cannot_be_found_out_leaves_everything_as_it_is(code):
         assert it.owner.changes == []
 
 
-@on_loop
 async def test_a_client_the_broker_does_not_know_says_hello_and_asks_again():
     async with Group() as it:
         assert not it.cluster.heartbeats
@@ -144,7 +135,6 @@ async def test_a_client_the_broker_does_not_know_says_hello_and_asks_again():
         assert len(it.owner.held) == 8
 
 
-@on_loop
 async def test_a_client_the_broker_does_not_list_owns_nothing():
     async with Group(0, 1) as it:
         it.members("other", own=False)

@@ -18,7 +18,6 @@ from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.send import PushReplyRequest
 from rmqkit.standalone import Standalone
 from tests.client.messages import received
-from tests.client.peers import on_loop
 
 SECONDS = 60_000
 
@@ -62,7 +61,6 @@ class Replying:
                 await asyncio.sleep(0.005)
 
 
-@on_loop
 async def test_every_request_gets_its_own_reply(tmp_path):
     async with Replying(tmp_path) as it:
         requests = [it.producer.request(Message(topic="T", body=b"a%d" % i), timeout_ms=SECONDS) for i in range(20)]
@@ -74,14 +72,12 @@ async def test_every_request_gets_its_own_reply(tmp_path):
         assert all(int(reply.properties["ARRIVE_TIME"]) >= reply.born_timestamp for reply in replies)
 
 
-@on_loop
 async def test_a_large_reply_travels_compressed(tmp_path):
     async with Replying(tmp_path, lambda message: b"0123456789" * 10_000) as it:
         reply = await it.producer.request(Message(topic="T", body=b"x"), timeout_ms=SECONDS)
         assert reply.body == b"0123456789" * 10_000
 
 
-@on_loop
 async def test_without_a_reply_the_error_says_that_the_message_is_stored(tmp_path):
     async with Replying(tmp_path, lambda message: None) as it:
         with pytest.raises(ReplyTimedOut) as caught:
@@ -93,14 +89,12 @@ async def test_without_a_reply_the_error_says_that_the_message_is_stored(tmp_pat
         )
 
 
-@on_loop
 async def test_a_request_that_is_not_sent_fails_as_a_send():
     async with Producer("PG", "127.0.0.1:1") as producer:
         with pytest.raises(MessageIllegal):
             await producer.request(Message(topic="T", body=b""))
 
 
-@on_loop
 async def test_a_reply_to_who_is_gone_fails_with_the_brokers_words(tmp_path):
     async with Replying(tmp_path) as it:
         lost = received(0, properties={"CLUSTER": "DefaultCluster", "CORRELATION_ID": "c", "REPLY_TO_CLIENT": "nobody"})
@@ -109,7 +103,6 @@ async def test_a_reply_to_who_is_gone_fails_with_the_brokers_words(tmp_path):
 
 
 @pytest.mark.parametrize("missing", ["CLUSTER", "CORRELATION_ID", "REPLY_TO_CLIENT"])
-@on_loop
 async def test_only_requests_are_replied_to(missing):
     properties = dict.fromkeys({"CLUSTER", "CORRELATION_ID", "REPLY_TO_CLIENT"} - {missing}, "x")
     async with Producer("PG", "127.0.0.1:1") as producer:
@@ -125,7 +118,6 @@ def pushed(correlation_id: str, body: bytes, sys_flag: int = 0) -> Command:
     return request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, header, body)
 
 
-@on_loop
 async def test_late_doubled_and_unreadable_replies_harm_nobody():
     pending = PendingReplies(SYSTEM_CLOCK)
     with pending.expect("me", 1000) as (properties, reply):

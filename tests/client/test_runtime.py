@@ -15,7 +15,7 @@ from rmqkit.errors import ClientError, NoRoute, PeerRefused, SettingsError
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, reply, request
 from rmqkit.protocol.schemas.clients import ConsumerData, ConsumerGroupRequest
-from tests.client.peers import Cluster, Peer, on_loop, refused, until
+from tests.client.peers import Cluster, Peer, refused, until
 
 ROUTE, LIST = RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
 QUICK = ClientSettings(route_interval_ms=20, heartbeat_interval_ms=20)
@@ -54,7 +54,6 @@ def test_name_servers_come_from_the_environment(monkeypatch):
     ClientRuntime()
 
 
-@on_loop
 async def test_the_next_name_server_is_asked_when_one_does_not_answer_and_then_kept():
     async with Cluster() as cluster:
         cluster.topic("T")
@@ -68,7 +67,6 @@ async def test_the_next_name_server_is_asked_when_one_does_not_answer_and_then_k
         assert len(cluster.name_server.asked(ROUTE)) == 3
 
 
-@on_loop
 async def test_when_none_answers_all_are_named():
     peers = [Peer(), Peer()]
     for peer in peers:
@@ -83,7 +81,6 @@ async def test_when_none_answers_all_are_named():
 
 
 @pytest.mark.parametrize("body", [b"", b"?", b"[]", b'{"brokerDatas":7}'])
-@on_loop
 async def test_an_answer_that_is_no_route_is_a_refusal_that_says_so(body):
     async with Cluster() as cluster:
         cluster.name_server.answer(ROUTE, lambda command: reply(command, body=body))
@@ -93,7 +90,6 @@ async def test_an_answer_that_is_no_route_is_a_refusal_that_says_so(body):
         await runtime.close()
 
 
-@on_loop
 async def test_a_changed_route_is_noticed_and_consumers_are_told():
     async with Cluster() as cluster:
         cluster.topic("T", queues=2)
@@ -113,7 +109,6 @@ async def test_a_changed_route_is_noticed_and_consumers_are_told():
         await runtime.close()
 
 
-@on_loop
 async def test_a_route_once_known_is_kept_when_the_name_server_has_it_no_more():
     async with Cluster() as cluster:
         cluster.topic("T")
@@ -127,7 +122,6 @@ async def test_a_route_once_known_is_kept_when_the_name_server_has_it_no_more():
         await runtime.close()
 
 
-@on_loop
 async def test_a_kept_route_of_a_deleted_topic_does_not_hide_where_a_broker_is_now():
     async with Cluster() as cluster:
         runtime = ClientRuntime(cluster.namesrv)
@@ -141,7 +135,6 @@ async def test_a_kept_route_of_a_deleted_topic_does_not_hide_where_a_broker_is_n
         await runtime.close()
 
 
-@on_loop
 async def test_a_template_in_use_is_refreshed_as_long_as_the_topic_does_not_exist():
     async with Cluster() as cluster:
         cluster.topic("TBW102", queues=8, perm=7)
@@ -156,7 +149,6 @@ async def test_a_template_in_use_is_refreshed_as_long_as_the_topic_does_not_exis
         await runtime.close()
 
 
-@on_loop
 async def test_the_real_route_replaces_the_template_and_only_then_can_be_read():
     async with Cluster() as cluster:
         cluster.topic("TBW102", queues=8, perm=7)
@@ -173,7 +165,6 @@ async def test_the_real_route_replaces_the_template_and_only_then_can_be_read():
         await runtime.close()
 
 
-@on_loop
 async def test_a_topic_without_writable_queues_has_no_publish_queues():
     async with Cluster() as cluster:
         cluster.topic("T", perm=4)
@@ -183,7 +174,6 @@ async def test_a_topic_without_writable_queues_has_no_publish_queues():
         await runtime.close()
 
 
-@on_loop
 async def test_heartbeats_name_all_groups_and_are_repeated():
     async with Cluster() as cluster:
         cluster.topic("T")
@@ -200,7 +190,6 @@ async def test_heartbeats_name_all_groups_and_are_repeated():
         assert [data.group_name for data in heartbeat.consumerDataSet] == ["CG"]
 
 
-@on_loop
 async def test_a_group_is_left_after_the_heartbeats_under_way_even_those_nobody_waits_for():
     async with Cluster() as cluster:
         cluster.topic("T")
@@ -222,7 +211,6 @@ async def test_a_group_is_left_after_the_heartbeats_under_way_even_those_nobody_
         await runtime.close()
 
 
-@on_loop
 async def test_slaves_get_heartbeats_only_from_consumers():
     async with Cluster(2) as cluster:
         cluster.topic("T")
@@ -242,7 +230,6 @@ async def test_slaves_get_heartbeats_only_from_consumers():
         await runtime.close()
 
 
-@on_loop
 async def test_a_lost_connection_is_followed_by_a_heartbeat():
     async with Cluster() as cluster:
         cluster.topic("T")
@@ -258,7 +245,6 @@ async def test_a_lost_connection_is_followed_by_a_heartbeat():
         await runtime.close()
 
 
-@on_loop
 async def test_a_notice_of_changed_members_reaches_its_group_only():
     async with Cluster() as cluster:
         cluster.topic("T")
@@ -277,7 +263,6 @@ async def test_a_notice_of_changed_members_reaches_its_group_only():
         await runtime.close()
 
 
-@on_loop
 async def test_a_group_exists_once_in_an_instance():
     runtime = ClientRuntime("127.0.0.1:1")
     runtime.register_producer("G")
@@ -289,7 +274,6 @@ async def test_a_group_exists_once_in_an_instance():
     await runtime.close()
 
 
-@on_loop
 async def test_a_broker_that_left_the_routes_is_let_go():
     async with Cluster(2) as cluster:
         cluster.topic("T")
@@ -305,7 +289,6 @@ async def test_a_broker_that_left_the_routes_is_let_go():
         await runtime.close()
 
 
-@on_loop
 async def test_each_question_goes_once_to_every_name_server_however_many_are_asked_at_a_time():
     async with Cluster() as cluster:
         cluster.name_server.answer(LIST, lambda command: reply(command, body=b'{"topicList":["T"]}'))
@@ -318,7 +301,6 @@ async def test_each_question_goes_once_to_every_name_server_however_many_are_ask
         await runtime.close()
 
 
-@on_loop
 async def test_a_topic_is_looked_for_until_the_last_one_who_wants_it_does_not():
     async with Cluster() as cluster:
         runtime = ClientRuntime(cluster.namesrv, settings=QUICK)

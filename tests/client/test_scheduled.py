@@ -12,7 +12,7 @@ from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.errors import ClientError, SettingsError
 from rmqkit.protocol.schemas.clients import MessageQueue
-from tests.client.peers import Cluster, on_loop, until
+from tests.client.peers import Cluster, until
 
 QUEUE = MessageQueue("T", "broker-0", 0)
 
@@ -21,7 +21,6 @@ def held() -> ProcessQueue:
     return ProcessQueue(QUEUE, messages_max=1000, bytes_max=1 << 20, span_max=2000)
 
 
-@on_loop
 async def test_calls_follow_one_another_until_the_queue_is_dropped():
     process_queue, calls = held(), []
 
@@ -35,7 +34,6 @@ async def test_calls_follow_one_another_until_the_queue_is_dropped():
     assert calls == [QUEUE] * 3
 
 
-@on_loop
 async def test_without_an_answer_the_usual_pause_follows_and_after_an_error_its_own():
     process_queue, calls = held(), []
 
@@ -50,7 +48,6 @@ async def test_without_an_answer_the_usual_pause_follows_and_after_an_error_its_
     assert len(calls) == 3
 
 
-@on_loop
 async def test_a_plain_function_is_called_in_a_thread():
     process_queue, threads = held(), []
 
@@ -63,7 +60,6 @@ async def test_a_plain_function_is_called_in_a_thread():
     assert threads != [threading.current_thread()]
 
 
-@on_loop
 async def test_a_paused_queue_is_not_called():
     process_queue, calls = held(), []
     process_queue.is_paused = True
@@ -81,7 +77,6 @@ async def test_a_paused_queue_is_not_called():
     assert calls == [QUEUE]
 
 
-@on_loop
 async def test_the_call_under_way_finishes_when_the_pulling_is_cancelled():
     begun, release, finished = asyncio.Event(), asyncio.Event(), []
 
@@ -102,7 +97,6 @@ async def test_the_call_under_way_finishes_when_the_pulling_is_cancelled():
     assert finished == [QUEUE]
 
 
-@on_loop
 async def test_a_member_calls_for_each_of_its_queues_and_pulls_nothing_itself():
     async with Cluster() as cluster:
         cluster.topic("T", queues=3)
@@ -119,7 +113,6 @@ async def test_a_member_calls_for_each_of_its_queues_and_pulls_nothing_itself():
         assert cluster.broker.asked(11) == []
 
 
-@on_loop
 async def test_scheduling_and_assigning_exclude_each_other_and_topics_have_rules():
     async with Cluster() as cluster:
         consumer = PullConsumer("CG", cluster.namesrv)
@@ -130,7 +123,6 @@ async def test_scheduling_and_assigning_exclude_each_other_and_topics_have_rules
             consumer.schedule("T", print)
 
 
-@on_loop
 async def test_a_listener_that_raises_is_logged_and_told_again(caplog):
     async with Cluster() as cluster:
         cluster.topic("T", queues=1)

@@ -16,7 +16,7 @@ from rmqkit.errors import ClientError, MessageIllegal, NoRoute, SendFailed
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.message import Message
 from rmqkit.standalone import Standalone
-from tests.client.peers import Cluster, on_loop, refused, stored, until
+from tests.client.peers import Cluster, refused, stored, until
 
 BATCH, SINGLE = RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2
 
@@ -25,7 +25,6 @@ def numbered(count, topic="T", **fields):
     return [Message(topic=topic, body=b"%d" % i, **fields) for i in range(count)]
 
 
-@on_loop
 async def test_every_message_gets_the_result_of_its_own_place(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         await producer.send(Message(topic="U", body=b"first"))
@@ -47,7 +46,6 @@ async def test_every_message_gets_the_result_of_its_own_place(tmp_path):
             assert (one.msg_id, one.offset_msg_id) == (result.msg_id, result.offset_msg_id)
 
 
-@on_loop
 async def test_few_requests_carry_many_messages():
     async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
         cluster.topic("T")
@@ -58,14 +56,12 @@ async def test_few_requests_carry_many_messages():
         assert max(sizes) <= producer.settings.batch_bytes
 
 
-@on_loop
 async def test_nothing_to_send_is_nothing_sent():
     async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
         assert await producer.send_many([]) == []
         assert cluster.broker.requests == []
 
 
-@on_loop
 async def test_delayed_large_and_prioritized_messages_go_out_alone():
     async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
         cluster.topic("T")
@@ -79,7 +75,6 @@ async def test_delayed_large_and_prioritized_messages_go_out_alone():
         assert len(cluster.broker.asked(BATCH)) == 1
 
 
-@on_loop
 async def test_a_slow_source_waits_no_longer_than_the_delay_for_company():
     async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
         cluster.topic("T")
@@ -94,7 +89,6 @@ async def test_a_slow_source_waits_no_longer_than_the_delay_for_company():
         assert len(cluster.broker.asked(BATCH)) == 2
 
 
-@on_loop
 async def test_no_more_is_taken_than_can_be_under_way():
     settings = ProducerSettings(batch_bytes=1)
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=settings) as producer:
@@ -117,7 +111,6 @@ async def test_no_more_is_taken_than_can_be_under_way():
         assert len(await sending) == taken == 100
 
 
-@on_loop
 async def test_with_a_selector_messages_of_a_key_keep_their_order(tmp_path):
     settings = ProducerSettings(batch_bytes=300)
     async with (
@@ -136,7 +129,6 @@ async def test_with_a_selector_messages_of_a_key_keep_their_order(tmp_path):
             assert places == sorted(places)
 
 
-@on_loop
 async def test_after_a_failure_a_chosen_queue_gets_nothing_more():
     settings = ProducerSettings(batch_bytes=1, retries=0)
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=settings) as producer:
@@ -147,7 +139,6 @@ async def test_after_a_failure_a_chosen_queue_gets_nothing_more():
         assert len(cluster.broker.asked(BATCH)) == 1
 
 
-@on_loop
 async def test_a_failure_tells_what_became_of_each_message():
     async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
         cluster.topic("T")
@@ -163,7 +154,6 @@ async def test_a_failure_tells_what_became_of_each_message():
         assert isinstance(no_route, NoRoute)
 
 
-@on_loop
 async def test_an_error_of_the_source_ends_it():
     async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
         cluster.topic("T")
@@ -178,7 +168,6 @@ async def test_an_error_of_the_source_ends_it():
         assert len(cluster.broker.asked(BATCH)) == 1
 
 
-@on_loop
 async def test_a_message_with_an_id_of_its_own_keeps_it():
     async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
         cluster.topic("T")
@@ -188,7 +177,6 @@ async def test_a_message_with_an_id_of_its_own_keeps_it():
         assert "UNIQ_KEY\x01mine\x02" in cluster.broker.asked(SINGLE)[0]["i"]
 
 
-@on_loop
 async def test_sends_beyond_the_bound_wait_in_line_and_say_so_when_their_time_is_over():
     settings = ProducerSettings(sends_max=10, line_timeout_ms=200)
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=settings) as producer:

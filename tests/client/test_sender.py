@@ -17,7 +17,7 @@ from rmqkit.errors import NoNameServer, NoRoute, PeerRefused, RequestTimedOut, S
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import reply
 from rmqkit.protocol.schemas.clients import MessageQueue
-from tests.client.peers import SECONDS, Cluster, on_loop, refused, stored, until
+from tests.client.peers import SECONDS, Cluster, refused, stored, until
 
 MESSAGE = EncodedMessage("T", b"body", "a\x01b\x02", "UK", flag=3, sys_flag=0x301)
 SEND = RequestCode.SEND_MESSAGE_V2
@@ -50,7 +50,6 @@ class Sending:
         return [len(broker.asked(SEND)) for broker in self.cluster.brokers]
 
 
-@on_loop
 async def test_the_request_has_the_short_names_and_the_result_says_where_it_is():
     async with Sending() as it:
         result = await it.sender.send(MESSAGE, timeout_ms=30_000)
@@ -84,7 +83,6 @@ async def test_the_request_has_the_short_names_and_the_result_says_where_it_is()
         (ResponseCode.SLAVE_NOT_AVAILABLE, SendStatus.SLAVE_NOT_AVAILABLE),
     ],
 )
-@on_loop
 async def test_stored_less_safely_is_a_result_and_no_reason_to_try_again(code, status):
     async with Sending() as it:
         it.answer(lambda command: stored(command, code))
@@ -92,7 +90,6 @@ async def test_stored_less_safely_is_a_result_and_no_reason_to_try_again(code, s
         assert it.tries() == [1]
 
 
-@on_loop
 async def test_stored_less_safely_is_sent_again_elsewhere_when_asked_for():
     async with Sending(2, retry_not_stored=True) as it:
         it.answer(*[lambda command: stored(command, ResponseCode.FLUSH_DISK_TIMEOUT)] * 2)
@@ -101,7 +98,6 @@ async def test_stored_less_safely_is_sent_again_elsewhere_when_asked_for():
 
 
 @pytest.mark.parametrize("code", sorted(RETRYABLE))
-@on_loop
 async def test_some_refusals_lead_to_another_broker(code):
     async with Sending(2) as it:
         it.answer(refused(code), stored)
@@ -112,7 +108,6 @@ async def test_some_refusals_lead_to_another_broker(code):
 
 
 @pytest.mark.parametrize("code", sorted(RETRYABLE - PASSING))
-@on_loop
 async def test_a_refusal_that_time_does_not_mend_is_tried_three_times(code):
     async with Sending() as it:
         it.answer(refused(code))
@@ -122,7 +117,6 @@ async def test_a_refusal_that_time_does_not_mend_is_tried_three_times(code):
 
 
 @pytest.mark.parametrize("fields", [None, {}, {"msgId": "A", "queueId": "many", "queueOffset": "7"}])
-@on_loop
 async def test_an_answer_without_its_fields_counts_as_none(fields):
     async with Sending(2) as it:
         it.answer(lambda command: reply(command, fields=fields), stored)
@@ -133,7 +127,6 @@ async def test_an_answer_without_its_fields_counts_as_none(fields):
             await it.sender.send(MESSAGE, timeout_ms=30_000)
 
 
-@on_loop
 async def test_other_refusals_are_raised_at_once_with_code_and_remark():
     async with Sending(2) as it:
         it.answer(*[refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal")] * 2)
@@ -144,7 +137,6 @@ async def test_other_refusals_are_raised_at_once_with_code_and_remark():
         assert sum(it.tries()) == 1
 
 
-@on_loop
 async def test_after_the_last_try_the_error_names_the_brokers_and_the_last_cause():
     async with Sending(2, retries=2) as it:
         it.answer(*[refused(ResponseCode.SYSTEM_BUSY, "busy")] * 2)
@@ -157,7 +149,6 @@ async def test_after_the_last_try_the_error_names_the_brokers_and_the_last_cause
         assert "code 2: busy" in str(caught.value)
 
 
-@on_loop
 async def test_the_number_of_tries_is_a_setting():
     async with Sending(1, retries=0) as it:
         it.answer(refused(ResponseCode.SYSTEM_BUSY))
@@ -166,7 +157,6 @@ async def test_the_number_of_tries_is_a_setting():
         assert it.tries() == [1]
 
 
-@on_loop
 async def test_a_chosen_queue_gets_one_try_where_the_setting_says_so():
     async with Sending(2, retry_chosen_queue=False) as it:
         await it.sender.queues("T")
@@ -177,7 +167,6 @@ async def test_a_chosen_queue_gets_one_try_where_the_setting_says_so():
         assert it.cluster.brokers[1].asked(SEND)[0]["e"] == "1"
 
 
-@on_loop
 async def test_a_broker_that_is_gone_is_avoided_and_the_routes_are_looked_at():
     async with Sending(2) as it:
         await it.sender.queues("T")
@@ -190,7 +179,6 @@ async def test_a_broker_that_is_gone_is_avoided_and_the_routes_are_looked_at():
         await until(lambda: len(it.cluster.name_server.requests) > asked, "the route is asked for again")
 
 
-@on_loop
 async def test_no_answer_uses_up_the_time_and_names_the_broker():
     async with Sending(1) as it:
         await it.sender.queues("T")  # the route takes none of the time
@@ -202,7 +190,6 @@ async def test_no_answer_uses_up_the_time_and_names_the_broker():
         assert it.cluster.broker.address in str(caught.value)
 
 
-@on_loop
 async def test_a_limit_for_each_try_leaves_time_for_the_next():
     async with Sending(2, try_timeout_ms=1500) as it:
         it.answer(lambda command: None, stored)
@@ -211,7 +198,6 @@ async def test_a_limit_for_each_try_leaves_time_for_the_next():
         assert it.tries()[0] >= 1
 
 
-@on_loop
 async def test_an_unknown_topic_takes_the_template_and_says_so_to_the_broker():
     async with Sending() as it:
         it.cluster.topic("TBW102", queues=8, perm=7)
@@ -225,7 +211,6 @@ async def test_an_unknown_topic_takes_the_template_and_says_so_to_the_broker():
         ]
 
 
-@on_loop
 async def test_no_route_names_topic_name_servers_and_remedy():
     async with Sending() as it:
         with pytest.raises(NoRoute) as caught:
@@ -236,14 +221,12 @@ async def test_no_route_names_topic_name_servers_and_remedy():
         )
 
 
-@on_loop
 async def test_many_first_sends_ask_for_the_route_once():
     async with Sending() as it:
         await asyncio.gather(*(it.sender.send(MESSAGE, timeout_ms=30_000) for _ in range(50)))
         assert len(it.cluster.name_server.requests) == 1
 
 
-@on_loop
 async def test_many_first_sends_wait_for_a_silent_name_server_together_and_not_one_after_the_other():
     async with Sending() as it:
         it.cluster.name_server.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, lambda command: None)
@@ -255,7 +238,6 @@ async def test_many_first_sends_wait_for_a_silent_name_server_together_and_not_o
         assert len(it.cluster.name_server.requests) == 1
 
 
-@on_loop
 async def test_one_way_is_written_once_and_not_answered():
     async with Sending() as it:
         await it.sender.send_one_way(MESSAGE, timeout_ms=30_000)
@@ -263,7 +245,6 @@ async def test_one_way_is_written_once_and_not_answered():
         assert it.cluster.broker.requests[0].is_one_way
 
 
-@on_loop
 async def test_one_way_sends_wait_for_a_broker_that_does_not_read():
     held, taken = [], 0
 
@@ -304,7 +285,6 @@ async def test_one_way_sends_wait_for_a_broker_that_does_not_read():
         writer.close()
 
 
-@on_loop
 async def test_retry_topics_carry_their_count_in_the_header():
     async with Sending() as it:
         it.cluster.topic("%RETRY%G", queues=1)
@@ -315,7 +295,6 @@ async def test_retry_topics_carry_their_count_in_the_header():
         assert (fields["j"], fields["l"]) == ("3", "16")
 
 
-@on_loop
 async def test_batches_have_their_own_code_and_flag():
     async with Sending() as it:
         await it.sender.send(EncodedMessage("T", b"x", "", "U1,U2", is_batch=True), timeout_ms=30_000)
@@ -323,7 +302,6 @@ async def test_batches_have_their_own_code_and_flag():
         assert fields["m"] == "true"
 
 
-@on_loop
 async def test_a_silent_name_server_does_not_hold_a_send_beyond_its_time():
     async with Sending() as it:
         it.runtime.routes._name_servers._timeout_ms = 500.0 * SECONDS

@@ -12,7 +12,7 @@ from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.standalone import Standalone
-from tests.client.peers import Cluster, on_loop, refused
+from tests.client.peers import Cluster, refused
 
 
 def test_a_consumer_is_a_table():
@@ -75,7 +75,6 @@ def test_a_producer_is_a_table():
     ]
 
 
-@on_loop
 async def test_a_broker_that_failed_is_avoided_for_a_while():
     settings = ProducerSettings(avoid_slow_brokers=True, retries=0)
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=settings) as producer:
@@ -89,7 +88,6 @@ async def test_a_broker_that_failed_is_avoided_for_a_while():
         assert (broker.is_connected, broker.is_reachable) == (True, False)
 
 
-@on_loop
 async def test_a_producer_tells_brokers_connections_and_what_is_under_way(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         assert producer.status().brokers == []

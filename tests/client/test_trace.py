@@ -32,7 +32,7 @@ from rmqkit.protocol.trace import (
 )
 from rmqkit.standalone import Standalone
 from tests.client.messages import received
-from tests.client.peers import Cluster, on_loop, refused, stored, until
+from tests.client.peers import Cluster, refused, stored, until
 
 TRACED = ProducerSettings(enable_trace=True)
 REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
@@ -77,7 +77,6 @@ def written(cluster, topic=TRACE_TOPIC):
     return found
 
 
-@on_loop
 async def test_the_life_of_a_message_is_in_the_trace_topic(tmp_path):
     consumed = asyncio.Event()
     settings = PushConsumerSettings(enable_trace=True, start_from=StartFrom.FIRST_OFFSET)
@@ -124,7 +123,6 @@ async def test_the_life_of_a_message_is_in_the_trace_topic(tmp_path):
         assert all(one.keys == [result.msg_id, "k1", "k2"] for one in traces)
 
 
-@on_loop
 async def test_without_the_setting_nothing_is_written(tmp_path):
     async with Cluster() as cluster:
         cluster.topic("T")
@@ -133,7 +131,6 @@ async def test_without_the_setting_nothing_is_written(tmp_path):
         assert [one["b"] for one in cluster.broker.asked(RequestCode.SEND_MESSAGE_V2)] == ["T"]
 
 
-@on_loop
 async def test_acts_go_out_together_when_a_batch_of_them_waits():
     async with running_trace(trace_batch_count=3) as (trace, cluster):
         for _ in range(5):
@@ -143,7 +140,6 @@ async def test_acts_go_out_together_when_a_batch_of_them_waits():
         assert [keys for keys, _ in written(cluster)] == [[ID, "k"]] * 2
 
 
-@on_loop
 async def test_fewer_acts_wait_for_their_interval(monkeypatch):
     monkeypatch.setattr(tracing, "_FLUSH_INTERVAL_MS", 20.0)
     async with running_trace() as (trace, cluster):
@@ -151,7 +147,6 @@ async def test_fewer_acts_wait_for_their_interval(monkeypatch):
         await until(lambda: written(cluster), "the record")
 
 
-@on_loop
 async def test_closing_sends_what_waits():
     async with running_trace() as (trace, cluster):
         sent(trace)
@@ -160,7 +155,6 @@ async def test_closing_sends_what_waits():
         assert len(written(cluster)) == 1
 
 
-@on_loop
 async def test_acts_on_different_topics_go_into_different_messages():
     async with running_trace() as (trace, cluster):
         trace.consuming(Consumption("G", [received(1, properties=REGION)]))
@@ -169,7 +163,6 @@ async def test_acts_on_different_topics_go_into_different_messages():
         assert [keys for keys, _ in written(cluster)] == [["id-1"], ["id-2"]]
 
 
-@on_loop
 async def test_a_trace_topic_of_ones_own_is_written_to():
     async with running_trace(trace_topic="Own") as (trace, cluster):
         sent(trace)
@@ -177,14 +170,12 @@ async def test_a_trace_topic_of_ones_own_is_written_to():
         assert len(written(cluster, "Own")) == 1
 
 
-@on_loop
 async def test_the_trace_topic_is_not_traced_itself():
     async with running_trace() as (trace, _):
         assert trace.sending(Sending("G", [Message(topic=TRACE_TOPIC, body=b"1")])) is None
         assert trace.consuming(Consumption("G", [received(1, topic=TRACE_TOPIC, properties=REGION)])) is None
 
 
-@on_loop
 async def test_brokers_and_messages_that_want_no_trace_get_none():
     async with running_trace() as (trace, cluster):
         sent(trace, is_traced=False)
@@ -196,7 +187,6 @@ async def test_brokers_and_messages_that_want_no_trace_get_none():
         assert written(cluster) == []
 
 
-@on_loop
 async def test_a_handler_of_many_messages_is_told_message_by_message():
     async with running_trace() as (trace, cluster):
         messages = [received(i, properties={**REGION, "KEYS": f"key-{i}"}) for i in range(1000)]
@@ -212,7 +202,6 @@ async def test_a_handler_of_many_messages_is_told_message_by_message():
             assert set(keys) == {word for one in some for word in (one.msg_id, one.keys)}
 
 
-@on_loop
 async def test_a_message_of_the_trace_has_at_most_128_000_bytes():
     async with running_trace(trace_batch_count=20) as (trace, cluster):
         for i in range(20):
@@ -223,7 +212,6 @@ async def test_a_message_of_the_trace_has_at_most_128_000_bytes():
         assert [len(records) for _, records in written(cluster)] == [6, 6, 6, 2]
 
 
-@on_loop
 async def test_what_does_not_fit_is_dropped_counted_and_told_in_one_line(caplog):
     async with Cluster() as cluster:
         runtime = ClientRuntime(cluster.namesrv)
@@ -239,7 +227,6 @@ async def test_what_does_not_fit_is_dropped_counted_and_told_in_one_line(caplog)
 
 
 @pytest.mark.parametrize("missing", ["topic", "broker"])
-@on_loop
 async def test_sends_succeed_while_the_trace_cannot_be_written(missing, caplog):
     settings = ProducerSettings(enable_trace=True, trace_batch_count=1)
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=settings) as producer:
@@ -262,7 +249,6 @@ async def test_sends_succeed_while_the_trace_cannot_be_written(missing, caplog):
     assert lines[1] == "3 acts of group PG are not in the trace topic"
 
 
-@on_loop
 async def test_a_field_that_the_format_cannot_carry_costs_its_record_alone():
     async with running_trace() as (trace, cluster):
         end = trace.sending(Sending("G", [Message(topic="T", body=b"1", tags="a\x01b")]))
@@ -274,7 +260,6 @@ async def test_a_field_that_the_format_cannot_carry_costs_its_record_alone():
         assert (keys, [one.msg_id for one in records]) == ([ID, "k"], [ID])
 
 
-@on_loop
 async def test_the_trace_goes_to_a_broker_that_has_the_topic():
     async with Cluster(brokers=3) as cluster:
         cluster.topic("T", queues=1)

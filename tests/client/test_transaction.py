@@ -20,7 +20,7 @@ from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.send import CheckTransactionRequest
 from rmqkit.standalone import Standalone
 from tests.client.messages import record
-from tests.client.peers import Cluster, on_loop, refused, stored, until
+from tests.client.peers import Cluster, refused, stored, until
 from tests.waiting import SECONDS
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
@@ -56,7 +56,6 @@ async def until_visible(namesrv, count):
     return bodies
 
 
-@on_loop
 async def test_committed_messages_are_seen_and_rolled_back_ones_are_not(tmp_path):
     executed = []
 
@@ -78,7 +77,6 @@ async def test_committed_messages_are_seen_and_rolled_back_ones_are_not(tmp_path
 
 
 @pytest.mark.parametrize("outcome", [UNKNOWN, None, RuntimeError("database is down"), "COMMIT"], ids=repr)
-@on_loop
 async def test_what_is_not_known_is_checked_until_it_is(tmp_path, outcome, caplog):
     caplog.set_level(logging.CRITICAL)
     checked = []
@@ -106,7 +104,6 @@ async def test_what_is_not_known_is_checked_until_it_is(tmp_path, outcome, caplo
     assert (checked[0].topic, checked[0].body, checked[0].tags, checked[0].keys) == ("T", b"x", "A", ["k"])
 
 
-@on_loop
 async def test_another_producer_of_the_group_is_asked_when_the_first_is_gone(tmp_path):
     async with standalone(tmp_path) as cluster:
         first = TransactionProducer("TG", cluster.namesrv_address, execute=lambda message, argument: None, check=never)
@@ -125,7 +122,6 @@ async def test_another_producer_of_the_group_is_asked_when_the_first_is_gone(tmp
         assert asked[0][1].startswith("rmqkit TG"), "a plain function has a thread"
 
 
-@on_loop
 async def test_the_end_is_told_one_way_with_the_place_of_the_half_message():
     async def execute(message, argument):
         raise ValueError(argument)
@@ -153,7 +149,6 @@ async def test_the_end_is_told_one_way_with_the_place_of_the_half_message():
         }
 
 
-@on_loop
 async def test_a_half_message_that_is_not_stored_safely_is_rolled_back_without_the_transaction():
     async with Cluster() as cluster:
         cluster.topic("T", queues=1)
@@ -166,7 +161,6 @@ async def test_a_half_message_that_is_not_stored_safely_is_rolled_back_without_t
             assert cluster.broker.asked(END)[0]["commitOrRollback"] == "12"
 
 
-@on_loop
 async def test_without_a_stored_half_message_nothing_runs_and_nothing_ends():
     async with Cluster() as cluster:
         cluster.topic("T", queues=1)
@@ -183,7 +177,6 @@ async def test_without_a_stored_half_message_nothing_runs_and_nothing_ends():
         assert cluster.broker.asked(END) == []
 
 
-@on_loop
 async def test_an_end_that_cannot_be_told_is_left_to_the_checks(caplog):
     async with Cluster() as cluster:
         cluster.topic("T", queues=1)
@@ -197,7 +190,6 @@ async def test_an_end_that_cannot_be_told_is_left_to_the_checks(caplog):
         assert "not told, the broker will ask: cannot connect to" in caplog.text
 
 
-@on_loop
 async def test_checks_that_cannot_be_kept_are_dropped(caplog):
     caplog.set_level(logging.WARNING)
     go_on = asyncio.Event()
@@ -222,7 +214,6 @@ async def test_checks_that_cannot_be_kept_are_dropped(caplog):
             assert 0 < dropped <= 10
 
 
-@on_loop
 async def test_checks_whose_own_waiting_was_cancelled_are_not_known_and_others_go_on():
     async def check(message):
         if message.queue_offset < 10:
@@ -243,7 +234,6 @@ async def test_checks_whose_own_waiting_was_cancelled_are_not_known_and_others_g
     assert sorted(one["commitOrRollback"] for one in cluster.broker.asked(END)) == ["0"] * 10 + ["8"]
 
 
-@on_loop
 async def test_a_check_is_answered_with_the_places_it_came_with():
     async with Cluster() as cluster:
         cluster.topic("T", queues=1)

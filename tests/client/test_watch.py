@@ -23,7 +23,7 @@ from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import LockedQueues, MessageQueue
 from rmqkit.standalone import Standalone
 from tests.client.messages import received
-from tests.client.peers import Cluster, on_loop, refused, until
+from tests.client.peers import Cluster, refused, until
 
 QUEUE = MessageQueue("T", "broker-0", 0)
 NOW_MS = 1_700_000_000_000
@@ -242,7 +242,6 @@ async def stalled_at_last(consumer, is_wanted=lambda one: True):
     return found[0]
 
 
-@on_loop
 async def test_a_handler_that_hangs_is_reported_until_it_ends(tmp_path, caplog):
     caplog.set_level(logging.INFO, "rmqkit.client.consumer.watch")
     gate = asyncio.Event()
@@ -275,7 +274,6 @@ async def test_a_handler_that_hangs_is_reported_until_it_ends(tmp_path, caplog):
         assert consumer.status().state == "closed"
 
 
-@on_loop
 async def test_an_ordered_queue_that_fails_is_reported_as_failing(tmp_path):
     def handler(message):
         raise ValueError("no stock")
@@ -290,7 +288,6 @@ async def test_an_ordered_queue_that_fails_is_reported_as_failing(tmp_path):
             assert stalled.reason.endswith("ValueError: no stock")
 
 
-@on_loop
 async def test_messages_that_nobody_asks_for_are_reported(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         await producer.send(Message(topic="T", body=b"x"))
@@ -308,7 +305,6 @@ async def test_messages_that_nobody_asks_for_are_reported(tmp_path):
             await until(lambda: set(states(polling).values()) == {QueueState.CAUGHT_UP}, "everything is consumed")
 
 
-@on_loop
 async def test_more_queues_than_handlers_wait_for_their_turn(tmp_path):
     gate = asyncio.Event()
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
@@ -328,7 +324,6 @@ async def test_more_queues_than_handlers_wait_for_their_turn(tmp_path):
             gate.set()
 
 
-@on_loop
 async def test_paused_queues_are_told(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         queue = (await producer.queues("T"))[1]
@@ -371,7 +366,6 @@ class Answering:
         return stalled
 
 
-@on_loop
 async def test_a_refused_pull_is_told_with_code_and_remark():
     async with Answering(PULL_MESSAGE=refused(16, "group CG may not read")) as it:
         stalled = await it.stalled()
@@ -379,7 +373,6 @@ async def test_a_refused_pull_is_told_with_code_and_remark():
         assert stalled.reason.startswith(f"{it.cluster.broker.address} answered with code 16: group CG may not read")
 
 
-@on_loop
 async def test_an_unreachable_broker_is_told_with_address_and_error_and_then_that_it_is_back():
     async with Answering() as it:
         broker = it.cluster.broker
@@ -391,7 +384,6 @@ async def test_an_unreachable_broker_is_told_with_address_and_error_and_then_tha
         assert stalled.state is QueueState.UNREACHABLE
 
 
-@on_loop
 async def test_a_lock_that_cannot_be_had_is_told():
     async with Answering(
         ordered=True, LOCK_BATCH_MQ=lambda command: reply(command, body=msgspec.json.encode(LockedQueues([])))

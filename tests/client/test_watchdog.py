@@ -9,12 +9,14 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 import rmqkit
 from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, StartFrom
 from rmqkit.client.consumer import watch as watchdog
 from rmqkit.client.consumer.watch import LoopWatchdog, _places
 from rmqkit.standalone import Standalone
-from tests.client.peers import SECONDS, on_real_loop, until
+from tests.client.peers import SECONDS, until
 
 FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, take_over_pause_ms=0)
 
@@ -34,7 +36,7 @@ def block_until_told(caplog):
         time.sleep(0.005)
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_a_handler_that_blocks_is_told_with_its_place_and_once(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(watchdog, "STILL_SECONDS", 0.2)
     handled = []
@@ -59,7 +61,7 @@ async def test_a_handler_that_blocks_is_told_with_its_place_and_once(tmp_path, c
     assert not [thread for thread in threading.enumerate() if thread.name == "rmqkit watchdog"]
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_a_loop_that_goes_on_is_not_told_of(caplog):
     one = LoopWatchdog(0.05)
     beaten = one._beaten
@@ -69,7 +71,7 @@ async def test_a_loop_that_goes_on_is_not_told_of(caplog):
     assert told(caplog) == []
 
 
-@on_real_loop
+@pytest.mark.real_time
 async def test_a_loop_has_one_watchdog_however_many_consumers_there_are():
     watchdog.watch_loop()
     watchdog.watch_loop()

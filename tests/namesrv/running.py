@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import asynccontextmanager
 
 from rmqkit.namesrv.server import NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
@@ -12,7 +13,6 @@ from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields, request
 from rmqkit.protocol.schemas.brokers import RegisterBrokerRequest
 from rmqkit.remoting.client import RemotingClient
-from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
 
 CALL_TIMEOUT_MS = 60_000
@@ -43,23 +43,20 @@ class Asker:
         return await self(RequestCode.REGISTER_BROKER, register_header(**changes), content)
 
 
-def run(scenario, tmp_path, *, clock=None, **settings):
-    """Run ``scenario(ask, server)`` with a deadline; the KV file is in ``tmp_path``."""
-
-    async def main():
-        chosen = {"listen_port": 0, "bind_address": "127.0.0.1", "kv_config_path": str(tmp_path / "kvConfig.json")}
-        made = NamesrvSettings(**{**chosen, **settings})
-        server = NameServer(made) if clock is None else NameServer(made, clock)
-        await server.start()
-        ask = Asker(server)
-        try:
-            async with asyncio.timeout(SECONDS):
-                await scenario(ask, server)
-        finally:
-            await ask.client.close()
-            await server.stop()
-
-    run_virtual(main())
+@asynccontextmanager
+async def serving(tmp_path, *, clock=None, **settings):
+    """A name server and who asks it; the KV file is in ``tmp_path``."""
+    chosen = {"listen_port": 0, "bind_address": "127.0.0.1", "kv_config_path": str(tmp_path / "kvConfig.json")}
+    made = NamesrvSettings(**{**chosen, **settings})
+    server = NameServer(made) if clock is None else NameServer(made, clock)
+    await server.start()
+    ask = Asker(server)
+    try:
+        async with asyncio.timeout(SECONDS):
+            yield ask
+    finally:
+        await ask.client.close()
+        await server.stop()
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -19,7 +19,7 @@ from rmqkit.protocol.schemas.topics import (
 )
 from rmqkit.remoting.address import AdminAddresses
 from tests.elsewhere import BELIEVES_US, ask_from_elsewhere
-from tests.namesrv.running import register_header, registration_body, run
+from tests.namesrv.running import register_header, registration_body, serving
 
 OK = ResponseCode.SUCCESS
 ERROR = ResponseCode.SYSTEM_ERROR
@@ -39,8 +39,8 @@ GUARDED = [
 ]
 
 
-def test_kv_values_are_put_read_listed_and_deleted(tmp_path):
-    async def scenario(ask, server):
+async def test_kv_values_are_put_read_listed_and_deleted(tmp_path):
+    async with serving(tmp_path) as ask:
         assert await ask.result(RequestCode.PUT_KV_CONFIG, KVPut("v1", "NS", "k")) == (OK, None, {}, None)
         await ask(RequestCode.PUT_KV_CONFIG, KVPut("v2", "NS", "l"))
         assert await ask.result(RequestCode.GET_KV_CONFIG, KVKey("NS", "k")) == (OK, None, {"value": "v1"}, None)
@@ -52,120 +52,94 @@ def test_kv_values_are_put_read_listed_and_deleted(tmp_path):
         emptied = await ask.result(RequestCode.GET_KVLIST_BY_NAMESPACE, KVNamespace("NS"))
         assert emptied == (OK, None, {}, {"table": {}})
 
-    run(scenario, tmp_path)
+
+async def test_what_is_not_there_is_said_in_the_reference_s_words(ask):
+    missing = await ask(RequestCode.GET_KV_CONFIG, KVKey("NS", "k"))
+    assert (missing.code, missing.remark) == (ResponseCode.QUERY_NOT_FOUND, "No config item, Namespace: NS Key: k")
+    missing = await ask(RequestCode.GET_KVLIST_BY_NAMESPACE, KVNamespace("NS"))
+    assert (missing.code, missing.remark) == (ResponseCode.QUERY_NOT_FOUND, "No config item, Namespace: NS")
+    for header in (KVPut("v", None, "k"), KVPut("v", "NS", None)):
+        refused = await ask(RequestCode.PUT_KV_CONFIG, header)
+        assert (refused.code, refused.remark) == (ERROR, "namespace or key is null")
+    assert (await ask(RequestCode.DELETE_KV_CONFIG, KVKey("NS", "k"))).code == OK
 
 
-def test_what_is_not_there_is_said_in_the_reference_s_words(tmp_path):
-    async def scenario(ask, server):
-        missing = await ask(RequestCode.GET_KV_CONFIG, KVKey("NS", "k"))
-        assert (missing.code, missing.remark) == (ResponseCode.QUERY_NOT_FOUND, "No config item, Namespace: NS Key: k")
-        missing = await ask(RequestCode.GET_KVLIST_BY_NAMESPACE, KVNamespace("NS"))
-        assert (missing.code, missing.remark) == (ResponseCode.QUERY_NOT_FOUND, "No config item, Namespace: NS")
-        for header in (KVPut("v", None, "k"), KVPut("v", "NS", None)):
-            refused = await ask(RequestCode.PUT_KV_CONFIG, header)
-            assert (refused.code, refused.remark) == (ERROR, "namespace or key is null")
-        assert (await ask(RequestCode.DELETE_KV_CONFIG, KVKey("NS", "k"))).code == OK
-
-    run(scenario, tmp_path)
-
-
-def test_kv_values_outlive_the_server(tmp_path):
-    async def put(ask, server):
+async def test_kv_values_outlive_the_server(tmp_path):
+    async with serving(tmp_path) as ask:
         await ask(RequestCode.PUT_KV_CONFIG, KVPut("broker-a:4", "ORDER_TOPIC_CONFIG", "T"))
-
-    async def read(ask, server):
+    async with serving(tmp_path) as ask:
         answer = await ask(RequestCode.GET_KV_CONFIG, KVKey("ORDER_TOPIC_CONFIG", "T"))
         assert decode_fields(answer) == {"value": "broker-a:4"}
 
-    run(put, tmp_path)
-    run(read, tmp_path)
 
-
-def test_a_value_the_disk_refuses_is_an_error_and_not_there(tmp_path):
-    async def scenario(ask, server):
+async def test_a_value_the_disk_refuses_is_an_error_and_not_there(tmp_path):
+    async with serving(tmp_path, kv_config_path=str(tmp_path / "folder" / "kvConfig.json")) as ask:
         (tmp_path / "folder").write_text("not a folder")
         refused = await ask(RequestCode.PUT_KV_CONFIG, KVPut("v", "NS", "k"))
         assert refused.code == ERROR
         assert refused.remark.startswith("StoreUnavailable: cannot write ")
         assert (await ask(RequestCode.GET_KV_CONFIG, KVKey("NS", "k"))).code == ResponseCode.QUERY_NOT_FOUND
 
-    run(scenario, tmp_path, kv_config_path=str(tmp_path / "folder" / "kvConfig.json"))
+
+async def test_write_permission_is_wiped_and_added(ask):
+    await ask.register()
+    for code, name, perm in (
+        (RequestCode.WIPE_WRITE_PERM_OF_BROKER, "wipeTopicCount", 4),
+        (RequestCode.ADD_WRITE_PERM_OF_BROKER, "addTopicCount", 6),
+    ):
+        assert decode_fields(await ask(code, BrokerNameRequest("broker-a"))) == {name: "2"}
+        assert {queue.perm for topic in ("T", "U") for queue in ask.server.routes.route(topic).queue_datas} == {perm}
+        assert decode_fields(await ask(code, BrokerNameRequest("nobody"))) == {name: "0"}
 
 
-def test_write_permission_is_wiped_and_added(tmp_path):
-    async def scenario(ask, server):
-        await ask.register()
-        for code, name, perm in (
-            (RequestCode.WIPE_WRITE_PERM_OF_BROKER, "wipeTopicCount", 4),
-            (RequestCode.ADD_WRITE_PERM_OF_BROKER, "addTopicCount", 6),
-        ):
-            assert decode_fields(await ask(code, BrokerNameRequest("broker-a"))) == {name: "2"}
-            assert {queue.perm for topic in ("T", "U") for queue in server.routes.route(topic).queue_datas} == {perm}
-            assert decode_fields(await ask(code, BrokerNameRequest("nobody"))) == {name: "0"}
-
-    run(scenario, tmp_path)
+async def test_a_topic_is_deleted_in_one_cluster_or_everywhere(ask):
+    await ask.register()
+    await ask.register(broker_name="b", broker_addr="10.0.0.2:1", cluster_name="Other")
+    await ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicRequest("T", "Other"))
+    assert [queue.broker_name for queue in ask.server.routes.route("T").queue_datas] == ["broker-a"]
+    for header in (DeleteTopicRequest("U"), DeleteTopicRequest("U"), DeleteTopicRequest("T", "")):
+        assert (await ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, header)).code == OK
+    assert ask.server.routes.topics() == []
 
 
-def test_a_topic_is_deleted_in_one_cluster_or_everywhere(tmp_path):
-    async def scenario(ask, server):
-        await ask.register()
-        await ask.register(broker_name="b", broker_addr="10.0.0.2:1", cluster_name="Other")
-        await ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicRequest("T", "Other"))
-        assert [queue.broker_name for queue in server.routes.route("T").queue_datas] == ["broker-a"]
-        for header in (DeleteTopicRequest("U"), DeleteTopicRequest("U"), DeleteTopicRequest("T", "")):
-            assert (await ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, header)).code == OK
-        assert server.routes.topics() == []
-
-    run(scenario, tmp_path)
-
-
-def test_topics_are_listed(tmp_path):
-    async def scenario(ask, server):
-        await ask.register(body=registration_body("Unit", "Both", flags=3))
-        body = registration_body("Sub", "Both", flags=2)
-        header = register_header(broker_name="b", broker_addr="10.0.0.2:1", cluster_name="Other")
-        await ask(RequestCode.REGISTER_BROKER, header, body)
-        for code, header, topics in (
-            (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, None, ["Both", "Sub", "Unit"]),
-            (RequestCode.GET_TOPICS_BY_CLUSTER, ClusterRequest("Other"), ["Both", "Sub"]),
-            (RequestCode.GET_TOPICS_BY_CLUSTER, ClusterRequest("nobody"), []),
-            (RequestCode.GET_UNIT_TOPIC_LIST, None, ["Both", "Unit"]),
-            (RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST, None, ["Both", "Sub", "Unit"]),
-            (RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST, None, ["Sub"]),
-        ):
-            assert await ask.result(code, header) == (OK, None, {}, {"topicList": topics})
-
-    run(scenario, tmp_path)
+async def test_topics_are_listed(ask):
+    await ask.register(body=registration_body("Unit", "Both", flags=3))
+    body = registration_body("Sub", "Both", flags=2)
+    header = register_header(broker_name="b", broker_addr="10.0.0.2:1", cluster_name="Other")
+    await ask(RequestCode.REGISTER_BROKER, header, body)
+    for code, header, topics in (
+        (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, None, ["Both", "Sub", "Unit"]),
+        (RequestCode.GET_TOPICS_BY_CLUSTER, ClusterRequest("Other"), ["Both", "Sub"]),
+        (RequestCode.GET_TOPICS_BY_CLUSTER, ClusterRequest("nobody"), []),
+        (RequestCode.GET_UNIT_TOPIC_LIST, None, ["Both", "Unit"]),
+        (RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST, None, ["Both", "Sub", "Unit"]),
+        (RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST, None, ["Sub"]),
+    ):
+        assert await ask.result(code, header) == (OK, None, {}, {"topicList": topics})
 
 
-def test_the_system_topics_are_the_names_of_clusters_and_brokers(tmp_path):
-    async def scenario(ask, server):
-        assert (await ask.result(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS))[3] == {"topicList": []}
-        await ask.register()
-        assert (await ask.result(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS))[3] == {
-            "topicList": ["DefaultCluster", "broker-a"],
-            "brokerAddr": "127.0.0.1:21911",
-        }
-
-    run(scenario, tmp_path)
+async def test_the_system_topics_are_the_names_of_clusters_and_brokers(ask):
+    assert (await ask.result(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS))[3] == {"topicList": []}
+    await ask.register()
+    assert (await ask.result(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS))[3] == {
+        "topicList": ["DefaultCluster", "broker-a"],
+        "brokerAddr": "127.0.0.1:21911",
+    }
 
 
-def test_lists_are_switched_off(tmp_path):
-    async def scenario(ask, server):
-        await ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=b"enableAllTopicList=false\nenableTopicList=false")
-        for code, header in [(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, None), *LISTS]:
-            answer = await ask(code, header)
-            assert (answer.code, answer.remark) == (ERROR, "disable")
-        assert (await ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)).code == OK
-
-    run(scenario, tmp_path)
+async def test_lists_are_switched_off(ask):
+    await ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=b"enableAllTopicList=false\nenableTopicList=false")
+    for code, header in [(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, None), *LISTS]:
+        answer = await ask(code, header)
+        assert (answer.code, answer.remark) == (ERROR, "disable")
+    assert (await ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)).code == OK
 
 
 # -- settings
 
 
-def test_settings_are_told_sorted_a_line_each_as_they_are_now(tmp_path):
-    async def scenario(ask, server):
+async def test_settings_are_told_sorted_a_line_each_as_they_are_now(tmp_path):
+    async with serving(tmp_path) as ask:
         lines = (await ask(RequestCode.GET_NAMESRV_CONFIG)).body.decode().splitlines()
         keys = [line.partition("=")[0] for line in lines]
         assert keys == sorted(keys)
@@ -175,7 +149,7 @@ def test_settings_are_told_sorted_a_line_each_as_they_are_now(tmp_path):
             "enableAllTopicList=true",
             "enableTopicList=true",
             f"kvConfigPath={tmp_path / 'kvConfig.json'}",
-            f"listenPort={server.address.rpartition(':')[2]}",
+            f"listenPort={ask.server.address.rpartition(':')[2]}",
             "needWaitForService=false",
             "notifyMinBrokerIdChanged=false",
             "orderMessageEnable=false",
@@ -186,17 +160,12 @@ def test_settings_are_told_sorted_a_line_each_as_they_are_now(tmp_path):
             "waitSecondsForService=45",
         } <= set(lines)
 
-    run(scenario, tmp_path)
 
-
-def test_hot_settings_are_changed(tmp_path):
-    async def scenario(ask, server):
-        body = b"# from an operator\nwaitSecondsForService = 7\nsupportActingMaster: true\n"
-        assert (await ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=body)).code == OK
-        lines = (await ask(RequestCode.GET_NAMESRV_CONFIG)).body.decode().splitlines()
-        assert {"waitSecondsForService=7", "supportActingMaster=true"} <= set(lines)
-
-    run(scenario, tmp_path)
+async def test_hot_settings_are_changed(ask):
+    body = b"# from an operator\nwaitSecondsForService = 7\nsupportActingMaster: true\n"
+    assert (await ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=body)).code == OK
+    lines = (await ask(RequestCode.GET_NAMESRV_CONFIG)).body.decode().splitlines()
+    assert {"waitSecondsForService=7", "supportActingMaster=true"} <= set(lines)
 
 
 ROUTE = RouteRequest("T", accept_standard_json_only=True)
@@ -215,14 +184,11 @@ ROUTE = RouteRequest("T", accept_standard_json_only=True)
         ),
     ],
 )
-def test_a_changed_setting_has_its_effect_at_once(tmp_path, change, question, after):
-    async def scenario(ask, server):
-        await ask.register()
-        assert (await ask(*question)).code == OK
-        assert (await ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=change)).code == OK
-        assert (await ask(*question)).code == after
-
-    run(scenario, tmp_path)
+async def test_a_changed_setting_has_its_effect_at_once(ask, change, question, after):
+    await ask.register()
+    assert (await ask(*question)).code == OK
+    assert (await ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=change)).code == OK
+    assert (await ask(*question)).code == after
 
 
 @pytest.mark.parametrize(
@@ -250,42 +216,35 @@ def test_a_changed_setting_has_its_effect_at_once(tmp_path, change, question, af
         ),
     ],
 )
-def test_settings_that_cannot_be_changed_leave_the_others_alone(tmp_path, body, code, remark):
-    async def scenario(ask, server):
-        before = (await ask(RequestCode.GET_NAMESRV_CONFIG)).body
-        answer = await ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=body)
-        assert (answer.code, answer.remark) == (code, remark)
-        assert (await ask(RequestCode.GET_NAMESRV_CONFIG)).body == before
-
-    run(scenario, tmp_path)
+async def test_settings_that_cannot_be_changed_leave_the_others_alone(ask, body, code, remark):
+    before = (await ask(RequestCode.GET_NAMESRV_CONFIG)).body
+    answer = await ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=body)
+    assert (answer.code, answer.remark) == (code, remark)
+    assert (await ask(RequestCode.GET_NAMESRV_CONFIG)).body == before
 
 
 # -- who may
 
 
 @pytest.mark.parametrize(("code", "header", "body"), GUARDED)
-def test_a_peer_on_another_machine_changes_nothing(tmp_path, code, header, body):
-    async def scenario(ask, server):
+async def test_a_peer_on_another_machine_changes_nothing(tmp_path, code, header, body):
+    async with serving(tmp_path, **BELIEVES_US) as ask:
         await ask.register()
         before = (await ask(RequestCode.GET_NAMESRV_CONFIG)).body
-        answer = await ask_from_elsewhere(server.address, request(code, header, body))
+        answer = await ask_from_elsewhere(ask.server.address, request(code, header, body))
         assert answer.code == ResponseCode.NO_PERMISSION
         assert answer.remark == (
             "10.1.2.3:5000 may not change this server: adminAllowedAddresses=loopback; "
             "ask at 127.0.0.1 on its machine, or add the address to that setting"
         )
         assert (await ask(RequestCode.GET_NAMESRV_CONFIG)).body == before
-        assert {queue.perm for queue in server.routes.route("T").queue_datas} == {6}
+        assert {queue.perm for queue in ask.server.routes.route("T").queue_datas} == {6}
         assert not (tmp_path / "kvConfig.json").exists()
-        assert (await ask_from_elsewhere(server.address, request(RequestCode.GET_NAMESRV_CONFIG))).code == OK
-
-    run(scenario, tmp_path, **BELIEVES_US)
+        assert (await ask_from_elsewhere(ask.server.address, request(RequestCode.GET_NAMESRV_CONFIG))).code == OK
 
 
 @pytest.mark.parametrize("addresses", ["any", "loopback,10.1.2.0/24"])
 @pytest.mark.parametrize(("code", "header", "body"), GUARDED)
-def test_an_operator_lets_others_change_it(tmp_path, code, header, body, addresses):
-    async def scenario(ask, server):
-        assert (await ask_from_elsewhere(server.address, request(code, header, body))).code == OK
-
-    run(scenario, tmp_path, admin_addresses=AdminAddresses(addresses), **BELIEVES_US)
+async def test_an_operator_lets_others_change_it(tmp_path, code, header, body, addresses):
+    async with serving(tmp_path, admin_addresses=AdminAddresses(addresses), **BELIEVES_US) as ask:
+        assert (await ask_from_elsewhere(ask.server.address, request(code, header, body))).code == OK

@@ -11,7 +11,7 @@ from rmqkit.protocol.command import decode_fields
 from rmqkit.protocol.schemas.brokers import BrokerIdentity
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
-from tests.namesrv.running import run, until
+from tests.namesrv.running import serving, until
 
 
 @pytest.mark.parametrize(
@@ -48,54 +48,46 @@ class Listener:
         await self.server.close()
 
 
-def test_members_are_told_over_their_ports(tmp_path):
-    async def scenario(ask, server):
-        async with Listener() as second, Listener() as first:
-            await ask.register(broker_id=2, broker_addr=second.address, enable_acting_master=True)
-            await ask.register(broker_id=1, broker_addr=first.address, enable_acting_master=True)
-            await until(lambda: second.notices)
-            joined = {
-                "minBrokerId": "1",
-                "brokerName": "broker-a",
-                "minBrokerAddr": first.address,
-                "haBrokerAddr": "127.0.0.1:21912",
-            }
-            assert second.notices == [(True, joined)]
-            gone = BrokerIdentity("broker-a", first.address, "DefaultCluster", 1)
-            await ask(RequestCode.UNREGISTER_BROKER, gone)
-            await until(lambda: len(second.notices) == 2)
-            left = {
-                "minBrokerId": "2",
-                "brokerName": "broker-a",
-                "minBrokerAddr": second.address,
-                "offlineBrokerAddr": first.address,
-            }
-            assert second.notices[1] == (True, left)
-            assert first.notices == []
-
-    run(scenario, tmp_path, notify_min_broker_id_changed=True)
+async def test_members_are_told_over_their_ports(tmp_path):
+    async with serving(tmp_path, notify_min_broker_id_changed=True) as ask, Listener() as second, Listener() as first:
+        await ask.register(broker_id=2, broker_addr=second.address, enable_acting_master=True)
+        await ask.register(broker_id=1, broker_addr=first.address, enable_acting_master=True)
+        await until(lambda: second.notices)
+        joined = {
+            "minBrokerId": "1",
+            "brokerName": "broker-a",
+            "minBrokerAddr": first.address,
+            "haBrokerAddr": "127.0.0.1:21912",
+        }
+        assert second.notices == [(True, joined)]
+        gone = BrokerIdentity("broker-a", first.address, "DefaultCluster", 1)
+        await ask(RequestCode.UNREGISTER_BROKER, gone)
+        await until(lambda: len(second.notices) == 2)
+        left = {
+            "minBrokerId": "2",
+            "brokerName": "broker-a",
+            "minBrokerAddr": second.address,
+            "offlineBrokerAddr": first.address,
+        }
+        assert second.notices[1] == (True, left)
+        assert first.notices == []
 
 
-def test_nobody_is_told_unless_it_is_switched_on(tmp_path):
-    async def scenario(ask, server):
-        async with Listener() as second, Listener() as first:
-            await ask.register(broker_id=2, broker_addr=second.address)
-            await ask.register(broker_id=1, broker_addr=first.address)
-            await ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=b"notifyMinBrokerIdChanged=true")
-            await ask.register(broker_id=0, broker_addr="127.0.0.1:1")
-            await until(lambda: second.notices and first.notices)
-            assert [notice["minBrokerId"] for _, notice in second.notices] == ["0"]
-
-    run(scenario, tmp_path)
+async def test_nobody_is_told_unless_it_is_switched_on(tmp_path):
+    async with serving(tmp_path) as ask, Listener() as second, Listener() as first:
+        await ask.register(broker_id=2, broker_addr=second.address)
+        await ask.register(broker_id=1, broker_addr=first.address)
+        await ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=b"notifyMinBrokerIdChanged=true")
+        await ask.register(broker_id=0, broker_addr="127.0.0.1:1")
+        await until(lambda: second.notices and first.notices)
+        assert [notice["minBrokerId"] for _, notice in second.notices] == ["0"]
 
 
-def test_a_member_that_cannot_be_reached_is_logged(tmp_path, caplog):
-    async def scenario(ask, server):
+async def test_a_member_that_cannot_be_reached_is_logged(tmp_path, caplog):
+    async with serving(tmp_path, notify_min_broker_id_changed=True) as ask:
         refusing = RemotingServer(Router())
         address = f"127.0.0.1:{await refusing.listen('127.0.0.1', 0)}"
         await refusing.close()
         await ask.register(broker_id=2, broker_addr=address)
         await ask.register(broker_id=1, broker_addr="127.0.0.1:1")
         await until(lambda: f"{address} is not told that the lowest id is 1 now" in caplog.text)
-
-    run(scenario, tmp_path, notify_min_broker_id_changed=True)

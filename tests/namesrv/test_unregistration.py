@@ -6,7 +6,6 @@ import asyncio
 
 from rmqkit.namesrv.brokers import Unregistration
 from rmqkit.namesrv.routes import Departure, MemberChange
-from tests.virtual_time import run as run_virtual
 from tests.waiting import until
 
 FIRST, SECOND, THIRD = (Departure("C", f"10.0.0.{number}:1", "a") for number in (1, 2, 3))
@@ -23,53 +22,44 @@ class Table:
         return [MemberChange("a", {1: "10.0.0.9:1"}, departures[0].address, None)] if departures else []
 
 
-def test_all_that_wait_are_one_batch_and_changes_are_told():
-    async def scenario():
-        table, told = Table(), []
-        queue = Unregistration(table, capacity=2, on_change=told.append)
-        queue.start()
-        assert [queue.submit(departure) for departure in (FIRST, SECOND, THIRD)] == [True, True, False]
-        while not table.batches:
-            await asyncio.sleep(0)
-        assert table.batches == [[FIRST, SECOND]]
-        assert [change.offline_address for change in told] == ["10.0.0.1:1"]
-        assert queue.submit(THIRD), "there is room again"
-        await queue.stop()
-        assert table.batches == [[FIRST, SECOND], [THIRD]], "what waits at the end is taken"
-
-    run_virtual(scenario())
+async def test_all_that_wait_are_one_batch_and_changes_are_told():
+    table, told = Table(), []
+    queue = Unregistration(table, capacity=2, on_change=told.append)
+    queue.start()
+    assert [queue.submit(departure) for departure in (FIRST, SECOND, THIRD)] == [True, True, False]
+    while not table.batches:
+        await asyncio.sleep(0)
+    assert table.batches == [[FIRST, SECOND]]
+    assert [change.offline_address for change in told] == ["10.0.0.1:1"]
+    assert queue.submit(THIRD), "there is room again"
+    await queue.stop()
+    assert table.batches == [[FIRST, SECOND], [THIRD]], "what waits at the end is taken"
 
 
-def test_a_queue_that_never_started_stops(caplog):
-    async def scenario():
-        table = Table()
-        queue = Unregistration(table, capacity=1, on_change=lambda change: None)
-        queue.submit(FIRST)
-        queue.submit(SECOND)
-        await queue.stop()
-        assert table.batches == [[FIRST]]
-
-    run_virtual(scenario())
+async def test_a_queue_that_never_started_stops(caplog):
+    table = Table()
+    queue = Unregistration(table, capacity=1, on_change=lambda change: None)
+    queue.submit(FIRST)
+    queue.submit(SECOND)
+    await queue.stop()
+    assert table.batches == [[FIRST]]
     assert "a at 10.0.0.2:1 is not unregistered: the queue is full" in caplog.text
 
 
-def test_a_batch_that_fails_keeps_no_other_from_being_taken(caplog):
+async def test_a_batch_that_fails_keeps_no_other_from_being_taken(caplog):
     """Else no broker would ever be forgotten again."""
 
-    async def scenario():
-        def fail_once(change):
-            told.append(change)
-            if len(told) == 1:
-                raise ValueError("broken")
+    def fail_once(change):
+        told.append(change)
+        if len(told) == 1:
+            raise ValueError("broken")
 
-        table, told = Table(), []
-        queue = Unregistration(table, capacity=1, on_change=fail_once)
-        queue.start()
-        for departure in (FIRST, SECOND):
-            assert queue.submit(departure)
-            await until(lambda left=departure: [left] in table.batches)
-        await queue.stop()
-        assert len(told) == 2
-        assert "brokers are not unregistered" in caplog.text
-
-    run_virtual(scenario())
+    table, told = Table(), []
+    queue = Unregistration(table, capacity=1, on_change=fail_once)
+    queue.start()
+    for departure in (FIRST, SECOND):
+        assert queue.submit(departure)
+        await until(lambda left=departure: [left] in table.batches)
+    await queue.stop()
+    assert len(told) == 2
+    assert "brokers are not unregistered" in caplog.text

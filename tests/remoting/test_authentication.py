@@ -10,7 +10,6 @@ from rmqkit.protocol.command import request
 from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, Credentials, inner_credentials
 from rmqkit.standalone import Standalone
-from tests.virtual_time import run as run_virtual
 
 USERS = AuthenticationSettings(
     enabled=True,
@@ -81,15 +80,12 @@ def test_settings_that_cannot_be_used(settings, text):
         Authentication.of(settings) or inner_credentials(settings)
 
 
-def test_a_broker_takes_messages_of_a_known_user_only(tmp_path):
+async def test_a_broker_takes_messages_of_a_known_user_only(tmp_path):
     async def send(namesrv, **settings):
         async with Producer("p", namesrv, settings=ProducerSettings(retries=0, **settings)) as producer:
             return (await producer.send(Message(topic="T", body=b"x"))).status.value
 
-    async def main():
-        async with Standalone(tmp_path / "store", authentication=USERS) as standalone:
-            assert await send(standalone.namesrv_address, access_key="anna", secret_key="secret12") == "SEND_OK"
-            with pytest.raises((SendFailed, PeerRefused), match=r"check signature failed"):
-                await send(standalone.namesrv_address, access_key="anna", secret_key="guess")
-
-    run_virtual(main())
+    async with Standalone(tmp_path / "store", authentication=USERS) as standalone:
+        assert await send(standalone.namesrv_address, access_key="anna", secret_key="secret12") == "SEND_OK"
+        with pytest.raises((SendFailed, PeerRefused), match=r"check signature failed"):
+            await send(standalone.namesrv_address, access_key="anna", secret_key="guess")

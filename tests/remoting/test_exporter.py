@@ -11,7 +11,7 @@ from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.metrics.counters import histogram
 from rmqkit.remoting.exporter import Exporter
 from rmqkit.remoting.server import ListenFailed
-from tests.client.peers import on_loop, until
+from tests.client.peers import until
 from tests.waiting import SECONDS
 
 GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -47,7 +47,6 @@ async def ask(made, request, *, ends=False):
     return answer
 
 
-@on_loop
 async def test_metrics_are_told_with_their_type_and_length():
     async with exporter(seven) as made:
         head, _, body = (await ask(made, GET)).partition(b"\r\n\r\n")
@@ -72,7 +71,6 @@ async def test_metrics_are_told_with_their_type_and_length():
         (b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 9_000, b"431"),
     ],
 )
-@on_loop
 async def test_bad_requests_get_one_line(request_bytes, status):
     async with exporter(seven) as made:
         answer = await ask(made, request_bytes)
@@ -82,13 +80,11 @@ async def test_bad_requests_get_one_line(request_bytes, status):
         assert (await ask(made, GET)).startswith(b"HTTP/1.1 200")
 
 
-@on_loop
 async def test_half_a_request_gets_nothing():
     async with exporter(seven) as made:
         assert await ask(made, GET[:20], ends=True) == b""
 
 
-@on_loop
 async def test_too_many_at_a_time_are_sent_away_and_the_others_served():
     async with exporter(seven) as made:
         waiting = [await connect(made) for _ in range(16)]
@@ -102,7 +98,6 @@ async def test_too_many_at_a_time_are_sent_away_and_the_others_served():
             writer.close()
 
 
-@on_loop
 async def test_a_failure_is_told_and_the_next_request_served(caplog):
     rounds = []
 
@@ -118,7 +113,6 @@ async def test_a_failure_is_told_and_the_next_request_served(caplog):
     assert "metrics cannot be gathered" in caplog.text
 
 
-@on_loop
 async def test_a_taken_port_is_one_line():
     async with exporter(seven) as made:
         port = int(made.address.rpartition(":")[2])

@@ -13,7 +13,6 @@ from rmqkit.remoting import authentication
 from rmqkit.remoting.authentication import AuthenticationSettings, Credentials, Freshness
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone
-from tests.virtual_time import run as run_virtual
 
 NOW_MS = 1_800_000_000_000
 WINDOW_MS = 300_000
@@ -55,18 +54,15 @@ def test_sessions_are_bounded_and_forgotten_when_they_are_too_old(monkeypatch):
     assert asked(fresh, 1, session="0", now_ms=later_ms) is not None
 
 
-def test_our_clients_are_taken_where_full_signatures_are_required(tmp_path):
+async def test_our_clients_are_taken_where_full_signatures_are_required(tmp_path):
     users = AuthenticationSettings(
         enabled=True, initial_user='{"username":"root","password":"secret12"}', full_signatures_only=True
     )
 
-    async def scenario():
-        async with Standalone(tmp_path, authentication=users) as servers:
-            client = RemotingClient(credentials=Credentials(access_key="root", secret_key="secret12"))
-            again = Command(RequestCode.GET_TOPIC_CONFIG, fields={"topic": "TBW102"})
-            for _ in range(3):
-                answer = await client.call(servers.broker_address, again, 60_000)
-                assert answer.code == 0, answer.remark
-            await client.close()
-
-    run_virtual(scenario())
+    async with Standalone(tmp_path, authentication=users) as servers:
+        client = RemotingClient(credentials=Credentials(access_key="root", secret_key="secret12"))
+        again = Command(RequestCode.GET_TOPIC_CONFIG, fields={"topic": "TBW102"})
+        for _ in range(3):
+            answer = await client.call(servers.broker_address, again, 60_000)
+            assert answer.code == 0, answer.remark
+        await client.close()

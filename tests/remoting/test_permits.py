@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from rmqkit.remoting.client import Permits
-from tests.client.peers import on_loop
 
 
 async def settled() -> None:
@@ -15,7 +14,6 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-@on_loop
 async def test_permits_are_taken_while_there_are_some_and_then_in_line():
     permits = Permits(2)
     assert permits.take_now()
@@ -31,7 +29,6 @@ async def test_permits_are_taken_while_there_are_some_and_then_in_line():
     assert permits.free == 0
 
 
-@on_loop
 async def test_bytes_are_a_bound_of_their_own():
     permits = Permits(10, 100)
     assert permits.take_now(60)
@@ -44,7 +41,6 @@ async def test_bytes_are_a_bound_of_their_own():
     assert (permits.free, permits.free_bytes) == (10, 100)
 
 
-@on_loop
 async def test_a_large_call_is_not_overtaken_by_a_small_one():
     permits = Permits(10, 100)
     assert permits.take_now(80)
@@ -59,7 +55,6 @@ async def test_a_large_call_is_not_overtaken_by_a_small_one():
     assert (permits.free, permits.free_bytes) == (8, 0)
 
 
-@on_loop
 async def test_a_call_larger_than_everything_goes_alone():
     permits = Permits(10, 100)
     assert permits.take_now(1)
@@ -74,7 +69,6 @@ async def test_a_call_larger_than_everything_goes_alone():
 
 
 @pytest.mark.parametrize("how", ["time", "cancelled"])
-@on_loop
 async def test_when_one_in_line_gives_up_those_behind_it_have_their_turn(how):
     permits = Permits(10, 100)
     assert permits.take_now(80)
@@ -92,7 +86,6 @@ async def test_when_one_in_line_gives_up_those_behind_it_have_their_turn(how):
     assert (permits.free, permits.free_bytes) == (10, 100)
 
 
-@on_loop
 async def test_a_turn_that_came_with_the_cancellation_is_given_back():
     permits = Permits(1)
     assert permits.take_now()

@@ -6,12 +6,13 @@ import asyncio
 import errno
 import logging
 
+import pytest
+
 from rmqkit.errors import NoRoute
 from rmqkit.remoting.tasks import Tasks, keep_doing, repeat
-from tests.client.peers import on_loop, on_real_loop, until
+from tests.client.peers import until
 
 
-@on_loop
 async def test_tasks_have_names_and_end_with_their_owner():
     tasks = Tasks()
     task = tasks.start(asyncio.Event().wait(), "waiting for ever")
@@ -20,7 +21,6 @@ async def test_tasks_have_names_and_end_with_their_owner():
     assert task.cancelled()
 
 
-@on_loop
 async def test_an_owner_can_wait_until_its_tasks_end_by_themselves():
     gate, ended = asyncio.Event(), []
 
@@ -38,7 +38,6 @@ async def test_an_owner_can_wait_until_its_tasks_end_by_themselves():
     assert (ended, len(tasks)) == ([1], 0)
 
 
-@on_loop
 async def test_periodic_work_goes_on_after_a_failure_until_it_is_ended(caplog):
     end, rounds = asyncio.Event(), []
 
@@ -54,7 +53,6 @@ async def test_periodic_work_goes_on_after_a_failure_until_it_is_ended(caplog):
     assert caplog.text.count("test: a round failed") == 1
 
 
-@on_loop
 async def test_periodic_work_that_fails_on_and_on_is_told_once_a_reason(caplog):
     """A full disk lasts for days, and some work is done every second."""
     end, reasons = asyncio.Event(), iter(["full", "full", "full", "", "full", "broken", "broken"])
@@ -73,7 +71,6 @@ async def test_periodic_work_that_fails_on_and_on_is_told_once_a_reason(caplog):
     assert told == [(full, False), (full, False), ("test: a round failed: broken", True)]
 
 
-@on_loop
 async def test_work_that_a_disk_refuses_is_one_line_each_reason_and_goes_on(caplog):
     reasons, end = iter(["full"] * 5), asyncio.Event()
 
@@ -92,7 +89,6 @@ async def test_work_that_a_disk_refuses_is_one_line_each_reason_and_goes_on(capl
     assert told == [("test: [Errno 28] full", None)]
 
 
-@on_loop
 async def test_a_task_that_fails_is_logged_with_its_name(caplog):
     async def fail() -> None:
         raise ValueError("broken")
@@ -104,7 +100,7 @@ async def test_a_task_that_fails_is_logged_with_its_name(caplog):
     assert "task doing things ended with an error" in caplog.text
 
 
-@on_real_loop  # the pause is not to pass
+@pytest.mark.real_time  # the pause is not to pass
 async def test_work_is_repeated_and_a_wake_up_ends_the_pause():
     wake, rounds = asyncio.Event(), []
 
@@ -120,7 +116,7 @@ async def test_work_is_repeated_and_a_wake_up_ends_the_pause():
     await tasks.close()
 
 
-@on_real_loop  # the pause is not to pass
+@pytest.mark.real_time  # the pause is not to pass
 async def test_a_wake_up_during_the_work_leads_to_one_more_round():
     wake, gate, rounds = asyncio.Event(), asyncio.Event(), []
 
@@ -142,7 +138,6 @@ async def test_a_wake_up_during_the_work_leads_to_one_more_round():
     await tasks.close()
 
 
-@on_loop
 async def test_errors_are_logged_and_the_work_goes_on(caplog):
     errors = [NoRoute("no name server answered"), ValueError("a defect")]
     rounds = []
@@ -161,7 +156,6 @@ async def test_errors_are_logged_and_the_work_goes_on(caplog):
     assert "a defect" in caplog.text
 
 
-@on_loop
 async def test_the_same_error_is_logged_again_only_when_it_worked_in_between(caplog):
     outcomes = [NoRoute("gone"), NoRoute("gone"), None, NoRoute("gone"), NoRoute("elsewhere")]
 
@@ -179,7 +173,7 @@ async def test_the_same_error_is_logged_again_only_when_it_worked_in_between(cap
     assert caplog.messages == ["test: gone", "test: gone", "test: elsewhere"]
 
 
-@on_real_loop  # the pause is not to pass
+@pytest.mark.real_time  # the pause is not to pass
 async def test_many_wake_ups_do_not_make_it_run_all_the_time():
     wake, rounds = asyncio.Event(), []
 

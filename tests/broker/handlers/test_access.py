@@ -89,40 +89,34 @@ def test_a_change_decides_at_once_who_is_let_in_and_outlives_the_broker(tmp_path
     run_virtual(second())
 
 
-def test_a_resource_that_is_none_forgets_nothing(run):
-    async def scenario(cluster):
-        address = cluster.standalone.broker_address
-        await ask(address, None, RequestCode.AUTH_CREATE_USER, {"password": "p"}, username="u")
-        body = {"policies": [{"policyType": "Custom", "entries": [ENTRY]}]}
-        await ask(address, None, RequestCode.AUTH_CREATE_ACL, body, subject="User:u")
-        refused = await ask(address, None, RequestCode.AUTH_DELETE_ACL, subject="User:u", resource="orders")
-        assert (refused.code, refused.remark) == (NO_PERMISSION, "The resource is null.")
-        kept = await ask(address, None, RequestCode.AUTH_GET_ACL, subject="User:u")
-        assert msgspec.json.decode(kept.payload)["policies"] == body["policies"]
-
-    run(scenario)
+async def test_a_resource_that_is_none_forgets_nothing(cluster):
+    address = cluster.standalone.broker_address
+    await ask(address, None, RequestCode.AUTH_CREATE_USER, {"password": "p"}, username="u")
+    body = {"policies": [{"policyType": "Custom", "entries": [ENTRY]}]}
+    await ask(address, None, RequestCode.AUTH_CREATE_ACL, body, subject="User:u")
+    refused = await ask(address, None, RequestCode.AUTH_DELETE_ACL, subject="User:u", resource="orders")
+    assert (refused.code, refused.remark) == (NO_PERMISSION, "The resource is null.")
+    kept = await ask(address, None, RequestCode.AUTH_GET_ACL, subject="User:u")
+    assert msgspec.json.decode(kept.payload)["policies"] == body["policies"]
 
 
-def test_only_super_users_look_after_super_users(tmp_path):
+async def test_only_super_users_look_after_super_users(tmp_path):
     """The remarks are compared in tests/interop/test_authorization.py."""
 
-    async def scenario():
-        async with Standalone(tmp_path, authentication=USERS) as servers:
+    async with Standalone(tmp_path, authentication=USERS) as servers:
 
-            async def answer(credentials, code, name, **body):
-                answer = await ask(servers.broker_address, credentials, code, body, username=name)
-                return answer.code, answer.remark
+        async def answer(credentials, code, name, **body):
+            answer = await ask(servers.broker_address, credentials, code, body, username=name)
+            return answer.code, answer.remark
 
-            anna = Credentials(access_key="anna", secret_key="secret12")
-            assert await answer(ROOT, RequestCode.AUTH_CREATE_USER, "anna", password="secret12") == (OK, None)
-            create, update = (f"The super user can only be {verb} by super user" for verb in ("create", "update"))
-            made = {"password": "p", "userType": "super"}
-            assert await answer(anna, RequestCode.AUTH_CREATE_USER, "bert", **made) == (1, create)
-            assert await answer(anna, RequestCode.AUTH_UPDATE_USER, "anna", userType="Super") == (1, update)
-            assert await answer(anna, RequestCode.AUTH_UPDATE_USER, "root", password="p") == (NO_PERMISSION, update)
-            assert await answer(anna, RequestCode.AUTH_DELETE_USER, "root") == (NO_PERMISSION, update)
-            assert await answer(INNER, RequestCode.AUTH_CREATE_USER, "bert", **made) == (OK, None)
-            assert await answer(ROOT, RequestCode.AUTH_UPDATE_USER, "bert", userType="Normal") == (OK, None)
-            assert await answer(anna, RequestCode.AUTH_DELETE_USER, "bert") == (OK, None)
-
-    run_virtual(scenario())
+        anna = Credentials(access_key="anna", secret_key="secret12")
+        assert await answer(ROOT, RequestCode.AUTH_CREATE_USER, "anna", password="secret12") == (OK, None)
+        create, update = (f"The super user can only be {verb} by super user" for verb in ("create", "update"))
+        made = {"password": "p", "userType": "super"}
+        assert await answer(anna, RequestCode.AUTH_CREATE_USER, "bert", **made) == (1, create)
+        assert await answer(anna, RequestCode.AUTH_UPDATE_USER, "anna", userType="Super") == (1, update)
+        assert await answer(anna, RequestCode.AUTH_UPDATE_USER, "root", password="p") == (NO_PERMISSION, update)
+        assert await answer(anna, RequestCode.AUTH_DELETE_USER, "root") == (NO_PERMISSION, update)
+        assert await answer(INNER, RequestCode.AUTH_CREATE_USER, "bert", **made) == (OK, None)
+        assert await answer(ROOT, RequestCode.AUTH_UPDATE_USER, "bert", userType="Normal") == (OK, None)
+        assert await answer(anna, RequestCode.AUTH_DELETE_USER, "bert") == (OK, None)

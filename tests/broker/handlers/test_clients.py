@@ -17,6 +17,7 @@ from rmqkit.protocol.schemas.pull import PullFlag
 from rmqkit.protocol.schemas.topics import TopicRequest, TopicRoute
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
+from tests.broker.cluster import Cluster
 
 MEMBERS = RequestCode.GET_CONSUMER_LIST_BY_GROUP
 BEAT = RequestCode.HEART_BEAT
@@ -53,60 +54,51 @@ async def noticed(cluster, count):
     assert len(cluster.notices) == count
 
 
-def test_members_of_a_group_are_listed_and_told_of_changes(run):
-    async def scenario(cluster):
-        await cluster.heartbeat("c1", ("T", "*"))
-        other = cluster.new_client()
-        await cluster.heartbeat("c2", ("T", "*"), client=other)
-        assert await members(cluster) == ["c1", "c2"]
-        await noticed(cluster, 3)  # c1 on its own, then c1 and c2
-        await cluster.call(RequestCode.UNREGISTER_CLIENT, UnregisterClientRequest("c2", None, "g"), client=other)
-        await noticed(cluster, 4)
-        await other.close()
-        assert set(cluster.notices) == {"g"}
-        await cluster.call(RequestCode.UNREGISTER_CLIENT, UnregisterClientRequest("c1", "p", "g"))
-        assert await members(cluster) == []
-
-    run(scenario)
+async def test_members_of_a_group_are_listed_and_told_of_changes(cluster):
+    await cluster.heartbeat("c1", ("T", "*"))
+    other = cluster.new_client()
+    await cluster.heartbeat("c2", ("T", "*"), client=other)
+    assert await members(cluster) == ["c1", "c2"]
+    await noticed(cluster, 3)  # c1 on its own, then c1 and c2
+    await cluster.call(RequestCode.UNREGISTER_CLIENT, UnregisterClientRequest("c2", None, "g"), client=other)
+    await noticed(cluster, 4)
+    await other.close()
+    assert set(cluster.notices) == {"g"}
+    await cluster.call(RequestCode.UNREGISTER_CLIENT, UnregisterClientRequest("c1", "p", "g"))
+    assert await members(cluster) == []
 
 
-def test_a_closed_connection_leaves_its_groups(run):
-    async def scenario(cluster):
-        other = cluster.new_client()
-        await cluster.heartbeat("c1", ("T", "*"))
-        await cluster.heartbeat("c2", ("T", "*"), client=other)
-        await noticed(cluster, 3)
-        await other.close()
-        await noticed(cluster, 4)
-        assert await members(cluster) == ["c1"]
-
-    run(scenario)
+async def test_a_closed_connection_leaves_its_groups(cluster):
+    other = cluster.new_client()
+    await cluster.heartbeat("c1", ("T", "*"))
+    await cluster.heartbeat("c2", ("T", "*"), client=other)
+    await noticed(cluster, 3)
+    await other.close()
+    await noticed(cluster, 4)
+    assert await members(cluster) == ["c1"]
 
 
-def test_only_what_concerns_the_queues_is_told(run):
-    async def scenario(cluster):
-        await beat(cluster, consumer())
-        await noticed(cluster, 1)
-        await beat(cluster, consumer())  # nothing new
-        await beat(cluster, consumer(), client_id="renamed")  # the same connection: replaced, no change
-        assert await members(cluster) == ["renamed"]
-        changed = consumer()
-        changed["subscriptionDataSet"][0] |= {"subString": "A", "subVersion": 2}
-        await beat(cluster, changed)  # another expression
-        await beat(cluster, consumer(group="b", messageModel="BROADCASTING"))
-        await members(cluster)
-        await noticed(cluster, 1)
-        await beat(cluster, consumer(topics=("T", "U")))  # one more topic
-        await noticed(cluster, 2)
-        await beat(cluster, consumer(topics=("U",)))  # one topic less
-        await noticed(cluster, 3)
-
-    run(scenario)
+async def test_only_what_concerns_the_queues_is_told(cluster):
+    await beat(cluster, consumer())
+    await noticed(cluster, 1)
+    await beat(cluster, consumer())  # nothing new
+    await beat(cluster, consumer(), client_id="renamed")  # the same connection: replaced, no change
+    assert await members(cluster) == ["renamed"]
+    changed = consumer()
+    changed["subscriptionDataSet"][0] |= {"subString": "A", "subVersion": 2}
+    await beat(cluster, changed)  # another expression
+    await beat(cluster, consumer(group="b", messageModel="BROADCASTING"))
+    await members(cluster)
+    await noticed(cluster, 1)
+    await beat(cluster, consumer(topics=("T", "U")))  # one more topic
+    await noticed(cluster, 2)
+    await beat(cluster, consumer(topics=("U",)))  # one topic less
+    await noticed(cluster, 3)
 
 
 @pytest.mark.parametrize("switched_off", ["at the broker", "for the group"])
-def test_notices_may_be_switched_off(run, switched_off):
-    async def scenario(cluster):
+async def test_notices_may_be_switched_off(switched_off, tmp_path):
+    async with Cluster(tmp_path / "store", broker={"notify_consumers": switched_off != "at the broker"}) as cluster:
         if switched_off == "for the group":
             quiet = {"groupName": "g", "notifyConsumerIdsChangedEnable": False}
             await cluster.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, quiet)
@@ -115,11 +107,9 @@ def test_notices_may_be_switched_off(run, switched_off):
         assert await members(cluster) == ["c1"]
         assert cluster.notices == []
 
-    run(scenario, broker={"notify_consumers": switched_off != "at the broker"})
 
-
-def test_changes_may_be_told_together_later(run):
-    async def scenario(cluster):
+async def test_changes_may_be_told_together_later(tmp_path):
+    async with Cluster(tmp_path / "store", broker={"notify_at_once": False}) as cluster:
         clients = cluster.standalone._broker.context.clients
         await beat(cluster, consumer(), consumer(group="gone"))
         await beat(cluster, consumer(topics=("U",)))
@@ -132,63 +122,54 @@ def test_changes_may_be_told_together_later(run):
         assert await members(cluster) == ["c1"]
         assert cluster.notices == ["g"]
 
-    run(scenario, broker={"notify_at_once": False})
+
+async def test_a_connection_that_says_nothing_disturbs_nobody(cluster):
+    host, _, port = cluster.standalone.broker_address.rpartition(":")
+    _, silent = await asyncio.open_connection(host, int(port))
+    _, halved = await asyncio.open_connection(host, int(port))
+    halved.write(b"\x00\x00\x01")  # the beginning of a frame
+    await halved.drain()
+    assert (await cluster.send()).code == 0
+    assert len((await cluster.pull()).body) > 0
+    clients = cluster.standalone._broker.context.clients
+    clients.close_silent()  # it never was a client
+    assert clients.all_producers == {}
+    for writer in (silent, halved):
+        writer.close()
+        await writer.wait_closed()
 
 
-def test_a_connection_that_says_nothing_disturbs_nobody(run):
-    async def scenario(cluster):
-        host, _, port = cluster.standalone.broker_address.rpartition(":")
-        _, silent = await asyncio.open_connection(host, int(port))
-        _, halved = await asyncio.open_connection(host, int(port))
-        halved.write(b"\x00\x00\x01")  # the beginning of a frame
-        await halved.drain()
-        assert (await cluster.send()).code == 0
-        assert len((await cluster.pull()).body) > 0
-        clients = cluster.standalone._broker.context.clients
-        clients.close_silent()  # it never was a client
-        assert clients.all_producers == {}
-        for writer in (silent, halved):
-            writer.close()
-            await writer.wait_closed()
-
-    run(scenario)
+async def test_a_silent_client_is_sent_away(cluster):
+    other = cluster.new_client()
+    await cluster.heartbeat("c2", ("T", "*"), client=other)
+    clients = cluster.standalone._broker.context.clients
+    clients.close_silent()
+    assert await members(cluster) == ["c2"]
+    clients._settings.client_silent_ms_max = -1
+    clients.close_silent()
+    assert await members(cluster) == []
+    await other.close()
 
 
-def test_a_silent_client_is_sent_away(run):
-    async def scenario(cluster):
-        other = cluster.new_client()
-        await cluster.heartbeat("c2", ("T", "*"), client=other)
-        clients = cluster.standalone._broker.context.clients
-        clients.close_silent()
-        assert await members(cluster) == ["c2"]
-        clients._settings.client_silent_ms_max = -1
-        clients.close_silent()
-        assert await members(cluster) == []
-        await other.close()
-
-    run(scenario)
-
-
-def test_a_heartbeat_makes_the_retry_topic_and_the_name_server_knows_it(run):
-    async def scenario(cluster):
-        create = {"topicConfigList": [{"topicName": "T", "order": True}]}
-        await cluster.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, create)
-        await beat(cluster, consumer(unitMode=True))
-        command = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, TopicRequest("%RETRY%g"))
-        while True:
-            answer = await cluster.client.call(cluster.standalone.namesrv_address, command, 60_000)
-            if answer.code == 0:
-                break
-        (queues,) = decode_as(answer.body, TopicRoute).queue_datas
-        assert (queues.broker_name, queues.read_queue_nums, queues.perm, queues.topic_sys_flag) == ("broker-a", 1, 6, 2)
-        retry = json.loads((await cluster.ask(RequestCode.GET_TOPIC_CONFIG, topic="%RETRY%g")).body)
-        assert retry["order"]  # as one of its topics is
-
-    run(scenario)
+async def test_a_heartbeat_makes_the_retry_topic_and_the_name_server_knows_it(cluster):
+    create = {"topicConfigList": [{"topicName": "T", "order": True}]}
+    await cluster.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, create)
+    await beat(cluster, consumer(unitMode=True))
+    command = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, TopicRequest("%RETRY%g"))
+    while True:
+        answer = await cluster.client.call(cluster.standalone.namesrv_address, command, 60_000)
+        if answer.code == 0:
+            break
+    (queues,) = decode_as(answer.body, TopicRoute).queue_datas
+    assert (queues.broker_name, queues.read_queue_nums, queues.perm, queues.topic_sys_flag) == ("broker-a", 1, 6, 2)
+    retry = json.loads((await cluster.ask(RequestCode.GET_TOPIC_CONFIG, topic="%RETRY%g")).body)
+    assert retry["order"]  # as one of its topics is
 
 
-def test_consumers_that_may_not_be_are_skipped(run):
-    async def scenario(cluster):
+async def test_consumers_that_may_not_be_are_skipped(tmp_path):
+    async with Cluster(
+        tmp_path / "store", broker={"auto_create_group": False, "reject_pull_consumers": True}
+    ) as cluster:
         await beat(cluster, consumer(group="unknown"), consumer(group="CID_RMQ_SYS_x"))
         assert await members(cluster, "unknown") == []
         assert await members(cluster, "CID_RMQ_SYS_x") == ["c1"]
@@ -198,58 +179,44 @@ def test_consumers_that_may_not_be_are_skipped(run):
         await beat(cluster, consumer(group="pulls"))
         assert await members(cluster, "pulls") == ["c1"]
 
-    run(scenario, broker={"auto_create_group": False, "reject_pull_consumers": True})
+
+async def test_fingerprints_stand_for_subscriptions(cluster):
+    assert await beat(cluster, consumer())  # without a fingerprint always everything
+    assert await beat(cluster, consumer(), fingerprint=7)  # the first after one without
+    assert not await beat(cluster, consumer(topics=()), fingerprint=7, without=True)
+    await cluster.send()
+    assert (await cluster.pull(flags=PullFlag(0))).code == 0  # the subscription is still there
+    assert await beat(cluster, consumer(), fingerprint=8)
+    assert not await beat(cluster, consumer(), fingerprint=8)
+    assert not await beat(cluster, consumer(group="new"), fingerprint=9)
 
 
-def test_fingerprints_stand_for_subscriptions(run):
-    async def scenario(cluster):
-        assert await beat(cluster, consumer())  # without a fingerprint always everything
-        assert await beat(cluster, consumer(), fingerprint=7)  # the first after one without
-        assert not await beat(cluster, consumer(topics=()), fingerprint=7, without=True)
-        await cluster.send()
-        assert (await cluster.pull(flags=PullFlag(0))).code == 0  # the subscription is still there
-        assert await beat(cluster, consumer(), fingerprint=8)
-        assert not await beat(cluster, consumer(), fingerprint=8)
-        assert not await beat(cluster, consumer(group="new"), fingerprint=9)
-
-    run(scenario)
-
-
-def test_a_fingerprint_of_a_group_that_is_not_known_asks_for_its_subscriptions(run):
-    async def scenario(cluster):
-        for _ in range(2):
-            assert await beat(cluster, consumer(topics=()), fingerprint=7, without=True)
-        assert not await beat(cluster, consumer(), fingerprint=7)
-        assert not await beat(cluster, consumer(topics=()), fingerprint=7, without=True)
-        await cluster.call(RequestCode.UNREGISTER_CLIENT, UnregisterClientRequest("c1", None, "g"))
+async def test_a_fingerprint_of_a_group_that_is_not_known_asks_for_its_subscriptions(cluster):
+    for _ in range(2):
         assert await beat(cluster, consumer(topics=()), fingerprint=7, without=True)
-
-    run(scenario)
+    assert not await beat(cluster, consumer(), fingerprint=7)
+    assert not await beat(cluster, consumer(topics=()), fingerprint=7, without=True)
+    await cluster.call(RequestCode.UNREGISTER_CLIENT, UnregisterClientRequest("c1", None, "g"))
+    assert await beat(cluster, consumer(topics=()), fingerprint=7, without=True)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b'{"clientID":"c","consumerDataSet":[{}]}'])
-def test_a_heartbeat_that_cannot_be_read_changes_nothing(run, body):
-    async def scenario(cluster):
-        assert (await cluster.ask(BEAT, body)).code == 1
-        assert (await cluster.ask(RequestCode.GET_ALL_PRODUCER_INFO)).body == b'{"data":{}}'
-
-    run(scenario)
+async def test_a_heartbeat_that_cannot_be_read_changes_nothing(body, cluster):
+    assert (await cluster.ask(BEAT, body)).code == 1
+    assert (await cluster.ask(RequestCode.GET_ALL_PRODUCER_INFO)).body == b'{"data":{}}'
 
 
-def test_good_byes_of_strangers_and_members_of_nothing(run):
-    async def scenario(cluster):
-        await cluster.heartbeat("c1", ("T", "*"))
-        for fields in ({}, {"clientID": "zz", "consumerGroup": "none", "producerGroup": "none"}, {"clientID": ""}):
-            assert (await cluster.ask(RequestCode.UNREGISTER_CLIENT, **fields)).code == 0
-        # Somebody else's connection is not in the group.
-        other = cluster.new_client()
-        await cluster.ask(RequestCode.UNREGISTER_CLIENT, client=other, clientID="c1", consumerGroup="g")
-        await other.close()
-        assert await members(cluster) == ["c1"]
-        assert await members(cluster, "") == []
-        assert (await cluster.ask(MEMBERS)).code == 1
-
-    run(scenario)
+async def test_good_byes_of_strangers_and_members_of_nothing(cluster):
+    await cluster.heartbeat("c1", ("T", "*"))
+    for fields in ({}, {"clientID": "zz", "consumerGroup": "none", "producerGroup": "none"}, {"clientID": ""}):
+        assert (await cluster.ask(RequestCode.UNREGISTER_CLIENT, **fields)).code == 0
+    # Somebody else's connection is not in the group.
+    other = cluster.new_client()
+    await cluster.ask(RequestCode.UNREGISTER_CLIENT, client=other, clientID="c1", consumerGroup="g")
+    await other.close()
+    assert await members(cluster) == ["c1"]
+    assert await members(cluster, "") == []
+    assert (await cluster.ask(MEMBERS)).code == 1
 
 
 async def lock(cluster, *queues, client_id="c1", group="g", code=LOCK):
@@ -258,35 +225,29 @@ async def lock(cluster, *queues, client_id="c1", group="g", code=LOCK):
     return [queue["queueId"] for queue in json.loads(answer.body)["lockOKMQSet"]] if code == LOCK else None
 
 
-def test_a_queue_is_locked_by_one_client_at_a_time(run):
-    async def scenario(cluster):
-        assert await lock(cluster, QUEUE) == [0]
-        assert await lock(cluster, QUEUE, OTHER_QUEUE, client_id="c2") == [1]
-        assert await lock(cluster, QUEUE, client_id="c2", group="other") == [0]
-        await lock(cluster, QUEUE, client_id="c2", code=UNLOCK)  # not its own
-        assert await lock(cluster, QUEUE, client_id="c2") == []
-        await lock(cluster, QUEUE, code=UNLOCK)
-        assert await lock(cluster, QUEUE, client_id="c2") == [0]
-        assert await lock(cluster) == []
-
-    run(scenario)
+async def test_a_queue_is_locked_by_one_client_at_a_time(cluster):
+    assert await lock(cluster, QUEUE) == [0]
+    assert await lock(cluster, QUEUE, OTHER_QUEUE, client_id="c2") == [1]
+    assert await lock(cluster, QUEUE, client_id="c2", group="other") == [0]
+    await lock(cluster, QUEUE, client_id="c2", code=UNLOCK)  # not its own
+    assert await lock(cluster, QUEUE, client_id="c2") == []
+    await lock(cluster, QUEUE, code=UNLOCK)
+    assert await lock(cluster, QUEUE, client_id="c2") == [0]
+    assert await lock(cluster) == []
 
 
-def test_a_consumer_that_dies_holding_a_lock_keeps_it_until_it_expires(run):
-    async def scenario(cluster):
-        other = cluster.new_client()
-        await cluster.heartbeat("c1", ("T", "*"), client=other)
-        assert await lock(cluster, QUEUE) == [0]
-        await other.close()
-        while await members(cluster):
-            await asyncio.sleep(0)
-        assert await lock(cluster, QUEUE, client_id="c2") == []
-        locks = cluster.standalone._broker.context.queue_locks
-        (held,) = locks._groups["g"].values()
-        held.renewed_ms -= 60_001
-        assert await lock(cluster, QUEUE, client_id="c2") == [0]
-
-    run(scenario)
+async def test_a_consumer_that_dies_holding_a_lock_keeps_it_until_it_expires(cluster):
+    other = cluster.new_client()
+    await cluster.heartbeat("c1", ("T", "*"), client=other)
+    assert await lock(cluster, QUEUE) == [0]
+    await other.close()
+    while await members(cluster):
+        await asyncio.sleep(0)
+    assert await lock(cluster, QUEUE, client_id="c2") == []
+    locks = cluster.standalone._broker.context.queue_locks
+    (held,) = locks._groups["g"].values()
+    held.renewed_ms -= 60_001
+    assert await lock(cluster, QUEUE, client_id="c2") == [0]
 
 
 class Namesake:
@@ -321,8 +282,8 @@ class Namesake:
         assert answer.code == 0, answer.remark
 
 
-def test_strict_locks_need_most_of_the_brokers_of_a_name(run):
-    async def scenario(cluster):
+async def test_strict_locks_need_most_of_the_brokers_of_a_name(tmp_path):
+    async with Cluster(tmp_path / "store", broker={"strict_locks": True, "replica_count": 3}) as cluster:
         settings = cluster.standalone._broker.context.settings
         agrees, refuses = Namesake(), Namesake(refused=(1,))
         await agrees.register(cluster, 1)
@@ -342,32 +303,21 @@ def test_strict_locks_need_most_of_the_brokers_of_a_name(run):
         settings.strict_locks = False
         assert await lock(cluster, QUEUE) == [0]
 
-    run(scenario, broker={"strict_locks": True, "replica_count": 3})
-
 
 @pytest.mark.parametrize("code", [LOCK, UNLOCK])
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"{}", {"clientId": "c", "mqSet": [QUEUE]}, {"consumerGroup": "g", "mqSet": [QUEUE]}]
 )
-def test_a_lock_request_that_cannot_be_read(run, code, body):
-    async def scenario(cluster):
-        assert (await cluster.ask(code, body)).code == 1
-        assert await lock(cluster, QUEUE, client_id="c2") == [0]
-
-    run(scenario)
+async def test_a_lock_request_that_cannot_be_read(code, body, cluster):
+    assert (await cluster.ask(code, body)).code == 1
+    assert await lock(cluster, QUEUE, client_id="c2") == [0]
 
 
-def test_an_unknown_request_is_not_supported(run):
-    async def scenario(cluster):
-        answer = await cluster.call(4711)
-        assert (answer.code, answer.remark) == (3, " request type 4711 not supported")
-
-    run(scenario)
+async def test_an_unknown_request_is_not_supported(cluster):
+    answer = await cluster.call(4711)
+    assert (answer.code, answer.remark) == (3, " request type 4711 not supported")
 
 
-def test_a_request_without_its_fields_names_the_first_missing_one(run):
-    async def scenario(cluster):
-        answer = await cluster.call(RequestCode.PULL_MESSAGE)
-        assert (answer.code, "consumerGroup" in answer.remark) == (1, True)
-
-    run(scenario)
+async def test_a_request_without_its_fields_names_the_first_missing_one(cluster):
+    answer = await cluster.call(RequestCode.PULL_MESSAGE)
+    assert (answer.code, "consumerGroup" in answer.remark) == (1, True)

@@ -16,7 +16,6 @@ from rmqkit.protocol.schemas.topics import RouteRequest, TopicRoute
 from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.settings import SECRET, Configuration, parse_properties
 from tests.broker.cluster import Cluster
-from tests.virtual_time import run as run_virtual
 
 OK, ERROR, NO_PERMISSION = 0, 1, 16
 
@@ -43,18 +42,15 @@ async def change(cluster, text):
     return await cluster.call(RequestCode.UPDATE_BROKER_CONFIG, body=text.encode())
 
 
-def test_all_settings_are_shown_sorted_with_the_store_s(run):
-    async def scenario(cluster):
-        body = (await cluster.call(RequestCode.GET_BROKER_CONFIG)).body.decode()
-        keys = [line.partition("=")[0] for line in body.splitlines()]
-        assert keys == sorted(keys)
-        settings, version = await shown(cluster)
-        assert settings["brokerName"] == "broker-a"
-        assert settings["mappedFileSizeCommitLog"] == str(1 << 20)
-        assert settings["authenticationEnabled"] == "false"
-        assert version["counter"] == 0
-
-    run(scenario)
+async def test_all_settings_are_shown_sorted_with_the_store_s(cluster):
+    body = (await cluster.call(RequestCode.GET_BROKER_CONFIG)).body.decode()
+    keys = [line.partition("=")[0] for line in body.splitlines()]
+    assert keys == sorted(keys)
+    settings, version = await shown(cluster)
+    assert settings["brokerName"] == "broker-a"
+    assert settings["mappedFileSizeCommitLog"] == str(1 << 20)
+    assert settings["authenticationEnabled"] == "false"
+    assert version["counter"] == 0
 
 
 def test_a_secret_is_shown_to_nobody():
@@ -104,67 +100,55 @@ def test_a_secret_is_shown_to_nobody():
         ),
     ],
 )
-def test_what_cannot_be_changed_leaves_everything_as_it_was(run, text, code, remark):
-    async def scenario(cluster):
-        before = await shown(cluster)
-        answer = await change(cluster, text)
-        assert (answer.code, answer.remark) == (code, remark)
-        assert await shown(cluster) == before
-
-    run(scenario)
+async def test_what_cannot_be_changed_leaves_everything_as_it_was(text, code, remark, cluster):
+    before = await shown(cluster)
+    answer = await change(cluster, text)
+    assert (answer.code, answer.remark) == (code, remark)
+    assert await shown(cluster) == before
 
 
-def test_a_change_has_a_new_version_and_is_kept_in_the_file(tmp_path):
+async def test_a_change_has_a_new_version_and_is_kept_in_the_file(tmp_path):
     file = tmp_path / "broker.conf"
     file.write_text("# ours\nbrokerName=broker-a\nmaxMessageSize = 5\n")
 
-    async def main():
-        cluster = Cluster(tmp_path / "store")
-        broker = cluster.standalone._broker
-        broker._configuration = Configuration(broker._configuration.settings, file=file)
-        async with cluster:
-            assert (await change(cluster, "maxMessageSize=4096\nlongPollingEnable=false")).code == OK
-            settings, version = await shown(cluster)
-            assert (settings["maxMessageSize"], settings["longPollingEnable"]) == ("4096", "false")
-            assert version["counter"] == 1
-
-    run_virtual(main())
+    cluster = Cluster(tmp_path / "store")
+    broker = cluster.standalone._broker
+    broker._configuration = Configuration(broker._configuration.settings, file=file)
+    async with cluster:
+        assert (await change(cluster, "maxMessageSize=4096\nlongPollingEnable=false")).code == OK
+        settings, version = await shown(cluster)
+        assert (settings["maxMessageSize"], settings["longPollingEnable"]) == ("4096", "false")
+        assert version["counter"] == 1
     assert file.read_text() == "# ours\nbrokerName=broker-a\nmaxMessageSize=4096\nlongPollingEnable=false\n"
 
 
-def test_a_file_that_cannot_be_written_leaves_everything_as_it_was(tmp_path):
-    async def main():
-        cluster = Cluster(tmp_path / "store")
-        broker = cluster.standalone._broker
-        (tmp_path / "a-file").touch()
-        broker._configuration = Configuration(broker._configuration.settings, file=tmp_path / "a-file" / "broker.conf")
-        async with cluster:
-            before = await shown(cluster)
-            answer = await change(cluster, "longPollingEnable=false")
-            assert answer.code == ERROR
-            assert answer.remark.startswith(f"cannot write {tmp_path}/a-file/broker.conf: ")
-            assert await shown(cluster) == before
-
-    run_virtual(main())
+async def test_a_file_that_cannot_be_written_leaves_everything_as_it_was(tmp_path):
+    cluster = Cluster(tmp_path / "store")
+    broker = cluster.standalone._broker
+    (tmp_path / "a-file").touch()
+    broker._configuration = Configuration(broker._configuration.settings, file=tmp_path / "a-file" / "broker.conf")
+    async with cluster:
+        before = await shown(cluster)
+        answer = await change(cluster, "longPollingEnable=false")
+        assert answer.code == ERROR
+        assert answer.remark.startswith(f"cannot write {tmp_path}/a-file/broker.conf: ")
+        assert await shown(cluster) == before
 
 
-def test_what_has_no_effect_is_shown_kept_and_told_once(tmp_path, caplog):
+async def test_what_has_no_effect_is_shown_kept_and_told_once(tmp_path, caplog):
     file = tmp_path / "broker.conf"
 
-    async def main():
-        cluster = Cluster(tmp_path / "store")
-        broker = cluster.standalone._broker
-        broker._configuration = Configuration(broker._configuration.settings, file=file)
-        async with cluster:
-            settings, _ = await shown(cluster)
-            assert (settings["maxTopicLength"], settings["timerCheckMetricsWhen"]) == ("127", "05")
-            text = "maxTopicLength=200\nwakeFlushWhenPutMessage=false\ntimerStopEnqueue=false\npopReviveConcurrency=1"
-            assert (await change(cluster, text)).code == OK
-            settings, version = await shown(cluster)
-            assert (settings["maxTopicLength"], settings["popReviveConcurrency"]) == ("200", "1")
-            assert version["counter"] == 1
-
-    run_virtual(main())
+    cluster = Cluster(tmp_path / "store")
+    broker = cluster.standalone._broker
+    broker._configuration = Configuration(broker._configuration.settings, file=file)
+    async with cluster:
+        settings, _ = await shown(cluster)
+        assert (settings["maxTopicLength"], settings["timerCheckMetricsWhen"]) == ("127", "05")
+        text = "maxTopicLength=200\nwakeFlushWhenPutMessage=false\ntimerStopEnqueue=false\npopReviveConcurrency=1"
+        assert (await change(cluster, text)).code == OK
+        settings, version = await shown(cluster)
+        assert (settings["maxTopicLength"], settings["popReviveConcurrency"]) == ("200", "1")
+        assert version["counter"] == 1
     assert "maxTopicLength=200\n" in file.read_text()
     told = [one.getMessage() for one in caplog.records if "without effect" in one.getMessage()]
     assert told == [
@@ -237,35 +221,27 @@ EFFECTS = {
 
 
 @pytest.mark.parametrize("text", EFFECTS)
-def test_a_changed_setting_has_its_effect_at_once(run, text):
+async def test_a_changed_setting_has_its_effect_at_once(text, cluster):
     look, before, after = EFFECTS[text]
 
-    async def scenario(cluster):
-        for _ in range(3):
-            await cluster.send(properties="KEYS\x01k\x02")
-        assert await look(cluster) == before
-        assert (await change(cluster, text)).code == OK
-        assert await look(cluster) == after
-
-    run(scenario)
+    for _ in range(3):
+        await cluster.send(properties="KEYS\x01k\x02")
+    assert await look(cluster) == before
+    assert (await change(cluster, text)).code == OK
+    assert await look(cluster) == after
 
 
-def test_topics_are_created_again_when_that_is_switched_on(run):
-    async def scenario(cluster):
+async def test_topics_are_created_again_when_that_is_switched_on(tmp_path):
+    async with Cluster(tmp_path / "store", broker={"auto_create_topic": False}) as cluster:
         assert await sent(cluster) == 17
         assert (await change(cluster, "autoCreateTopicEnable=true")).code == OK
         assert await sent(cluster) == OK
 
-    run(scenario, broker={"auto_create_topic": False})
 
-
-def test_the_name_servers_are_told_of_a_new_permission(run):
-    async def scenario(cluster):
-        await cluster.send()
-        await cluster.standalone._broker.context.topics_published()
-        assert await perm_told(cluster) == 6
-        assert (await change(cluster, "brokerPermission=4")).code == OK
-        await cluster.standalone._broker.context.topics_published()
-        assert await perm_told(cluster) == 4
-
-    run(scenario)
+async def test_the_name_servers_are_told_of_a_new_permission(cluster):
+    await cluster.send()
+    await cluster.standalone._broker.context.topics_published()
+    assert await perm_told(cluster) == 6
+    assert (await change(cluster, "brokerPermission=4")).code == OK
+    await cluster.standalone._broker.context.topics_published()
+    assert await perm_told(cluster) == 4

@@ -25,47 +25,38 @@ DIRECTLY = RequestCode.CONSUME_MESSAGE_DIRECTLY
 FROM_CLIENT = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
 
 
-def test_the_members_of_a_consumer_group(run):
-    async def scenario(cluster):
-        await cluster.heartbeat("c1", ("T", "A || B"), consume_from_where="CONSUME_FROM_FIRST_OFFSET")
-        shown = json.loads((await cluster.ask(CONSUMERS, consumerGroup="g")).body)
-        (member,) = shown.pop("connectionSet")
-        address = member.pop("clientAddr")
-        assert member == {"clientId": "c1", "language": "PYTHON", "version": CURRENT_VERSION}
-        assert address.startswith("127.0.0.1:")
-        assert set(shown.pop("subscriptionTable")) == {"T"}
-        assert shown == {
-            "consumeType": "CONSUME_PASSIVELY",
-            "messageModel": "CLUSTERING",
-            "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
-        }
-
-    run(scenario)
+async def test_the_members_of_a_consumer_group(cluster):
+    await cluster.heartbeat("c1", ("T", "A || B"), consume_from_where="CONSUME_FROM_FIRST_OFFSET")
+    shown = json.loads((await cluster.ask(CONSUMERS, consumerGroup="g")).body)
+    (member,) = shown.pop("connectionSet")
+    address = member.pop("clientAddr")
+    assert member == {"clientId": "c1", "language": "PYTHON", "version": CURRENT_VERSION}
+    assert address.startswith("127.0.0.1:")
+    assert set(shown.pop("subscriptionTable")) == {"T"}
+    assert shown == {
+        "consumeType": "CONSUME_PASSIVELY",
+        "messageModel": "CLUSTERING",
+        "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
+    }
 
 
 @pytest.mark.parametrize("name", ["none", ""])
-def test_a_group_without_members(run, name):
-    async def scenario(cluster):
-        answer = await cluster.ask(CONSUMERS, consumerGroup=name)
-        assert (answer.code, answer.remark) == (206, f"the consumer group[{name}] not online")
-        answer = await cluster.ask(PRODUCERS, producerGroup=name)
-        assert (answer.code, answer.remark) == (1, f"the producer group[{name}] not exist")
-        assert [(await cluster.ask(code)).code for code in (CONSUMERS, PRODUCERS)] == [1, 1]
-
-    run(scenario)
+async def test_a_group_without_members(name, cluster):
+    answer = await cluster.ask(CONSUMERS, consumerGroup=name)
+    assert (answer.code, answer.remark) == (206, f"the consumer group[{name}] not online")
+    answer = await cluster.ask(PRODUCERS, producerGroup=name)
+    assert (answer.code, answer.remark) == (1, f"the producer group[{name}] not exist")
+    assert [(await cluster.ask(code)).code for code in (CONSUMERS, PRODUCERS)] == [1, 1]
 
 
-def test_the_members_of_producer_groups(run):
-    async def scenario(cluster):
-        before_ms = SYSTEM_CLOCK.now_ms()
-        await cluster.heartbeat("c1")
-        (member,) = json.loads((await cluster.ask(PRODUCERS, producerGroup="p")).body)["connectionSet"]
-        assert (member["clientId"], member["language"]) == ("c1", "PYTHON")
-        (known,) = json.loads((await cluster.ask(RequestCode.GET_ALL_PRODUCER_INFO)).body)["data"]["p"]
-        assert (known["clientId"], known["remoteIP"]) == ("c1", "/" + member["clientAddr"])
-        assert before_ms - 60_000 < known["lastUpdateTimestamp"] < before_ms + 60_000
-
-    run(scenario)
+async def test_the_members_of_producer_groups(cluster):
+    before_ms = SYSTEM_CLOCK.now_ms()
+    await cluster.heartbeat("c1")
+    (member,) = json.loads((await cluster.ask(PRODUCERS, producerGroup="p")).body)["connectionSet"]
+    assert (member["clientId"], member["language"]) == ("c1", "PYTHON")
+    (known,) = json.loads((await cluster.ask(RequestCode.GET_ALL_PRODUCER_INFO)).body)["data"]["p"]
+    assert (known["clientId"], known["remoteIP"]) == ("c1", "/" + member["clientAddr"])
+    assert before_ms - 60_000 < known["lastUpdateTimestamp"] < before_ms + 60_000
 
 
 def consumer(cluster, **answers):
@@ -79,33 +70,27 @@ def consumer(cluster, **answers):
     return cluster.new_client(dict.fromkeys((INFO, DIRECTLY, FROM_CLIENT), answer)), asked
 
 
-def test_a_question_and_its_answer_are_handed_on_as_they_are(run):
-    async def scenario(cluster):
-        client, asked = consumer(cluster, body=b'{"jstack":"x"}')
-        await cluster.heartbeat("c1", ("T", "*"), client=client)
-        fields = {"consumerGroup": "g", "clientId": "c1", "jstackEnable": "x"}
-        answer = await cluster.ask(INFO, **fields)
-        assert (answer.code, answer.remark, answer.body) == (0, "hello", b'{"jstack":"x"}')
-        assert decode_fields(answer) == {"a": "b"}
-        assert asked == [(INFO, fields, b"")]
-        await client.close()
-
-    run(scenario)
+async def test_a_question_and_its_answer_are_handed_on_as_they_are(cluster):
+    client, asked = consumer(cluster, body=b'{"jstack":"x"}')
+    await cluster.heartbeat("c1", ("T", "*"), client=client)
+    fields = {"consumerGroup": "g", "clientId": "c1", "jstackEnable": "x"}
+    answer = await cluster.ask(INFO, **fields)
+    assert (answer.code, answer.remark, answer.body) == (0, "hello", b'{"jstack":"x"}')
+    assert decode_fields(answer) == {"a": "b"}
+    assert asked == [(INFO, fields, b"")]
+    await client.close()
 
 
-def test_a_message_is_consumed_directly(run):
-    async def scenario(cluster):
-        sent = decode_header(await cluster.send(body=b"once more"), SendMessageResponse)
-        client, asked = consumer(cluster)
-        await cluster.heartbeat("c1", ("T", "*"), client=client)
-        fields = {"consumerGroup": "g", "clientId": "c1", "msgId": sent.msg_id, "topic": "T"}
-        assert (await cluster.ask(DIRECTLY, **fields)).code == 0
-        ((_, handed_on, record),) = asked
-        assert handed_on == fields | {"brokerName": "broker-a", "topicSysFlag": "0", "groupSysFlag": "0"}
-        assert [message.body for message in read_messages(record)] == [b"once more"]
-        await client.close()
-
-    run(scenario)
+async def test_a_message_is_consumed_directly(cluster):
+    sent = decode_header(await cluster.send(body=b"once more"), SendMessageResponse)
+    client, asked = consumer(cluster)
+    await cluster.heartbeat("c1", ("T", "*"), client=client)
+    fields = {"consumerGroup": "g", "clientId": "c1", "msgId": sent.msg_id, "topic": "T"}
+    assert (await cluster.ask(DIRECTLY, **fields)).code == 0
+    ((_, handed_on, record),) = asked
+    assert handed_on == fields | {"brokerName": "broker-a", "topicSysFlag": "0", "groupSysFlag": "0"}
+    assert [message.body for message in read_messages(record)] == [b"once more"]
+    await client.close()
 
 
 @pytest.mark.parametrize(
@@ -118,15 +103,12 @@ def test_a_message_is_consumed_directly(run):
         ("7F00000100002A9F7F" + "FF" * 7, f"can not find message by the offset, {(1 << 63) - 1}"),
     ],
 )
-def test_a_message_that_is_not_there_is_not_consumed(run, message_id, remark):
-    async def scenario(cluster):
-        client, asked = consumer(cluster)
-        await cluster.heartbeat("c1", ("T", "*"), client=client)
-        answer = await cluster.ask(DIRECTLY, consumerGroup="g", clientId="c1", msgId=message_id)
-        assert (answer.code, answer.remark, asked) == (1, remark, [])
-        await client.close()
-
-    run(scenario)
+async def test_a_message_that_is_not_there_is_not_consumed(message_id, remark, cluster):
+    client, asked = consumer(cluster)
+    await cluster.heartbeat("c1", ("T", "*"), client=client)
+    answer = await cluster.ask(DIRECTLY, consumerGroup="g", clientId="c1", msgId=message_id)
+    assert (answer.code, answer.remark, asked) == (1, remark, [])
+    await client.close()
 
 
 @pytest.mark.parametrize(
@@ -138,76 +120,61 @@ def test_a_message_that_is_not_there_is_not_consumed(run, message_id, remark):
         ({"consumerGroup": "", "clientId": ""}, "<> <>"),
     ],
 )
-def test_a_client_that_is_not_there_is_not_asked(run, fields, shown):
-    async def scenario(cluster):
-        await cluster.heartbeat("c1", ("T", "*"))
-        answer = await cluster.ask(INFO, **fields)
-        assert (answer.code, answer.remark) == (1, f"The Consumer {shown} not online")
-        assert (await cluster.ask(INFO)).code == 1
-
-    run(scenario)
+async def test_a_client_that_is_not_there_is_not_asked(fields, shown, cluster):
+    await cluster.heartbeat("c1", ("T", "*"))
+    answer = await cluster.ask(INFO, **fields)
+    assert (answer.code, answer.remark) == (1, f"The Consumer {shown} not online")
+    assert (await cluster.ask(INFO)).code == 1
 
 
-def test_a_client_that_says_nothing_or_goes(run, monkeypatch):
+async def test_a_client_that_says_nothing_or_goes(monkeypatch, cluster):
     monkeypatch.setattr(clients, "_RELAY_TIMEOUT_MS", 100)
     monkeypatch.setattr(clients, "_STATUS_TIMEOUT_MS", 100)
 
-    async def scenario(cluster):
-        client = cluster.new_client(dict.fromkeys((INFO, FROM_CLIENT), lambda connection, command: None))
-        await cluster.heartbeat("c1", ("T", "*"), client=client)
-        answer = await cluster.ask(INFO, consumerGroup="g", clientId="c1")
-        assert answer.code == 207
-        assert answer.remark.startswith("consumer <g> <c1> Timeout: ")
-        answer = await cluster.ask(STATUS, group="g", topic="T")
-        assert (answer.code, decode_as(answer.body, ConsumerStatus).consumer_table) == (0, {})
-        monkeypatch.setattr(clients, "_RELAY_TIMEOUT_MS", 10_000)
-        asking = asyncio.ensure_future(cluster.ask(INFO, consumerGroup="g", clientId="c1"))
-        while not any(c._calls for c in cluster.standalone._broker.context.clients.consumers("g").members):
-            await asyncio.sleep(0)
-        await client.close()
-        answer = await asking
-        assert answer.code == 1
-        assert answer.remark.startswith("invoke consumer <g> <c1> Exception: ")
-
-    run(scenario)
+    client = cluster.new_client(dict.fromkeys((INFO, FROM_CLIENT), lambda connection, command: None))
+    await cluster.heartbeat("c1", ("T", "*"), client=client)
+    answer = await cluster.ask(INFO, consumerGroup="g", clientId="c1")
+    assert answer.code == 207
+    assert answer.remark.startswith("consumer <g> <c1> Timeout: ")
+    answer = await cluster.ask(STATUS, group="g", topic="T")
+    assert (answer.code, decode_as(answer.body, ConsumerStatus).consumer_table) == (0, {})
+    monkeypatch.setattr(clients, "_RELAY_TIMEOUT_MS", 10_000)
+    asking = asyncio.ensure_future(cluster.ask(INFO, consumerGroup="g", clientId="c1"))
+    while not any(c._calls for c in cluster.standalone._broker.context.clients.consumers("g").members):
+        await asyncio.sleep(0)
+    await client.close()
+    answer = await asking
+    assert answer.code == 1
+    assert answer.remark.startswith("invoke consumer <g> <c1> Exception: ")
 
 
 @pytest.mark.parametrize(
     ("client_addr", "asked_ids"), [(None, {"c1", "c2"}), ("", {"c1", "c2"}), ("c2", {"c2"}), ("x", set())]
 )
-def test_where_the_members_of_a_group_are(run, client_addr, asked_ids):
-    async def scenario(cluster):
-        fields = {} if client_addr is None else {"clientAddr": client_addr}
-        body = dumps(ConsumerStatus(message_queue_table={MessageQueue("T", "b", 1): 7}))
-        clients = {name: consumer(cluster, body=body)[0] for name in ("c1", "c2")}
-        for name, client in clients.items():
-            await cluster.heartbeat(name, ("T", "*"), client=client)
-        answer = await cluster.ask(STATUS, group="g", topic="T", **fields)
-        table = decode_as(answer.body, ConsumerStatus).consumer_table
-        assert set(table) == asked_ids
-        assert all(list(queues.values()) == [7] for queues in table.values())
-        for client in clients.values():
-            await client.close()
-
-    run(scenario)
+async def test_where_the_members_of_a_group_are(client_addr, asked_ids, cluster):
+    fields = {} if client_addr is None else {"clientAddr": client_addr}
+    body = dumps(ConsumerStatus(message_queue_table={MessageQueue("T", "b", 1): 7}))
+    clients = {name: consumer(cluster, body=body)[0] for name in ("c1", "c2")}
+    for name, client in clients.items():
+        await cluster.heartbeat(name, ("T", "*"), client=client)
+    answer = await cluster.ask(STATUS, group="g", topic="T", **fields)
+    table = decode_as(answer.body, ConsumerStatus).consumer_table
+    assert set(table) == asked_ids
+    assert all(list(queues.values()) == [7] for queues in table.values())
+    for client in clients.values():
+        await client.close()
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"messageQueueTable":7}'])
-def test_an_answer_that_cannot_be_read_counts_as_none(run, body):
-    async def scenario(cluster):
-        client, _ = consumer(cluster, body=body)
-        await cluster.heartbeat("c1", ("T", "*"), client=client)
-        answer = await cluster.ask(STATUS, group="g", topic="T")
-        assert (answer.code, decode_as(answer.body, ConsumerStatus).consumer_table) == (0, {})
-        await client.close()
-
-    run(scenario)
+async def test_an_answer_that_cannot_be_read_counts_as_none(body, cluster):
+    client, _ = consumer(cluster, body=body)
+    await cluster.heartbeat("c1", ("T", "*"), client=client)
+    answer = await cluster.ask(STATUS, group="g", topic="T")
+    assert (answer.code, decode_as(answer.body, ConsumerStatus).consumer_table) == (0, {})
+    await client.close()
 
 
-def test_nobody_to_ask(run):
-    async def scenario(cluster):
-        answer = await cluster.ask(STATUS, group="none", topic="T")
-        assert (answer.code, answer.remark) == (1, "No Any Consumer online in the consumer group: [none]")
-        assert (await cluster.ask(STATUS)).code == 1
-
-    run(scenario)
+async def test_nobody_to_ask(cluster):
+    answer = await cluster.ask(STATUS, group="none", topic="T")
+    assert (answer.code, answer.remark) == (1, "No Any Consumer online in the consumer group: [none]")
+    assert (await cluster.ask(STATUS)).code == 1

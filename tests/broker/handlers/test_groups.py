@@ -38,24 +38,20 @@ async def group(cluster, name="g1"):
         ({"groupName": "g1", "attributes": {"+priority.factor": "101"}}, 1, "value is not in range(0, 100)"),
     ],
 )
-def test_refused_groups(run, body, code, remark):
-    async def scenario(cluster):
+async def test_refused_groups(body, code, remark, tmp_path):
+    async with Cluster(tmp_path / "store", broker=NO_AUTO_CREATE) as cluster:
         for request_code, content in ((CREATE, body), (SEVERAL, {"groupConfigList": [{"groupName": "g1"}, body]})):
             answer = await cluster.ask(request_code, content)
             assert (answer.code, answer.remark) == (code, remark)
         assert await group(cluster) == (26, "No group in this broker")
 
-    run(scenario, broker=NO_AUTO_CREATE)
-
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"null", b'{"groupName":"g1","retryMaxTimes":99999999999}', b"\xff"])
-def test_a_body_that_cannot_be_read_creates_nothing(run, body):
-    async def scenario(cluster):
+async def test_a_body_that_cannot_be_read_creates_nothing(body, tmp_path):
+    async with Cluster(tmp_path / "store", broker=NO_AUTO_CREATE) as cluster:
         assert (await cluster.ask(CREATE, body)).code == 1
         assert (await cluster.ask(SEVERAL, b'{"groupConfigList":[{"groupName":"g1"},' + body + b"]}")).code == 1
         assert await group(cluster) == (26, "No group in this broker")
-
-    run(scenario, broker=NO_AUTO_CREATE)
 
 
 def test_a_group_is_changed_and_kept(tmp_path):
@@ -80,85 +76,70 @@ def test_a_group_is_changed_and_kept(tmp_path):
     run_virtual(second())
 
 
-def test_asking_for_a_group_creates_it_where_that_is_allowed(run):
-    async def scenario(cluster):
-        assert (await group(cluster))["retryMaxTimes"] == 16
-        assert await group(cluster, "a b") == (26, "No group in this broker")
-        assert (await cluster.ask(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)).code == 1
-        answer = await cluster.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-        table = json.loads(answer.body)["subscriptionGroupTable"]
-        assert {"g1", "TOOLS_CONSUMER", "CID_RMQ_SYS_TRANS"} <= set(table)
-
-    run(scenario)
+async def test_asking_for_a_group_creates_it_where_that_is_allowed(cluster):
+    assert (await group(cluster))["retryMaxTimes"] == 16
+    assert await group(cluster, "a b") == (26, "No group in this broker")
+    assert (await cluster.ask(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)).code == 1
+    answer = await cluster.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+    table = json.loads(answer.body)["subscriptionGroupTable"]
+    assert {"g1", "TOOLS_CONSUMER", "CID_RMQ_SYS_TRANS"} <= set(table)
 
 
 @pytest.mark.parametrize("clean", [{}, {"cleanOffset": "x"}, {"cleanOffset": "true"}])
-def test_a_deleted_group_takes_its_offsets_along_where_that_is_asked_for(run, clean):
-    async def scenario(cluster):
-        await cluster.send()
-        for name in ("g1", "g2"):
-            await cluster.pull(group=name)
-            await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequest(name, "T", 0, 1))
-            await cluster.ask(FORBID, group=name, topic="T", readable="false")
-        assert (await cluster.ask(DELETE, groupName="g1", **clean)).code == 0
-        table = json.loads((await cluster.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)).body)
-        assert ("g1" in table["subscriptionGroupTable"], "g2" in table["subscriptionGroupTable"]) == (False, True)
-        assert table["forbiddenTable"] == {"g2": {"T": 4}}
-        offsets = decode_as((await cluster.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)).body, dict)["offsetTable"]
-        assert set(offsets) == ({"T@g2"} if clean.get("cleanOffset") == "true" else {"T@g1", "T@g2"})
-
-    run(scenario)
+async def test_a_deleted_group_takes_its_offsets_along_where_that_is_asked_for(clean, cluster):
+    await cluster.send()
+    for name in ("g1", "g2"):
+        await cluster.pull(group=name)
+        await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequest(name, "T", 0, 1))
+        await cluster.ask(FORBID, group=name, topic="T", readable="false")
+    assert (await cluster.ask(DELETE, groupName="g1", **clean)).code == 0
+    table = json.loads((await cluster.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)).body)
+    assert ("g1" in table["subscriptionGroupTable"], "g2" in table["subscriptionGroupTable"]) == (False, True)
+    assert table["forbiddenTable"] == {"g2": {"T": 4}}
+    offsets = decode_as((await cluster.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)).body, dict)["offsetTable"]
+    assert set(offsets) == ({"T@g2"} if clean.get("cleanOffset") == "true" else {"T@g1", "T@g2"})
 
 
-def test_an_unknown_group_may_be_deleted_but_it_has_to_be_named(run):
-    async def scenario(cluster):
-        assert [(await cluster.ask(DELETE, groupName=name)).code for name in ("", "none")] == [0, 0]
-        assert (await cluster.ask(DELETE)).code == 1
-
-    run(scenario)
+async def test_an_unknown_group_may_be_deleted_but_it_has_to_be_named(cluster):
+    assert [(await cluster.ask(DELETE, groupName=name)).code for name in ("", "none")] == [0, 0]
+    assert (await cluster.ask(DELETE)).code == 1
 
 
-def test_a_topic_is_closed_to_a_group(run):
-    async def scenario(cluster):
-        await cluster.send()
-        await cluster.heartbeat("c1", ("T", "*"))
+async def test_a_topic_is_closed_to_a_group(cluster):
+    await cluster.send()
+    await cluster.heartbeat("c1", ("T", "*"))
 
-        async def forbidden(**readable):
-            answer = await cluster.ask(FORBID, group="g", topic="T", **readable)
-            return answer.code, json.loads(answer.body)["readable"]
+    async def forbidden(**readable):
+        answer = await cluster.ask(FORBID, group="g", topic="T", **readable)
+        return answer.code, json.loads(answer.body)["readable"]
 
-        assert await forbidden() == (0, True)
-        assert await forbidden(readable="false") == (0, False)
-        assert await forbidden() == (0, False)
-        answer = await cluster.pull(flags=PullFlag(0))
-        assert (answer.code, answer.remark) == (16, "the consumer group[g] is forbidden for topic[T]")
-        assert await forbidden(readable="true") == (0, True)
-        assert (await cluster.pull(flags=PullFlag(0))).code == 0
-        assert (await cluster.ask(FORBID)).code == 1
-
-    run(scenario)
+    assert await forbidden() == (0, True)
+    assert await forbidden(readable="false") == (0, False)
+    assert await forbidden() == (0, False)
+    answer = await cluster.pull(flags=PullFlag(0))
+    assert (answer.code, answer.remark) == (16, "the consumer group[g] is forbidden for topic[T]")
+    assert await forbidden(readable="true") == (0, True)
+    assert (await cluster.pull(flags=PullFlag(0))).code == 0
+    assert (await cluster.ask(FORBID)).code == 1
 
 
-def test_who_consumes_what(run):
-    async def scenario(cluster):
-        await cluster.send()
-        await cluster.heartbeat("c1", ("T", "A || B"), group="online")
-        await cluster.pull(group="stored")
-        await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequest("stored", "T", 0, 1))
-        by_whom = await cluster.ask(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, topic="T")
-        assert json.loads(by_whom.body) == {"groupList": ["online", "stored"]}
-        topics = [
-            json.loads((await cluster.ask(RequestCode.QUERY_TOPICS_BY_CONSUMER, group=name)).body)["topicList"]
-            for name in ("online", "stored", "none")
-        ]
-        assert topics == [[], ["T"], []]
-        asked = RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER
-        online = json.loads((await cluster.ask(asked, group="online", topic="T")).body)
-        assert (online["group"], online["subscriptionData"]["subString"]) == ("online", "A || B")
-        for group_name, topic in (("online", "U"), ("none", "T")):
-            answer = json.loads((await cluster.ask(asked, group=group_name, topic=topic)).body)
-            assert answer == {"group": group_name, "topic": topic}
-        for code in (asked, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, RequestCode.QUERY_TOPICS_BY_CONSUMER):
-            assert (await cluster.ask(code)).code == 1
-
-    run(scenario)
+async def test_who_consumes_what(cluster):
+    await cluster.send()
+    await cluster.heartbeat("c1", ("T", "A || B"), group="online")
+    await cluster.pull(group="stored")
+    await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequest("stored", "T", 0, 1))
+    by_whom = await cluster.ask(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, topic="T")
+    assert json.loads(by_whom.body) == {"groupList": ["online", "stored"]}
+    topics = [
+        json.loads((await cluster.ask(RequestCode.QUERY_TOPICS_BY_CONSUMER, group=name)).body)["topicList"]
+        for name in ("online", "stored", "none")
+    ]
+    assert topics == [[], ["T"], []]
+    asked = RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER
+    online = json.loads((await cluster.ask(asked, group="online", topic="T")).body)
+    assert (online["group"], online["subscriptionData"]["subString"]) == ("online", "A || B")
+    for group_name, topic in (("online", "U"), ("none", "T")):
+        answer = json.loads((await cluster.ask(asked, group=group_name, topic=topic)).body)
+        assert answer == {"group": group_name, "topic": topic}
+    for code in (asked, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, RequestCode.QUERY_TOPICS_BY_CONSUMER):
+        assert (await cluster.ask(code)).code == 1

@@ -42,14 +42,11 @@ def test_committed_offsets_survive_a_restart(tmp_path):
     assert stored["groupTopicMap"] == {"g": ["T"]}
 
 
-def test_without_a_committed_offset_the_rule_of_the_first_message_holds(run):
-    async def scenario(cluster):
-        await cluster.send()
-        for queue_id, zero, code in [(0, None, 0), (1, None, 22), (0, False, 22)]:
-            header = QueryConsumerOffsetRequest("new", "T", queue_id, zero)
-            assert (await cluster.call(RequestCode.QUERY_CONSUMER_OFFSET, header)).code == code
-
-    run(scenario)
+async def test_without_a_committed_offset_the_rule_of_the_first_message_holds(cluster):
+    await cluster.send()
+    for queue_id, zero, code in [(0, None, 0), (1, None, 22), (0, False, 22)]:
+        header = QueryConsumerOffsetRequest("new", "T", queue_id, zero)
+        assert (await cluster.call(RequestCode.QUERY_CONSUMER_OFFSET, header)).code == code
 
 
 @pytest.mark.parametrize(
@@ -61,14 +58,11 @@ def test_without_a_committed_offset_the_rule_of_the_first_message_holds(run):
         (UpdateConsumerOffsetRequest("g", "T", 0), 29, "Offset is null, topic is T"),
     ],
 )
-def test_refused_commits(run, header, code, remark):
-    async def scenario(cluster):
-        await cluster.send()
-        await cluster.pull()
-        answer = await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, header)
-        assert (answer.code, answer.remark) == (code, remark)
-
-    run(scenario)
+async def test_refused_commits(header, code, remark, cluster):
+    await cluster.send()
+    await cluster.pull()
+    answer = await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    assert (answer.code, answer.remark) == (code, remark)
 
 
 @pytest.mark.parametrize(
@@ -84,16 +78,13 @@ def test_refused_commits(run, header, code, remark):
         ({"queueId": 99, "commitOffset": 1 << 62}, 0, None),
     ],
 )
-def test_commits_with_odd_fields(run, fields, code, remark):
-    async def scenario(cluster):
-        await cluster.send()
-        await cluster.pull()
-        good = {"consumerGroup": "g", "topic": "T", "queueId": 0, "commitOffset": 1}
-        answer = await cluster.ask(RequestCode.UPDATE_CONSUMER_OFFSET, **(good | fields))
-        assert (answer.code, answer.remark) == (code, remark)
-        assert (await cluster.ask(RequestCode.UPDATE_CONSUMER_OFFSET)).code == 1
-
-    run(scenario)
+async def test_commits_with_odd_fields(fields, code, remark, cluster):
+    await cluster.send()
+    await cluster.pull()
+    good = {"consumerGroup": "g", "topic": "T", "queueId": 0, "commitOffset": 1}
+    answer = await cluster.ask(RequestCode.UPDATE_CONSUMER_OFFSET, **(good | fields))
+    assert (answer.code, answer.remark) == (code, remark)
+    assert (await cluster.ask(RequestCode.UPDATE_CONSUMER_OFFSET)).code == 1
 
 
 @pytest.mark.parametrize(
@@ -109,49 +100,40 @@ def test_commits_with_odd_fields(run, fields, code, remark):
         ({"consumerGroup": "g", "topic": "none", "queueId": 0}, 22),
     ],
 )
-def test_queries_with_odd_fields(run, fields, code):
-    async def scenario(cluster):
-        await cluster.send()
-        assert (await cluster.ask(RequestCode.QUERY_CONSUMER_OFFSET, **fields)).code == code
-        await cluster.pull()
-        # A negative offset counts as none.
-        await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequest("g", "T", 0, -3))
-        assert await cluster.number(RequestCode.QUERY_CONSUMER_OFFSET, QueryConsumerOffsetRequest("g", "T", 0)) == 0
-
-    run(scenario)
+async def test_queries_with_odd_fields(fields, code, cluster):
+    await cluster.send()
+    assert (await cluster.ask(RequestCode.QUERY_CONSUMER_OFFSET, **fields)).code == code
+    await cluster.pull()
+    # A negative offset counts as none.
+    await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequest("g", "T", 0, -3))
+    assert await cluster.number(RequestCode.QUERY_CONSUMER_OFFSET, QueryConsumerOffsetRequest("g", "T", 0)) == 0
 
 
 @pytest.mark.parametrize("code", [29, 30, 31, 32])
-def test_bounds_with_odd_fields(run, code):
-    async def scenario(cluster):
-        for fields in ({}, {"topic": "T"}, {"topic": "T", "queueId": "x"}, {"topic": "T", "queueId": 1 << 40}):
-            assert (await cluster.ask(code, timestamp=0, **fields)).code == 1
-        assert (await cluster.ask(29, topic="T", queueId=0, timestamp="x")).code == 1
-        odd = {"topic": "T", "queueId": -5, "timestamp": 1 << 62, "boundaryType": "zz"}
-        assert (await cluster.ask(code, **odd)).code == 0
-
-    run(scenario)
+async def test_bounds_with_odd_fields(code, cluster):
+    for fields in ({}, {"topic": "T"}, {"topic": "T", "queueId": "x"}, {"topic": "T", "queueId": 1 << 40}):
+        assert (await cluster.ask(code, timestamp=0, **fields)).code == 1
+    assert (await cluster.ask(29, topic="T", queueId=0, timestamp="x")).code == 1
+    odd = {"topic": "T", "queueId": -5, "timestamp": 1 << 62, "boundaryType": "zz"}
+    assert (await cluster.ask(code, **odd)).code == 0
 
 
-def test_bounds_and_times_of_a_queue(run):
-    async def scenario(cluster):
-        before = SYSTEM_CLOCK.now_ms()
-        for _ in range(3):
-            await cluster.send()
-        queue = QueueRequest("T", 0)
-        assert await cluster.number(RequestCode.GET_MAX_OFFSET, queue) == 3
-        assert await cluster.number(RequestCode.GET_MIN_OFFSET, queue) == 0
-        assert await cluster.number(RequestCode.GET_MAX_OFFSET, QueueRequest("none", 0)) == 0
-        search = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
-        assert await cluster.number(search, SearchOffsetRequest("T", 0, before - 1)) == 0
-        assert await cluster.number(search, SearchOffsetRequest("T", 0, before + 3_600_000)) == 3
-        assert await cluster.number(search, SearchOffsetRequest("T", 0, before + 3_600_000, "upper")) == 2
-        times = [await cluster.call(RequestCode.GET_EARLIEST_MSG_STORETIME, QueueRequest("T", q)) for q in (0, 1)]
-        earliest, none = (int(decode_fields(answer)["timestamp"]) for answer in times)
-        assert before <= earliest <= before + 60_000
-        assert none == -1
-
-    run(scenario)
+async def test_bounds_and_times_of_a_queue(cluster):
+    before = SYSTEM_CLOCK.now_ms()
+    for _ in range(3):
+        await cluster.send()
+    queue = QueueRequest("T", 0)
+    assert await cluster.number(RequestCode.GET_MAX_OFFSET, queue) == 3
+    assert await cluster.number(RequestCode.GET_MIN_OFFSET, queue) == 0
+    assert await cluster.number(RequestCode.GET_MAX_OFFSET, QueueRequest("none", 0)) == 0
+    search = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+    assert await cluster.number(search, SearchOffsetRequest("T", 0, before - 1)) == 0
+    assert await cluster.number(search, SearchOffsetRequest("T", 0, before + 3_600_000)) == 3
+    assert await cluster.number(search, SearchOffsetRequest("T", 0, before + 3_600_000, "upper")) == 2
+    times = [await cluster.call(RequestCode.GET_EARLIEST_MSG_STORETIME, QueueRequest("T", q)) for q in (0, 1)]
+    earliest, none = (int(decode_fields(answer)["timestamp"]) for answer in times)
+    assert before <= earliest <= before + 60_000
+    assert none == -1
 
 
 # ---- how far queues are filled (remoting.md §4.4, §6.4.9)
@@ -160,20 +142,17 @@ def test_bounds_and_times_of_a_queue(run):
 BOUNDS = RequestCode.GET_TOPIC_STATS_INFO
 
 
-def test_the_bounds_of_a_topic(run):
-    async def scenario(cluster):
-        before_ms = SYSTEM_CLOCK.now_ms()
-        for _ in range(3):
-            await cluster.send()
-        table = decode_as((await cluster.ask(BOUNDS, topic="T")).body, TopicStatsTable).offset_table
-        found = {queue.queue_id: (bounds.min_offset, bounds.max_offset) for queue, bounds in table.items()}
-        assert found == {0: (0, 3), 1: (0, 0), 2: (0, 0), 3: (0, 0)}
-        times = {queue.queue_id: bounds.last_update_timestamp for queue, bounds in table.items()}
-        assert before_ms <= times[0] < before_ms + 60_000
-        assert times[1] == 0
-        assert {queue.broker_name for queue in table} == {"broker-a"}
-        answer = await cluster.ask(BOUNDS, topic="none")
-        assert (answer.code, answer.remark) == (17, "topic[none] not exist")
-        assert (await cluster.ask(BOUNDS)).code == 1
-
-    run(scenario)
+async def test_the_bounds_of_a_topic(cluster):
+    before_ms = SYSTEM_CLOCK.now_ms()
+    for _ in range(3):
+        await cluster.send()
+    table = decode_as((await cluster.ask(BOUNDS, topic="T")).body, TopicStatsTable).offset_table
+    found = {queue.queue_id: (bounds.min_offset, bounds.max_offset) for queue, bounds in table.items()}
+    assert found == {0: (0, 3), 1: (0, 0), 2: (0, 0), 3: (0, 0)}
+    times = {queue.queue_id: bounds.last_update_timestamp for queue, bounds in table.items()}
+    assert before_ms <= times[0] < before_ms + 60_000
+    assert times[1] == 0
+    assert {queue.broker_name for queue in table} == {"broker-a"}
+    answer = await cluster.ask(BOUNDS, topic="none")
+    assert (answer.code, answer.remark) == (17, "topic[none] not exist")
+    assert (await cluster.ask(BOUNDS)).code == 1

@@ -43,40 +43,34 @@ async def progress(cluster, **fields):
     }
 
 
-def test_how_far_a_group_is(run):
-    async def scenario(cluster):
-        before_ms = SYSTEM_CLOCK.now_ms()
-        for topic in ("T", "U"):
-            for _ in range(3):
-                await cluster.send(topic)
-        await cluster.pull(count=2)
-        await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequest("g", "T", 0, 1))
-        found = await progress(cluster, consumerGroup="g")
-        assert set(found) == {("T", queue_id) for queue_id in range(4)}
-        assert found["T", 0][:3] == (3, 1, 2)
-        assert before_ms <= found["T", 0][3] < before_ms + 60_000
-        assert found["T", 1] == (0, 0, 0, 0)
-        assert await progress(cluster, consumerGroup="g", topic="T") == found
-        assert await progress(cluster, consumerGroup="g", topicList="T;none") == found
-        assert (await progress(cluster, consumerGroup="g", topic="U"))["U", 0] == (3, 0, 0, 0)
-        for fields in ({"consumerGroup": "none"}, {"consumerGroup": ""}, {"consumerGroup": "g", "topic": "none"}):
-            assert await progress(cluster, **fields) == {}
-        assert (await cluster.ask(PROGRESS)).code == 1
-
-    run(scenario)
+async def test_how_far_a_group_is(cluster):
+    before_ms = SYSTEM_CLOCK.now_ms()
+    for topic in ("T", "U"):
+        for _ in range(3):
+            await cluster.send(topic)
+    await cluster.pull(count=2)
+    await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequest("g", "T", 0, 1))
+    found = await progress(cluster, consumerGroup="g")
+    assert set(found) == {("T", queue_id) for queue_id in range(4)}
+    assert found["T", 0][:3] == (3, 1, 2)
+    assert before_ms <= found["T", 0][3] < before_ms + 60_000
+    assert found["T", 1] == (0, 0, 0, 0)
+    assert await progress(cluster, consumerGroup="g", topic="T") == found
+    assert await progress(cluster, consumerGroup="g", topicList="T;none") == found
+    assert (await progress(cluster, consumerGroup="g", topic="U"))["U", 0] == (3, 0, 0, 0)
+    for fields in ({"consumerGroup": "none"}, {"consumerGroup": ""}, {"consumerGroup": "g", "topic": "none"}):
+        assert await progress(cluster, **fields) == {}
+    assert (await cluster.ask(PROGRESS)).code == 1
 
 
 @pytest.mark.parametrize(("topics", "shown"), [(("U",), {"U"}), (("T", "U"), {"T", "U"})])
-def test_what_a_group_online_no_longer_subscribes_to_is_left_out(run, topics, shown):
-    async def scenario(cluster):
-        for topic in ("T", "U"):
-            await cluster.send(topic)
-            await cluster.heartbeat("c0", (topic, "*"))
-            await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequest("g", topic, 0, 1))
-        await cluster.heartbeat("c1", *((topic, "*") for topic in topics))
-        assert {topic for topic, _ in await progress(cluster, consumerGroup="g")} == shown
-
-    run(scenario)
+async def test_what_a_group_online_no_longer_subscribes_to_is_left_out(topics, shown, cluster):
+    for topic in ("T", "U"):
+        await cluster.send(topic)
+        await cluster.heartbeat("c0", (topic, "*"))
+        await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequest("g", topic, 0, 1))
+    await cluster.heartbeat("c1", *((topic, "*") for topic in topics))
+    assert {topic for topic, _ in await progress(cluster, consumerGroup="g")} == shown
 
 
 # ---- all groups
@@ -102,56 +96,48 @@ async def all_groups(cluster, **fields):
     }, (found.total_diff, found.total_inflight_diff)
 
 
-def test_how_far_all_groups_are(run):
-    async def scenario(cluster):
-        ordered = {"topicConfigList": [{"topicName": "O", "order": True}]}
-        await cluster.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, ordered)
-        for topic in ("T", "O"):
-            for _ in range(3):
-                await cluster.send(topic)
-            await commit(cluster, 1, topic)
-        await commit(cluster, 2, group="h")
-        await cluster.pull(1, count=1, group="g")
-        table, sums = await all_groups(cluster, isOrder="false")
-        assert table["g"] == [{("T", 0): (3, 1)}, {("O", 0): (3, 1)}]
-        assert table["h"] == [{("T", 0): (3, 2)}]
-        assert table["TOOLS_CONSUMER"] == []
-        assert sums == (5, 1)
-        table, sums = await all_groups(cluster, isOrder="true")
-        assert (table["g"], table["h"], sums) == ([{("O", 0): (3, 1)}], [], (2, 0))
-        assert await all_groups(cluster) == await all_groups(cluster, isOrder="x")
-
-    run(scenario)
+async def test_how_far_all_groups_are(cluster):
+    ordered = {"topicConfigList": [{"topicName": "O", "order": True}]}
+    await cluster.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, ordered)
+    for topic in ("T", "O"):
+        for _ in range(3):
+            await cluster.send(topic)
+        await commit(cluster, 1, topic)
+    await commit(cluster, 2, group="h")
+    await cluster.pull(1, count=1, group="g")
+    table, sums = await all_groups(cluster, isOrder="false")
+    assert table["g"] == [{("T", 0): (3, 1)}, {("O", 0): (3, 1)}]
+    assert table["h"] == [{("T", 0): (3, 2)}]
+    assert table["TOOLS_CONSUMER"] == []
+    assert sums == (5, 1)
+    table, sums = await all_groups(cluster, isOrder="true")
+    assert (table["g"], table["h"], sums) == ([{("O", 0): (3, 1)}], [], (2, 0))
+    assert await all_groups(cluster) == await all_groups(cluster, isOrder="x")
 
 
 # ---- times
 
 
-def test_when_the_messages_of_a_group_were_stored(run):
-    async def scenario(cluster):
-        before_ms = SYSTEM_CLOCK.now_ms()
-        for _ in range(3):
-            await cluster.send()
-        await commit(cluster, 2)
-        spans = decode_as((await cluster.ask(SPANS, topic="T", group="g")).body, ConsumeTimeSpans).consume_time_span_set
-        first, *empty = spans
-        assert [span.message_queue.queue_id for span in spans] == [0, 1, 2, 3]
-        assert (
-            before_ms <= first.min_time_stamp <= first.consume_time_stamp <= first.max_time_stamp < before_ms + DAY_MS
-        )
-        assert 0 <= first.delay_time < DAY_MS
-        local = time.strftime("%Y-%m-%d#%H:%M:%S", time.localtime(first.max_time_stamp // 1000))
-        assert first.max_time_stamp_str == f"{local}:{first.max_time_stamp % 1000:03d}"
-        assert {(s.min_time_stamp, s.max_time_stamp, s.consume_time_stamp, s.delay_time) for s in empty} == {
-            (-1, -1, -1, 0)
-        }
-        (stranger, *_) = decode_as((await cluster.ask(SPANS, topic="T")).body, ConsumeTimeSpans).consume_time_span_set
-        assert (stranger.consume_time_stamp, stranger.delay_time) == (first.min_time_stamp, 0)
-        answer = await cluster.ask(SPANS, topic="none", group="g")
-        assert (answer.code, answer.remark) == (17, "topic[none] not exist")
-        assert (await cluster.ask(SPANS, group="g")).code == 1
-
-    run(scenario)
+async def test_when_the_messages_of_a_group_were_stored(cluster):
+    before_ms = SYSTEM_CLOCK.now_ms()
+    for _ in range(3):
+        await cluster.send()
+    await commit(cluster, 2)
+    spans = decode_as((await cluster.ask(SPANS, topic="T", group="g")).body, ConsumeTimeSpans).consume_time_span_set
+    first, *empty = spans
+    assert [span.message_queue.queue_id for span in spans] == [0, 1, 2, 3]
+    assert before_ms <= first.min_time_stamp <= first.consume_time_stamp <= first.max_time_stamp < before_ms + DAY_MS
+    assert 0 <= first.delay_time < DAY_MS
+    local = time.strftime("%Y-%m-%d#%H:%M:%S", time.localtime(first.max_time_stamp // 1000))
+    assert first.max_time_stamp_str == f"{local}:{first.max_time_stamp % 1000:03d}"
+    assert {(s.min_time_stamp, s.max_time_stamp, s.consume_time_stamp, s.delay_time) for s in empty} == {
+        (-1, -1, -1, 0)
+    }
+    (stranger, *_) = decode_as((await cluster.ask(SPANS, topic="T")).body, ConsumeTimeSpans).consume_time_span_set
+    assert (stranger.consume_time_stamp, stranger.delay_time) == (first.min_time_stamp, 0)
+    answer = await cluster.ask(SPANS, topic="none", group="g")
+    assert (answer.code, answer.remark) == (17, "topic[none] not exist")
+    assert (await cluster.ask(SPANS, group="g")).code == 1
 
 
 # ---- corrections
@@ -169,20 +155,17 @@ def test_when_the_messages_of_a_group_were_stored(run):
         ({"compareGroup": "ahead", "topic": "none"}, {}),
     ],
 )
-def test_the_offset_of_the_group_that_is_furthest_behind(run, fields, offsets):
-    async def scenario(cluster):
-        await cluster.send()
-        await commit(cluster, 3, group="ahead")
-        await commit(cluster, 0, group="ahead", queue_id=1)
-        await commit(cluster, 1, group="behind")
-        await commit(cluster, -1, group="below")  # its messages are deleted already
-        answer = await cluster.ask(CORRECTION, **{"topic": "T", **fields})
-        assert answer.code == 0
-        assert decode_as(answer.body, CorrectionOffsets).correction_offsets == offsets
-        assert (await cluster.ask(CORRECTION, compareGroup="g")).code == 1
-        assert (await progress(cluster, consumerGroup="behind"))["T", 0][1] == 1  # nobody is forgotten
-
-    run(scenario)
+async def test_the_offset_of_the_group_that_is_furthest_behind(fields, offsets, cluster):
+    await cluster.send()
+    await commit(cluster, 3, group="ahead")
+    await commit(cluster, 0, group="ahead", queue_id=1)
+    await commit(cluster, 1, group="behind")
+    await commit(cluster, -1, group="below")  # its messages are deleted already
+    answer = await cluster.ask(CORRECTION, **{"topic": "T", **fields})
+    assert answer.code == 0
+    assert decode_as(answer.body, CorrectionOffsets).correction_offsets == offsets
+    assert (await cluster.ask(CORRECTION, compareGroup="g")).code == 1
+    assert (await progress(cluster, consumerGroup="behind"))["T", 0][1] == 1  # nobody is forgotten
 
 
 # ---- counters
@@ -198,30 +181,27 @@ async def counted(cluster, name, key):
     return found.stats_minute.sum
 
 
-def test_what_comes_and_goes_is_counted(run):
-    async def scenario(cluster):
-        assert await counted(cluster, "TOPIC_PUT_NUMS", "T") is None
-        for _ in range(3):
-            await cluster.send()
-        await cluster.pull(count=2)
-        await cluster.pull(2)
-        await cluster.pull(3)
-        message_offset = 0
-        await cluster.ask(RequestCode.CONSUMER_SEND_MSG_BACK, offset=message_offset, group="g", delayLevel=18)
-        assert await counted(cluster, "TOPIC_PUT_NUMS", "T") == 3
-        assert await counted(cluster, "TOPIC_PUT_NUMS", "SCHEDULE_TOPIC_XXXX") == 1
-        assert await counted(cluster, "BROKER_PUT_NUMS", "DefaultCluster") == 3  # without what was given back
-        assert await counted(cluster, "GROUP_GET_NUMS", "T@g") == 3
-        assert await counted(cluster, "BROKER_GET_NUMS", "DefaultCluster") == 3
-        assert await counted(cluster, "SNDBCK_PUT_NUMS", "T@g") == 1
-        bounds = decode_as((await cluster.ask(RequestCode.GET_TOPIC_STATS_INFO, topic="T")).body, TopicStatsTable)
-        assert bounds.topic_put_tps > 0
-        stats = decode_as((await cluster.ask(PROGRESS, consumerGroup="g", topic="T")).body, ConsumeStats)
-        assert stats.consume_tps > 0
-        await cluster.ask(RequestCode.DELETE_TOPIC_IN_BROKER, topic="T")
-        for name, key in [("TOPIC_PUT_NUMS", "T"), ("GROUP_GET_NUMS", "T@g"), ("SNDBCK_PUT_NUMS", "T@g")]:
-            assert await counted(cluster, name, key) is None
-        answer = await cluster.ask(COUNTER)
-        assert (answer.code, answer.remark) == (1, "The stats <null> <null> not exist")
-
-    run(scenario)
+async def test_what_comes_and_goes_is_counted(cluster):
+    assert await counted(cluster, "TOPIC_PUT_NUMS", "T") is None
+    for _ in range(3):
+        await cluster.send()
+    await cluster.pull(count=2)
+    await cluster.pull(2)
+    await cluster.pull(3)
+    message_offset = 0
+    await cluster.ask(RequestCode.CONSUMER_SEND_MSG_BACK, offset=message_offset, group="g", delayLevel=18)
+    assert await counted(cluster, "TOPIC_PUT_NUMS", "T") == 3
+    assert await counted(cluster, "TOPIC_PUT_NUMS", "SCHEDULE_TOPIC_XXXX") == 1
+    assert await counted(cluster, "BROKER_PUT_NUMS", "DefaultCluster") == 3  # without what was given back
+    assert await counted(cluster, "GROUP_GET_NUMS", "T@g") == 3
+    assert await counted(cluster, "BROKER_GET_NUMS", "DefaultCluster") == 3
+    assert await counted(cluster, "SNDBCK_PUT_NUMS", "T@g") == 1
+    bounds = decode_as((await cluster.ask(RequestCode.GET_TOPIC_STATS_INFO, topic="T")).body, TopicStatsTable)
+    assert bounds.topic_put_tps > 0
+    stats = decode_as((await cluster.ask(PROGRESS, consumerGroup="g", topic="T")).body, ConsumeStats)
+    assert stats.consume_tps > 0
+    await cluster.ask(RequestCode.DELETE_TOPIC_IN_BROKER, topic="T")
+    for name, key in [("TOPIC_PUT_NUMS", "T"), ("GROUP_GET_NUMS", "T@g"), ("SNDBCK_PUT_NUMS", "T@g")]:
+        assert await counted(cluster, name, key) is None
+    answer = await cluster.ask(COUNTER)
+    assert (answer.code, answer.remark) == (1, "The stats <null> <null> not exist")

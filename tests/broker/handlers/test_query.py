@@ -20,6 +20,7 @@ from rmqkit.protocol.schemas.pull import (
     ViewMessageRequest,
 )
 from rmqkit.protocol.schemas.send import SendMessageResponse
+from tests.broker.cluster import Cluster
 
 UNIQUE_KEY = "U0000000000000000000000000000002"
 FOR_EVER = (1 << 63) - 1
@@ -44,7 +45,7 @@ def bodies(answer):
     return [message.body for message in read_messages(answer.body)]
 
 
-def test_messages_are_found_by_key_newest_kept_oldest_first(run):
+async def test_messages_are_found_by_key_newest_kept_oldest_first(cluster):
     questions = [
         ({"key": "k1"}, [b"m1"]),
         ({"key": "all"}, [b"m0", b"m1", b"m2", b"m3"]),
@@ -57,21 +58,18 @@ def test_messages_are_found_by_key_newest_kept_oldest_first(run):
         ({"key": "k1", "begin": -5}, [b"m1"]),
     ]
 
-    async def scenario(cluster):
-        await send_keyed(cluster)
-        newest = read_messages((await query(cluster, "k3")).body)[0]
-        for question, expected in questions:
-            answer = await query(cluster, **question)
-            assert answer.code == ResponseCode.SUCCESS
-            assert bodies(answer) == expected
-            header = decode_header(answer, QueryMessageResponse)
-            assert header.index_last_update_phyoffset == newest.physical_offset
-            assert header.index_last_update_timestamp == newest.store_timestamp
-
-    run(scenario)
+    await send_keyed(cluster)
+    newest = read_messages((await query(cluster, "k3")).body)[0]
+    for question, expected in questions:
+        answer = await query(cluster, **question)
+        assert answer.code == ResponseCode.SUCCESS
+        assert bodies(answer) == expected
+        header = decode_header(answer, QueryMessageResponse)
+        assert header.index_last_update_phyoffset == newest.physical_offset
+        assert header.index_last_update_timestamp == newest.store_timestamp
 
 
-def test_nothing_found_is_told(run):
+async def test_nothing_found_is_told(cluster):
     questions = [
         {"key": "none"},
         {"key": ""},
@@ -82,67 +80,51 @@ def test_nothing_found_is_told(run):
         {"key": "k1", "count": 0},
     ]
 
-    async def scenario(cluster):
-        await send_keyed(cluster)
-        for question in questions:
-            answer = await query(cluster, **question)
-            assert (answer.code, answer.remark) == (22, "can not find message, maybe time range not correct")
-            assert decode_header(answer, QueryMessageResponse) == QueryMessageResponse(0, 0)
-        assert (await query(cluster, "k1", count=-1)).code == ResponseCode.SYSTEM_ERROR
-        assert len(bodies(await query(cluster, UNIQUE_KEY, count=-1, is_unique_key=True))) == 1
-
-    run(scenario)
+    await send_keyed(cluster)
+    for question in questions:
+        answer = await query(cluster, **question)
+        assert (answer.code, answer.remark) == (22, "can not find message, maybe time range not correct")
+        assert decode_header(answer, QueryMessageResponse) == QueryMessageResponse(0, 0)
+    assert (await query(cluster, "k1", count=-1)).code == ResponseCode.SYSTEM_ERROR
+    assert len(bodies(await query(cluster, UNIQUE_KEY, count=-1, is_unique_key=True))) == 1
 
 
-def test_counts_are_bounded(run):
-    async def scenario(cluster):
-        await send_keyed(cluster, 70)
-        assert len(bodies(await query(cluster, "all", count=1000))) == 64
-        assert len(bodies(await query(cluster, "all", is_unique_key=True, count=1000))) == 32
-
-    run(scenario)
+async def test_counts_are_bounded(cluster):
+    await send_keyed(cluster, 70)
+    assert len(bodies(await query(cluster, "all", count=1000))) == 64
+    assert len(bodies(await query(cluster, "all", is_unique_key=True, count=1000))) == 32
 
 
-def test_an_answer_fits_into_a_frame(run):
-    async def scenario(cluster):
+async def test_an_answer_fits_into_a_frame(tmp_path):
+    async with Cluster(tmp_path / "store", store={"commit_log_file_bytes": 32 << 20}) as cluster:
         for _ in range(5):
             await cluster.send(body=b"x" * (4 << 20), properties="KEYS\x01big\x02")
         answer = await query(cluster, "big")
         assert len(read_messages(answer.body)) == 3
 
-    run(scenario, store={"commit_log_file_bytes": 32 << 20})
 
-
-def test_an_index_that_is_off_finds_nothing(run):
-    async def scenario(cluster):
+async def test_an_index_that_is_off_finds_nothing(tmp_path):
+    async with Cluster(tmp_path / "store", store={"message_index_enable": False}) as cluster:
         await send_keyed(cluster)
         assert (await query(cluster, "k1")).code == ResponseCode.QUERY_NOT_FOUND
 
-    run(scenario, store={"message_index_enable": False})
+
+async def test_a_message_is_viewed_by_the_offset_in_its_id(cluster):
+    await send_keyed(cluster)
+    message_id = decode_header(await cluster.send(body=b"seen"), SendMessageResponse).msg_id
+    offset = decode_offset_id(message_id)[2]
+    v6_id = offset_id(pack_host("::1", 10911), offset)
+    assert (len(message_id), len(v6_id)) == (32, 56)
+    for one in (message_id, v6_id):
+        answer = await cluster.call(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(decode_offset_id(one)[2]))
+        assert bodies(answer) == [b"seen"]
 
 
-def test_a_message_is_viewed_by_the_offset_in_its_id(run):
-    async def scenario(cluster):
-        await send_keyed(cluster)
-        message_id = decode_header(await cluster.send(body=b"seen"), SendMessageResponse).msg_id
-        offset = decode_offset_id(message_id)[2]
-        v6_id = offset_id(pack_host("::1", 10911), offset)
-        assert (len(message_id), len(v6_id)) == (32, 56)
-        for one in (message_id, v6_id):
-            answer = await cluster.call(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(decode_offset_id(one)[2]))
-            assert bodies(answer) == [b"seen"]
-
-    run(scenario)
-
-
-def test_no_message_begins_at_an_offset(run):
-    async def scenario(cluster):
-        await send_keyed(cluster)
-        for offset in (1, -1, 10**12, FOR_EVER, -FOR_EVER - 1):
-            answer = await cluster.call(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(offset))
-            assert (answer.code, answer.remark) == (1, f"can not find message by the offset, {offset}")
-
-    run(scenario)
+async def test_no_message_begins_at_an_offset(cluster):
+    await send_keyed(cluster)
+    for offset in (1, -1, 10**12, FOR_EVER, -FOR_EVER - 1):
+        answer = await cluster.call(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(offset))
+        assert (answer.code, answer.remark) == (1, f"can not find message by the offset, {offset}")
 
 
 @pytest.mark.parametrize(
@@ -156,14 +138,11 @@ def test_no_message_begins_at_an_offset(run):
         {"beginTimestamp": 9, "endTimestamp": 8},
     ],
 )
-def test_a_question_without_topic_or_key_finds_nothing(run, fields):
-    async def scenario(cluster):
-        await send_keyed(cluster)
-        whole = {"topic": "T", "key": "all", "maxNum": 9, "beginTimestamp": 0, "endTimestamp": FOR_EVER, **fields}
-        asked = {name: value for name, value in whole.items() if value is not None}
-        assert (await cluster.ask(RequestCode.QUERY_MESSAGE, **asked)).code == ResponseCode.QUERY_NOT_FOUND
-
-    run(scenario)
+async def test_a_question_without_topic_or_key_finds_nothing(fields, cluster):
+    await send_keyed(cluster)
+    whole = {"topic": "T", "key": "all", "maxNum": 9, "beginTimestamp": 0, "endTimestamp": FOR_EVER, **fields}
+    asked = {name: value for name, value in whole.items() if value is not None}
+    assert (await cluster.ask(RequestCode.QUERY_MESSAGE, **asked)).code == ResponseCode.QUERY_NOT_FOUND
 
 
 # ---- queue entries
@@ -178,31 +157,28 @@ async def entries(cluster, **fields):
     return decode_as(answer.body, QueryConsumeQueueBody)
 
 
-def test_entries_of_a_queue_are_shown(run):
-    async def scenario(cluster):
-        await send_keyed(cluster)
-        shown = await entries(cluster, index=1, count=2)
-        assert (shown.min_queue_index, shown.max_queue_index) == (0, 4)
-        assert [entry.tags_code for entry in shown.queue_data] == [java_hash("t1"), java_hash("t0")]
-        first, second = shown.queue_data
-        assert second.physic_offset == first.physic_offset + first.physic_size
-        assert (shown.filter_data, shown.subscription_data) == (None, None)
-        assert len((await entries(cluster, count=1 << 30)).queue_data) == 4
-        for count in ("", "x", -1, 0):
-            assert (await entries(cluster, count=count)).queue_data == []
-        assert len((await entries(cluster, queueId="x", index="")).queue_data) == 4  # taken for 0
-        for index in (-1, 4, 1 << 60):
-            assert await entries(cluster, index=index) == (0, f"Index {index} of 0@T is not exist!")
-        for topic, queue_id in (("T", 1), ("T", -1), ("none", 0)):
-            assert await entries(cluster, topic=topic, queueId=queue_id) == (1, f"{queue_id}@{topic} is not exist!")
-        assert (await cluster.ask(RequestCode.QUERY_CONSUME_QUEUE)).code == 1
-
-    run(scenario)
+async def test_entries_of_a_queue_are_shown(cluster):
+    await send_keyed(cluster)
+    shown = await entries(cluster, index=1, count=2)
+    assert (shown.min_queue_index, shown.max_queue_index) == (0, 4)
+    assert [entry.tags_code for entry in shown.queue_data] == [java_hash("t1"), java_hash("t0")]
+    first, second = shown.queue_data
+    assert second.physic_offset == first.physic_offset + first.physic_size
+    assert (shown.filter_data, shown.subscription_data) == (None, None)
+    assert len((await entries(cluster, count=1 << 30)).queue_data) == 4
+    for count in ("", "x", -1, 0):
+        assert (await entries(cluster, count=count)).queue_data == []
+    assert len((await entries(cluster, queueId="x", index="")).queue_data) == 4  # taken for 0
+    for index in (-1, 4, 1 << 60):
+        assert await entries(cluster, index=index) == (0, f"Index {index} of 0@T is not exist!")
+    for topic, queue_id in (("T", 1), ("T", -1), ("none", 0)):
+        assert await entries(cluster, topic=topic, queueId=queue_id) == (1, f"{queue_id}@{topic} is not exist!")
+    assert (await cluster.ask(RequestCode.QUERY_CONSUME_QUEUE)).code == 1
 
 
 @pytest.mark.parametrize("with_units", [False, True])
-def test_what_a_group_thinks_of_entries_is_told_of_those_with_a_unit(run, with_units):
-    async def scenario(cluster):
+async def test_what_a_group_thinks_of_entries_is_told_of_those_with_a_unit(with_units, tmp_path):
+    async with Cluster(tmp_path / "store", store={"enable_consume_queue_ext": with_units}) as cluster:
         await cluster.heartbeat("c1", ("T", "t1"))
         await send_keyed(cluster)
         shown = await entries(cluster, consumerGroup="g")
@@ -210,11 +186,13 @@ def test_what_a_group_thinks_of_entries_is_told_of_those_with_a_unit(run, with_u
         assert [entry.eval for entry in shown.queue_data] == [False, with_units, False, with_units]
         assert (await entries(cluster, consumerGroup="h")).filter_data == "h@T is not online!"
 
-    run(scenario, store={"enable_consume_queue_ext": with_units})
 
-
-def test_an_sql_filter_is_shown_and_judged(run):
-    async def scenario(cluster):
+async def test_an_sql_filter_is_shown_and_judged(tmp_path):
+    async with Cluster(
+        tmp_path / "store",
+        broker={"property_filter": True, "filter_bitmaps": True},
+        store={"enable_consume_queue_ext": True},
+    ) as cluster:
         await cluster.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, {"topicConfigList": [{"topicName": "T"}]})
         wanted = {"topic": "T", "subString": "TAGS = 't1'", "expressionType": "SQL92", "subVersion": 1}
         consumer = {"groupName": "g", "subscriptionDataSet": [wanted]}
@@ -224,8 +202,6 @@ def test_an_sql_filter_is_shown_and_judged(run):
         shown = await entries(cluster, consumerGroup="g")
         assert msgspec.json.decode(shown.filter_data)["expression"] == "TAGS = 't1'"
         assert [entry.eval for entry in shown.queue_data] == [False, True, False, True]
-
-    run(scenario, broker={"property_filter": True, "filter_bitmaps": True}, store={"enable_consume_queue_ext": True})
 
 
 # ---- trying a subscription
@@ -251,28 +227,20 @@ async def check(cluster, expression, kind):
         ("a > 2", "FOO", 23, "expression type FOO is not known: use TAG or SQL92"),
     ],
 )
-def test_a_subscription_is_tried_before_it_is_used(run, expression, kind, code, remark):
-    async def scenario(cluster):
+async def test_a_subscription_is_tried_before_it_is_used(expression, kind, code, remark, tmp_path):
+    async with Cluster(tmp_path / "store", broker={"property_filter": True}) as cluster:
         found, told = await check(cluster, expression, kind)
         assert found == code
         assert told.startswith(remark)
 
-    run(scenario, broker={"property_filter": True})
 
-
-def test_sql_is_refused_without_the_setting(run):
-    async def scenario(cluster):
-        remark = "The broker does not support consumer to filter message by SQL92"
-        assert await check(cluster, "a > 2", "SQL92") == (ResponseCode.SYSTEM_ERROR, remark)
-        assert await check(cluster, "x", "TAG") == (0, "")
-
-    run(scenario)
+async def test_sql_is_refused_without_the_setting(cluster):
+    remark = "The broker does not support consumer to filter message by SQL92"
+    assert await check(cluster, "a > 2", "SQL92") == (ResponseCode.SYSTEM_ERROR, remark)
+    assert await check(cluster, "x", "TAG") == (0, "")
 
 
 @pytest.mark.parametrize(("body", "code"), [(b"", 0), (b"{}", 0), (b'{"clientId":"c"}', 0), (b"x", 1), (b"[]", 1)])
-def test_a_check_without_a_subscription_passes(run, body, code, caplog):
-    async def scenario(cluster):
-        with caplog.at_level("CRITICAL"):
-            assert (await cluster.call(RequestCode.CHECK_CLIENT_CONFIG, body=body)).code == code
-
-    run(scenario)
+async def test_a_check_without_a_subscription_passes(body, code, caplog, cluster):
+    with caplog.at_level("CRITICAL"):
+        assert (await cluster.call(RequestCode.CHECK_CLIENT_CONFIG, body=body)).code == code

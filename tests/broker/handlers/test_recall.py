@@ -18,7 +18,7 @@ from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.names import HALF_TOPIC, TIMER_TOPIC
 from rmqkit.protocol.schemas.brokers import TimerMetrics, decode_timer_checkpoint
 from rmqkit.store.settings import FlushDiskType
-from tests.broker.cluster import ILLEGAL
+from tests.broker.cluster import ILLEGAL, Cluster
 from tests.waiting import SECONDS
 
 RECALLS = {"broker": {"recall_messages": True}}
@@ -58,8 +58,8 @@ async def recall(cluster, handle, topic="T"):
 
 
 @pytest.mark.parametrize("flush", list(FlushDiskType))
-def test_a_timed_message_comes_later_unless_it_is_called_back(run, flush):
-    async def scenario(cluster):
+async def test_a_timed_message_comes_later_unless_it_is_called_back(flush, tmp_path):
+    async with Cluster(tmp_path / "store", store={"flush_disk_type": flush, **QUICK}, **RECALLS) as cluster:
         at_ms = now_ms() + 5000
         handles = []
         for number in range(3):
@@ -75,8 +75,6 @@ def test_a_timed_message_comes_later_unless_it_is_called_back(run, flush):
         await kept(cluster, 4)
         assert await bodies(cluster, 2) == [b"0", b"2"]
 
-    run(scenario, store={"flush_disk_type": flush, **QUICK}, **RECALLS)
-
 
 @pytest.mark.parametrize(
     ("handle", "code", "remark"),
@@ -91,48 +89,38 @@ def test_a_timed_message_comes_later_unless_it_is_called_back(run, flush):
         (RecallHandle("N", "broker-a", 5, "K"), ResponseCode.TOPIC_NOT_EXIST, "recall failed, the topic[N] not exist"),
     ],
 )
-def test_a_recall_that_cannot_be_is_refused(run, handle, code, remark):
-    async def scenario(cluster):
+async def test_a_recall_that_cannot_be_is_refused(handle, code, remark, tmp_path):
+    async with Cluster(tmp_path / "store", **RECALLS) as cluster:
         await cluster.send()
         topic = "N" if handle.topic == "N" else "T"
         answer = await recall(cluster, encode_recall_handle(handle), topic)
         assert (answer.code, answer.remark) == (code, remark)
 
-    run(scenario, **RECALLS)
+
+async def test_recalls_have_to_be_allowed(cluster):
+    answer = await recall(cluster, "x")
+    assert (answer.code, answer.remark) == (
+        ResponseCode.NO_PERMISSION,
+        "recall failed, operation is forbidden",
+    )
 
 
-def test_recalls_have_to_be_allowed(run):
-    async def scenario(cluster):
-        answer = await recall(cluster, "x")
-        assert (answer.code, answer.remark) == (
-            ResponseCode.NO_PERMISSION,
-            "recall failed, operation is forbidden",
-        )
-
-    run(scenario)
-
-
-def test_without_the_wheel_timed_messages_are_refused(run):
-    async def scenario(cluster):
+async def test_without_the_wheel_timed_messages_are_refused(tmp_path):
+    async with Cluster(tmp_path / "store", store={"timer_wheel_enable": False}) as cluster:
         answer = await cluster.send(properties="TIMER_DELAY_SEC\x015\x02")
         remark = "accurate timer message is not enabled, timerWheelEnable is false"
         assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, remark)
         for code in (RequestCode.GET_TIMER_CHECK_POINT, RequestCode.GET_TIMER_METRICS):
             assert (await cluster.ask(code)).code == ResponseCode.SYSTEM_ERROR
 
-    run(scenario, store={"timer_wheel_enable": False})
+
+async def test_a_batch_is_not_for_a_time(cluster):
+    answer = await cluster.send(properties="TIMER_DELAY_SEC\x015\x02", batch=True)
+    assert (answer.code, answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, ILLEGAL)
 
 
-def test_a_batch_is_not_for_a_time(run):
-    async def scenario(cluster):
-        answer = await cluster.send(properties="TIMER_DELAY_SEC\x015\x02", batch=True)
-        assert (answer.code, answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, ILLEGAL)
-
-    run(scenario)
-
-
-def test_a_half_message_waits_for_its_time_once_it_is_committed(run):
-    async def scenario(cluster):
+async def test_a_half_message_waits_for_its_time_once_it_is_committed(tmp_path):
+    async with Cluster(tmp_path / "store", store=QUICK) as cluster:
         half = f"TRAN_MSG\x01true\x02PGROUP\x01p\x02TIMER_DELIVER_MS\x01{now_ms() + 3000}\x02"
         fields = decode_fields(await cluster.send(body=b"committed", properties=half, sys_flag=4))
         store = cluster.standalone._broker.context.store
@@ -148,19 +136,14 @@ def test_a_half_message_waits_for_its_time_once_it_is_committed(run):
         assert (ended.code, store.max_offset(TIMER_TOPIC, 0)) == (0, 1)
         assert await bodies(cluster, 1) == [b"committed"]
 
-    run(scenario, store=QUICK)
 
-
-def test_the_state_is_told(run):
-    async def scenario(cluster):
-        await cluster.send(properties="TIMER_DELAY_SEC\x0150\x02")
-        await kept(cluster, 1)
-        metrics = decode_as((await cluster.ask(RequestCode.GET_TIMER_METRICS)).payload, TimerMetrics)
-        assert {topic: one.count for topic, one in metrics.timing_count.items()} == {"T": 1}
-        checkpoint = decode_timer_checkpoint((await cluster.ask(RequestCode.GET_TIMER_CHECK_POINT)).payload)
-        assert checkpoint.last_timer_queue_offset == checkpoint.master_timer_queue_offset == 1
-        table = decode_as((await cluster.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).payload, dict)["table"]
-        assert {table[name] for name in ("timerReadBehind", "timerOffsetBehind")} <= {"0", "1"}
-        assert table["timerCongestNum"] == "1"
-
-    run(scenario)
+async def test_the_state_is_told(cluster):
+    await cluster.send(properties="TIMER_DELAY_SEC\x0150\x02")
+    await kept(cluster, 1)
+    metrics = decode_as((await cluster.ask(RequestCode.GET_TIMER_METRICS)).payload, TimerMetrics)
+    assert {topic: one.count for topic, one in metrics.timing_count.items()} == {"T": 1}
+    checkpoint = decode_timer_checkpoint((await cluster.ask(RequestCode.GET_TIMER_CHECK_POINT)).payload)
+    assert checkpoint.last_timer_queue_offset == checkpoint.master_timer_queue_offset == 1
+    table = decode_as((await cluster.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).payload, dict)["table"]
+    assert {table[name] for name in ("timerReadBehind", "timerOffsetBehind")} <= {"0", "1"}
+    assert table["timerCongestNum"] == "1"

@@ -17,6 +17,7 @@ from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.protocol.schemas.brokers import HaConnectionInfo, HaRuntimeInfo, RegisterBrokerResponse
 from rmqkit.protocol.schemas.send import ConsumerSendBackRequest, EndTransactionRequest, SendMessageResponse
 from rmqkit.store.settings import FlushDiskType
+from tests.broker.cluster import Cluster
 from tests.broker.ha_links import Slave, until
 from tests.namesrv.running import register_header, registration_body
 from tests.waiting import SECONDS
@@ -80,56 +81,50 @@ def store(cluster):
     return cluster.standalone._broker.context.store
 
 
-def test_a_master_without_slaves(run):
-    async def scenario(cluster):
-        answer = await cluster.call(RequestCode.GET_BROKER_HA_STATUS)
-        assert json.loads(answer.payload) == {
-            "master": True,
-            "masterCommitLogMaxOffset": 0,
-            "inSyncSlaveNums": 0,
-            "haConnectionInfo": [],
-            "haClientRuntimeInfo": {
-                "masterAddr": None,
-                "transferredByteInSecond": 0,
-                "maxOffset": 0,
-                "lastReadTimestamp": 0,
-                "lastWriteTimestamp": 0,
-                "masterFlushOffset": 0,
-            },
-        }
-
-    run(scenario)
+async def test_a_master_without_slaves(cluster):
+    answer = await cluster.call(RequestCode.GET_BROKER_HA_STATUS)
+    assert json.loads(answer.payload) == {
+        "master": True,
+        "masterCommitLogMaxOffset": 0,
+        "inSyncSlaveNums": 0,
+        "haConnectionInfo": [],
+        "haClientRuntimeInfo": {
+            "masterAddr": None,
+            "transferredByteInSecond": 0,
+            "maxOffset": 0,
+            "lastReadTimestamp": 0,
+            "lastWriteTimestamp": 0,
+            "masterFlushOffset": 0,
+        },
+    }
 
 
-def test_a_slave_is_in_the_status_with_its_position(run):
-    async def scenario(cluster):
-        slave = await follower(cluster)
-        await cluster.send(properties=KEYED)
-        end = store(cluster).max_physical_offset
-        await slave.has(end)
-        async with asyncio.timeout(SECONDS):
-            while (now := await status(cluster)).ha_connection_info[0].slave_ack_offset < end:
-                await asyncio.sleep(0.002)
-        addr = "{}:{}".format(*slave.transport.get_extra_info("sockname"))
-        assert (now.master, now.master_commit_log_max_offset, now.in_sync_slave_nums) == (True, end, 1)
-        rate = now.ha_connection_info[0].transferred_byte_in_second
-        assert now.ha_connection_info == [
-            HaConnectionInfo(
-                addr=addr,
-                slave_ack_offset=end,
-                in_sync=True,
-                transfer_from_where=end,
-                transferred_byte_in_second=rate,
-                lag_ms=0,
-            )
-        ]
-
-    run(scenario)
+async def test_a_slave_is_in_the_status_with_its_position(cluster):
+    slave = await follower(cluster)
+    await cluster.send(properties=KEYED)
+    end = store(cluster).max_physical_offset
+    await slave.has(end)
+    async with asyncio.timeout(SECONDS):
+        while (now := await status(cluster)).ha_connection_info[0].slave_ack_offset < end:
+            await asyncio.sleep(0.002)
+    addr = "{}:{}".format(*slave.transport.get_extra_info("sockname"))
+    assert (now.master, now.master_commit_log_max_offset, now.in_sync_slave_nums) == (True, end, 1)
+    rate = now.ha_connection_info[0].transferred_byte_in_second
+    assert now.ha_connection_info == [
+        HaConnectionInfo(
+            addr=addr,
+            slave_ack_offset=end,
+            in_sync=True,
+            transfer_from_where=end,
+            transferred_byte_in_second=rate,
+            lag_ms=0,
+        )
+    ]
 
 
 @pytest.mark.parametrize("flush", [{}, SYNC_FLUSH], ids=["async flush", "sync flush"])
-def test_an_answer_means_that_the_slave_has_the_message(run, flush):
-    async def scenario(cluster):
+async def test_an_answer_means_that_the_slave_has_the_message(flush, tmp_path):
+    async with Cluster(tmp_path / "store", broker=PATIENT, store=flush) as cluster:
         slave = await follower(cluster)
         for number in range(20):
             assert (await cluster.send(properties=KEYED, body=b"%d" % number)).code == 0
@@ -137,13 +132,11 @@ def test_an_answer_means_that_the_slave_has_the_message(run, flush):
             assert slave.frames[-1][0] + len(slave.frames[-1][1]) == end
             assert (await status(cluster)).ha_connection_info[0].slave_ack_offset == end
 
-    run(scenario, broker=PATIENT, store=flush)
-
 
 @pytest.mark.parametrize("flush", [{}, SYNC_FLUSH], ids=["async flush", "sync flush"])
 @pytest.mark.parametrize("has_slave", [True, False])
-def test_a_slave_that_is_frozen_or_not_there_makes_sends_end_as_flush_slave_timeout(run, flush, has_slave):
-    async def scenario(cluster):
+async def test_a_slave_that_is_frozen_or_not_there_makes_sends_end_as_flush_slave_timeout(flush, has_slave, tmp_path):
+    async with Cluster(tmp_path / "store", broker=SYNC_MASTER, store=flush) as cluster:
         await cluster.send(properties=NO_WAIT)
         if has_slave:
             (await follower(cluster)).frozen = True
@@ -157,19 +150,15 @@ def test_a_slave_that_is_frozen_or_not_there_makes_sends_end_as_flush_slave_time
         assert (await cluster.send(properties=NO_WAIT)).code == 0
         await until(lambda: store(cluster).max_offset("T", 0) == 5)
 
-    run(scenario, broker=SYNC_MASTER, store=flush)
 
-
-def test_a_sync_master_that_is_content_with_its_own_copy_waits_for_nobody(run):
-    async def scenario(cluster):
+async def test_a_sync_master_that_is_content_with_its_own_copy_waits_for_nobody(tmp_path):
+    async with Cluster(tmp_path / "store", broker={**PATIENT, "in_sync_replicas": 1}) as cluster:
         (await follower(cluster)).frozen = True
         assert (await cluster.send(properties=KEYED)).code == 0
         assert cluster.standalone._broker.context.durability is None
 
-    run(scenario, broker={**PATIENT, "in_sync_replicas": 1})
 
-
-def test_a_commit_waits_for_the_slave(run):
+async def test_a_commit_waits_for_the_slave(tmp_path):
     async def commit(cluster):
         half = decode_header(await cluster.send(properties=HALF), SendMessageResponse)
         header = EndTransactionRequest(
@@ -181,18 +170,16 @@ def test_a_commit_waits_for_the_slave(run):
         )
         return (await cluster.call(RequestCode.END_TRANSACTION, header)).code
 
-    async def scenario(cluster):
+    async with Cluster(tmp_path / "store", broker=PATIENT, store={"file_reserved_hours": 1_000_000}) as cluster:
         slave = await follower(cluster)
         assert await commit(cluster) == 0
         assert store(cluster).max_physical_offset == slave.frames[-1][0] + len(slave.frames[-1][1])
         freeze(cluster, slave)
         assert await commit(cluster) == ResponseCode.FLUSH_SLAVE_TIMEOUT
 
-    run(scenario, broker=PATIENT, store={"file_reserved_hours": 1_000_000})
 
-
-def test_a_message_that_is_sent_back_waits_for_the_slave_and_is_not_refused_when_it_is_late(run):
-    async def scenario(cluster):
+async def test_a_message_that_is_sent_back_waits_for_the_slave_and_is_not_refused_when_it_is_late(tmp_path):
+    async with Cluster(tmp_path / "store", broker=PATIENT) as cluster:
         slave = await follower(cluster)
         sent = decode_header(await cluster.send(properties=KEYED), SendMessageResponse)
         back = ConsumerSendBackRequest(offset=decode_offset_id(sent.msg_id)[2], group="g", delay_level=5)
@@ -201,14 +188,12 @@ def test_a_message_that_is_sent_back_waits_for_the_slave_and_is_not_refused_when
         assert (await cluster.call(RequestCode.CONSUMER_SEND_MSG_BACK, back)).code == 0
         assert store(cluster).max_offset("SCHEDULE_TOPIC_XXXX", 4) == 2
 
-    run(scenario, broker=PATIENT)
-
 
 GROUP = {**PATIENT, "acts_as_master": True, "skip_pre_online": True}
 
 
-def test_in_an_acting_master_group_nothing_is_stored_with_too_few_replicas(run):
-    async def scenario(cluster):
+async def test_in_an_acting_master_group_nothing_is_stored_with_too_few_replicas(tmp_path):
+    async with Cluster(tmp_path / "store", broker=GROUP) as cluster:
         for fields in ({}, {"code": RequestCode.SEND_BATCH_MESSAGE, "batch": True}):
             answer = await cluster.send(properties="", body=encode_batch([BatchEntry(b"a", b"", 0)]), **fields)
             assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "in-sync replicas not enough")
@@ -217,13 +202,11 @@ def test_in_an_acting_master_group_nothing_is_stored_with_too_few_replicas(run):
         await follower(cluster)
         assert (await cluster.send(properties=KEYED)).code == 0
 
-    run(scenario, broker=GROUP)
 
-
-def test_an_acting_master_group_may_make_do_with_what_is_there(run):
-    async def scenario(cluster):
+async def test_an_acting_master_group_may_make_do_with_what_is_there(tmp_path):
+    async with Cluster(
+        tmp_path / "store", broker={**GROUP, "slave_timeout_ms": SLAVE_TIMEOUT_MS, "auto_in_sync_replicas": True}
+    ) as cluster:
         assert (await cluster.send(properties=KEYED)).code == 0
         (await follower(cluster)).frozen = True
         assert (await cluster.send(properties=KEYED)).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
-
-    run(scenario, broker={**GROUP, "slave_timeout_ms": SLAVE_TIMEOUT_MS, "auto_in_sync_replicas": True})

@@ -11,6 +11,7 @@ from rmqkit.protocol.command import Command, decode_fields, decode_header
 from rmqkit.protocol.fastjson import decode_as, loads
 from rmqkit.protocol.schemas.offsets import QueryConsumerOffsetRequest, ResetOffsetBody, UpdateConsumerOffsetRequest
 from rmqkit.protocol.schemas.pull import PullMessageResponse
+from tests.broker.cluster import Cluster
 
 RESET = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
 CLONE = RequestCode.CLONE_GROUP_OFFSET
@@ -62,14 +63,11 @@ def targets(answer):
         ({"offset": 2}, {0: 0, 1: 0, 2: 0, 3: 0}),  # an offset needs a queue
     ],
 )
-def test_where_a_group_is_moved(run, fields, moved):
-    async def scenario(cluster):
-        await fill(cluster)
-        assert targets(await cluster.ask(RESET, **(BY_TIME | fields))) == moved
-        for queue_id, offset in moved.items():
-            assert await committed(cluster, queue_id) == offset
-
-    run(scenario)
+async def test_where_a_group_is_moved(fields, moved, cluster):
+    await fill(cluster)
+    assert targets(await cluster.ask(RESET, **(BY_TIME | fields))) == moved
+    for queue_id, offset in moved.items():
+        assert await committed(cluster, queue_id) == offset
 
 
 @pytest.mark.parametrize(
@@ -81,66 +79,54 @@ def test_where_a_group_is_moved(run, fields, moved):
         ({"queueId": 0, "offset": -2}, 1, "Target offset -2 not in consume queue range [0-5]"),
     ],
 )
-def test_refused_resets(run, fields, code, remark):
-    async def scenario(cluster):
-        await fill(cluster)
-        await commit(cluster, 3)
-        answer = await cluster.ask(RESET, **(BY_TIME | fields))
-        assert (answer.code, answer.remark) == (code, remark)
-        assert await committed(cluster) == 3
-        assert await commit(cluster, 4) == (0, None)
-
-    run(scenario)
+async def test_refused_resets(fields, code, remark, cluster):
+    await fill(cluster)
+    await commit(cluster, 3)
+    answer = await cluster.ask(RESET, **(BY_TIME | fields))
+    assert (answer.code, answer.remark) == (code, remark)
+    assert await committed(cluster) == 3
+    assert await commit(cluster, 4) == (0, None)
 
 
 @pytest.mark.parametrize("missing", ["group", "topic"])
-def test_a_reset_has_to_name_group_and_topic(run, missing):
-    async def scenario(cluster):
-        await fill(cluster)
-        fields = {name: value for name, value in BY_TIME.items() if name != missing}
-        assert (await cluster.ask(RESET, **fields)).code == 1
-        assert await commit(cluster, 4) == (0, None)
-
-    run(scenario)
+async def test_a_reset_has_to_name_group_and_topic(missing, cluster):
+    await fill(cluster)
+    fields = {name: value for name, value in BY_TIME.items() if name != missing}
+    assert (await cluster.ask(RESET, **fields)).code == 1
+    assert await commit(cluster, 4) == (0, None)
 
 
-def test_a_reset_stands_until_a_pull_takes_it(run):
-    async def scenario(cluster):
-        await fill(cluster)
-        await commit(cluster, 5)
-        await cluster.ask(RESET, **BY_TIME, queueId=0, offset=2)
-        assert await commit(cluster, 5) == (0, "Offset has been previously reset")
-        assert await committed(cluster) == 2
-        assert await commit(cluster, 1, queue_id=1) == (0, None)  # another queue
-        assert await commit(cluster, 1, group="TOOLS_CONSUMER") == (0, None)  # another group
-        answer = await cluster.pull(offset=5)
-        assert (answer.code, answer.remark) == (21, "OFFSET_RESET")
-        assert decode_header(answer, PullMessageResponse).next_begin_offset == 2
-        assert (await cluster.pull(offset=2)).code == 0
-        assert await commit(cluster, 4) == (0, None)
-        assert await committed(cluster) == 4
-
-    run(scenario)
+async def test_a_reset_stands_until_a_pull_takes_it(cluster):
+    await fill(cluster)
+    await commit(cluster, 5)
+    await cluster.ask(RESET, **BY_TIME, queueId=0, offset=2)
+    assert await commit(cluster, 5) == (0, "Offset has been previously reset")
+    assert await committed(cluster) == 2
+    assert await commit(cluster, 1, queue_id=1) == (0, None)  # another queue
+    assert await commit(cluster, 1, group="TOOLS_CONSUMER") == (0, None)  # another group
+    answer = await cluster.pull(offset=5)
+    assert (answer.code, answer.remark) == (21, "OFFSET_RESET")
+    assert decode_header(answer, PullMessageResponse).next_begin_offset == 2
+    assert (await cluster.pull(offset=2)).code == 0
+    assert await commit(cluster, 4) == (0, None)
+    assert await committed(cluster) == 4
 
 
-def test_a_held_pull_learns_of_a_reset_at_once(run):
-    async def scenario(cluster):
-        await fill(cluster)
-        consumer = cluster.new_client()
-        held = [
-            asyncio.ensure_future(cluster.pull(offset=5, flags=4 | 2, suspend_ms=60_000, client=consumer, group=group))
-            for group in ("g", "other")
-        ]
-        while len(cluster.standalone._broker.context.long_polling) < 2:
-            await asyncio.sleep(0)
-        await cluster.ask(RESET, **BY_TIME)
-        answer = await held[0]
-        assert (answer.code, decode_header(answer, PullMessageResponse).next_begin_offset) == (21, 0)
-        assert len(cluster.standalone._broker.context.long_polling) == 1  # another group was not moved
-        await consumer.close()
-        await asyncio.gather(*held, return_exceptions=True)
-
-    run(scenario)
+async def test_a_held_pull_learns_of_a_reset_at_once(cluster):
+    await fill(cluster)
+    consumer = cluster.new_client()
+    held = [
+        asyncio.ensure_future(cluster.pull(offset=5, flags=4 | 2, suspend_ms=60_000, client=consumer, group=group))
+        for group in ("g", "other")
+    ]
+    while len(cluster.standalone._broker.context.long_polling) < 2:
+        await asyncio.sleep(0)
+    await cluster.ask(RESET, **BY_TIME)
+    answer = await held[0]
+    assert (answer.code, decode_header(answer, PullMessageResponse).next_begin_offset) == (21, 0)
+    assert len(cluster.standalone._broker.context.long_polling) == 1  # another group was not moved
+    await consumer.close()
+    await asyncio.gather(*held, return_exceptions=True)
 
 
 # -- by asking the clients
@@ -171,8 +157,8 @@ def listener(cluster):
         ({"queueId": 0, "offset": 2}, 0),  # only times are known here
     ],
 )
-def test_clients_are_told_to_move(run, fields, moved):
-    async def scenario(cluster):
+async def test_clients_are_told_to_move(fields, moved, tmp_path):
+    async with Cluster(tmp_path / "store", broker=BY_CLIENTS) as cluster:
         await fill(cluster)
         for queue_id, offset in enumerate((3, 0, 0, 0)):
             await commit(cluster, offset, queue_id)
@@ -188,11 +174,9 @@ def test_clients_are_told_to_move(run, fields, moved):
         assert sorted(table.values()) == sorted([moved, 0, 0, 0])
         await client.close()
 
-    run(scenario, broker=BY_CLIENTS)
 
-
-def test_clients_in_c_get_a_list(run):
-    async def scenario(cluster):
+async def test_clients_in_c_get_a_list(tmp_path):
+    async with Cluster(tmp_path / "store", broker=BY_CLIENTS) as cluster:
         await fill(cluster)
         for queue_id in range(4):
             await commit(cluster, 0, queue_id)
@@ -207,11 +191,9 @@ def test_clients_in_c_get_a_list(run):
         assert table[0] == {"topic": "T", "brokerName": "broker-a", "queueId": 0, "offset": 5}
         await client.close()
 
-    run(scenario, broker=BY_CLIENTS)
 
-
-def test_what_clients_cannot_be_told(run):
-    async def scenario(cluster):
+async def test_what_clients_cannot_be_told(tmp_path):
+    async with Cluster(tmp_path / "store", broker=BY_CLIENTS) as cluster:
         await fill(cluster)
         steps = []
         for prepare in (lambda: asyncio.sleep(0), lambda: commit(cluster, 0, 0), lambda: commit(cluster, 0, 1)):
@@ -226,8 +208,6 @@ def test_what_clients_cannot_be_told(run):
         answer = await cluster.ask(RESET, **(BY_TIME | {"topic": "none"}))
         assert answer.code == 17
         assert answer.remark == "[reset-offset] reset offset failed, no topic in this broker. topic=none"
-
-    run(scenario, broker=BY_CLIENTS)
 
 
 # -- clones
@@ -245,24 +225,18 @@ def test_what_clients_cannot_be_told(run):
         (("U",), {"topic": "T", "offline": "true"}, 3),
     ],
 )
-def test_a_group_gets_the_offsets_of_another(run, subscribed, fields, offset):
-    async def scenario(cluster):
-        await fill(cluster)
-        await commit(cluster, 3)
-        if subscribed is not None:
-            await cluster.heartbeat("c1", *((topic, "*") for topic in subscribed))
-        assert (await cluster.ask(CLONE, **({"srcGroup": "g", "destGroup": "twin"} | fields))).code == 0
-        assert await committed(cluster, group="twin") == (-99 if offset is None else offset)
-        await commit(cluster, 4)
-        assert await committed(cluster, group="twin") == (-99 if offset is None else offset)
-
-    run(scenario)
+async def test_a_group_gets_the_offsets_of_another(subscribed, fields, offset, cluster):
+    await fill(cluster)
+    await commit(cluster, 3)
+    if subscribed is not None:
+        await cluster.heartbeat("c1", *((topic, "*") for topic in subscribed))
+    assert (await cluster.ask(CLONE, **({"srcGroup": "g", "destGroup": "twin"} | fields))).code == 0
+    assert await committed(cluster, group="twin") == (-99 if offset is None else offset)
+    await commit(cluster, 4)
+    assert await committed(cluster, group="twin") == (-99 if offset is None else offset)
 
 
 @pytest.mark.parametrize("missing", ["srcGroup", "destGroup"])
-def test_a_clone_has_to_name_both_groups(run, missing):
-    async def scenario(cluster):
-        fields = {"srcGroup": "g", "destGroup": "twin", "topic": "T"}
-        assert (await cluster.ask(CLONE, **{k: v for k, v in fields.items() if k != missing})).code == 1
-
-    run(scenario)
+async def test_a_clone_has_to_name_both_groups(missing, cluster):
+    fields = {"srcGroup": "g", "destGroup": "twin", "topic": "T"}
+    assert (await cluster.ask(CLONE, **{k: v for k, v in fields.items() if k != missing})).code == 1

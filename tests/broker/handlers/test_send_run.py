@@ -186,60 +186,54 @@ def test_timed_sends_of_one_read_are_kept_as_one_by_one(tmp_path, runs, flush):
     assert together == single
 
 
-def test_a_run_that_cannot_be_put_fails_exactly_the_sends_that_fail(run, runs, monkeypatch):
-    async def scenario(cluster):
-        async with warm(cluster) as peer:
-            monkeypatch.setattr(MessageStore, "put_run", lambda store, messages: None)
-            calls = itertools.count()
-            real = MessageStore.put
+async def test_a_run_that_cannot_be_put_fails_exactly_the_sends_that_fail(runs, monkeypatch, cluster):
+    async with warm(cluster) as peer:
+        monkeypatch.setattr(MessageStore, "put_run", lambda store, messages: None)
+        calls = itertools.count()
+        real = MessageStore.put
 
-            def put(store, message):
-                if message.topic == "T" and next(calls) == 1:
-                    return real(store, msgspec.structs.replace(message, properties=b"\0"))
-                return real(store, message)
+        def put(store, message):
+            if message.topic == "T" and next(calls) == 1:
+                return real(store, msgspec.structs.replace(message, properties=b"\0"))
+            return real(store, message)
 
-            monkeypatch.setattr(MessageStore, "put", put)
-            answers = await peer.ask(*(frame(number) for number in range(4, 8)))
-            assert [answers[number].code for number in range(4, 8)] == [0, ResponseCode.MESSAGE_ILLEGAL, 0, 0]
-
-    run(scenario)
+        monkeypatch.setattr(MessageStore, "put", put)
+        answers = await peer.ask(*(frame(number) for number in range(4, 8)))
+        assert [answers[number].code for number in range(4, 8)] == [0, ResponseCode.MESSAGE_ILLEGAL, 0, 0]
 
 
-def test_one_way_sends_are_stored_without_an_answer(run):
-    async def scenario(cluster):
-        async with warm(cluster) as peer:
-            peer.writer.write(frame(4, one_way=True) + frame(6, one_way=True))
-            answers = await peer.ask(frame(8))
-            assert list(answers) == [8]
-            assert decode_fields(answers[8])["queueOffset"] == "4"
-
-    run(scenario)
+async def test_one_way_sends_are_stored_without_an_answer(cluster):
+    async with warm(cluster) as peer:
+        peer.writer.write(frame(4, one_way=True) + frame(6, one_way=True))
+        answers = await peer.ask(frame(8))
+        assert list(answers) == [8]
+        assert decode_fields(answers[8])["queueOffset"] == "4"
 
 
 NO_WAIT = "UNIQ_KEY\x01K9\x02WAIT\x01false\x02TAGS\x01t1\x02"
 
 
-def test_under_sync_flush_a_run_waits_for_the_disk_as_one(run, runs, monkeypatch):
+async def test_under_sync_flush_a_run_waits_for_the_disk_as_one(runs, monkeypatch, tmp_path):
     may_flush, fdatasync = threading.Event(), os.fdatasync
     may_flush.set()
     monkeypatch.setattr(os, "fdatasync", lambda fd: may_flush.wait(60) and fdatasync(fd))
 
-    async def scenario(cluster):
-        async with warm(cluster) as peer:
-            runs.clear()
-            may_flush.clear()
-            waiting = asyncio.create_task(peer.ask(*(frame(number) for number in range(4, 12))))
-            others = await Peer.of(cluster)
-            at_once = await others.ask(frame(20, NO_WAIT))
-            assert (at_once[20].code, waiting.done(), runs) == (0, False, [8])
-            may_flush.set()
-            answers = await waiting
-            assert sorted(answers) == list(range(4, 12))
-            assert {answer.code for answer in answers.values()} == {0}
-            others.writer.close()
-            await others.writer.wait_closed()
-
-    run(scenario, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
+    async with (
+        Cluster(tmp_path / "store", store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as cluster,
+        warm(cluster) as peer,
+    ):
+        runs.clear()
+        may_flush.clear()
+        waiting = asyncio.create_task(peer.ask(*(frame(number) for number in range(4, 12))))
+        others = await Peer.of(cluster)
+        at_once = await others.ask(frame(20, NO_WAIT))
+        assert (at_once[20].code, waiting.done(), runs) == (0, False, [8])
+        may_flush.set()
+        answers = await waiting
+        assert sorted(answers) == list(range(4, 12))
+        assert {answer.code for answer in answers.values()} == {0}
+        others.writer.close()
+        await others.writer.wait_closed()
 
 
 def test_under_sync_flush_sends_of_one_read_are_answered_as_one_by_one(tmp_path, runs):
@@ -288,41 +282,35 @@ def test_a_run_that_waited_is_answered_like_single_sends(tmp_path, runs, monkeyp
     assert {(one[0], one[1]) for one in together.values()} == {(code, remark)}
 
 
-def test_runs_are_refused_while_too_many_answers_wait(run, runs, monkeypatch):
-    async def scenario(cluster):
-        async with warm(cluster) as peer:
-            runs.clear()
-            monkeypatch.setattr(Durability, "is_full", True)
-            answers = await peer.ask(*(frame(number) for number in range(4, 8)))
-            assert ({one.code for one in answers.values()}, runs) == ({ResponseCode.SYSTEM_BUSY}, [])
+async def test_runs_are_refused_while_too_many_answers_wait(runs, monkeypatch, tmp_path):
+    async with (
+        Cluster(tmp_path / "store", store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as cluster,
+        warm(cluster) as peer,
+    ):
+        runs.clear()
+        monkeypatch.setattr(Durability, "is_full", True)
+        answers = await peer.ask(*(frame(number) for number in range(4, 8)))
+        assert ({one.code for one in answers.values()}, runs) == ({ResponseCode.SYSTEM_BUSY}, [])
 
-    run(scenario, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
 
-
-def test_a_fault_of_the_store_is_told_to_every_sender(run, monkeypatch, caplog):
+async def test_a_fault_of_the_store_is_told_to_every_sender(monkeypatch, caplog, cluster):
     def fail(store, messages):
         raise ZeroDivisionError
 
-    async def scenario(cluster):
-        async with warm(cluster) as peer:
-            monkeypatch.setattr(MessageStore, "put_run", fail)
-            monkeypatch.setattr(MessageStore, "put", fail)
-            answers = await peer.ask(*(frame(number) for number in range(4, 8)))
-            assert {answer.code for answer in answers.values()} == {ResponseCode.SYSTEM_ERROR}
-            assert "4 sends" in caplog.text
-
-    run(scenario)
+    async with warm(cluster) as peer:
+        monkeypatch.setattr(MessageStore, "put_run", fail)
+        monkeypatch.setattr(MessageStore, "put", fail)
+        answers = await peer.ask(*(frame(number) for number in range(4, 8)))
+        assert {answer.code for answer in answers.values()} == {ResponseCode.SYSTEM_ERROR}
+        assert "4 sends" in caplog.text
 
 
-def test_a_topic_that_cannot_be_made_is_told_to_every_sender(run, monkeypatch):
+async def test_a_topic_that_cannot_be_made_is_told_to_every_sender(monkeypatch, cluster):
     def fail(topics, *names, **fields):
         raise OSError(28, "No space left on device")
 
-    async def scenario(cluster):
-        async with warm(cluster) as peer:
-            monkeypatch.setattr(TopicTable, "get", lambda topics, name: None)
-            monkeypatch.setattr(TopicTable, "create_for_send", fail)
-            answers = await peer.ask(*(frame(number) for number in range(4, 8)))
-            assert {answer.code for answer in answers.values()} == {ResponseCode.SYSTEM_ERROR}
-
-    run(scenario)
+    async with warm(cluster) as peer:
+        monkeypatch.setattr(TopicTable, "get", lambda topics, name: None)
+        monkeypatch.setattr(TopicTable, "create_for_send", fail)
+        answers = await peer.ask(*(frame(number) for number in range(4, 8)))
+        assert {answer.code for answer in answers.values()} == {ResponseCode.SYSTEM_ERROR}

@@ -47,39 +47,33 @@ def test_a_static_topic_survives_a_restart_and_ends_with_its_topic(tmp_path):
     run_virtual(second())
 
 
-def test_a_static_topic_is_written_once_and_told_with_its_queues(run, monkeypatch):
-    async def scenario(cluster):
-        topics, saved = cluster.standalone._broker.context.topics, []
-        save = topics._file.save
-        monkeypatch.setattr(topics._file, "save", lambda value: (saved.append(value), save(value)))
-        registered = []
-        tell = topics._on_change
-        monkeypatch.setattr(
-            topics, "_on_change", lambda configs: (registered.append(topics.snapshot(configs)), tell(configs))
-        )
-        for _ in range(2):  # the second changes nothing but the mapping's version
-            assert (await ask(cluster, creation("T", "broker-a"))).code == 0
-        assert len(saved) == 2
-        assert [list(told.topic_queue_mapping_info_map) for told in registered] == [["T"], ["T"]]
-
-    run(scenario)
+async def test_a_static_topic_is_written_once_and_told_with_its_queues(monkeypatch, cluster):
+    topics, saved = cluster.standalone._broker.context.topics, []
+    save = topics._file.save
+    monkeypatch.setattr(topics._file, "save", lambda value: (saved.append(value), save(value)))
+    registered = []
+    tell = topics._on_change
+    monkeypatch.setattr(
+        topics, "_on_change", lambda configs: (registered.append(topics.snapshot(configs)), tell(configs))
+    )
+    for _ in range(2):  # the second changes nothing but the mapping's version
+        assert (await ask(cluster, creation("T", "broker-a"))).code == 0
+    assert len(saved) == 2
+    assert [list(told.topic_queue_mapping_info_map) for told in registered] == [["T"], ["T"]]
 
 
-def test_an_answer_that_moves_a_group_of_a_static_topic_says_so_in_its_numbers(run):
-    async def scenario(cluster):
-        await ask(cluster, creation("T", "broker-a"))
-        await asyncio.gather(*(send(cluster, 5) for _ in range(3)))
-        await cluster.heartbeat("c", ("T", "*"))
-        for _ in range(2):
-            answer = await cluster.pull(3, queue_id=5, flags=PullFlag.SUBSCRIPTION | PullFlag.SUSPEND, suspend_ms=1)
-            assert (answer.code, decode_fields(answer)["offsetDelta"]) == (19, "0")
-        reset = {"topic": "T", "group": "g", "timestamp": -1, "isForce": "true"}
-        assert (await cluster.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, **reset)).code == 0
-        answer = await cluster.pull(0, queue_id=5)
-        fields = decode_fields(answer)
-        assert (answer.code, fields["nextBeginOffset"], fields["offsetDelta"]) == (21, "3", "0")
-
-    run(scenario)
+async def test_an_answer_that_moves_a_group_of_a_static_topic_says_so_in_its_numbers(cluster):
+    await ask(cluster, creation("T", "broker-a"))
+    await asyncio.gather(*(send(cluster, 5) for _ in range(3)))
+    await cluster.heartbeat("c", ("T", "*"))
+    for _ in range(2):
+        answer = await cluster.pull(3, queue_id=5, flags=PullFlag.SUBSCRIPTION | PullFlag.SUSPEND, suspend_ms=1)
+        assert (answer.code, decode_fields(answer)["offsetDelta"]) == (19, "0")
+    reset = {"topic": "T", "group": "g", "timestamp": -1, "isForce": "true"}
+    assert (await cluster.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, **reset)).code == 0
+    answer = await cluster.pull(0, queue_id=5)
+    fields = decode_fields(answer)
+    assert (answer.code, fields["nextBeginOffset"], fields["offsetDelta"]) == (21, "3", "0")
 
 
 MOVED = [{"bname": "broker-b", "queueId": 0}, {"bname": "broker-a", "queueId": 0, "logicOffset": 9}]
@@ -95,14 +89,11 @@ MOVED = [{"bname": "broker-b", "queueId": 0}, {"bname": "broker-a", "queueId": 0
         ),
     ],
 )
-def test_what_is_not_supported_is_refused(run, changes, remark):
-    async def scenario(cluster):
-        answer = await ask(cluster, creation("T", "broker-a", **changes))
-        assert (answer.code, answer.remark) == (1, remark)
-        shown = await ask(cluster, Command(RequestCode.GET_TOPIC_CONFIG, fields={"topic": "T", "lo": "true"}))
-        assert shown.code == 17
-
-    run(scenario)
+async def test_what_is_not_supported_is_refused(changes, remark, cluster):
+    answer = await ask(cluster, creation("T", "broker-a", **changes))
+    assert (answer.code, answer.remark) == (1, remark)
+    shown = await ask(cluster, Command(RequestCode.GET_TOPIC_CONFIG, fields={"topic": "T", "lo": "true"}))
+    assert shown.code == 17
 
 
 def test_a_store_with_moved_queues_is_not_opened(tmp_path):

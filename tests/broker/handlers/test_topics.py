@@ -63,13 +63,10 @@ async def route(cluster, name):
         ({"topicFilterType": "WRONG"}, 1, "topicFilterType = [WRONG] value invalid"),
     ],
 )
-def test_refused_topics(run, fields, code, remark):
-    async def scenario(cluster):
-        answer = await cluster.ask(CREATE, **(FIELDS | fields))
-        assert (answer.code, answer.remark) == (code, remark)
-        assert await topic(cluster) == (17, "No topic in this broker. topic: T")
-
-    run(scenario)
+async def test_refused_topics(fields, code, remark, cluster):
+    answer = await cluster.ask(CREATE, **(FIELDS | fields))
+    assert (answer.code, answer.remark) == (code, remark)
+    assert await topic(cluster) == (17, "No topic in this broker. topic: T")
 
 
 @pytest.mark.parametrize(
@@ -82,72 +79,57 @@ def test_refused_topics(run, fields, code, remark):
         {},
     ],
 )
-def test_a_field_that_cannot_be_read_creates_nothing(run, fields):
-    async def scenario(cluster):
-        assert (await cluster.ask(CREATE, **fields)).code == 1
+async def test_a_field_that_cannot_be_read_creates_nothing(fields, cluster):
+    assert (await cluster.ask(CREATE, **fields)).code == 1
+    assert await topic(cluster) == (17, "No topic in this broker. topic: T")
+
+
+async def test_a_topic_is_changed_and_keeps_its_attributes(tmp_path, cluster):
+    for attributes, queues in (("+message.type=DELAY", 2), ("", 3)):
+        fields = FIELDS | {"attributes": attributes, "readQueueNums": queues, "order": "x"}
+        assert (await cluster.ask(CREATE, **fields)).code == 0
+    stored = json.loads((tmp_path / "store/config/topics.json").read_text())["topicConfigTable"]["T"]
+    assert (stored["readQueueNums"], stored["attributes"]) == (3, {"message.type": "DELAY"})
+    assert stored == await topic(cluster)
+    assert not stored["order"]  # what is not "true" is false, as in Java
+    assert (tmp_path / "store/config/topics.json.bak").exists()
+
+
+async def test_a_topic_that_stays_as_it_is_makes_no_new_version(cluster):
+    versions = []
+    for _ in range(2):
+        assert (await cluster.ask(CREATE, **FIELDS)).code == 0
+        table = json.loads((await cluster.ask(RequestCode.GET_ALL_TOPIC_CONFIG)).body)
+        versions.append(table["dataVersion"])
+    assert versions[0] == versions[1]
+
+
+async def test_several_topics_are_created_at_once_or_not_at_all(cluster):
+    config = {"topicName": "T", "readQueueNums": 2, "writeQueueNums": 3, "perm": 4}
+    for other, code, remark in [
+        ({"topicName": "TBW102"}, 29, "The topic[TBW102] is conflict with system topic."),
+        ({"topicName": ""}, 29, "The specified topic is blank."),
+        ({"topicName": "U", "attributes": {"+message.type": "MIXED"}}, 29, MIXED),
+        ({"topicName": "U", "attributes": {"+message.type": "X"}}, 1, TYPES),
+    ]:
+        answer = await cluster.ask(SEVERAL, {"topicConfigList": [config, other]})
+        assert (answer.code, answer.remark) == (code, remark)
         assert await topic(cluster) == (17, "No topic in this broker. topic: T")
-
-    run(scenario)
-
-
-def test_a_topic_is_changed_and_keeps_its_attributes(run, tmp_path):
-    async def scenario(cluster):
-        for attributes, queues in (("+message.type=DELAY", 2), ("", 3)):
-            fields = FIELDS | {"attributes": attributes, "readQueueNums": queues, "order": "x"}
-            assert (await cluster.ask(CREATE, **fields)).code == 0
-        stored = json.loads((tmp_path / "store/config/topics.json").read_text())["topicConfigTable"]["T"]
-        assert (stored["readQueueNums"], stored["attributes"]) == (3, {"message.type": "DELAY"})
-        assert stored == await topic(cluster)
-        assert not stored["order"]  # what is not "true" is false, as in Java
-        assert (tmp_path / "store/config/topics.json.bak").exists()
-
-    run(scenario)
+    for broken in (b"", b"{", {"topicConfigList": [None]}, {"topicConfigList": [config | {"perm": 1 << 40}]}):
+        assert (await cluster.ask(SEVERAL, broken)).code == 1
+    assert (await cluster.ask(SEVERAL, {"topicConfigList": []})).code == 0
+    wanted = [config, {"topicName": "U", "attributes": {"+message.type": "FIFO"}}]
+    assert (await cluster.ask(SEVERAL, {"topicConfigList": wanted})).code == 0
+    assert ((await topic(cluster))["writeQueueNums"], (await topic(cluster))["perm"]) == (3, 4)
+    assert (await topic(cluster, "U"))["attributes"] == {"message.type": "FIFO"}
 
 
-def test_a_topic_that_stays_as_it_is_makes_no_new_version(run):
-    async def scenario(cluster):
-        versions = []
-        for _ in range(2):
-            assert (await cluster.ask(CREATE, **FIELDS)).code == 0
-            table = json.loads((await cluster.ask(RequestCode.GET_ALL_TOPIC_CONFIG)).body)
-            versions.append(table["dataVersion"])
-        assert versions[0] == versions[1]
-
-    run(scenario)
-
-
-def test_several_topics_are_created_at_once_or_not_at_all(run):
-    async def scenario(cluster):
-        config = {"topicName": "T", "readQueueNums": 2, "writeQueueNums": 3, "perm": 4}
-        for other, code, remark in [
-            ({"topicName": "TBW102"}, 29, "The topic[TBW102] is conflict with system topic."),
-            ({"topicName": ""}, 29, "The specified topic is blank."),
-            ({"topicName": "U", "attributes": {"+message.type": "MIXED"}}, 29, MIXED),
-            ({"topicName": "U", "attributes": {"+message.type": "X"}}, 1, TYPES),
-        ]:
-            answer = await cluster.ask(SEVERAL, {"topicConfigList": [config, other]})
-            assert (answer.code, answer.remark) == (code, remark)
-            assert await topic(cluster) == (17, "No topic in this broker. topic: T")
-        for broken in (b"", b"{", {"topicConfigList": [None]}, {"topicConfigList": [config | {"perm": 1 << 40}]}):
-            assert (await cluster.ask(SEVERAL, broken)).code == 1
-        assert (await cluster.ask(SEVERAL, {"topicConfigList": []})).code == 0
-        wanted = [config, {"topicName": "U", "attributes": {"+message.type": "FIFO"}}]
-        assert (await cluster.ask(SEVERAL, {"topicConfigList": wanted})).code == 0
-        assert ((await topic(cluster))["writeQueueNums"], (await topic(cluster))["perm"]) == (3, 4)
-        assert (await topic(cluster, "U"))["attributes"] == {"message.type": "FIFO"}
-
-    run(scenario)
-
-
-def test_a_new_topic_is_registered_at_once(run):
-    async def scenario(cluster):
-        await cluster.ask(CREATE, **FIELDS)
-        while (answer := await route(cluster, "T")).code != 0:
-            await asyncio.sleep(0)
-        (queues,) = decode_as(answer.body, TopicRoute).queue_datas
-        assert (queues.broker_name, queues.read_queue_nums) == ("broker-a", 2)
-
-    run(scenario)
+async def test_a_new_topic_is_registered_at_once(cluster):
+    await cluster.ask(CREATE, **FIELDS)
+    while (answer := await route(cluster, "T")).code != 0:
+        await asyncio.sleep(0)
+    (queues,) = decode_as(answer.body, TopicRoute).queue_datas
+    assert (queues.broker_name, queues.read_queue_nums) == ("broker-a", 2)
 
 
 @pytest.mark.parametrize(
@@ -159,20 +141,14 @@ def test_a_new_topic_is_registered_at_once(run):
         ({"topic": "broker-a"}, "The topic[broker-a] is conflict with system topic."),
     ],
 )
-def test_topics_that_are_not_deleted(run, fields, remark):
-    async def scenario(cluster):
-        answer = await cluster.ask(DELETE, **fields)
-        assert (answer.code, answer.remark) == (29, remark)
-
-    run(scenario)
+async def test_topics_that_are_not_deleted(fields, remark, cluster):
+    answer = await cluster.ask(DELETE, **fields)
+    assert (answer.code, answer.remark) == (29, remark)
 
 
-def test_an_unknown_topic_may_be_deleted(run):
-    async def scenario(cluster):
-        for name in ("none", "a b"):
-            assert (await cluster.ask(DELETE, topic=name)).code == 0
-
-    run(scenario)
+async def test_an_unknown_topic_may_be_deleted(cluster):
+    for name in ("none", "a b"):
+        assert (await cluster.ask(DELETE, topic=name)).code == 0
 
 
 def test_a_deleted_topic_takes_queues_offsets_and_pop_retries_along(tmp_path):
@@ -207,86 +183,74 @@ def test_a_deleted_topic_takes_queues_offsets_and_pop_retries_along(tmp_path):
     run_virtual(second())
 
 
-def test_the_tables_that_slaves_and_tools_read(run):
-    async def scenario(cluster):
-        await cluster.ask(CREATE, **FIELDS)
-        answer = await cluster.ask(RequestCode.GET_ALL_TOPIC_CONFIG)
-        table = json.loads(answer.body)
-        assert table["topicConfigTable"]["T"]["readQueueNums"] == 2
-        assert table["mappingDataVersion"] == {"counter": 0, "stateVersion": 0, "timestamp": 0}
-        system = json.loads((await cluster.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)).body)["topicList"]
-        assert {"TBW102", "broker-a", "DefaultCluster", "SCHEDULE_TOPIC_XXXX"} <= set(system)
-        assert "T" not in system
-
-    run(scenario)
+async def test_the_tables_that_slaves_and_tools_read(cluster):
+    await cluster.ask(CREATE, **FIELDS)
+    answer = await cluster.ask(RequestCode.GET_ALL_TOPIC_CONFIG)
+    table = json.loads(answer.body)
+    assert table["topicConfigTable"]["T"]["readQueueNums"] == 2
+    assert table["mappingDataVersion"] == {"counter": 0, "stateVersion": 0, "timestamp": 0}
+    system = json.loads((await cluster.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)).body)["topicList"]
+    assert {"TBW102", "broker-a", "DefaultCluster", "SCHEDULE_TOPIC_XXXX"} <= set(system)
+    assert "T" not in system
 
 
 # ---- cleaning up on an operator's word (remoting.md §4.4; behaviour.md §5.5)
 
 
-def test_what_belongs_to_no_topic_goes(run, tmp_path):
-    async def scenario(cluster):
-        for topic in ("T", "U"):
-            await cluster.send(topic)
-            await cluster.pull(topic=topic)
-            await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequest("g", topic, 0, 1))
-        context = cluster.standalone._broker.context
-        context.topics.remove("U")  # as if its files had been left behind
-        context.topics.remove("SCHEDULE_TOPIC_XXXX")
-        assert (await cluster.ask(RequestCode.CLEAN_UNUSED_TOPIC)).code == 0
-        assert await cluster.number(RequestCode.GET_MAX_OFFSET, QueueRequest("T", 0)) == 1
-        assert await cluster.number(RequestCode.GET_MAX_OFFSET, QueueRequest("U", 0)) == 0
-        assert not (tmp_path / "store/consumequeue/U").exists()
-        offsets = decode_as((await cluster.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)).body, dict)["offsetTable"]
-        assert offsets == {"T@g": {"0": 1}}
-
-    run(scenario)
+async def test_what_belongs_to_no_topic_goes(tmp_path, cluster):
+    for topic in ("T", "U"):
+        await cluster.send(topic)
+        await cluster.pull(topic=topic)
+        await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequest("g", topic, 0, 1))
+    context = cluster.standalone._broker.context
+    context.topics.remove("U")  # as if its files had been left behind
+    context.topics.remove("SCHEDULE_TOPIC_XXXX")
+    assert (await cluster.ask(RequestCode.CLEAN_UNUSED_TOPIC)).code == 0
+    assert await cluster.number(RequestCode.GET_MAX_OFFSET, QueueRequest("T", 0)) == 1
+    assert await cluster.number(RequestCode.GET_MAX_OFFSET, QueueRequest("U", 0)) == 0
+    assert not (tmp_path / "store/consumequeue/U").exists()
+    offsets = decode_as((await cluster.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)).body, dict)["offsetTable"]
+    assert offsets == {"T@g": {"0": 1}}
 
 
-def test_mixed_topics_are_made_where_a_setting_says_so(run):
-    async def scenario(cluster):
+async def test_mixed_topics_are_made_where_a_setting_says_so(tmp_path):
+    async with Cluster(tmp_path / "store", broker={"mixed_topics": True}) as cluster:
         assert (await cluster.ask(CREATE, **FIELDS, attributes="+message.type=MIXED")).code == 0
-
-    run(scenario, broker={"mixed_topics": True})
 
 
 @pytest.mark.parametrize("deletes", [True, False])
-def test_a_setting_says_whether_retry_topics_go_with_their_topic(run, deletes):
-    async def scenario(cluster):
+async def test_a_setting_says_whether_retry_topics_go_with_their_topic(deletes, tmp_path):
+    async with Cluster(tmp_path / "store", broker={"deletes_retry_topics": deletes}) as cluster:
         context = cluster.standalone._broker.context
         context.topics.put(TopicConfig(topic_name="T"), TopicConfig(topic_name="%RETRY%g_T"))
         context.offsets.commit("g", "T", 0, 0)
         assert (await cluster.ask(DELETE, topic="T")).code == 0
         assert (context.topics.get("%RETRY%g_T") is None) is deletes
 
-    run(scenario, broker={"deletes_retry_topics": deletes})
 
-
-def test_offsets_that_a_group_left_behind_go(run):
+async def test_offsets_that_a_group_left_behind_go(cluster):
     commits = {"behind": {0: 0, 1: 0}, "online": {0: 0, 1: 0}, "at the start": {0: 1, 1: 0}, "half": {0: 0, 1: 2}}
 
-    async def scenario(cluster):
-        store = cluster.standalone._broker.context.store
-        for queue_id in (0, 0, 1, 1):
-            await cluster.send(queue_id=queue_id, body=bytes(600_000))
-        await cluster.heartbeat("c1", ("T", "*"), group="online")
-        for group, queues in commits.items():
-            for queue_id, offset in queues.items():
-                cluster.standalone._broker.context.offsets.commit(group, "T", queue_id, offset)
-        clean = RequestCode.CLEAN_UNUSED_TOPIC
-        for gone, left in (((), set(commits)), ((0, 1), {"online", "at the start", "half"})):
-            lows = dict.fromkeys(gone, 1)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(store, "min_offset", lambda topic, queue_id, lows=lows: lows.get(queue_id, 0))
-                assert (await cluster.ask(clean)).code == 0
-            offsets = decode_as((await cluster.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)).body, dict)["offsetTable"]
-            assert {key.removeprefix("T@") for key in offsets} == left
-
-    run(scenario)
+    store = cluster.standalone._broker.context.store
+    for queue_id in (0, 0, 1, 1):
+        await cluster.send(queue_id=queue_id, body=bytes(600_000))
+    await cluster.heartbeat("c1", ("T", "*"), group="online")
+    for group, queues in commits.items():
+        for queue_id, offset in queues.items():
+            cluster.standalone._broker.context.offsets.commit(group, "T", queue_id, offset)
+    clean = RequestCode.CLEAN_UNUSED_TOPIC
+    for gone, left in (((), set(commits)), ((0, 1), {"online", "at the start", "half"})):
+        lows = dict.fromkeys(gone, 1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store, "min_offset", lambda topic, queue_id, lows=lows: lows.get(queue_id, 0))
+            assert (await cluster.ask(clean)).code == 0
+        offsets = decode_as((await cluster.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)).body, dict)["offsetTable"]
+        assert {key.removeprefix("T@") for key in offsets} == left
 
 
-def test_old_files_go_at_once(run, tmp_path):
-    async def scenario(cluster):
+async def test_old_files_go_at_once(tmp_path):
+    hour = (time.localtime().tm_hour + 12) % 24
+    async with Cluster(tmp_path / "store", store={"delete_when": f"{hour:02d}"}) as cluster:
         for _ in range(3):
             await cluster.send(body=bytes(600_000))
         log = tmp_path / "store/commitlog"
@@ -300,15 +264,9 @@ def test_old_files_go_at_once(run, tmp_path):
         assert not first.exists()
         assert await cluster.number(RequestCode.GET_MIN_OFFSET, QueueRequest("T", 0)) == 1
 
-    hour = (time.localtime().tm_hour + 12) % 24
-    run(scenario, store={"delete_when": f"{hour:02d}"})
-
 
 @pytest.mark.parametrize("code", [306, 316, 329])
-def test_with_nothing_to_clean(run, code):
-    async def scenario(cluster):
-        await cluster.send()
-        assert (await cluster.ask(code, b"{", x="y")).code == 0
-        assert await cluster.number(RequestCode.GET_MAX_OFFSET, QueueRequest("T", 0)) == 1
-
-    run(scenario)
+async def test_with_nothing_to_clean(code, cluster):
+    await cluster.send()
+    assert (await cluster.ask(code, b"{", x="y")).code == 0
+    assert await cluster.number(RequestCode.GET_MAX_OFFSET, QueueRequest("T", 0)) == 1

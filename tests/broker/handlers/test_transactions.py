@@ -84,63 +84,52 @@ async def until(condition):
         return found
 
 
-def test_a_half_message_is_answered_but_not_seen_until_it_is_committed(run):
-    async def scenario(cluster):
-        await send_half(cluster, body=b"before")
-        half = await send_half(cluster, HALF + "TAGS\x01a\x02", flag=7, queue_id=2)
-        assert (half.answer.queue_id, half.answer.queue_offset, half.answer.transaction_id) == (2, 1, "K")
-        assert await stored(cluster, queue_id=2) == []
-        assert await half.decide(COMMIT) == (0, None)
+async def test_a_half_message_is_answered_but_not_seen_until_it_is_committed(cluster):
+    await send_half(cluster, body=b"before")
+    half = await send_half(cluster, HALF + "TAGS\x01a\x02", flag=7, queue_id=2)
+    assert (half.answer.queue_id, half.answer.queue_offset, half.answer.transaction_id) == (2, 1, "K")
+    assert await stored(cluster, queue_id=2) == []
+    assert await half.decide(COMMIT) == (0, None)
 
-        (record,) = await stored(cluster, queue_id=2)
-        assert (record.body, record.flag, record.sys_flag, record.queue_offset) == (b"hello", 7, 8, 0)
-        assert record.prepared_transaction_offset == half.physical_offset
-        (message,) = read_messages((await cluster.pull(queue_id=2)).body)
-        assert message.properties == {
-            "TRAN_MSG": "true",
-            "PGROUP": "p",
-            "UNIQ_KEY": "K",
-            "__transactionId__": "K",
-            "TAGS": "a",
-            "MSG_REGION": "DefaultRegion",
-            "TRACE_ON": "true",
-            "CLUSTER": "DefaultCluster",
-        }
-
-    run(scenario)
+    (record,) = await stored(cluster, queue_id=2)
+    assert (record.body, record.flag, record.sys_flag, record.queue_offset) == (b"hello", 7, 8, 0)
+    assert record.prepared_transaction_offset == half.physical_offset
+    (message,) = read_messages((await cluster.pull(queue_id=2)).body)
+    assert message.properties == {
+        "TRAN_MSG": "true",
+        "PGROUP": "p",
+        "UNIQ_KEY": "K",
+        "__transactionId__": "K",
+        "TAGS": "a",
+        "MSG_REGION": "DefaultRegion",
+        "TRACE_ON": "true",
+        "CLUSTER": "DefaultCluster",
+    }
 
 
-def test_a_rolled_back_message_is_never_seen(run):
-    async def scenario(cluster):
+async def test_a_rolled_back_message_is_never_seen(tmp_path):
+    async with Cluster(tmp_path / "store", broker={"transaction_op_interval_ms": 20, **OFTEN}) as cluster:
         half = await send_half(cluster)
         assert await half.decide(ROLLBACK) == (0, NO_REMARK)
         assert await stored(cluster) == []
         (op,) = await until(lambda: stored(cluster, OP_HALF_TOPIC))
         assert op.body == b"0,"
 
-    run(scenario, broker={"transaction_op_interval_ms": 20, **OFTEN})
-
 
 @pytest.mark.parametrize("queue_id", [0, 3])
-def test_one_way_decisions_are_carried_out(run, queue_id):
-    async def scenario(cluster):
-        half = await send_half(cluster, queue_id=queue_id)
-        decision = half.end(COMMIT)
-        decision.flag = 2
-        await cluster.client.send_one_way(cluster.standalone.broker_address, decision, 60_000)
-        assert len(await until(lambda: stored(cluster, queue_id=queue_id))) == 1
-
-    run(scenario)
+async def test_one_way_decisions_are_carried_out(queue_id, cluster):
+    half = await send_half(cluster, queue_id=queue_id)
+    decision = half.end(COMMIT)
+    decision.flag = 2
+    await cluster.client.send_one_way(cluster.standalone.broker_address, decision, 60_000)
+    assert len(await until(lambda: stored(cluster, queue_id=queue_id))) == 1
 
 
-def test_an_unknown_decision_is_not_answered(run):
-    async def scenario(cluster):
-        half = await send_half(cluster)
-        with pytest.raises(RequestTimedOut):
-            await cluster.client.call(cluster.standalone.broker_address, half.end(UNKNOWN), 200)
-        assert await half.decide(COMMIT) == (0, None)
-
-    run(scenario)
+async def test_an_unknown_decision_is_not_answered(cluster):
+    half = await send_half(cluster)
+    with pytest.raises(RequestTimedOut):
+        await cluster.client.call(cluster.standalone.broker_address, half.end(UNKNOWN), 200)
+    assert await half.decide(COMMIT) == (0, None)
 
 
 REFUSED = [
@@ -158,91 +147,70 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("decision", [COMMIT, ROLLBACK])
-def test_a_decision_about_something_else_is_refused_and_changes_nothing(run, decision):
-    async def scenario(cluster):
-        await send_half(cluster, body=b"first")
-        half = await send_half(cluster)
-        for changes, remark in REFUSED:
-            assert await half.decide(decision, **changes) == (ResponseCode.SYSTEM_ERROR, remark), changes
-        assert await stored(cluster) == []
-        assert await half.decide(COMMIT) == (0, None)
-        assert [record.body for record in await stored(cluster)] == [b"hello"]
-
-    run(scenario)
+async def test_a_decision_about_something_else_is_refused_and_changes_nothing(decision, cluster):
+    await send_half(cluster, body=b"first")
+    half = await send_half(cluster)
+    for changes, remark in REFUSED:
+        assert await half.decide(decision, **changes) == (ResponseCode.SYSTEM_ERROR, remark), changes
+    assert await stored(cluster) == []
+    assert await half.decide(COMMIT) == (0, None)
+    assert [record.body for record in await stored(cluster)] == [b"hello"]
 
 
 @pytest.mark.parametrize("name", ["commitLogOffset", "tranStateTableOffset", "commitOrRollback"])
-def test_a_field_that_is_missing_or_no_number_is_an_error(run, name):
-    async def scenario(cluster):
-        half = await send_half(cluster)
-        for value in (None, "", "abc", str(2**63)):
-            code, remark = await half.decide(COMMIT, **{name: value})
-            assert (code, bool(remark)) == (ResponseCode.SYSTEM_ERROR, True), value
-        assert await stored(cluster) == []
-        assert await half.decide(COMMIT) == (0, None)
-
-    run(scenario)
+async def test_a_field_that_is_missing_or_no_number_is_an_error(name, cluster):
+    half = await send_half(cluster)
+    for value in (None, "", "abc", str(2**63)):
+        code, remark = await half.decide(COMMIT, **{name: value})
+        assert (code, bool(remark)) == (ResponseCode.SYSTEM_ERROR, True), value
+    assert await stored(cluster) == []
+    assert await half.decide(COMMIT) == (0, None)
 
 
-def test_places_in_the_log_that_hold_no_half_message_are_refused(run):
-    async def scenario(cluster):
-        half = await send_half(cluster)
-        normal = Half(cluster, await cluster.send(properties="PGROUP\x01p\x02UNIQ_KEY\x01N\x02"))
-        forged = Half(cluster, await cluster.send(topic="Other", properties="PGROUP\x01p\x02REAL_TOPIC\x01T\x02"))
-        for place in (half.physical_offset + 1, half.physical_offset + 4):
-            assert await half.decide(COMMIT, commitLogOffset=place) == (1, NOT_FOUND)
-        for message in (normal, forged):
-            assert await message.decide(COMMIT) == (1, NOT_FOUND)
-            assert await message.decide(ROLLBACK) == (1, NOT_FOUND)
-        assert await half.decide(COMMIT) == (0, None)
-        (plain, committed) = await stored(cluster)
-        again = Half(cluster, await cluster.send(topic="Other"))
-        again.physical_offset, again.answer.queue_offset = committed.physical_offset, committed.queue_offset
-        assert await again.decide(COMMIT) == (1, NOT_FOUND)
-        assert plain.sys_flag == 0
-
-    run(scenario)
+async def test_places_in_the_log_that_hold_no_half_message_are_refused(cluster):
+    half = await send_half(cluster)
+    normal = Half(cluster, await cluster.send(properties="PGROUP\x01p\x02UNIQ_KEY\x01N\x02"))
+    forged = Half(cluster, await cluster.send(topic="Other", properties="PGROUP\x01p\x02REAL_TOPIC\x01T\x02"))
+    for place in (half.physical_offset + 1, half.physical_offset + 4):
+        assert await half.decide(COMMIT, commitLogOffset=place) == (1, NOT_FOUND)
+    for message in (normal, forged):
+        assert await message.decide(COMMIT) == (1, NOT_FOUND)
+        assert await message.decide(ROLLBACK) == (1, NOT_FOUND)
+    assert await half.decide(COMMIT) == (0, None)
+    (plain, committed) = await stored(cluster)
+    again = Half(cluster, await cluster.send(topic="Other"))
+    again.physical_offset, again.answer.queue_offset = committed.physical_offset, committed.queue_offset
+    assert await again.decide(COMMIT) == (1, NOT_FOUND)
+    assert plain.sys_flag == 0
 
 
-def test_a_half_message_without_a_group_belongs_to_nobody(run):
-    async def scenario(cluster):
-        half = await send_half(cluster, "TRAN_MSG\x01TRUE\x02UNIQ_KEY\x01K\x02")
-        assert await half.decide(COMMIT) == (1, "The producer group wrong")
-        assert await half.decide(COMMIT, producerGroup=None) == (1, "The producer group wrong")
-
-    run(scenario)
+async def test_a_half_message_without_a_group_belongs_to_nobody(cluster):
+    half = await send_half(cluster, "TRAN_MSG\x01TRUE\x02UNIQ_KEY\x01K\x02")
+    assert await half.decide(COMMIT) == (1, "The producer group wrong")
+    assert await half.decide(COMMIT, producerGroup=None) == (1, "The producer group wrong")
 
 
-def test_a_missing_message_id_is_not_missed(run):
-    async def scenario(cluster):
-        half = await send_half(cluster)
-        assert await half.decide(COMMIT, msgId=None) == (0, None)
-
-    run(scenario)
+async def test_a_missing_message_id_is_not_missed(cluster):
+    half = await send_half(cluster)
+    assert await half.decide(COMMIT, msgId=None) == (0, None)
 
 
-def test_past_its_own_immunity_only_the_answer_to_a_question_counts(run):
-    async def scenario(cluster):
-        half = await send_half(cluster, HALF + "CHECK_IMMUNITY_TIME_IN_SECONDS\x013\x02")  # born long ago
-        for decision in (COMMIT, ROLLBACK):
-            assert await half.decide(decision) == (ResponseCode.ILLEGAL_OPERATION, NO_REMARK)
-        assert await stored(cluster) == []
-        assert await half.decide(COMMIT, fromTransactionCheck="true") == (0, None)
-        assert len(await stored(cluster)) == 1
-
-    run(scenario)
+async def test_past_its_own_immunity_only_the_answer_to_a_question_counts(cluster):
+    half = await send_half(cluster, HALF + "CHECK_IMMUNITY_TIME_IN_SECONDS\x013\x02")  # born long ago
+    for decision in (COMMIT, ROLLBACK):
+        assert await half.decide(decision) == (ResponseCode.ILLEGAL_OPERATION, NO_REMARK)
+    assert await stored(cluster) == []
+    assert await half.decide(COMMIT, fromTransactionCheck="true") == (0, None)
+    assert len(await stored(cluster)) == 1
 
 
-def test_within_its_own_immunity_a_decision_counts(run):
-    async def scenario(cluster):
-        properties = HALF + "CHECK_IMMUNITY_TIME_IN_SECONDS\x019999999999\x02"
-        assert await (await send_half(cluster, properties)).decide(COMMIT) == (0, None)
-
-    run(scenario)
+async def test_within_its_own_immunity_a_decision_counts(cluster):
+    properties = HALF + "CHECK_IMMUNITY_TIME_IN_SECONDS\x019999999999\x02"
+    assert await (await send_half(cluster, properties)).decide(COMMIT) == (0, None)
 
 
-def test_half_messages_may_be_forbidden(run):
-    async def scenario(cluster):
+async def test_half_messages_may_be_forbidden(tmp_path):
+    async with Cluster(tmp_path / "store", broker={"reject_transactions": True}) as cluster:
         answer = await cluster.send(properties=HALF)
         assert (answer.code, answer.remark) == (
             ResponseCode.NO_PERMISSION,
@@ -250,58 +218,45 @@ def test_half_messages_may_be_forbidden(run):
         )
         assert (await cluster.send()).code == 0
 
-    run(scenario, broker={"reject_transactions": True})
+
+async def test_a_missing_unique_key_becomes_the_transaction_id(cluster):
+    half = await send_half(cluster, "TRAN_MSG\x01true\x02PGROUP\x01p\x02")
+    await half.decide(COMMIT)
+    (message,) = read_messages((await cluster.pull()).body)
+    assert message.properties["__transactionId__"] == message.properties["UNIQ_KEY"] == half.answer.transaction_id
 
 
-def test_a_missing_unique_key_becomes_the_transaction_id(run):
-    async def scenario(cluster):
-        half = await send_half(cluster, "TRAN_MSG\x01true\x02PGROUP\x01p\x02")
-        await half.decide(COMMIT)
-        (message,) = read_messages((await cluster.pull()).body)
-        assert message.properties["__transactionId__"] == message.properties["UNIQ_KEY"] == half.answer.transaction_id
-
-    run(scenario)
-
-
-def test_the_delay_of_a_half_message_begins_at_its_commit(run):
-    async def scenario(cluster):
-        half = await send_half(cluster, HALF + "DELAY\x0118\x02")
-        assert len(await stored(cluster, HALF_TOPIC)) == 1
-        assert await half.decide(COMMIT) == (0, None)
-        assert await stored(cluster) == []
-        (delayed,) = await stored(cluster, "SCHEDULE_TOPIC_XXXX", 17)
-        assert delayed.sys_flag == 8
-
-    run(scenario)
+async def test_the_delay_of_a_half_message_begins_at_its_commit(cluster):
+    half = await send_half(cluster, HALF + "DELAY\x0118\x02")
+    assert len(await stored(cluster, HALF_TOPIC)) == 1
+    assert await half.decide(COMMIT) == (0, None)
+    assert await stored(cluster) == []
+    (delayed,) = await stored(cluster, "SCHEDULE_TOPIC_XXXX", 17)
+    assert delayed.sys_flag == 8
 
 
-def test_a_commit_the_store_does_not_take_may_come_again(run, monkeypatch):
-    async def scenario(cluster):
-        half = await send_half(cluster)
-        store = cluster.standalone._broker.context.store
-        store._appender.refusal = "the disk is full"
-        code, remark = await half.decide(COMMIT)
-        assert (code, "the disk is full" in remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, True)
-        store._appender.refusal = ""
-        assert await half.decide(COMMIT) == (0, None)
-        assert len(await stored(cluster)) == 1
-
-    run(scenario)
+async def test_a_commit_the_store_does_not_take_may_come_again(monkeypatch, cluster):
+    half = await send_half(cluster)
+    store = cluster.standalone._broker.context.store
+    store._appender.refusal = "the disk is full"
+    code, remark = await half.decide(COMMIT)
+    assert (code, "the disk is full" in remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, True)
+    store._appender.refusal = ""
+    assert await half.decide(COMMIT) == (0, None)
+    assert len(await stored(cluster)) == 1
 
 
-def test_under_sync_flush_an_answered_commit_is_on_the_disk(run):
-    async def scenario(cluster):
+async def test_under_sync_flush_an_answered_commit_is_on_the_disk(tmp_path):
+    async with Cluster(tmp_path / "store", store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as cluster:
         half = await send_half(cluster)
         assert await half.decide(COMMIT) == (0, None)
         store = cluster.standalone._broker.context.store
         (record,) = await stored(cluster)
         assert store.durable_offset >= record.physical_offset + record.size
 
-    run(scenario, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
 
-
-def test_a_commit_whose_flush_fails_is_no_success(run, monkeypatch):
-    async def scenario(cluster):
+async def test_a_commit_whose_flush_fails_is_no_success(monkeypatch, tmp_path):
+    async with Cluster(tmp_path / "store", store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as cluster:
         half = await send_half(cluster)
 
         def refuse(fd):
@@ -311,8 +266,6 @@ def test_a_commit_whose_flush_fails_is_no_success(run, monkeypatch):
         code, remark = await half.decide(COMMIT)
         monkeypatch.undo()
         assert (code, remark) == (ResponseCode.SYSTEM_ERROR, f"flush failed: errno {errno.EIO} Input/output error")
-
-    run(scenario, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
 
 
 def answering(cluster, decisions):
@@ -338,8 +291,12 @@ def answering(cluster, decisions):
 
 
 @pytest.mark.parametrize("flush_disk_type", list(FlushDiskType))
-def test_a_producer_that_answers_questions_decides(run, flush_disk_type):
-    async def scenario(cluster):
+async def test_a_producer_that_answers_questions_decides(flush_disk_type, tmp_path):
+    async with Cluster(
+        tmp_path / "store",
+        broker={"transaction_checks_max": 3, **OFTEN},
+        store={"flush_disk_type": flush_disk_type, **KEPT},
+    ) as cluster:
         asked = answering(cluster, {b"yes": COMMIT, b"no": ROLLBACK})
         await cluster.heartbeat("me")
         for body in (b"yes", b"no", b"maybe"):
@@ -352,12 +309,6 @@ def test_a_producer_that_answers_questions_decides(run, flush_disk_type):
         assert record.body == b"maybe"
         assert [record.body for record in await stored(cluster)] == [b"yes"]
         assert sorted(asked) == [b"maybe"] * 3 + [b"no", b"yes"]
-
-    run(
-        scenario,
-        broker={"transaction_checks_max": 3, **OFTEN},
-        store={"flush_disk_type": flush_disk_type, **KEPT},
-    )
 
 
 def test_what_is_open_at_a_stop_is_asked_about_after_the_next_start(tmp_path):
@@ -383,24 +334,19 @@ def test_what_is_open_at_a_stop_is_asked_about_after_the_next_start(tmp_path):
     run_virtual(second())
 
 
-def test_a_half_message_that_was_given_up_can_be_asked_about_again(run):
-    async def scenario(cluster):
-        half = await send_half(cluster)
-        normal = Half(cluster, await cluster.send())
-        resumed = await cluster.call(
-            RequestCode.RESUME_CHECK_HALF_MESSAGE, ResumeCheckRequest(msg_id=half.answer.msg_id)
+async def test_a_half_message_that_was_given_up_can_be_asked_about_again(cluster):
+    half = await send_half(cluster)
+    normal = Half(cluster, await cluster.send())
+    resumed = await cluster.call(RequestCode.RESUME_CHECK_HALF_MESSAGE, ResumeCheckRequest(msg_id=half.answer.msg_id))
+    assert (resumed.code, resumed.remark) == (0, None)
+    first, again = await stored(cluster, HALF_TOPIC)
+    assert (again.body, again.queue_offset) == (first.body, 1)
+    assert b"TRANSACTION_CHECK_TIMES\x010\x02" in again.properties
+
+    beyond = offset_id(pack_host("127.0.0.1", 1), 1 << 40)
+    for msg_id in ("zz", "", beyond, normal.answer.msg_id):
+        answer = await cluster.call(RequestCode.RESUME_CHECK_HALF_MESSAGE, ResumeCheckRequest(msg_id=msg_id))
+        assert (answer.code, answer.remark) == (
+            ResponseCode.SYSTEM_ERROR,
+            "Exception was thrown when putting message back to RMQ_SYS_TRANS_HALF_TOPIC.",
         )
-        assert (resumed.code, resumed.remark) == (0, None)
-        first, again = await stored(cluster, HALF_TOPIC)
-        assert (again.body, again.queue_offset) == (first.body, 1)
-        assert b"TRANSACTION_CHECK_TIMES\x010\x02" in again.properties
-
-        beyond = offset_id(pack_host("127.0.0.1", 1), 1 << 40)
-        for msg_id in ("zz", "", beyond, normal.answer.msg_id):
-            answer = await cluster.call(RequestCode.RESUME_CHECK_HALF_MESSAGE, ResumeCheckRequest(msg_id=msg_id))
-            assert (answer.code, answer.remark) == (
-                ResponseCode.SYSTEM_ERROR,
-                "Exception was thrown when putting message back to RMQ_SYS_TRANS_HALF_TOPIC.",
-            )
-
-    run(scenario)
