@@ -34,6 +34,9 @@ class Standalone:
         client_tls: how the broker reaches the name server, and it the broker; None means plain.
         authentication: whose requests the broker takes; the name server takes what is signed by its own, only.
         configurations: what operators are shown and may change, of the name server and of the broker.
+
+    Attributes:
+        namesrv, broker: the two servers; ``broker.context`` is the state that requests find.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class Standalone:
         if namesrv.exporter_type is ExporterType.PROM and namesrv.exporter_port == self._broker_settings.exporter_port:
             namesrv.exporter_port += bool(namesrv.exporter_port)  # one file speaks of both, each has a port of its own
         authentication = _with_inner(authentication)
-        self._namesrv = NameServer(
+        self.namesrv = NameServer(
             namesrv,
             clock,
             tls=tls,
@@ -63,7 +66,7 @@ class Standalone:
             authentication=authentication,
             configuration=configurations[0] or Configuration([namesrv]),
         )
-        self._broker = Broker(
+        self.broker = Broker(
             self._broker_settings,
             store or StoreSettings(),
             store_root,
@@ -77,35 +80,35 @@ class Standalone:
     @property
     def namesrv_address(self) -> str:
         """Where clients find the name server, as ``host:port``."""
-        return self._namesrv.address
+        return self.namesrv.address
 
     @property
     def broker_address(self) -> str:
         """Where clients reach the broker, as ``host:port``."""
-        return self._broker.address
+        return self.broker.address
 
     @property
     def metrics_addresses(self) -> tuple[str, str]:
         """Where Prometheus reads the metrics of name server and broker, if it may."""
-        return self._namesrv.metrics_address, self._broker.metrics_address
+        return self.namesrv.metrics_address, self.broker.metrics_address
 
     async def start(self) -> None:
         """Start both; the broker is registered when this returns.
         Raises StoreError, ListenFailed: nothing is left running."""
-        await self._namesrv.start()
-        self._broker_settings.namesrv_addr = self._namesrv.address
+        await self.namesrv.start()
+        self._broker_settings.namesrv_addr = self.namesrv.address
         try:
-            await self._broker.start()
+            await self.broker.start()
         except BaseException:
-            await self._namesrv.stop()
+            await self.namesrv.stop()
             raise
 
     async def stop(self) -> None:
         """Stop both, the broker first."""
         try:
-            await self._broker.stop()
+            await self.broker.stop()
         finally:
-            await self._namesrv.stop()
+            await self.namesrv.stop()
 
     async def __aenter__(self) -> Standalone:
         await self.start()

@@ -19,7 +19,7 @@ from rmqkit.remoting.client import RemotingClient
 
 
 def context_of(cluster):
-    return cluster.standalone._broker.context
+    return cluster.standalone.broker.context
 
 
 def now_ms():

@@ -48,7 +48,7 @@ def beside(tmp_path):
 
 
 def broker_of(cluster):
-    return cluster.standalone.broker_address, cluster.standalone._broker.context
+    return cluster.standalone.broker_address, cluster.standalone.broker.context
 
 
 def heartbeat(*groups, topics=("T",)):
@@ -139,7 +139,7 @@ def test_only_so_many_groups_that_nobody_used_are_kept(beside):
 
 
 async def test_groups_that_appeared_and_that_nobody_used_go_away_and_others_stay(cluster):
-    context = cluster.standalone._broker.context
+    context = cluster.standalone.broker.context
     await cluster.send()
     online = cluster.new_client()
     await cluster.heartbeat("on line", ("T", "*"), group="online", client=online)
@@ -232,7 +232,7 @@ def test_a_registration_that_inflates_to_more_than_a_frame_is_refused(beside):
 def test_incomplete_frames_are_bounded_together_and_the_oldest_is_cut_first(beside):
     def program(cluster, connect):
         address, _ = broker_of(cluster)
-        limits = cluster.standalone._broker._limits
+        limits = cluster.standalone.broker._limits
         half = frame(9999, body=bytes(400_000))[:300_000]
         others = connect(address)
         strangers = []
@@ -256,7 +256,7 @@ def test_answers_that_nobody_takes_are_bounded_together_and_who_holds_most_is_cu
 
     def program(cluster, connect):
         address, _ = broker_of(cluster)
-        limits = cluster.standalone._broker._limits
+        limits = cluster.standalone.broker._limits
         made = {"topicConfigList": [{"topicName": name} for name in names("topic-", 3000)]}
         assert connect(address).ask(frame(MAKE_TOPICS, body=json.dumps(made).encode()))["code"] == 0
         one = len(connect(address).ask(frame(ALL_TOPICS))["body"])
@@ -292,14 +292,14 @@ def test_answers_that_nobody_takes_are_bounded_together_and_who_holds_most_is_cu
 def test_connections_are_bounded_by_address_and_in_all(beside):
     def program(cluster, connect):
         address, _ = broker_of(cluster)
-        limits = cluster.standalone._broker._limits
+        limits = cluster.standalone.broker._limits
         strangers = [connect(address) for _ in range(20)]
         wait_for(lambda: limits.refused["address"] >= 10)
         assert strangers[0].ask(frame(9999))["code"] == 3
         assert strangers[-1].is_closed
         for stranger in strangers:
             stranger.close()
-        cluster.standalone._broker._settings.connections_max = 3
+        cluster.standalone.broker._settings.connections_max = 3
         wait_for(lambda: limits._count <= 1)
         more = [connect(address) for _ in range(6)]
         wait_for(lambda: limits.refused["all"] >= 1)

@@ -44,7 +44,7 @@ class Other(Cluster):
 
     async def stored(self, topic="T", queue_id=0):
         """What lies in a queue, with named properties."""
-        records = read_all(self.standalone._broker.context.store, topic, queue_id)
+        records = read_all(self.standalone.broker.context.store, topic, queue_id)
         return [(record, decode_properties(record.properties)) for record in records]
 
     async def all_stored(self, topic="T"):
@@ -149,9 +149,9 @@ def test_an_answer_other_than_success_does_not_count(other):
     async def scenario(cluster):
         await cluster.send("T")
         assert await cluster.escape.put(delivered())
-        cluster.standalone._broker.context.settings.accept_sends_from_ms = 1 << 60
+        cluster.standalone.broker.context.settings.accept_sends_from_ms = 1 << 60
         assert not await cluster.escape.put(delivered())
-        cluster.standalone._broker.context.settings.accept_sends_from_ms = 0
+        cluster.standalone.broker.context.settings.accept_sends_from_ms = 0
         assert await cluster.escape.put(delivered())
 
     other(scenario)

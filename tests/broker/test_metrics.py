@@ -72,7 +72,7 @@ async def test_sends_pulls_and_what_becomes_of_them_are_told(tmp_path):
         header = {"consumerGroup": "g", "topic": "T", "queueId": 0}
         await cluster.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commitOffset=5, **header)
         found = await told(broker_metrics(cluster))
-        size = cluster.standalone._broker.context.store.max_physical_offset
+        size = cluster.standalone.broker.context.store.max_physical_offset
         assert found["rocketmq_messages_in_total"] == {("T", "normal", "false"): 52}  # an empty one is refused
         assert found["rocketmq_throughput_in_total"] == {("T", "normal", "false"): size}
         assert found["rocketmq_message_size_count"] == {("T", "normal", "false"): 50}
@@ -107,7 +107,7 @@ async def test_sends_alone_in_runs_and_of_mixed_topics_are_all_counted(tmp_path)
 
 async def test_timed_messages_are_told_by_topic_and_by_how_far_ahead_they_are(tmp_path):
     async with Cluster(tmp_path / "store", broker=PROM) as cluster:
-        timer, now_ms = cluster.standalone._broker.context.timer, SYSTEM_CLOCK.now_ms()
+        timer, now_ms = cluster.standalone.broker.context.timer, SYSTEM_CLOCK.now_ms()
         for ahead_s in (200, 200, 7200, 100_000):
             properties = f"TIMER_DELIVER_MS\x01{now_ms + ahead_s * 1000}\x02"
             await cluster.send(properties=properties)
@@ -150,7 +150,7 @@ async def test_slaves_are_told(tmp_path):
     async with Cluster(tmp_path / "store", broker=PROM) as cluster:
         link = HaConnectionInfo(addr="10.0.0.2:4711", diff=42, in_sync=True)
         master = SimpleNamespace(status=lambda: HaRuntimeInfo(ha_connection_info=[link]))
-        context = cluster.standalone._broker.context
+        context = cluster.standalone.broker.context
         found = await BrokerMetrics(context.counts, context, master, SimpleNamespace(lanes=set()), []).gather()
         assert found["rmqkit_replication_lag"] == {("10.0.0.2:4711",): 42}
         assert found["rmqkit_replication_in_sync"] == {("10.0.0.2:4711",): True}
@@ -161,7 +161,7 @@ def test_without_an_exporter_nothing_is_counted_and_the_library_is_not_loaded(tm
         "import asyncio, sys; from pathlib import Path; from rmqkit.standalone import Standalone\n"
         "async def main():\n"
         "    async with Standalone(Path(sys.argv[1])) as both:\n"
-        "        assert both._broker.context.counts is None and both.metrics_addresses == ('', '')\n"
+        "        assert both.broker.context.counts is None and both.metrics_addresses == ('', '')\n"
         "    assert not {'prometheus_client', 'rmqkit.broker.counts', 'rmqkit.remoting.exporter'} & {*sys.modules}\n"
         "asyncio.run(main())"
     )

@@ -38,10 +38,10 @@ async def routed(cluster, topic):
 
 async def with_topics(cluster, names):
     """The broker's topics, with some that the name server knows."""
-    topics = cluster.standalone._broker.context.topics
+    topics = cluster.standalone.broker.context.topics
     for name in names:
         topics.put(TopicConfig(topic_name=name, perm=6))
-    await cluster.standalone._broker.context.topics_published()
+    await cluster.standalone.broker.context.topics_published()
     return topics
 
 
@@ -61,7 +61,7 @@ async def test_changes_that_come_close_together_are_all_routed(cluster):
     await asyncio.sleep(0)  # its registration is about to begin
     topics.put(TopicConfig(topic_name="B", perm=4))
     await asyncio.sleep(0)
-    await cluster.standalone._broker.context.topics_published()
+    await cluster.standalone.broker.context.topics_published()
     assert [(await routed(cluster, name)).perm for name in "AB"] == [4, 4]
 
 
@@ -71,18 +71,18 @@ async def test_a_change_is_routed_although_another_is_told_while_it_is_written(c
     topics.put(TopicConfig(topic_name="A", perm=4))
     await asyncio.sleep(0)  # B is about to be written, and the registration of A begins
     await written
-    await cluster.standalone._broker.context.topics_published()
+    await cluster.standalone.broker.context.topics_published()
     assert [(await routed(cluster, name)).perm for name in "AB"] == [4, 4]
 
 
 async def test_the_last_of_the_changes_of_one_topic_is_routed_and_none_of_one_that_is_gone(cluster):
-    topics = cluster.standalone._broker.context.topics
+    topics = cluster.standalone.broker.context.topics
     shared = asyncio.ensure_future(topics.put_shared(TopicConfig("A", perm=2), TopicConfig("B", perm=2)))
     await asyncio.sleep(0)  # the shared ones are about to be written
     topics.put(TopicConfig("A", perm=4))
     topics.remove("B")
     await shared
-    await cluster.standalone._broker.context.topics_published()
+    await cluster.standalone.broker.context.topics_published()
     assert (await routed(cluster, "A")).perm == topics.get("A").perm == 4
     assert topics.get("B") is None
     assert (await ask_namesrv(cluster, RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="B")).code == 17
@@ -109,7 +109,7 @@ def test_topics_that_name_servers_list_as_ordered_are_marked(tmp_path):
             for topic in ("T", "none"):
                 key = {"namespace": "ORDER_TOPIC_CONFIG", "key": topic}
                 await ask_namesrv(cluster, RequestCode.PUT_KV_CONFIG, **key, value="broker-a:4")
-            registration = cluster.standalone._broker._registration
+            registration = cluster.standalone.broker._registration
             assert await registration.register() == 1
             assert [await order(cluster, topic) for topic in "TUV"] == [True, False, True]
             await ask_namesrv(cluster, RequestCode.DELETE_KV_CONFIG, namespace="ORDER_TOPIC_CONFIG", key="T")
@@ -125,17 +125,17 @@ def test_topics_that_name_servers_list_as_ordered_are_marked(tmp_path):
 
 
 async def test_an_answer_that_cannot_be_read_changes_nothing(cluster):
-    registration = cluster.standalone._broker._registration
-    version = cluster.standalone._broker.context.topics.data_version
+    registration = cluster.standalone.broker._registration
+    version = cluster.standalone.broker.context.topics.data_version
     for body in (b"{", b"[]", b'{"table":{"TBW102":7'):
         registration._mark_ordered(Command(0, body=body))
-    assert cluster.standalone._broker.context.topics.data_version == version
+    assert cluster.standalone.broker.context.topics.data_version == version
 
 
 async def test_name_servers_are_asked_what_they_know(cluster):
-    registration = cluster.standalone._broker._registration
+    registration = cluster.standalone.broker._registration
     assert not await registration.is_outdated()
-    cluster.standalone._broker.context.topics.data_version.advance(1)
+    cluster.standalone.broker.context.topics.data_version.advance(1)
     assert await registration.is_outdated()
     await registration.register()
     assert not await registration.is_outdated()

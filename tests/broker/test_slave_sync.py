@@ -538,7 +538,7 @@ async def test_our_slave_copies_our_master(golden_root, tmp_path):
             assert slave.topics.get("TopicA") is None
             slave.sync._master = cluster.standalone.broker_address
             await slave.sync._round()
-            context = cluster.standalone._broker.context
+            context = cluster.standalone.broker.context
             assert slave.topics.snapshot() == context.topics.snapshot()
             assert slave.groups.stored == context.groups.stored
             assert slave.offsets.contents == context.offsets.contents

@@ -26,7 +26,7 @@ async def test_a_group_far_behind_is_disabled(settings, offset, topics, is_stopp
         for topic in topics:
             await cluster.heartbeat("c", (topic, "*"))
         assert (await cluster.pull(count=offset)).code == 0
-        context = cluster.standalone._broker.context
+        context = cluster.standalone.broker.context
         await stop_slow_groups(context)
         assert context.groups.get("g").consume_enable is not is_stopped
         answer = await cluster.pull(offset)

@@ -95,7 +95,7 @@ async def test_who_calls_itself_a_producer_of_a_group_is_told_none_of_its_messag
         async with Stranger(address) as anna, Stranger(address) as eve:
             assert (await anna.ask(HEARTBEAT, beat, "anna")).code == OK
             assert (await eve.ask(HEARTBEAT, beat, "eve")).code == OK
-            clients = servers._broker.context.clients
+            clients = servers.broker.context.clients
             members = clients.producers("p")
             assert sorted(member.user for member in members.values()) == ["anna", "eve"]
             asked = [member.user for c, member in members.items() if clients.may_be_asked(c, member, "Orders")]
@@ -397,7 +397,7 @@ async def test_the_exporter_tells_everybody_names_and_counts_and_takes_nothing_e
         tmp_path, users=users, broker={"metricsExporterType": "PROM", "metricsPromExporterPort": "0"}
     ) as servers:
         await send(servers.broker_address, "Orders", "KEYS\x01secretkey\x02", "root" if users else None)
-        address = servers._broker.metrics_address
+        address = servers.broker.metrics_address
         told = await http(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert told.startswith(b"HTTP/1.1 200")
         assert b'topic="Orders"' in told
@@ -416,4 +416,4 @@ async def test_the_exporter_tells_everybody_names_and_counts_and_takes_nothing_e
 
 
 async def test_without_the_setting_there_is_no_exporter(servers):
-    assert servers._broker.metrics_address == ""
+    assert servers.broker.metrics_address == ""

@@ -284,7 +284,7 @@ def test_tables_that_find_no_room_are_one_line_each_however_often_they_are_tried
         async with Cluster(tmp_path, broker={"offset_persist_interval_ms": 100}) as cluster:
             assert (await cluster.send()).code == ResponseCode.SUCCESS
             disk.refuse(NO_SPACE, path="consumerOffset.json.tmp")
-            offsets = cluster.standalone._broker.context.offsets
+            offsets = cluster.standalone.broker.context.offsets
             offsets.commit("g", "T", 0, 1)
             await until(lambda: disk.count >= 4, "tries")
             disk.repair()

@@ -149,8 +149,8 @@ def test_units_of_entries_before_a_torn_address_stay(tmp_path: Path) -> None:
         for i in range(77):
             put_all(store, message(body=b"%d" % i + bytes(250), TAGS=f"t{i}"))
             clock.ms += 1000
-        store._flusher.flush_log()
-        store._flusher.flush_queues()  # entries of older log files are not made again
+        store.flusher.flush_log()
+        store.flusher.flush_queues()  # entries of older log files are not made again
         left = crash(store, tmp_path / "left")
     path = left / "consumequeue" / "TopicTest" / "0" / f"{0:020d}"
     whole = path.read_bytes()
@@ -204,7 +204,7 @@ def test_crash_with_many_log_files_since_the_checkpoint_leaves_no_gap(tmp_path: 
     with opened(tmp_path / "s", settings) as store:
         for i in range(40):
             put_all(store, message(body=b"%d" % i + bytes(1500)))
-        store._flusher.flush_log()
+        store.flusher.flush_log()
         left = crash(store, tmp_path / "left")
     assert len(list((left / "commitlog").iterdir())) > 10
     shutil.rmtree(left / "consumequeue")  # nothing of it was flushed
@@ -247,8 +247,8 @@ def test_names_of_new_directories_reach_the_disk(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "fsync", fsync)
     with opened(tmp_path / "new" / "s", quiet()) as store:
         put_all(store, message())
-        store._flusher.flush_log()
-        store._flusher.flush_queues()
+        store.flusher.flush_log()
+        store.flusher.flush_queues()
         parts = ["s", "s/commitlog", "s/consumequeue", "s/consumequeue/TopicTest", "s/consumequeue/TopicTest/0"]
         assert {".", "new", *(f"new/{part}" for part in parts)} <= synced
 
@@ -332,11 +332,11 @@ def test_clock_set_back_does_not_make_unflushed_entries_count_as_flushed(tmp_pat
         put_all(store, message(body=bytes(2500)))
         clock.ms += 10_000
         put_all(store, message(body=bytes(200)))
-        store._flusher.flush_log()
-        store._flusher.flush_queues()
+        store.flusher.flush_log()
+        store.flusher.flush_queues()
         clock.ms -= 5000  # still behind what the first file began with
         put_all(store, *(message(body=b"%d" % i + bytes(2500)) for i in range(3)))
-        store._flusher.flush_log()
+        store.flusher.flush_log()
         left = crash(store, tmp_path / "left")
     path = left / "consumequeue" / "TopicTest" / "0" / f"{0:020d}"
     path.write_bytes(path.read_bytes()[:40] + bytes(160))

@@ -163,7 +163,7 @@ class Work:
     def flush(self) -> None:
         """One round of a flush thread."""
         assert self.store is not None
-        flusher = self.store._flusher
+        flusher = self.store.flusher
         if self._has_pool and self.chance.random() < 0.7:
             flusher.commit(0)
         kind = self.chance.random()

@@ -112,11 +112,11 @@ def test_messages_that_wait_for_the_disk_are_deleted_with_their_topic(
         put_some(store, b"old")
         assert store.dispatch_behind_bytes
         store.delete_topic(GONE)
-        store._flusher.flush_log()
+        store.flusher.flush_log()
         store.dispatch()
         assert (store.topics, store.dispatch_behind_bytes) == (set(), 0)
         put_some(store, b"new")
-        store._flusher.flush_log()
+        store.flusher.flush_log()
         assert [one.queue_offset for one in read_all(store, GONE)] == list(range(5))
 
 

@@ -331,9 +331,9 @@ def keyed_store(folder: Path, *, is_clean: bool) -> tuple[Path, list[Path]]:
     with opened(folder / "s", KEYED) as store:
         put_all(store, *(message(KEYS="k") for _ in range(10)))
         store.query("TopicTest", "k", 64, *ALL_TIME)
-        assert store._flusher.failure is None
-        store._flusher.flush_log()
-        store._flusher.flush_queues()
+        assert store.flusher.failure is None
+        store.flusher.flush_log()
+        store.flusher.flush_queues()
         root = store.root if is_clean else copy_store(store.root, folder / "killed")
         assert root.joinpath("indexfiles").is_file()
     return root, sorted(root.joinpath("index").iterdir())

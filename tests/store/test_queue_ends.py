@@ -237,7 +237,7 @@ def killed(root: Path, to: Path) -> Path:
     written(root, SMALL)
     with opened(root, SMALL) as store:
         put_all(store, *(message(TOPIC, 2, b"%d" % i) for i in range(3)))
-        store._flusher.flush_queues()
+        store.flusher.flush_queues()
         put_all(store, *(message(TOPIC, 1, b"%d" % (COUNT + i)) for i in range(MORE)))
         copy_store(root, to)
     last = max(path for path in (to / "commitlog").iterdir() if any(path.read_bytes()))
@@ -310,12 +310,12 @@ def test_queues_are_noted_once_when_the_log_has_their_messages_on_the_disk(tmp_p
     settings = small_settings(flush_interval_ms=3_600_000, queue_flush_interval_ms=3_600_000)
     with opened(tmp_path, settings) as store:
         end = put_all(store, message(TOPIC))[0].end_offset
-        store._flusher.flush_queues()
+        store.flusher.flush_queues()
         note = (tmp_path / "queueends").read_bytes()
         assert TOPIC.encode() in note
         assert store.durable_offset == end
         put_all(store, message(TOPIC))
-        store._flusher.flush_queues()
+        store.flusher.flush_queues()
         assert (tmp_path / "queueends").read_bytes() == note
         assert store.durable_offset == end, "only new queues have the log flushed"
 
@@ -324,7 +324,7 @@ def test_a_disk_that_refuses_the_note_of_new_queues_costs_only_the_note(tmp_path
     with opened(tmp_path, SMALL) as store, monkeypatch.context() as patched:
         patched.setattr(queue_ends, "write_note", _refuse)
         put_all(store, message(TOPIC))
-        store._flusher.flush_queues()
+        store.flusher.flush_queues()
         put_all(store, message(TOPIC))
         assert store.failure is None
     assert "queues made since the start are not in it" in caplog.text

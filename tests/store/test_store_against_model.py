@@ -265,8 +265,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        self.store._flusher.flush_log()
-        self.store._flusher.flush_queues()
+        self.store.flusher.flush_log()
+        self.store.flusher.flush_queues()
 
     @rule()
     def close_and_open(self) -> None:

@@ -96,7 +96,7 @@ async def round(count):
         async with Producer("p", both.namesrv_address) as producer:
             for number in range(count):
                 print((await producer.send(Message(topic="T", body=b"%d" % number, keys=("k",)))).status.name)
-        print(both._broker.context.store.failure)
+        print(both.broker.context.store.failure)
 
 asyncio.run(round(3))
 asyncio.run(round(2))

@@ -45,12 +45,12 @@ def test_message_is_readable_when_it_is_committed(tmp_path: Path) -> None:
         assert s.max_physical_offset == put.end_offset and s.dispatched_offset == 0
         assert s.get("TopicTest", 0, 0, count_max=1).status is GetStatus.NO_MESSAGE_IN_QUEUE
         assert s.log.record_at(0) is None and seen == [] and told == []
-        s._flusher.commit()
+        s.flusher.commit()
         assert told == [True]
         s.dispatch()
         assert [arrival.queue_offset for arrival in seen] == [0]
         assert bodies(s) == [b"hello"] and s.log.record_at(0) is not None
-        s._flusher.commit()
+        s.flusher.commit()
         assert told == [True], "nothing came since"
 
 
@@ -79,10 +79,10 @@ def test_commits_and_flushes_come_by_themselves_from_two_threads(tmp_path: Path)
 def test_few_bytes_wait_for_a_thorough_round(tmp_path: Path) -> None:
     with opened(tmp_path / "s", pool_settings(commit_log_file_bytes=1 << 20)) as store:
         put_all(store, message())
-        store._flusher.commit(4 * 4096)
+        store.flusher.commit(4 * 4096)
         assert store.log.committed_offset == 0
         end = put_all(store, message(body=bytes(17_000)))[0].end_offset
-        store._flusher.commit(4 * 4096)
+        store.flusher.commit(4 * 4096)
         assert store.log.committed_offset == end
 
 
@@ -90,10 +90,10 @@ def test_flush_covers_what_was_committed_and_no_more(tmp_path: Path) -> None:
     clock = StandingClock()
     with opened(tmp_path / "s", pool_settings(), clock=clock) as store:
         first = put_all(store, message())[0]
-        store._flusher.commit()
+        store.flusher.commit()
         clock.ms += 1000
         put_all(store, message())
-        store._flusher.flush_log()
+        store.flusher.flush_log()
         assert store.durable_offset == first.end_offset
         assert store._checkpoint.physic_timestamp == first.store_timestamp
 
@@ -108,7 +108,7 @@ def fill(root: Path, settings: StoreSettings) -> None:
                 assert store.put_batch(message(body=body)).status is PutStatus.OK
             else:
                 put_all(store, message(body=chance.randbytes(chance.randrange(700)), queue_id=number % 3))
-            store._flusher.commit(chance.choice([0, 4096]))
+            store.flusher.commit(chance.choice([0, 4096]))
 
 
 def test_files_are_those_of_a_store_without_a_pool(tmp_path: Path) -> None:
@@ -127,9 +127,9 @@ def test_put_without_a_free_buffer_is_refused_as_busy(tmp_path: Path) -> None:
             refused = store.put(message(body=bytes(3000)))
             assert refused.status is PutStatus.OS_PAGE_CACHE_BUSY
             assert refused.reason == "all buffers of the transient store pool wait to be committed"
-        store._flusher.commit()
+        store.flusher.commit()
         assert put_all(store, message(body=bytes(3000)))[0].physical_offset == 4096
-        store._flusher.commit()
+        store.flusher.commit()
         assert [len(body) for body in bodies(store)] == [3000, 3000]
 
 
@@ -154,29 +154,29 @@ def test_synchronous_flush_has_no_pool(tmp_path: Path) -> None:
 def test_refused_commit_loses_nothing_and_stops_puts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path / "s", pool_settings()) as store:
         put_all(store, message(body=b"1"))
-        store._flusher.commit()
+        store.flusher.commit()
         put_all(store, message(body=b"2"))
 
         def fail(self: MappedFile, position: int, data: bytes) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(MappedFile, "write", fail)
-        store._flusher.commit()
+        store.flusher.commit()
         refused = store.put(message(body=b"3"))
         assert refused.status is PutStatus.SERVICE_NOT_AVAILABLE and not store.is_writable
         assert refused.reason == "log cannot be written: errno 28 No space left on device"
         assert bodies(store) == [b"1"]
         monkeypatch.undo()
-        store._flusher.commit()
+        store.flusher.commit()
         put_all(store, message(body=b"4"))
-        store._flusher.commit()
+        store.flusher.commit()
         assert bodies(store) == [b"1", b"2", b"4"]
 
 
 def test_commit_that_stays_refused_leaves_the_abort_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path / "s", pool_settings()) as store:
         put_all(store, message(body=b"kept"))
-        store._flusher.commit()
+        store.flusher.commit()
         put_all(store, message(body=b"lost"))
 
         def fail(least_bytes: int) -> bool:
@@ -201,14 +201,14 @@ def test_clean_stop_commits_everything(tmp_path: Path) -> None:
 def test_crash_loses_only_what_was_not_committed(tmp_path: Path) -> None:
     with opened(tmp_path / "s", pool_settings()) as store:
         put_all(store, message(body=b"1"), message(body=b"2"))
-        store._flusher.commit()
+        store.flusher.commit()
         store.dispatch()
         put_all(store, message(body=b"3"), message(body=bytes(3700)))  # the last one is in the next file
         copy = copy_store(store.root, tmp_path / "copy")
     with opened(copy, pool_settings()) as store:
         assert bodies(store) == [b"1", b"2"]
         assert put_all(store, message(body=b"4"))[0].queue_offset == 2
-        store._flusher.commit()
+        store.flusher.commit()
         assert bodies(store) == [b"1", b"2", b"4"]
 
 

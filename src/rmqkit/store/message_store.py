@@ -96,6 +96,7 @@ class MessageStore:
         queues: the consume queues by topic and queue id.
         reader: reads queues that were looked up.
         retention: what deletes old files; `retention_round` runs it.
+        flusher: what makes log and queues durable; its rounds can be run by hand.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class MessageStore:
             has_light=settings.enable_light_queues and settings.enable_multi_dispatch,
         )
         self.reader = Reader(self.log, settings)
-        self._flusher = Flusher(
+        self.flusher = Flusher(
             self.log,
             self.queues,
             self._index,
@@ -146,7 +147,7 @@ class MessageStore:
             on_flushed=on_flushed,
             note_queues=lambda: self._ends.note_new(self.queues, self._flush_log),
         )
-        self._appender = Appender(self.log, self.queues, self._dispatcher, self._flusher, settings, clock)
+        self._appender = Appender(self.log, self.queues, self._dispatcher, self.flusher, settings, clock)
         self.retention = Retention(
             root,
             self.log,
@@ -161,7 +162,7 @@ class MessageStore:
         self._replica: Replica | None = None
         if is_replica:
             self._replica = Replica(
-                self.log, self._dispatcher, self._flusher, settings, self._dispatch_run, self._start.note
+                self.log, self._dispatcher, self.flusher, settings, self._dispatch_run, self._start.note
             )
             self._appender.refusal = IS_REPLICA
 
@@ -170,7 +171,7 @@ class MessageStore:
     @property
     def durable_offset(self) -> int:
         """Physical offset up to which the log is on the disk."""
-        return self._flusher.durable_offset
+        return self.flusher.durable_offset
 
     @property
     def max_physical_offset(self) -> int:
@@ -190,7 +191,7 @@ class MessageStore:
     @property
     def failure(self) -> OSError | None:
         """The error that made the store refuse messages, if any."""
-        return self._flusher.failure or self._flusher.commit_failure or self._dispatcher.failure
+        return self.flusher.failure or self.flusher.commit_failure or self._dispatcher.failure
 
     @property
     def is_writable(self) -> bool:
@@ -257,12 +258,12 @@ class MessageStore:
         self._dispatcher.position = self.reader.doubted_end = self.log.max_offset
         if self._replica is not None:
             self._replica.resume(end.last_record if end.record_count else None)
-        self._flusher.start(self.log.max_offset)
+        self.flusher.start(self.log.max_offset)
 
     def _flush_log(self) -> bool:
         """Make the log durable; whether the disk did not refuse."""
-        self._flusher.flush_log()
-        return self._flusher.failure is None
+        self.flusher.flush_log()
+        return self.flusher.failure is None
 
     @property
     def _abort_path(self) -> Path:
@@ -381,13 +382,13 @@ class MessageStore:
             return
         self._appender.is_open = False
         is_whole = self._ends_whole()
-        self._flusher.stop()
+        self.flusher.stop()
         with suppress(LogDiverged):  # what lay there is cut off, and comes again
             while self._dispatch():
                 pass
         # The log is on the disk by now (`stop`): entries of records that a power cut takes would point at nothing.
-        self._flusher.flush_queues()
-        self._flusher.flush_index()
+        self.flusher.flush_queues()
+        self.flusher.flush_index()
         is_complete = is_whole and self.failure is None and not self._dispatcher.pending
         if is_complete:
             self._ends.save(self.queues)
@@ -443,7 +444,7 @@ class MessageStore:
 
     def request_flush(self) -> None:
         """Ask for a flush round that covers everything put so far; cheap when one is asked for already."""
-        self._flusher.request()
+        self.flusher.request()
 
     def dispatch(self) -> bool:
         """Make readable what may be: under SYNC_FLUSH what is on the disk, else what was committed.

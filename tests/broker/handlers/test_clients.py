@@ -110,7 +110,7 @@ async def test_notices_may_be_switched_off(switched_off, tmp_path):
 
 async def test_changes_may_be_told_together_later(tmp_path):
     async with Cluster(tmp_path / "store", broker={"notify_at_once": False}) as cluster:
-        clients = cluster.standalone._broker.context.clients
+        clients = cluster.standalone.broker.context.clients
         await beat(cluster, consumer(), consumer(group="gone"))
         await beat(cluster, consumer(topics=("U",)))
         await cluster.call(RequestCode.UNREGISTER_CLIENT, UnregisterClientRequest("c1", None, "gone"))
@@ -131,7 +131,7 @@ async def test_a_connection_that_says_nothing_disturbs_nobody(cluster):
     await halved.drain()
     assert (await cluster.send()).code == 0
     assert len((await cluster.pull()).body) > 0
-    clients = cluster.standalone._broker.context.clients
+    clients = cluster.standalone.broker.context.clients
     clients.close_silent()  # it never was a client
     assert clients.all_producers == {}
     for writer in (silent, halved):
@@ -142,7 +142,7 @@ async def test_a_connection_that_says_nothing_disturbs_nobody(cluster):
 async def test_a_silent_client_is_sent_away(cluster):
     other = cluster.new_client()
     await cluster.heartbeat("c2", ("T", "*"), client=other)
-    clients = cluster.standalone._broker.context.clients
+    clients = cluster.standalone.broker.context.clients
     clients.close_silent()
     assert await members(cluster) == ["c2"]
     clients._settings.client_silent_ms_max = -1
@@ -244,7 +244,7 @@ async def test_a_consumer_that_dies_holding_a_lock_keeps_it_until_it_expires(clu
     while await members(cluster):
         await asyncio.sleep(0)
     assert await lock(cluster, QUEUE, client_id="c2") == []
-    locks = cluster.standalone._broker.context.queue_locks
+    locks = cluster.standalone.broker.context.queue_locks
     (held,) = locks._groups["g"].values()
     held.renewed_ms -= 60_001
     assert await lock(cluster, QUEUE, client_id="c2") == [0]
@@ -284,7 +284,7 @@ class Namesake:
 
 async def test_strict_locks_need_most_of_the_brokers_of_a_name(tmp_path):
     async with Cluster(tmp_path / "store", broker={"strict_locks": True, "replica_count": 3}) as cluster:
-        settings = cluster.standalone._broker.context.settings
+        settings = cluster.standalone.broker.context.settings
         agrees, refuses = Namesake(), Namesake(refused=(1,))
         await agrees.register(cluster, 1)
         await refuses.register(cluster, 2)

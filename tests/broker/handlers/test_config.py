@@ -112,7 +112,7 @@ async def test_a_change_has_a_new_version_and_is_kept_in_the_file(tmp_path):
     file.write_text("# ours\nbrokerName=broker-a\nmaxMessageSize = 5\n")
 
     cluster = Cluster(tmp_path / "store")
-    broker = cluster.standalone._broker
+    broker = cluster.standalone.broker
     broker._configuration = Configuration(broker._configuration.settings, file=file)
     async with cluster:
         assert (await change(cluster, "maxMessageSize=4096\nlongPollingEnable=false")).code == OK
@@ -124,7 +124,7 @@ async def test_a_change_has_a_new_version_and_is_kept_in_the_file(tmp_path):
 
 async def test_a_file_that_cannot_be_written_leaves_everything_as_it_was(tmp_path):
     cluster = Cluster(tmp_path / "store")
-    broker = cluster.standalone._broker
+    broker = cluster.standalone.broker
     (tmp_path / "a-file").touch()
     broker._configuration = Configuration(broker._configuration.settings, file=tmp_path / "a-file" / "broker.conf")
     async with cluster:
@@ -139,7 +139,7 @@ async def test_what_has_no_effect_is_shown_kept_and_told_once(tmp_path, caplog):
     file = tmp_path / "broker.conf"
 
     cluster = Cluster(tmp_path / "store")
-    broker = cluster.standalone._broker
+    broker = cluster.standalone.broker
     broker._configuration = Configuration(broker._configuration.settings, file=file)
     async with cluster:
         settings, _ = await shown(cluster)
@@ -240,8 +240,8 @@ async def test_topics_are_created_again_when_that_is_switched_on(tmp_path):
 
 async def test_the_name_servers_are_told_of_a_new_permission(cluster):
     await cluster.send()
-    await cluster.standalone._broker.context.topics_published()
+    await cluster.standalone.broker.context.topics_published()
     assert await perm_told(cluster) == 6
     assert (await change(cluster, "brokerPermission=4")).code == OK
-    await cluster.standalone._broker.context.topics_published()
+    await cluster.standalone.broker.context.topics_published()
     assert await perm_told(cluster) == 4

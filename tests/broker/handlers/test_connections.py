@@ -140,7 +140,7 @@ async def test_a_client_that_says_nothing_or_goes(monkeypatch, cluster):
     assert (answer.code, decode_as(answer.body, ConsumerStatus).consumer_table) == (0, {})
     monkeypatch.setattr(clients, "_RELAY_TIMEOUT_MS", 10_000)
     asking = asyncio.ensure_future(cluster.ask(INFO, consumerGroup="g", clientId="c1"))
-    while not any(c._calls for c in cluster.standalone._broker.context.clients.consumers("g").members):
+    while not any(c._calls for c in cluster.standalone.broker.context.clients.consumers("g").members):
         await asyncio.sleep(0)
     await client.close()
     answer = await asking

@@ -49,7 +49,7 @@ async def test_a_held_pull_is_answered_by_the_message_it_waits_for(cluster):
     waiting = asyncio.ensure_future(
         cluster.pull(1, expression="B", flags=PullFlag.SUBSCRIPTION | PullFlag.SUSPEND, suspend_ms=60_000)
     )
-    while not len(cluster.standalone._broker.context.long_polling):
+    while not len(cluster.standalone.broker.context.long_polling):
         await asyncio.sleep(0)
     await cluster.send(properties="TAGS\x01A\x02")
     assert not waiting.done()
@@ -68,7 +68,7 @@ async def test_a_pull_whose_client_is_gone_is_not_held_on(cluster):
     other = cluster.new_client()
     flags = PullFlag.SUBSCRIPTION | PullFlag.SUSPEND
     waiting = asyncio.ensure_future(cluster.pull(1, flags=flags, suspend_ms=60_000, client=other))
-    held = cluster.standalone._broker.context.long_polling
+    held = cluster.standalone.broker.context.long_polling
     while not len(held):
         await asyncio.sleep(0)
     await other.close()
@@ -137,7 +137,7 @@ async def test_a_pull_beyond_those_that_may_wait_is_refused_as_busy(monkeypatch,
     await cluster.send()
     flags = PullFlag.SUBSCRIPTION | PullFlag.SUSPEND
     waiting = asyncio.ensure_future(cluster.pull(1, flags=flags, suspend_ms=60_000))
-    held = cluster.standalone._broker.context.long_polling
+    held = cluster.standalone.broker.context.long_polling
     while not held.is_full:
         await asyncio.sleep(0)
     refused = await cluster.pull(1, flags=flags)
@@ -151,7 +151,7 @@ async def test_a_pull_beyond_those_that_may_wait_is_refused_as_busy(monkeypatch,
 
 
 def context_of(cluster):
-    return cluster.standalone._broker.context
+    return cluster.standalone.broker.context
 
 
 async def hold(cluster, offset, **pull):
@@ -186,7 +186,7 @@ def lite_pull():
 async def test_settings_that_refuse_a_lite_pull(settings, code, remark, forbidden, cluster):
     await cluster.send()
     for name, value in settings.items():
-        setattr(cluster.standalone._broker._settings, name, value)
+        setattr(cluster.standalone.broker._settings, name, value)
     answer = await cluster.call(RequestCode.LITE_PULL_MESSAGE, lite_pull())
     assert answer.code == code
     assert answer.remark.startswith(remark)
@@ -220,7 +220,7 @@ async def test_group_and_topic_close_a_pull_in_the_references_order(cluster):
 
 async def test_active_pull_consumers_can_be_refused(cluster):
     await cluster.send()
-    cluster.standalone._broker._settings.reject_pull_consumers = True
+    cluster.standalone.broker._settings.reject_pull_consumers = True
     await cluster.heartbeat("c1", ("T", "*"), consume_type="CONSUME_ACTIVELY")
     assert (await cluster.pull(flags=0)).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
     await cluster.heartbeat("c1", ("T", "*"), consume_type="CONSUME_PASSIVELY")
@@ -257,7 +257,7 @@ async def test_a_reset_offset_is_answered_once_and_voids_what_the_pull_commits(c
 
 async def test_a_slave_does_not_move_consumers(cluster):
     await cluster.send()
-    settings = cluster.standalone._broker._settings
+    settings = cluster.standalone.broker._settings
     settings.broker_role, settings.slave_read = BrokerRole.SLAVE, True
     for offset, code, remark, following in [
         (8, ResponseCode.PULL_RETRY_IMMEDIATELY, "OFFSET_OVERFLOW_BADLY", 8),
@@ -282,7 +282,7 @@ async def test_who_is_far_behind_is_sent_to_a_slave_where_slaves_serve(cluster):
         return decode_header(await cluster.pull(count=1), PullMessageResponse).suggest_which_broker_id
 
     assert await suggested() == 0
-    cluster.standalone._broker._settings.slave_read = True
+    cluster.standalone.broker._settings.slave_read = True
     assert await suggested() == 3
     reader._memory_bytes = 10
     assert await suggested() == 7
@@ -446,7 +446,7 @@ async def test_retried_messages_are_filtered_where_the_setting_says_so(tmp_path)
             await cluster.send("%RETRY%g", body=str(number).encode(), properties=properties)
         pull = {"topic": "%RETRY%g"}
         assert bodies(await cluster.pull(**pull)) == [b"3", b"7"]
-        cluster.standalone._broker._settings.filter_retries = True
+        cluster.standalone.broker._settings.filter_retries = True
         assert bodies(await cluster.pull(**pull)) == [b"7"]
 
 

@@ -197,7 +197,7 @@ async def test_an_sql_filter_is_shown_and_judged(tmp_path):
         wanted = {"topic": "T", "subString": "TAGS = 't1'", "expressionType": "SQL92", "subVersion": 1}
         consumer = {"groupName": "g", "subscriptionDataSet": [wanted]}
         await cluster.ask(RequestCode.HEART_BEAT, {"clientID": "c1", "consumerDataSet": [consumer]})
-        cluster.standalone._broker.context.filters.get("T", "g").data.born_time = 0  # before the messages
+        cluster.standalone.broker.context.filters.get("T", "g").data.born_time = 0  # before the messages
         await send_keyed(cluster)
         shown = await entries(cluster, consumerGroup="g")
         assert msgspec.json.decode(shown.filter_data)["expression"] == "TAGS = 't1'"

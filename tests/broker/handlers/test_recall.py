@@ -31,14 +31,14 @@ def now_ms():
 
 
 def timer_of(cluster):
-    return cluster.standalone._broker.context.timer
+    return cluster.standalone.broker.context.timer
 
 
 async def kept(cluster, count):
     async with asyncio.timeout(SECONDS):
         while (
             timer_of(cluster).offset_behind
-            or cluster.standalone._broker.context.store.max_offset(TIMER_TOPIC, 0) < count
+            or cluster.standalone.broker.context.store.max_offset(TIMER_TOPIC, 0) < count
         ):
             await asyncio.sleep(0.005)
 
@@ -123,7 +123,7 @@ async def test_a_half_message_waits_for_its_time_once_it_is_committed(tmp_path):
     async with Cluster(tmp_path / "store", store=QUICK) as cluster:
         half = f"TRAN_MSG\x01true\x02PGROUP\x01p\x02TIMER_DELIVER_MS\x01{now_ms() + 3000}\x02"
         fields = decode_fields(await cluster.send(body=b"committed", properties=half, sys_flag=4))
-        store = cluster.standalone._broker.context.store
+        store = cluster.standalone.broker.context.store
         assert (store.max_offset(HALF_TOPIC, 0), store.max_offset(TIMER_TOPIC, 0)) == (1, 0)
         offset = int(fields["msgId"][16:], 16)
         ended = await cluster.ask(

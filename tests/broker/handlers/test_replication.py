@@ -58,7 +58,7 @@ async def ha_address(cluster):
 async def follower(cluster):
     host, _, port = (await ha_address(cluster)).rpartition(":")
     # Its copies count at once, not when the master has asked the name server who its members are.
-    cluster.standalone._broker.context.settings.ha_addresses = HaAddresses(host)
+    cluster.standalone.broker.context.settings.ha_addresses = HaAddresses(host)
     _, slave = await asyncio.get_running_loop().create_connection(Follower, host, int(port))
     slave.report(0)
     async with asyncio.timeout(SECONDS):
@@ -70,7 +70,7 @@ async def follower(cluster):
 def freeze(cluster, slave):
     """Let a slave report nothing more, and the broker wait for it but shortly."""
     slave.frozen = True
-    cluster.standalone._broker.context.settings.slave_timeout_ms = SLAVE_TIMEOUT_MS
+    cluster.standalone.broker.context.settings.slave_timeout_ms = SLAVE_TIMEOUT_MS
 
 
 async def status(cluster):
@@ -78,7 +78,7 @@ async def status(cluster):
 
 
 def store(cluster):
-    return cluster.standalone._broker.context.store
+    return cluster.standalone.broker.context.store
 
 
 async def test_a_master_without_slaves(cluster):
@@ -155,7 +155,7 @@ async def test_a_sync_master_that_is_content_with_its_own_copy_waits_for_nobody(
     async with Cluster(tmp_path / "store", broker={**PATIENT, "in_sync_replicas": 1}) as cluster:
         (await follower(cluster)).frozen = True
         assert (await cluster.send(properties=KEYED)).code == 0
-        assert cluster.standalone._broker.context.durability is None
+        assert cluster.standalone.broker.context.durability is None
 
 
 async def test_a_commit_waits_for_the_slave(tmp_path):

@@ -183,5 +183,5 @@ async def test_under_sync_flush_a_stored_reply_is_on_disk_when_it_is_answered(tm
         Requester(cluster),
     ):
         assert (await send_reply(cluster)).code == 0
-        store = cluster.standalone._broker.context.store
+        store = cluster.standalone.broker.context.store
         assert store.durable_offset == store.max_physical_offset > 0

@@ -119,12 +119,12 @@ async def test_a_held_pull_learns_of_a_reset_at_once(cluster):
         asyncio.ensure_future(cluster.pull(offset=5, flags=4 | 2, suspend_ms=60_000, client=consumer, group=group))
         for group in ("g", "other")
     ]
-    while len(cluster.standalone._broker.context.long_polling) < 2:
+    while len(cluster.standalone.broker.context.long_polling) < 2:
         await asyncio.sleep(0)
     await cluster.ask(RESET, **BY_TIME)
     answer = await held[0]
     assert (answer.code, decode_header(answer, PullMessageResponse).next_begin_offset) == (21, 0)
-    assert len(cluster.standalone._broker.context.long_polling) == 1  # another group was not moved
+    assert len(cluster.standalone.broker.context.long_polling) == 1  # another group was not moved
     await consumer.close()
     await asyncio.gather(*held, return_exceptions=True)
 

@@ -226,7 +226,7 @@ async def test_a_broker_that_takes_no_sends_yet_says_until_when(tmp_path):
 
 async def test_a_read_only_broker_refuses_sends_to_ordered_topics_only(tmp_path):
     async with Cluster(tmp_path / "store", broker={"broker_permission": 4}) as cluster:
-        topics = cluster.standalone._broker.context.topics
+        topics = cluster.standalone.broker.context.topics
         topics.put(TopicConfig("Ordered", 1, 1, 6, order=True))
         answer = await cluster.send("Ordered")
         assert (answer.code, answer.remark) == (16, "the broker[127.0.0.1] sending message is forbidden")
@@ -235,7 +235,7 @@ async def test_a_read_only_broker_refuses_sends_to_ordered_topics_only(tmp_path)
 
 async def test_a_compacted_topic_needs_keys(cluster):
     topic = TopicConfig(topic_name="C", attributes={"cleanup.policy": "COMPACTION"})
-    cluster.standalone._broker.context.topics.put(topic)  # as of a store of Apache's: no request makes one
+    cluster.standalone.broker.context.topics.put(topic)  # as of a store of Apache's: no request makes one
     for properties in ("", "KEYS\x01  \x02"):
         answer = await cluster.send("C", properties=properties)
         assert (answer.code, answer.remark) == (13, "Required message key is missing")
@@ -259,7 +259,7 @@ async def test_an_inner_batch_is_stored_as_one_record_and_its_answer_names_its_k
     answer = decode_header(sent, SendMessageResponse)
     assert (sent.code, answer.batch_uniq_id, answer.transaction_id, answer.queue_offset) == (0, "B", "B", 0)
     assert "," not in answer.msg_id
-    store = cluster.standalone._broker.context.store
+    store = cluster.standalone.broker.context.store
     assert store.max_offset("I", 0) == 2
     record = decode_record(store.log.record_at(decode_offset_id(answer.msg_id)[2]))
     assert decode_properties(record.properties).keys() == {
@@ -277,7 +277,7 @@ async def test_a_delayed_message_is_answered_with_its_own_queue_and_comes_when_i
     sent = await cluster.send(properties="DELAY\x011\x02TIMER_DELAY_SEC\x0190\x02UNIQ_KEY\x01K\x02", queue_id=2)
     answer = decode_header(sent, SendMessageResponse)
     assert (sent.code, answer.queue_id, answer.queue_offset, answer.transaction_id) == (0, 2, 0, "K")
-    store = cluster.standalone._broker.context.store
+    store = cluster.standalone.broker.context.store
     stored = decode_record(store.log.record_at(decode_offset_id(answer.msg_id)[2]))
     assert (stored.topic, stored.queue_id) == ("SCHEDULE_TOPIC_XXXX", 0)
     pulled = await cluster.pull(queue_id=2, flags=PullFlag.SUBSCRIPTION | PullFlag.SUSPEND)
@@ -349,7 +349,7 @@ async def test_a_retried_message_beyond_the_limit_goes_to_the_dead_letters(clust
 
 async def test_a_retried_message_of_a_group_that_consumes_in_order_goes_to_the_dead_letters(cluster):
     await cluster.heartbeat("c1", ("T", "*"))
-    locks = cluster.standalone._broker.context.queue_locks
+    locks = cluster.standalone.broker.context.queue_locks
     locks.lock("g", "c1", [MessageQueue("T", "broker-a", 0)])
     assert (await cluster.send("%RETRY%g", properties="DELAY\x013\x02", body=b"locked")).code == 0
     (message,) = read_messages((await cluster.pull(topic="%DLQ%g")).body)
@@ -372,7 +372,7 @@ async def test_under_sync_flush_the_answer_means_that_it_is_on_disk(tmp_path):
     async with Cluster(tmp_path / "store", store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as cluster:
         answers = await asyncio.gather(*(cluster.send(body=b"%d" % i) for i in range(50)))
         assert {answer.code for answer in answers} == {0}
-        store = cluster.standalone._broker.context.store
+        store = cluster.standalone.broker.context.store
         assert store.durable_offset == store.max_physical_offset > 50 * 91
 
 

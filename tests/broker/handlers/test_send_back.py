@@ -20,7 +20,7 @@ LEVELS = {"message_delay_level": "1s 2s 1s 1s 5s"}
 
 
 def context_of(cluster):
-    return cluster.standalone._broker.context
+    return cluster.standalone.broker.context
 
 
 async def sent_offset(cluster, **fields):
@@ -213,7 +213,7 @@ async def test_a_flush_that_takes_too_long_is_no_success(monkeypatch, tmp_path):
         offset, _ = await sent_offset(cluster)
         store = context_of(cluster).store
         monkeypatch.setattr(store, "request_flush", lambda: None)
-        monkeypatch.setattr(store._flusher, "flush_log", lambda: None)
+        monkeypatch.setattr(store.flusher, "flush_log", lambda: None)
         answer = await send_back(cluster, offset)
         monkeypatch.undo()
         assert (answer.code, answer.remark) == (1, "FLUSH_DISK_TIMEOUT")

@@ -176,7 +176,7 @@ def test_timed_sends_of_one_read_are_kept_as_one_by_one(tmp_path, runs, flush):
             answers = {}
             for requests in reads:
                 answers |= await peer.ask(*requests)
-            store = cluster.standalone._broker.context.store
+            store = cluster.standalone.broker.context.store
             kept = [(one.body, one.properties, one.sys_flag) for one in read_all(store, TIMER_TOPIC)]
             return {opaque: told(answer) for opaque, answer in answers.items()}, kept, await stored(cluster), [*runs]
 

@@ -48,7 +48,7 @@ def test_a_static_topic_survives_a_restart_and_ends_with_its_topic(tmp_path):
 
 
 async def test_a_static_topic_is_written_once_and_told_with_its_queues(monkeypatch, cluster):
-    topics, saved = cluster.standalone._broker.context.topics, []
+    topics, saved = cluster.standalone.broker.context.topics, []
     save = topics._file.save
     monkeypatch.setattr(topics._file, "save", lambda value: (saved.append(value), save(value)))
     registered = []

@@ -202,7 +202,7 @@ async def test_what_belongs_to_no_topic_goes(tmp_path, cluster):
         await cluster.send(topic)
         await cluster.pull(topic=topic)
         await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequest("g", topic, 0, 1))
-    context = cluster.standalone._broker.context
+    context = cluster.standalone.broker.context
     context.topics.remove("U")  # as if its files had been left behind
     context.topics.remove("SCHEDULE_TOPIC_XXXX")
     assert (await cluster.ask(RequestCode.CLEAN_UNUSED_TOPIC)).code == 0
@@ -221,7 +221,7 @@ async def test_mixed_topics_are_made_where_a_setting_says_so(tmp_path):
 @pytest.mark.parametrize("deletes", [True, False])
 async def test_a_setting_says_whether_retry_topics_go_with_their_topic(deletes, tmp_path):
     async with Cluster(tmp_path / "store", broker={"deletes_retry_topics": deletes}) as cluster:
-        context = cluster.standalone._broker.context
+        context = cluster.standalone.broker.context
         context.topics.put(TopicConfig(topic_name="T"), TopicConfig(topic_name="%RETRY%g_T"))
         context.offsets.commit("g", "T", 0, 0)
         assert (await cluster.ask(DELETE, topic="T")).code == 0
@@ -231,13 +231,13 @@ async def test_a_setting_says_whether_retry_topics_go_with_their_topic(deletes, 
 async def test_offsets_that_a_group_left_behind_go(cluster):
     commits = {"behind": {0: 0, 1: 0}, "online": {0: 0, 1: 0}, "at the start": {0: 1, 1: 0}, "half": {0: 0, 1: 2}}
 
-    store = cluster.standalone._broker.context.store
+    store = cluster.standalone.broker.context.store
     for queue_id in (0, 0, 1, 1):
         await cluster.send(queue_id=queue_id, body=bytes(600_000))
     await cluster.heartbeat("c1", ("T", "*"), group="online")
     for group, queues in commits.items():
         for queue_id, offset in queues.items():
-            cluster.standalone._broker.context.offsets.commit(group, "T", queue_id, offset)
+            cluster.standalone.broker.context.offsets.commit(group, "T", queue_id, offset)
     clean = RequestCode.CLEAN_UNUSED_TOPIC
     for gone, left in (((), set(commits)), ((0, 1), {"online", "at the start", "half"})):
         lows = dict.fromkeys(gone, 1)

@@ -237,7 +237,7 @@ async def test_the_delay_of_a_half_message_begins_at_its_commit(cluster):
 
 async def test_a_commit_the_store_does_not_take_may_come_again(monkeypatch, cluster):
     half = await send_half(cluster)
-    store = cluster.standalone._broker.context.store
+    store = cluster.standalone.broker.context.store
     store._appender.refusal = "the disk is full"
     code, remark = await half.decide(COMMIT)
     assert (code, "the disk is full" in remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, True)
@@ -250,7 +250,7 @@ async def test_under_sync_flush_an_answered_commit_is_on_the_disk(tmp_path):
     async with Cluster(tmp_path / "store", store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as cluster:
         half = await send_half(cluster)
         assert await half.decide(COMMIT) == (0, None)
-        store = cluster.standalone._broker.context.store
+        store = cluster.standalone.broker.context.store
         (record,) = await stored(cluster)
         assert store.durable_offset >= record.physical_offset + record.size
 
