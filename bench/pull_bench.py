@@ -135,7 +135,7 @@ async def measure(root: Path, rounds: int) -> dict[str, Any]:
     standalone = Standalone(root, broker=settings, store=StoreSettings(commit_log_file_bytes=256 << 20))
     await standalone.start()
     try:
-        parts: Any = standalone.broker._context
+        parts: Any = standalone.broker.context
         pull = PullHandlers(parts).pull
         parts.topics.ensure("T", 1)
         for _ in range(1000):

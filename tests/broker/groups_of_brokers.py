@@ -68,7 +68,7 @@ class Brokers:
     async def crash(self, name: str) -> None:
         """Stop a broker and leave of its folder what was there before it stopped."""
         left = copy_store(self.root / name, self.root / f"{name}.left")
-        master = self.running[name]._master
+        master = self.running[name].parts.master
         if master is not None:
             await master.close()  # before it puts and sends its slaves what the copy has not
         await self.stop(name)

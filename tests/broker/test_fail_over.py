@@ -140,7 +140,7 @@ async def test_what_is_due_goes_to_another_master_and_nothing_comes_twice_when_t
 
             await brokers.start("a-0")
             await back(brokers)
-            assert not brokers.running["a-1"]._slave.acting.is_acting
+            assert not brokers.running["a-1"].parts.slave.acting.is_acting
             ours, theirs = (brokers.context(name).schedule.offsets().offset_table for name in ("a-0", "a-1"))
             assert ours == theirs and ours
             master = brokers.running["a-0"].address
@@ -183,7 +183,7 @@ async def test_without_escape_everything_due_waits_until_the_master_is_back(tmp_
             await until(lambda: "T" in slave_topics(brokers) and "G" in brokers.context("a-1").groups, "the tables")
             await brokers.crash("a-0")
             await gone(brokers)
-            await until(lambda: brokers.running["a-1"]._slave.acting.is_acting, "acting")
+            await until(lambda: brokers.running["a-1"].parts.slave.acting.is_acting, "acting")
             answers[0] = TransactionState.COMMIT
             store = brokers.context("a-1").store
             end = store.max_physical_offset
@@ -239,7 +239,7 @@ async def test_a_consumer_goes_on_at_a_classic_slave_and_goes_back(tmp_path):
                 await seen.all(*(b"%d" % number for number in range(20)))
                 await until(lambda: committed(brokers, "a-1") == [10, 10], "the offsets the slave is told")
                 await brokers.start("a-0")
-                await brokers.running["a-1"]._registration.register()  # as every 30 s: it tells where the master is
+                await brokers.running["a-1"].parts.registration.register()  # as every 30 s
                 await back(brokers)
                 master = brokers.running["a-0"].address
                 await until(lambda: producer._runtime.routes.address("a") == master, "the producer's new route")
@@ -302,21 +302,21 @@ async def test_whoever_comes_back_takes_over_what_was_acknowledged_meanwhile(tmp
         tables = [brokers.context(name) for name in ("a-1", "a-2")]
         await until(lambda: all(context.topics.get("T") for context in tables), "the topic at the slaves")
         await brokers.crash("a-0")
-        await until(lambda: brokers.running["a-1"]._slave.acting.is_acting, "the first slave")
-        assert not brokers.running["a-2"]._slave.acting.is_acting
+        await until(lambda: brokers.running["a-1"].parts.slave.acting.is_acting, "the first slave")
+        assert not brokers.running["a-2"].parts.slave.acting.is_acting
         await brokers.crash("a-1")
-        await until(lambda: brokers.running["a-2"]._slave.acting.is_acting, "the second slave")
+        await until(lambda: brokers.running["a-2"].parts.slave.acting.is_acting, "the second slave")
         assert await brokers.addresses("T", "a") == {0: brokers.running["a-2"].address}
         brokers.context("a-2").offsets.commit("G", "T", 0, 7)
         await brokers.start("a-1")
         assert brokers.context("a-1").offsets.get("G", "T", 0) == 7
-        await until(lambda: not brokers.running["a-2"]._slave.acting.is_acting, "the second slave's end")
-        await until(lambda: brokers.running["a-1"]._slave.acting.is_acting, "the first slave again")
+        await until(lambda: not brokers.running["a-2"].parts.slave.acting.is_acting, "the second slave's end")
+        await until(lambda: brokers.running["a-1"].parts.slave.acting.is_acting, "the first slave again")
         brokers.context("a-1").offsets.commit("G", "T", 0, 9)
         await brokers.start("a-0")
         assert brokers.context("a-0").offsets.get("G", "T", 0) == 9
         # It was started while its master was away, so it asks the name servers whether this one is its master.
-        await until(lambda: not brokers.running["a-1"]._slave.acting.is_acting, "the first slave's end")
+        await until(lambda: not brokers.running["a-1"].parts.slave.acting.is_acting, "the first slave's end")
         await until(lambda: brokers.context("a-2").offsets.get("G", "T", 0) == 9, "the master's table at the slave")
 
 
@@ -330,7 +330,7 @@ async def test_a_slave_serves_a_topic_that_its_master_died_without_telling_of(tm
     async with Brokers(tmp_path, **ACTING) as brokers:
         for name in ("a-0", "a-1"):
             await brokers.start(name)
-        await until(lambda: brokers.running["a-1"]._slave.log.is_following, "the link")
+        await until(lambda: brokers.running["a-1"].parts.slave.log.is_following, "the link")
         monkeypatch.setattr(SlaveSync, "_copy_topics", unheard)
         await create(brokers, "a-0")
         async with Producer("P", brokers.name_server.address, settings=SENDING) as producer:

@@ -29,7 +29,7 @@ async def filled(brokers, *bodies):
         await brokers.start(name)
     own = brokers.context("a-0")
     own.topics.ensure("T", 4)
-    master = brokers.running["a-0"]._master
+    master = brokers.running["a-0"].parts.master
     await until(lambda: master.in_sync_count() == 2, "a slave that is in sync", 30)
     client = Client(brokers.running["a-0"].address)
     for body in bodies:
@@ -39,7 +39,7 @@ async def filled(brokers, *bodies):
 
 async def without_slave(brokers):
     await brokers.stop("a-1")
-    master = brokers.running["a-0"]._master
+    master = brokers.running["a-0"].parts.master
     await until(lambda: master.in_sync_count() == 1, "a master without its slave")
 
 

@@ -109,7 +109,7 @@ def test_topics_that_name_servers_list_as_ordered_are_marked(tmp_path):
             for topic in ("T", "none"):
                 key = {"namespace": "ORDER_TOPIC_CONFIG", "key": topic}
                 await ask_namesrv(cluster, RequestCode.PUT_KV_CONFIG, **key, value="broker-a:4")
-            registration = cluster.standalone.broker._registration
+            registration = cluster.standalone.broker.parts.registration
             assert await registration.register() == 1
             assert [await order(cluster, topic) for topic in "TUV"] == [True, False, True]
             await ask_namesrv(cluster, RequestCode.DELETE_KV_CONFIG, namespace="ORDER_TOPIC_CONFIG", key="T")
@@ -125,7 +125,7 @@ def test_topics_that_name_servers_list_as_ordered_are_marked(tmp_path):
 
 
 async def test_an_answer_that_cannot_be_read_changes_nothing(cluster):
-    registration = cluster.standalone.broker._registration
+    registration = cluster.standalone.broker.parts.registration
     version = cluster.standalone.broker.context.topics.data_version
     for body in (b"{", b"[]", b'{"table":{"TBW102":7'):
         registration._mark_ordered(Command(0, body=body))
@@ -133,7 +133,7 @@ async def test_an_answer_that_cannot_be_read_changes_nothing(cluster):
 
 
 async def test_name_servers_are_asked_what_they_know(cluster):
-    registration = cluster.standalone.broker._registration
+    registration = cluster.standalone.broker.parts.registration
     assert not await registration.is_outdated()
     cluster.standalone.broker.context.topics.data_version.advance(1)
     assert await registration.is_outdated()

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from rmqkit.broker import server as broker_server
+from rmqkit.broker import assembly
 from rmqkit.protocol.codes import RequestCode as Code
 from tests.interop.apache import BROKER_NAME, CLUSTER, ApachePair
 from tests.interop.asking import PULL_ALL, Asked, Pairs, answers_of_both, differences, odd, without
@@ -279,7 +279,7 @@ def test_the_answers_are_the_same(pairs: Pairs, name: str) -> None:
 def test_every_code_the_broker_answers_is_compared() -> None:
     served = {
         answered.code
-        for handlers in (*broker_server._HANDLERS, *broker_server._MESSAGE_HANDLERS, broker_server.PullHandlers)
+        for handlers in (*assembly.HANDLERS, *assembly.MESSAGE_HANDLERS, assembly.PullHandlers)
         for method in vars(handlers).values()
         for answered in getattr(method, "answered", ())
     }

@@ -1,4 +1,4 @@
-"""The state of an open broker, joined by `rmqkit.broker.server`, and the order in which it stops.
+"""The state of an open broker, joined by `rmqkit.broker.assembly`, and the order in which it stops.
 
 Handlers never touch the broker itself; each room names what of the `BrokerContext` it may touch.
 

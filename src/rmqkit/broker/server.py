@@ -1,7 +1,7 @@
-"""A running broker: its store, tables, port, registration and periodic work, started and stopped in order.
+"""A running broker: ports, services and periodic work, started and stopped in order.
 
-Start: check and open the store (recovery), load the tables, listen, register. Stop: leave the name servers, stop
-listening, answer held pulls, write the tables, close the store last. Source: behaviour.md §2.1, §2.2.
+Start: take the ports, join the parts (`rmqkit.broker.assembly`), recover the store and read the tables, listen,
+register. Stop: as `rmqkit.broker.context.Stage` lists. Source: behaviour.md §2.1, §2.2.
 """
 
 from __future__ import annotations
@@ -14,59 +14,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rmqkit.broker.access.policies import Authorization, message_at
-from rmqkit.broker.access.users import AccessHandlers, AccessTable
+from rmqkit.broker.assembly import Assembly
 from rmqkit.broker.context import BrokerContext, Lifecycle, Stage
-from rmqkit.broker.delay.levels import Schedule
-from rmqkit.broker.delay.recall import RecallHandlers
 from rmqkit.broker.delay.timer import Timer
-from rmqkit.broker.durability import Durability
-from rmqkit.broker.handlers import OwnAddress
-from rmqkit.broker.operations.brokers import ConfigHandlers, RuntimeInfoHandlers, UnsupportedHandlers
-from rmqkit.broker.operations.clients import ClientHandlers, ConnectionHandlers
-from rmqkit.broker.operations.groups import GroupHandlers, ProgressHandlers
-from rmqkit.broker.operations.offsets import OffsetHandlers, ResetHandlers
-from rmqkit.broker.operations.topics import TopicHandlers
-from rmqkit.broker.pop.assignment import PopAssignmentHandlers
-from rmqkit.broker.pop.handlers import PopAckHandlers, PopHandlers
-from rmqkit.broker.pop.service import PopService
-from rmqkit.broker.pull.handler import SLOW_ROUND_SECONDS, PullHandlers, stop_slow_groups
-from rmqkit.broker.pull.long_polling import LongPolling
-from rmqkit.broker.pull.query import QueryHandlers
-from rmqkit.broker.registration import Registration
-from rmqkit.broker.replication.master import HaMaster, waits_for_copies
-from rmqkit.broker.replication.role import (
-    ReplicationHandlers,
-    SlaveRole,
-    check_address,
-    check_role,
-    sync_with_group,
-    warn_of_ha_port,
-)
-from rmqkit.broker.send.handler import RefusalHandlers, SendHandlers
-from rmqkit.broker.send.reply import ReplyHandlers
-from rmqkit.broker.send.send_back import SendBackHandlers
-from rmqkit.broker.settings import BrokerRole, BrokerSettings
-from rmqkit.broker.statistics import SAMPLE_SECONDS, Statistics
-from rmqkit.broker.tables.clients import ClientTable, QueueLocks
-from rmqkit.broker.tables.filters import FilterTable
+from rmqkit.broker.pull.handler import SLOW_ROUND_SECONDS, stop_slow_groups
+from rmqkit.broker.replication.role import SlaveRole, check_address, check_role, sync_with_group, warn_of_ha_port
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.statistics import SAMPLE_SECONDS
 from rmqkit.broker.tables.groups import ROUND_SECONDS as UNUSED_ROUND_SECONDS
-from rmqkit.broker.tables.groups import GroupTable, drop_unused_groups
-from rmqkit.broker.tables.offsets import OffsetTable
-from rmqkit.broker.tables.topics import TopicTable
+from rmqkit.broker.tables.groups import drop_unused_groups
 from rmqkit.broker.transaction.check_back import CheckBack
-from rmqkit.broker.transaction.half import OpMessages
-from rmqkit.broker.transaction.handlers import TransactionHandlers
 from rmqkit.broker.unused_settings import UnusedSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import RmqError
 from rmqkit.filter import sql92
 from rmqkit.metrics.exposition import ExporterType
 from rmqkit.protocol.command import Command
-from rmqkit.protocol.record import pack_host
-from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.remoting.address import advertised_ip, join_address
-from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, codes_of, inner_credentials
+from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, inner_credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.limits import Limits
@@ -74,9 +39,8 @@ from rmqkit.remoting.router import Refusal, Router
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tls import ClientTls, ServerTls
 from rmqkit.settings import Configuration
-from rmqkit.store.delay_levels import parse_delay_levels
-from rmqkit.store.message_store import DispatchRequest, MessageStore, PutMessage, PutResult
-from rmqkit.store.settings import FlushDiskType, StoreSettings
+from rmqkit.store.message_store import MessageStore
+from rmqkit.store.settings import StoreSettings
 
 if TYPE_CHECKING:
     from rmqkit.broker.counts import Counts
@@ -86,23 +50,12 @@ __all__ = ["Broker"]
 
 _CLIENT_SWEEP_SECONDS = 10.0
 _FILTER_PERSIST_SECONDS = 10.0
-_TELL_CHANGES_SECONDS = 15.0
+_NOTIFY_SECONDS = 15.0
 _WRITE_NEW_SECONDS = 1.0
 _FIRST_RETENTION_SECONDS = 60.0
 _REVIVE_SECONDS = 0.25
 _VIP_BELOW = 2
 _GRACE_MS = 30_000
-_DISPATCHES_PER_SAMPLE = 64
-
-# What every port answers; pulls are answered by one port only.
-_HANDLERS = (
-    *(ReplyHandlers, TransactionHandlers, OffsetHandlers, QueryHandlers, ClientHandlers, TopicHandlers),
-    *(GroupHandlers, ConnectionHandlers, ResetHandlers, ProgressHandlers, RuntimeInfoHandlers, ConfigHandlers),
-    *(AccessHandlers, RecallHandlers),
-)
-
-# What a master answers to messages; a slave takes none.
-_MESSAGE_HANDLERS = (SendHandlers, SendBackHandlers)
 
 _MakeDispatch = Callable[[Refusal | None], Router]
 
@@ -153,20 +106,21 @@ class Broker:
         self._dispatch = dispatch
         self._limits = Limits(settings)
         self._lifecycle = Lifecycle()
-        self._context: BrokerContext | None = None
-        self._registration: Registration | None = None
-        self._master: HaMaster | None = None
-        self._slave: SlaveRole | None = None
+        self._parts: Assembly | None = None
         self._counts: Counts | None = None
-        self._durability: Durability | None = None
         self.address = ""
         self.metrics_address = ""
 
     @property
+    def parts(self) -> Assembly:
+        """The parts it is made of, for inspection on its loop; it has to be started."""
+        assert self._parts is not None, "the broker is started"
+        return self._parts
+
+    @property
     def context(self) -> BrokerContext:
-        """What it is made of, for inspection on its loop; it has to be started."""
-        assert self._context is not None, "the broker is started"
-        return self._context
+        """The state of the broker, for inspection on its loop; it has to be started."""
+        return self.parts.context
 
     async def start(self) -> None:
         """Open the store, listen and register.
@@ -204,61 +158,70 @@ class Broker:
             clock=self._clock, tls=self._client_tls, credentials=inner_credentials(self._authentication)
         )
         await asyncio.to_thread(sql92.prepare)  # the first heartbeat with an expression would hold the loop for 0.1 s
-        context = self._context = self._open(port, client)
-        lifecycle = self._lifecycle
+        parts = self._parts = Assembly(
+            settings=settings,
+            store_settings=self._store_settings,
+            store_root=self._store_root,
+            clock=self._clock,
+            configuration=self._configuration,
+            authentication=self._authentication,
+            tls=self._tls,
+            client_tls=self._client_tls,
+            address=self.address,
+            port=port,
+            client=client,
+            counts=self._counts,
+        )
+        context, lifecycle = parts.context, self._lifecycle
+        lifecycle.on_stop(Stage.STORE, context.store.close)  # before the load: a table that cannot be read closes it
+        parts.load()
         lifecycle.on_stop(Stage.DELIVERED, context.persist_delivered)
         lifecycle.on_stop(Stage.TABLES, context.persist)
         lifecycle.on_stop(Stage.CLIENTS, client.close)
         lifecycle.on_stop(Stage.CLIENTS, context.long_polling.close)
         ha_address = await self._listen_for_slaves(port)
-        registration = self._registration = self._registration_of(context, client, ha_address)
-        self._add_handlers(context, ha_address, dispatch, vip_dispatch)
+        registration = parts.register_with(ha_address)
+        parts.add_handlers(dispatch, vip_dispatch, ha_address)
         dispatch.batch = vip_dispatch.batch = context.store.batch
         self._configuration.listeners.append(self._settings_changed)
         if authentication is not None:
-            context.access.add(authentication.initial)
-            authentication.users = lambda: context.access.users
-            if self._authentication.authorization_enabled:
-                free = codes_of(self._authentication.authorization_white_list)
-                inner, lies_at = authentication.inner_name, partial(message_at, context.store)
-                authorization = Authorization(context.access, settings.cluster_name, inner, free, lies_at)
-                authentication.authorize = authorization.refusal
-                context.clients.may_be_asked = lambda producer, member, topic: authorization.may_publish(
-                    member.user, topic, producer.addresses
-                )
+            parts.authorize(authentication)
         context.persist()
         context.statistics.sample()
-        self._look_at_disk(context.store)
+        self._free_disk(context.store)
         for server in servers:
             await server.serve()
         lifecycle.on_stop(Stage.CLIENTS, partial(self._drain, servers))
         await sync_with_group(context, registration, client, ha_address)
         lifecycle.on_stop(Stage.REGISTRATION, registration.stop)
         await registration.start()
-        if self._slave is None:
+        if parts.slave is None:
             self._start_services(context)
         else:
-            self._start_following(self._slave)
+            self._start_following(parts.slave)
         if exporter is not None:
-            await self._serve_metrics(exporter, context, dispatch, servers)
-        self._lifecycle.every(_WRITE_NEW_SECONDS, context.topics.write_new, "new topics")
-        self._lifecycle.every(_WRITE_NEW_SECONDS, context.groups.write_new, "new groups")
-        self._lifecycle.every(_FILTER_PERSIST_SECONDS, context.filters.persist_round, "filter table")
-        self._lifecycle.every(settings.offset_persist_interval_ms / 1000, context.offsets.persist_round, "offset table")
-        self._lifecycle.every(
-            settings.delay_offset_persist_interval_ms / 1000, context.schedule.persist_round, "delay offsets"
-        )
-        self._lifecycle.every(UNUSED_ROUND_SECONDS, partial(drop_unused_groups, context), "unused groups")
-        self._lifecycle.every(_CLIENT_SWEEP_SECONDS, context.clients.close_silent, "silent clients")
-        self._lifecycle.every(_TELL_CHANGES_SECONDS, context.clients.tell_changes, "consumer changes")
-        self._lifecycle.every(_CLIENT_SWEEP_SECONDS, context.queue_locks.drop_expired, "expired queue locks")
+            await self._serve_metrics(exporter, dispatch, servers)
+        self._start_rounds(context)
+
+    def _start_rounds(self, context: BrokerContext) -> None:
+        """Start the periodic work that masters and slaves have in common."""
+        settings, every = self._settings, self._lifecycle.every
+        every(_WRITE_NEW_SECONDS, context.topics.write_new, "new topics")
+        every(_WRITE_NEW_SECONDS, context.groups.write_new, "new groups")
+        every(_FILTER_PERSIST_SECONDS, context.filters.persist_round, "filter table")
+        every(settings.offset_persist_interval_ms / 1000, context.offsets.persist_round, "offset table")
+        every(settings.delay_offset_persist_interval_ms / 1000, context.schedule.persist_round, "delay offsets")
+        every(UNUSED_ROUND_SECONDS, partial(drop_unused_groups, context), "unused groups")
+        every(_CLIENT_SWEEP_SECONDS, context.clients.close_silent, "silent clients")
+        every(_NOTIFY_SECONDS, context.clients.notify_changes, "consumer changes")
+        every(_CLIENT_SWEEP_SECONDS, context.queue_locks.drop_expired, "expired queue locks")
+        every(SAMPLE_SECONDS, context.statistics.sample, "statistics")
+        every(SLOW_ROUND_SECONDS, partial(stop_slow_groups, context), "slow groups", SLOW_ROUND_SECONDS)
         retention_seconds = self._store_settings.clean_resource_interval_ms / 1000
-        self._lifecycle.every(SAMPLE_SECONDS, context.statistics.sample, "statistics")
-        self._lifecycle.every(SLOW_ROUND_SECONDS, partial(stop_slow_groups, context), "slow groups", SLOW_ROUND_SECONDS)
-        self._lifecycle.every(retention_seconds, context.store.retention_round, "retention", _FIRST_RETENTION_SECONDS)
+        every(retention_seconds, context.store.retention_round, "retention", _FIRST_RETENTION_SECONDS)
 
     @staticmethod
-    def _look_at_disk(store: MessageStore) -> None:
+    def _free_disk(store: MessageStore) -> None:
         """Have the first retention round before the first message where a disk is over its mark."""
         try:
             if store.retention.lacks_space():
@@ -293,13 +256,11 @@ class Broker:
         self.metrics_address = exporter.address
         return exporter
 
-    async def _serve_metrics(
-        self, exporter: Exporter, context: BrokerContext, dispatch: Router, servers: list[RemotingServer]
-    ) -> None:
+    async def _serve_metrics(self, exporter: Exporter, dispatch: Router, servers: list[RemotingServer]) -> None:
         from rmqkit.broker.metrics import BrokerMetrics
 
-        assert self._counts is not None, "an exporter has something to tell"
-        metrics = BrokerMetrics(self._counts, context, self._master, dispatch, servers)
+        assert self._counts is not None, "an exporter serves counters"
+        metrics = BrokerMetrics(self._counts, self.context, self.parts.master, dispatch, servers)
         await exporter.serve(metrics.gather, metrics.common(), self._counts.lag_ms, self._clock)
 
     async def _bind(self, server: RemotingServer, port: int) -> int:
@@ -307,197 +268,21 @@ class Broker:
         return await server.bind(self._settings.bind_address, port)
 
     def _connection_opened(self) -> None:
-        if self._context is not None:
-            self._context.statistics.add("CHANNEL_ACTIVITY", "CONNECT")
+        self.context.statistics.add("CHANNEL_ACTIVITY", "CONNECT")
 
     def _connection_closed(self, connection: Connection) -> None:
-        if self._context is not None:
-            self._context.statistics.add("CHANNEL_ACTIVITY", "CLOSE")
-            self._context.clients.connection_closed(connection)
-            self._context.long_polling.connection_closed(connection)
-            if self._context.pop is not None:
-                self._context.pop.connection_closed(connection)
-
-    def _open(self, port: int, client: RemotingClient) -> BrokerContext:
-        """Read the tables and recover the store; nothing is written when that fails."""
-        context = self._assemble(port)
-        if context.settings.broker_role is BrokerRole.SLAVE:
-            self._slave = SlaveRole(context, client, self._store_root, flushes=self._is_sync, tls=self._client_tls)
-        self._lifecycle.on_stop(Stage.STORE, context.store.close)  # also if what is read next cannot be
-        _load(context)
-        return context
-
-    def _assemble(self, port: int) -> BrokerContext:
-        """Join the store, the tables and the services; nothing is read yet."""
-        settings, store_settings, clock, counts = self._settings, self._store_settings, self._clock, self._counts
-        folder, has_light = self._store_root / "config", store_settings.enable_light_queues
-        identity = OwnAddress(settings.broker_ip1, pack_host(settings.broker_ip1, port))
-        long_polling = LongPolling(clock)
-        topics = TopicTable(folder, settings, clock, self._topics_changed, has_light=has_light)
-        groups = GroupTable(folder, settings, clock, has_light=has_light)
-        offsets = OffsetTable(folder, clock, has_light=has_light)
-        filters = FilterTable(folder, settings, clock)
-        is_late = self._is_sync or store_settings.transient_store_pool
-        arrivals = _Arrivals(counts, sample_every=1 if is_late else _DISPATCHES_PER_SAMPLE)
-        arrivals.listeners.append(long_polling.arrived)
-        store = self._make_store(topics, filters, arrivals)
-        pop_service: PopService | None = None
-        if settings.broker_role is not BrokerRole.SLAVE:
-            self._master = self._make_master(store)
-            pop_service = PopService(folder, store, topics, groups, offsets, settings, clock, identity.store_host)
-            arrivals.listeners += [pop_service.arrived, self._log_advanced]
-        has_copies = waits_for_copies(settings)
-        self._durability = Durability(
-            store,
-            clock,
-            flush_timeout_ms=(lambda: store_settings.sync_flush_timeout_ms) if self._is_sync else None,
-            copies=self._master if has_copies else None,
-            copies_timeout_ms=lambda: settings.slave_timeout_ms,
-        )
-        statistics = Statistics(store, settings.cluster_name, clock, topics.is_system)
-        schedule = Schedule(
-            folder,
-            store,
-            parse_delay_levels(store_settings.message_delay_level),
-            long_polling,
-            clock,
-            flushes=self._is_sync,
-            on_delivered=statistics.delivered if counts is None else partial(_count_delivered, statistics, counts),
-        )
-        timer = Timer(
-            store,
-            store_settings,
-            long_polling,
-            clock,
-            flushes=self._is_sync,
-            on_delivered=statistics.moved,
-            copied_offset=lambda: -1 if self._master is None else self._master.replicated_offset(2),
-        )
-        timer.state.is_measured = counts is not None
-        return BrokerContext(
-            settings=settings,
-            store_settings=store_settings,
-            configuration=self._configuration,
-            address=self.address,
-            identity=identity,
-            clock=clock,
-            access=AccessTable(folder, identity.ip),
-            store=store,
-            topics=topics,
-            groups=groups,
-            offsets=offsets,
-            clients=ClientTable(settings, clock, filters),
-            filters=filters,
-            long_polling=long_polling,
-            durability=self._durability if self._is_sync or has_copies else None,
-            queue_locks=QueueLocks(clock),
-            schedule=schedule,
-            statistics=statistics,
-            counts=counts,
-            timer=timer if store_settings.timer_wheel_enable else None,
-            pop=pop_service,
-            ops=OpMessages(store, identity.store_host, clock, body_bytes_max=settings.transaction_op_bytes_max),
-            topics_published=self._topics_published,
-            ask_namesakes=self._ask_namesakes,
-            may_serve=lambda: self._slave is None or self._slave.may_serve,
-        )
-
-    @property
-    def _is_sync(self) -> bool:
-        return self._store_settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
-
-    def _make_store(self, topics: TopicTable, filters: FilterTable, arrivals: _Arrivals) -> MessageStore:
-        counts, loop = self._counts, asyncio.get_running_loop()
-        return MessageStore(
-            self._store_root,
-            self._store_settings,
-            clock=self._clock,
-            is_batch_topic=lambda topic: (topics if self._slave is None else self._slave.tables).is_batch_topic(topic),
-            on_arrival=arrivals.tell if counts is None else arrivals.tell_and_sample,
-            on_durable=self._flushed if self._is_sync else None,
-            on_committed=lambda: loop.call_soon_threadsafe(self._dispatch_committed),
-            on_flushed=None if counts is None else counts.flush_ms.observe,
-            bitmap_of=filters.bitmap_of if self._settings.filter_bitmaps else None,
-            is_replica=self._settings.broker_role is BrokerRole.SLAVE,
-        )
-
-    def _make_master(self, store: MessageStore) -> HaMaster:
-        return HaMaster(
-            store,
-            self._settings,
-            self._clock,
-            on_acked=self._log_copied,
-            ask_members=self._namesakes if self._settings.namesrv_addr else None,
-            tls=self._tls,
-            need_signatures=self._authentication.enabled,
-        )
-
-    def _flushed(self, durable_offset: int, error: OSError | None) -> None:
-        """A flush round ended; called from the flush thread."""
-        assert self._durability is not None, "the store opens when all is assembled"
-        (self._durability if self._slave is None else self._slave.log).flushed(durable_offset, error)
-
-    def _dispatch_committed(self) -> None:
-        assert self._durability is not None, "the store opens when all is assembled"
-        self._durability.dispatch()
-
-    def _log_copied(self) -> None:
-        """Slaves have more of the log."""
-        assert self._durability is not None, "slaves come when all is assembled"
-        self._durability.replicated()
-
-    def _log_advanced(self, arrivals: list[DispatchRequest]) -> None:
-        """The log has more for slaves."""
-        assert self._master is not None, "only a master is told"
-        self._master.advanced()
+        self.parts.connection_closed(connection)
 
     async def _listen_for_slaves(self, port: int) -> str:
         """Open the HA port of a master; returns what a broker registers as its HA address."""
         settings = self._settings
         ha_port = settings.ha_listen_port or (port + 1 if settings.listen_port else 0)
-        if self._master is not None:
+        master = self.parts.master
+        if master is not None:
             warn_of_ha_port(settings, self._tls, has_users=self._authentication.enabled)
-            self._lifecycle.on_stop(Stage.REPLICATION, self._master.close)
-            ha_port = await self._master.start(settings.bind_address, ha_port)
+            self._lifecycle.on_stop(Stage.REPLICATION, master.close)
+            ha_port = await master.start(settings.bind_address, ha_port)
         return join_address(settings.broker_ip2 or settings.broker_ip1, ha_port)
-
-    def _registration_of(self, context: BrokerContext, client: RemotingClient, ha_address: str) -> Registration:
-        if not self._settings.namesrv_addr:
-            _log.warning("no name server is configured: clients cannot find this broker; set namesrvAddr or -n")
-        registration = Registration(
-            self._settings,
-            context.topics,
-            client,
-            address=self.address,
-            ha_address=ha_address,
-            on_master=None if self._slave is None else self._slave.follow,
-        )
-        if self._slave is not None:
-            self._slave.may_act(registration)
-        return registration
-
-    def _add_handlers(self, context: BrokerContext, ha_address: str, dispatch: Router, vip_dispatch: Router) -> None:
-        """The VIP port serves everything but pulls."""
-        message_handlers = _MESSAGE_HANDLERS if self._slave is None else (RefusalHandlers,)
-        for handlers in (kind(context) for kind in (*message_handlers, *_HANDLERS)):
-            handlers.register(dispatch)
-            handlers.register(vip_dispatch)
-        PullHandlers(context).register(dispatch)
-        if context.pop is not None:
-            PopHandlers(context).register(dispatch)
-            for each in (dispatch, vip_dispatch):
-                PopAckHandlers(context).register(each)
-        assert self._registration is not None, "made before"
-        assignments = PopAssignmentHandlers(context, self._registration.routes)
-        for each in (dispatch, vip_dispatch):
-            assignments.register(each)
-        role = self._slave or self._master
-        assert role is not None, "a broker is a master or a slave"
-        replication = ReplicationHandlers(context, ha_address=ha_address, slave=self._slave, status=role.status)
-        unsupported = UnsupportedHandlers(context)
-        for port in (dispatch, vip_dispatch):
-            replication.register(port)
-            unsupported.register(port)  # last: it takes what nobody else does
 
     def _start_services(self, context: BrokerContext) -> None:
         """Deliver what is delayed, write down what is decided about half messages, and ask about what is not."""
@@ -539,78 +324,17 @@ class Broker:
                 await server.drain(_GRACE_MS)
 
     def _settings_changed(self, keys: Sequence[str]) -> None:
-        """Tell the name servers what they have to know anew; an unchanged version they would not look at."""
-        if self._context is not None and "brokerPermission" in keys:
-            self._context.topics.tell_all()
-        if self._master is not None and "haAllowedAddresses" in keys:
-            self._master.addresses_changed()
-        if self._context is not None and "autoCreateTopicEnable" in keys:
-            self._context.topics.add_system_topics()
-
-    def _topics_changed(self, topics: list[TopicConfig]) -> None:
-        if self._registration is not None:
-            self._registration.topics_changed(topics)
+        """Apply settings that were changed while the broker runs."""
+        if "brokerPermission" in keys:
+            self.context.topics.register_all()  # as changed: name servers do not look at a version they know
+        if self.parts.master is not None and "haAllowedAddresses" in keys:
+            self.parts.master.addresses_changed()
+        if "autoCreateTopicEnable" in keys:
+            self.context.topics.add_system_topics()
 
     def _refusal(self, authentication: Authentication, connection: Connection, command: Command) -> str | None:
         """The remark for a request that is not let in, or None; slaves are known by what they sign here."""
-        remark = authentication.refusal(connection, command)
-        if (
-            remark is None
-            and self._master is not None
-            and connection.hops
-            and authentication.is_trusted(connection.user)
-        ):
-            self._master.signed(connection.hops[-1])
+        remark, master = authentication.refusal(connection, command), self.parts.master
+        if remark is None and master is not None and connection.hops and authentication.is_trusted(connection.user):
+            master.signed(connection.hops[-1])
         return remark
-
-    async def _namesakes(self) -> set[str] | None:
-        return None if self._registration is None else await self._registration.namesakes()
-
-    async def _ask_namesakes(self, command: Callable[[], Command]) -> list[Command]:
-        return [] if self._registration is None else await self._registration.ask_namesakes(command)
-
-    async def _topics_published(self) -> None:
-        if self._registration is not None:
-            await self._registration.settled()
-
-
-class _Arrivals:
-    """Passes messages that became readable on to all who wait for them.
-
-    ``counts``, ``sample_every``: of how many runs one is looked at for metrics: how long messages took to get readable.
-    """
-
-    def __init__(self, counts: Counts | None, sample_every: int) -> None:
-        self.listeners: list[Callable[[list[DispatchRequest]], object]] = []
-        self._counts = counts
-        self._sample_every = sample_every
-        self._runs_to_sample = 1
-
-    def tell(self, arrivals: list[DispatchRequest]) -> None:
-        for listener in self.listeners:
-            listener(arrivals)
-
-    def tell_and_sample(self, arrivals: list[DispatchRequest]) -> None:
-        self._runs_to_sample -= 1
-        if not self._runs_to_sample and self._counts is not None:
-            self._runs_to_sample = self._sample_every
-            self._counts.dispatched(arrivals)
-        self.tell(arrivals)
-
-
-def _count_delivered(statistics: Statistics, counts: Counts, message: PutMessage, put: PutResult) -> None:
-    statistics.delivered(message, put)
-    counts.delivered(message, put)
-
-
-def _load(context: BrokerContext) -> None:
-    """Read the tables and open the store; then what needs it open."""
-    for table in (context.topics, context.groups, context.offsets, context.filters, context.schedule, context.access):
-        table.load()
-    if context.timer is not None:
-        context.timer.load()
-    context.store.open()
-    if context.timer is not None:
-        context.timer.recover()
-    if context.pop is not None:
-        context.pop.load()

@@ -116,9 +116,9 @@ async def test_changes_may_be_told_together_later(tmp_path):
         await cluster.call(RequestCode.UNREGISTER_CLIENT, UnregisterClientRequest("c1", None, "gone"))
         assert await members(cluster) == ["c1"]
         assert cluster.notices == []
-        clients.tell_changes()
+        clients.notify_changes()
         await noticed(cluster, 1)
-        clients.tell_changes()
+        clients.notify_changes()
         assert await members(cluster) == ["c1"]
         assert cluster.notices == ["g"]
 

@@ -101,7 +101,7 @@ class ClientTable:
         self._producer_connections: dict[str, Connection] = {}
         self._consumes: dict[Connection, set[str]] = {}
         self._produces: dict[Connection, set[str]] = {}
-        self._untold: set[str] = set()
+        self._changed_groups: set[str] = set()
         self.may_be_asked: Callable[[Connection, Member, str], bool] = lambda connection, member, topic: True
 
     def consumers(self, group: str) -> ConsumerGroup | None:
@@ -252,22 +252,22 @@ class ClientTable:
         for key in [key for key, data in self._compensated.items() if data.sub_version < before_ms]:
             del self._compensated[key]
 
-    def tell_changes(self) -> None:
-        """Tell the members of the groups that changed since the last time (``realTimeNotifyConsumerChange`` false)."""
-        untold, self._untold = self._untold, set()
+    def notify_changes(self) -> None:
+        """Notify the members of groups that changed since the last round (``realTimeNotifyConsumerChange`` false)."""
+        changed, self._changed_groups = self._changed_groups, set()
         # Only those that are still there: a group may have gone since.
-        for name in untold & self._consumers.keys():
-            self._tell(self._consumers[name])
+        for name in changed & self._consumers.keys():
+            self._notify_members(self._consumers[name])
 
     def _notify(self, group: ConsumerGroup) -> None:
         if group.is_broadcasting or not self._settings.notify_consumers:
             return
         if self._settings.notify_at_once:
-            self._tell(group)
+            self._notify_members(group)
         else:
-            self._untold.add(group.name)
+            self._changed_groups.add(group.name)
 
-    def _tell(self, group: ConsumerGroup) -> None:
+    def _notify_members(self, group: ConsumerGroup) -> None:
         header = ConsumerGroupRequest(consumer_group=group.name)
         for connection in group.members:
             connection.send(request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, one_way=True))

@@ -255,8 +255,8 @@ class TopicTable:
         if missing := self._missing_system_topics():
             self.put(*missing)
 
-    def tell_all(self) -> None:
-        """Have all topics told anew, as those that were changed."""
+    def register_all(self) -> None:
+        """Register all topics with the name servers again, as changed ones."""
         self.put(*self._table.values())  # with a new version: name servers do not look at one that they have
 
     def _missing_system_topics(self) -> list[TopicConfig]:

@@ -1,0 +1,360 @@
+"""The parts of one broker, and which part works with which.
+
+========================  =============================================================================================
+event                     goes to
+========================  =============================================================================================
+messages became readable  waiting pulls, waiting pops, the links to slaves
+a flush round ended       a master's waiting answers (`Durability`); at a slave the reports to its master
+slaves have more          a master's waiting answers
+log bytes were committed  the dispatcher (``transientStorePoolEnable``)
+topics were changed       the registration with the name servers
+a connection closed       clients, waiting pulls, waiting pops
+========================  =============================================================================================
+
+`Assembly` opens nothing until `Assembly.load`. `rmqkit.broker.server` says when each part starts and stops.
+Source: behaviour.md §2.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rmqkit.broker.access.policies import Authorization, message_at
+from rmqkit.broker.access.users import AccessHandlers, AccessTable
+from rmqkit.broker.context import BrokerContext
+from rmqkit.broker.delay.levels import Schedule
+from rmqkit.broker.delay.recall import RecallHandlers
+from rmqkit.broker.delay.timer import Timer
+from rmqkit.broker.durability import Durability
+from rmqkit.broker.handlers import OwnAddress
+from rmqkit.broker.operations.brokers import ConfigHandlers, RuntimeInfoHandlers, UnsupportedHandlers
+from rmqkit.broker.operations.clients import ClientHandlers, ConnectionHandlers
+from rmqkit.broker.operations.groups import GroupHandlers, ProgressHandlers
+from rmqkit.broker.operations.offsets import OffsetHandlers, ResetHandlers
+from rmqkit.broker.operations.topics import TopicHandlers
+from rmqkit.broker.pop.assignment import PopAssignmentHandlers
+from rmqkit.broker.pop.handlers import PopAckHandlers, PopHandlers
+from rmqkit.broker.pop.service import PopService
+from rmqkit.broker.pull.handler import PullHandlers
+from rmqkit.broker.pull.long_polling import LongPolling
+from rmqkit.broker.pull.query import QueryHandlers
+from rmqkit.broker.registration import Registration
+from rmqkit.broker.replication.master import HaMaster, waits_for_copies
+from rmqkit.broker.replication.role import ReplicationHandlers, SlaveRole
+from rmqkit.broker.send.handler import RefusalHandlers, SendHandlers
+from rmqkit.broker.send.reply import ReplyHandlers
+from rmqkit.broker.send.send_back import SendBackHandlers
+from rmqkit.broker.settings import BrokerRole, BrokerSettings
+from rmqkit.broker.statistics import Statistics
+from rmqkit.broker.tables.clients import ClientTable, QueueLocks
+from rmqkit.broker.tables.filters import FilterTable
+from rmqkit.broker.tables.groups import GroupTable
+from rmqkit.broker.tables.offsets import OffsetTable
+from rmqkit.broker.tables.topics import TopicTable
+from rmqkit.broker.transaction.half import OpMessages
+from rmqkit.broker.transaction.handlers import TransactionHandlers
+from rmqkit.clock import Clock
+from rmqkit.protocol.command import Command
+from rmqkit.protocol.record import pack_host
+from rmqkit.protocol.schemas.topics import TopicConfig
+from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, codes_of
+from rmqkit.remoting.client import RemotingClient
+from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.router import Router
+from rmqkit.remoting.tls import ClientTls, ServerTls
+from rmqkit.settings import Configuration
+from rmqkit.store.delay_levels import parse_delay_levels
+from rmqkit.store.message_store import DispatchRequest, MessageStore, PutMessage, PutResult
+from rmqkit.store.settings import FlushDiskType, StoreSettings
+
+if TYPE_CHECKING:
+    from rmqkit.broker.counts import Counts
+
+__all__ = ["HANDLERS", "MESSAGE_HANDLERS", "Assembly"]
+
+_DISPATCHES_PER_SAMPLE = 64
+
+# What every port answers, besides what a master or a slave alone answers.
+HANDLERS = (
+    *(ReplyHandlers, TransactionHandlers, OffsetHandlers, QueryHandlers, ClientHandlers, TopicHandlers),
+    *(GroupHandlers, ConnectionHandlers, ResetHandlers, ProgressHandlers, RuntimeInfoHandlers, ConfigHandlers),
+    *(AccessHandlers, RecallHandlers),
+)
+
+# What a master answers to messages; a slave takes none.
+MESSAGE_HANDLERS = (SendHandlers, SendBackHandlers)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Assembly:
+    """Makes the parts of one broker and joins them; loop only, but for the end of a flush round.
+
+    Attributes:
+        address: where clients reach the broker, as ``host:port``.
+        client: connections to other servers.
+        counts: what counts for Prometheus; None without an exporter.
+        context: the state that request handlers may touch.
+        durability: makes answers wait; unlike the context's it is there when nothing has to wait, too.
+        master, slave: the role; one of both is None.
+        registration: the one with the name servers; None before `register_with`.
+    """
+
+    settings: BrokerSettings
+    store_settings: StoreSettings
+    store_root: Path
+    clock: Clock
+    configuration: Configuration
+    authentication: AuthenticationSettings
+    tls: ServerTls | None
+    client_tls: ClientTls | None
+    address: str
+    port: int
+    client: RemotingClient
+    counts: Counts | None
+    context: BrokerContext = field(init=False)
+    durability: Durability = field(init=False)
+    master: HaMaster | None = None
+    slave: SlaveRole | None = None
+    registration: Registration | None = None
+    _on_readable: list[Callable[[list[DispatchRequest]], object]] = field(default_factory=list)
+    _runs_to_sample: int = 1
+
+    def __post_init__(self) -> None:
+        settings, store_settings, clock = self.settings, self.store_settings, self.clock
+        folder, has_light = self.store_root / "config", store_settings.enable_light_queues
+        identity = OwnAddress(settings.broker_ip1, pack_host(settings.broker_ip1, self.port))
+        topics = TopicTable(folder, settings, clock, self._topics_changed, has_light=has_light)
+        groups = GroupTable(folder, settings, clock, has_light=has_light)
+        offsets = OffsetTable(folder, clock, has_light=has_light)
+        filters = FilterTable(folder, settings, clock)
+        long_polling = LongPolling(clock)
+        store = self._make_store(topics, filters)
+        self._on_readable.append(long_polling.arrived)
+        pop: PopService | None = None
+        if settings.broker_role is not BrokerRole.SLAVE:
+            master = self.master = self._make_master(store)
+            pop = PopService(folder, store, topics, groups, offsets, settings, clock, identity.store_host)
+            self._on_readable += [pop.arrived, lambda _: master.advanced()]
+        has_copies = waits_for_copies(settings)
+        self.durability = Durability(
+            store,
+            clock,
+            flush_timeout_ms=(lambda: store_settings.sync_flush_timeout_ms) if self._is_sync else None,
+            copies=self.master if has_copies else None,
+            copies_timeout_ms=lambda: settings.slave_timeout_ms,
+        )
+        statistics = Statistics(store, settings.cluster_name, clock, topics.is_system)
+        self.context = BrokerContext(
+            settings=settings,
+            store_settings=store_settings,
+            configuration=self.configuration,
+            address=self.address,
+            identity=identity,
+            clock=clock,
+            access=AccessTable(folder, identity.ip),
+            store=store,
+            topics=topics,
+            groups=groups,
+            offsets=offsets,
+            clients=ClientTable(settings, clock, filters),
+            filters=filters,
+            long_polling=long_polling,
+            durability=self.durability if self._is_sync or has_copies else None,
+            queue_locks=QueueLocks(clock),
+            schedule=Schedule(
+                folder,
+                store,
+                parse_delay_levels(store_settings.message_delay_level),
+                long_polling,
+                clock,
+                flushes=self._is_sync,
+                on_delivered=self._level_delivered,
+            ),
+            statistics=statistics,
+            counts=self.counts,
+            timer=self._make_timer(store, long_polling, statistics) if store_settings.timer_wheel_enable else None,
+            pop=pop,
+            ops=OpMessages(store, identity.store_host, clock, body_bytes_max=settings.transaction_op_bytes_max),
+            topics_published=self._topics_published,
+            ask_namesakes=self._ask_namesakes,
+        )
+        if self.master is None:
+            slave = self.slave = SlaveRole(
+                self.context, self.client, self.store_root, flushes=self._is_sync, tls=self.client_tls
+            )
+            self.context.may_serve = lambda: slave.may_serve
+
+    def load(self) -> None:
+        """Read the tables and recover the store; nothing is written when that fails.
+        Raises StoreError: a table cannot be read, or the store not be opened."""
+        context = self.context
+        for table in (
+            *(context.topics, context.groups, context.offsets, context.filters, context.schedule, context.access),
+            *(() if context.timer is None else (context.timer,)),
+        ):
+            table.load()
+        context.store.open()
+        # Both look into the log: a timer is brought to where it ends, check points of pops are read from it.
+        if context.timer is not None:
+            context.timer.recover()
+        if context.pop is not None:
+            context.pop.load()
+
+    def register_with(self, ha_address: str) -> Registration:
+        """Make the registration with the name servers. ``ha_address``: where slaves follow the log."""
+        assert self.registration is None, "a broker registers as one"
+        if not self.settings.namesrv_addr:
+            _log.warning("no name server is configured: clients cannot find this broker; set namesrvAddr or -n")
+        self.registration = Registration(
+            self.settings,
+            self.context.topics,
+            self.client,
+            address=self.address,
+            ha_address=ha_address,
+            on_master=None if self.slave is None else self.slave.follow,
+        )
+        if self.slave is not None:
+            self.slave.may_act(self.registration)
+        return self.registration
+
+    def add_handlers(self, main: Router, vip: Router, ha_address: str) -> None:
+        """Register the handlers of requests. The VIP port serves everything but pulls and pops."""
+        context, role = self.context, self.slave or self.master
+        assert role is not None, "a broker is a master or a slave"
+        assert self.registration is not None, "queues are assigned by its routes"
+        PullHandlers(context).register(main)
+        of_both = [
+            kind(context) for kind in (*(MESSAGE_HANDLERS if self.slave is None else (RefusalHandlers,)), *HANDLERS)
+        ]
+        if context.pop is not None:
+            PopHandlers(context).register(main)
+            of_both.append(PopAckHandlers(context))
+        of_both += [
+            PopAssignmentHandlers(context, self.registration.routes),
+            ReplicationHandlers(context, ha_address=ha_address, slave=self.slave, status=role.status),
+            UnsupportedHandlers(context),  # last: it takes what nobody else does
+        ]
+        for port in (main, vip):
+            for handlers in of_both:
+                handlers.register(port)
+
+    def authorize(self, authentication: Authentication) -> None:
+        """Have requests checked by this broker's users, and by what they may do where that is configured."""
+        context = self.context
+        context.access.add(authentication.initial)
+        authentication.users = lambda: context.access.users
+        if self.authentication.authorization_enabled:
+            free = codes_of(self.authentication.authorization_white_list)
+            inner, lies_at = authentication.inner_name, partial(message_at, context.store)
+            authorization = Authorization(context.access, self.settings.cluster_name, inner, free, lies_at)
+            authentication.authorize = authorization.refusal
+            context.clients.may_be_asked = lambda producer, member, topic: authorization.may_publish(
+                member.user, topic, producer.addresses
+            )
+
+    def connection_closed(self, connection: Connection) -> None:
+        """Drop what a connection registered and what it waits for."""
+        context = self.context
+        context.statistics.add("CHANNEL_ACTIVITY", "CLOSE")
+        for part in (context.clients, context.long_polling, context.pop):
+            if part is not None:
+                part.connection_closed(connection)
+
+    # ---- parts that call others of the assembly
+
+    @property
+    def _is_sync(self) -> bool:
+        return self.store_settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+
+    def _make_store(self, topics: TopicTable, filters: FilterTable) -> MessageStore:
+        counts, loop = self.counts, asyncio.get_running_loop()
+        is_replica = self.settings.broker_role is BrokerRole.SLAVE
+        return MessageStore(
+            self.store_root,
+            self.store_settings,
+            clock=self.clock,
+            is_batch_topic=self._is_batch_topic if is_replica else topics.is_batch_topic,
+            on_arrival=self._readable if counts is None else self._readable_and_sampled,
+            on_durable=self._flushed if self._is_sync else None,
+            on_committed=lambda: loop.call_soon_threadsafe(self.durability.dispatch),
+            on_flushed=None if counts is None else counts.flush_ms.observe,
+            bitmap_of=filters.bitmap_of if self.settings.filter_bitmaps else None,
+            is_replica=is_replica,
+        )
+
+    def _is_batch_topic(self, topic: str) -> bool:
+        assert self.slave is not None, "the store opens when all is assembled"
+        return self.slave.tables.is_batch_topic(topic)
+
+    def _make_master(self, store: MessageStore) -> HaMaster:
+        return HaMaster(
+            store,
+            self.settings,
+            self.clock,
+            on_acked=lambda: self.durability.replicated(),  # made after the master, which it asks for copies
+            ask_members=self._namesakes if self.settings.namesrv_addr else None,
+            tls=self.tls,
+            need_signatures=self.authentication.enabled,
+        )
+
+    def _make_timer(self, store: MessageStore, long_polling: LongPolling, statistics: Statistics) -> Timer:
+        timer = Timer(
+            store,
+            self.store_settings,
+            long_polling,
+            self.clock,
+            flushes=self._is_sync,
+            on_delivered=statistics.moved,
+            copied_offset=lambda: -1 if self.master is None else self.master.replicated_offset(2),
+        )
+        timer.state.is_measured = self.counts is not None
+        return timer
+
+    # ---- events
+
+    def _readable(self, requests: list[DispatchRequest]) -> None:
+        """Pass on messages that became readable."""
+        for listener in self._on_readable:
+            listener(requests)
+
+    def _readable_and_sampled(self, requests: list[DispatchRequest]) -> None:
+        """`_readable`; of some runs it is measured how long their messages took to become readable."""
+        self._runs_to_sample -= 1
+        if not self._runs_to_sample and self.counts is not None:
+            # Behind a flush or a commit there is one run for many messages: each of them is measured.
+            is_late = self._is_sync or self.store_settings.transient_store_pool
+            self._runs_to_sample = 1 if is_late else _DISPATCHES_PER_SAMPLE
+            self.counts.dispatched(requests)
+        self._readable(requests)
+
+    def _flushed(self, durable_offset: int, error: OSError | None) -> None:
+        """A flush round ended; called from the flush thread."""
+        (self.durability if self.slave is None else self.slave.log).flushed(durable_offset, error)
+
+    def _level_delivered(self, message: PutMessage, put: PutResult) -> None:
+        """A message whose delay level is over was put where it belongs."""
+        self.context.statistics.delivered(message, put)
+        if self.counts is not None:
+            self.counts.delivered(message, put)
+
+    def _topics_changed(self, topics: list[TopicConfig]) -> None:
+        if self.registration is not None:
+            self.registration.topics_changed(topics)
+
+    async def _topics_published(self) -> None:
+        if self.registration is not None:
+            await self.registration.settled()
+
+    async def _namesakes(self) -> set[str] | None:
+        return None if self.registration is None else await self.registration.namesakes()
+
+    async def _ask_namesakes(self, command: Callable[[], Command]) -> list[Command]:
+        return [] if self.registration is None else await self.registration.ask_namesakes(command)
