@@ -14,8 +14,8 @@ from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.standalone import Standalone
+from tests.broker.pop.test_priority import PRIORITY, SENDS, prioritized
 from tests.broker.pops import Client, ack, change, named, pop
-from tests.broker.test_priority import PRIORITY, SENDS, prioritized
 from tests.interop.apache import BROKER_NAME, CLUSTER, ApachePair
 from tests.waiting import SECONDS
 

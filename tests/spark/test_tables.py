@@ -31,8 +31,8 @@ from rmqkit.spark.source.store import (
     store_splits,
 )
 from tests.golden_stores import GoldenStore, golden_manifest, unpack_golden
+from tests.store.log.test_recovery import GOLDEN, damage
 from tests.store.stores import message, opened
-from tests.store.test_recovery import GOLDEN, damage
 
 NAMES = ["5.4.0", "4.9.4", "5.4.0-ipv6-crc", "5.4.0-retained"]
 Row = dict[str, Any]

@@ -28,6 +28,7 @@ from rmqkit.store.settings import FlushDiskType, StoreSettings
 from rmqkit.testing.clock import StandingClock
 from tests.examples import examples
 from tests.faults.refusals import BROKEN, NO_SPACE, RefusingDisk
+from tests.store.offline.test_golden_rebuild import GOLDEN, IS_BATCH, contents, queues_with_bitmaps, unpacked
 from tests.store.stores import (
     HOST_V6,
     copy_store,
@@ -38,7 +39,6 @@ from tests.store.stores import (
     small_settings,
 )
 from tests.store.test_flush import Rounds
-from tests.store.test_golden_rebuild import GOLDEN, IS_BATCH, contents, queues_with_bitmaps, unpacked
 
 FILE_BYTES = 4096
 Part = tuple[int, bytes]

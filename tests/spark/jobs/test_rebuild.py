@@ -27,9 +27,9 @@ from tests.golden_stores import unpack_golden
 from tests.interop.standalone import run_standalone
 from tests.patience import producing, pulling
 from tests.spark.local_tasks import LOCAL
+from tests.store.offline.test_fsck import damaged
+from tests.store.offline.test_rebuild import WITH_BITMAPS, contents
 from tests.store.stores import copy_store, golden_settings, message, opened, put_all, read_all, small_settings, tree
-from tests.store.test_fsck import damaged
-from tests.store.test_rebuild import WITH_BITMAPS, contents
 
 LOST = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
 GOLDEN = [("5.4.0", "true"), ("4.9.4", "false"), ("5.4.0-ipv6-crc", "true")]

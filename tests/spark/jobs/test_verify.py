@@ -19,10 +19,9 @@ from tests.examples import examples
 from tests.golden_stores import unpack_golden
 from tests.spark.local_tasks import LOCAL
 from tests.spark.messages import plain_records
-from tests.store.stores import golden_settings, message, opened, put_all, small_settings, tree
 
 # The cases of the plain check, which run here as well, by tasks:
-from tests.store.test_fsck import (  # noqa: F401
+from tests.store.offline.test_fsck import (  # noqa: F401
     any_golden,
     damaged,
     golden,
@@ -55,6 +54,7 @@ from tests.store.test_fsck import (  # noqa: F401
     test_zeros_in_the_middle_are_damage,
     without_ext,
 )
+from tests.store.stores import golden_settings, message, opened, put_all, small_settings, tree
 
 SPLITS = (1_500, 40_000, 1 << 20)
 
@@ -63,7 +63,7 @@ SPLITS = (1_500, 40_000, 1 << 20)
 def by_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cases of the plain check call this one."""
     by_tasks = functools.partial(verify, LOCAL, split_bytes=20_000)
-    monkeypatch.setattr("tests.store.test_fsck.verify", lambda root, *sizes: by_tasks(str(root), *sizes))
+    monkeypatch.setattr("tests.store.offline.test_fsck.verify", lambda root, *sizes: by_tasks(str(root), *sizes))
 
 
 def as_report(verified: Verified) -> Report:

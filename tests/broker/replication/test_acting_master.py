@@ -26,7 +26,7 @@ from rmqkit.protocol.schemas.offsets import ConsumerOffsets
 from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.remoting.client import RemotingClient
 from tests.broker.half_messages import HalfMessages
-from tests.broker.test_escape import Elsewhere
+from tests.broker.replication.test_escape import Elsewhere
 from tests.client.peers import Peer, until
 from tests.store.stores import message, small_settings
 from tests.virtual_time import run as run_virtual

@@ -11,7 +11,7 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.testing.clock import StandingClock
 from tests.client.peers import refused, stored
-from tests.client.test_sender import MESSAGE, Sending
+from tests.client.producer.test_sender import MESSAGE, Sending
 
 
 def queues(*brokers: str) -> PublishQueues:

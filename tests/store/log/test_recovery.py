@@ -25,7 +25,7 @@ from tests.examples import examples
 from tests.golden_stores import golden_manifest
 from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings, tree
 
-GOLDEN = Path(__file__).parent.parent / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 FILE_BYTES = 4096
 
 

@@ -21,7 +21,7 @@ from rmqkit.protocol.schemas.access import AclEntry, AclInfo, AclPolicy, UserInf
 from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, Credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone
-from tests.broker.test_admission import CLIENTS_OWN, GUARDED, OF_SERVERS, READING
+from tests.broker.operations.test_admission import CLIENTS_OWN, GUARDED, OF_SERVERS, READING
 from tests.elsewhere import BELIEVES_US, ask_from_elsewhere
 
 NOTHING, DENIED = "no matched policies.", "the decision is deny."

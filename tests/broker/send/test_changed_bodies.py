@@ -11,12 +11,12 @@ from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC
 from rmqkit.store.offline.check import Kind, dump, verify
 from rmqkit.store.offline.repair import repair
+from tests.broker.delay.test_schedule import running
 from tests.broker.half_messages import HalfMessages
-from tests.broker.handlers.test_send_back import send_back, sent_offset
-from tests.broker.handlers.test_transactions import COMMIT, HALF, Half
 from tests.broker.pops import context_of, now_ms, sent
-from tests.broker.test_schedule import running
+from tests.broker.send.test_send_back import send_back, sent_offset
 from tests.broker.timed import STEP_MS, timed
+from tests.broker.transaction.test_transactions import COMMIT, HALF, Half
 from tests.store.stores import change_body, message, opened, put_all, small_settings
 from tests.waiting import SECONDS
 

@@ -14,7 +14,7 @@ from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.names import TIMER_TOPIC
 from tests.broker.groups_of_brokers import Brokers
-from tests.broker.test_fail_over import ACTING, back, create, gone, on_brokers
+from tests.broker.replication.test_fail_over import ACTING, back, create, gone, on_brokers
 from tests.client.peers import until
 from tests.store.stores import read_all
 

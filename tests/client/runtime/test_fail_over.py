@@ -1,6 +1,6 @@
 """A consumer whose master is gone reads from the slave; one that is far behind is sent there and back. Scripted peers.
 
-With real brokers: `tests.broker.test_fail_over`. Source: behaviour.md §4.2, §8.6, §10.2, §10.4.
+With real brokers: `tests.broker.replication.test_fail_over`. Source: behaviour.md §4.2, §8.6, §10.2, §10.4.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tests.client.peers import standalone
 
 PATIENT = f"""
 import sys
-sys.path.append({str(Path(__file__).parents[2])!r})
+sys.path.append({str(Path(__file__).parents[3])!r})
 from tests import patience
 patience.be_patient()
 """

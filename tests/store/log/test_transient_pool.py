@@ -275,7 +275,7 @@ def test_buffer_comes_back_when_its_file_is_full_and_committed(tmp_path: Path) -
 CHILD = """
 import sys
 from pathlib import Path
-from tests.store.test_transient_pool import run_child
+from tests.store.log.test_transient_pool import run_child
 run_child(Path(sys.argv[1]), int(sys.argv[2]))
 """
 
@@ -299,7 +299,7 @@ def test_killed_process_keeps_what_was_readable(tmp_path: Path) -> None:
     root, count = tmp_path / "s", 0
     for _ in range(3):
         with subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(root), str(count)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+            [sys.executable, "-c", CHILD, str(root), str(count)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]
         ) as child:
             assert child.stdout is not None
             lines, enough = [child.stdout.readline()], count + chance.randrange(1, 300)

@@ -28,7 +28,7 @@ from rmqkit.spark.options import SinkOptions
 from rmqkit.spark.sink.producer import sending_settings as of_sink
 from rmqkit.testing.clock import LoopThread, StandingClock, VirtualClock
 from tests.client.peers import Cluster, refused, stored, until
-from tests.client.test_sender import MESSAGE, SEND, Sending
+from tests.client.producer.test_sender import MESSAGE, SEND, Sending
 
 DEFAULTS = ProducerSettings()
 

@@ -19,8 +19,8 @@ from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import COMPRESSED, TRANSACTION_COMMIT
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import Cluster
+from tests.broker.delay.test_schedule import Delays, running
 from tests.broker.half_messages import HalfMessages
-from tests.broker.test_schedule import Delays, running
 from tests.store.stores import message, read_all
 from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS, until
