@@ -15,6 +15,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.stream.Collectors;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
@@ -225,7 +226,8 @@ final class ConsumerBehaviours {
             "NOT (half >= 2.5) AND region IS NOT NULL", "region = 'west coast' AND n <> 7", "missing > 3", "region CONTAINS 'coast'",
         };
         for (int i = 0; i < expressions.length; i++) {
-            List<String> seen = Collections.synchronizedList(new ArrayList<>());
+            // Counting goes through the list while the listener adds to it: a synchronized one breaks that off.
+            List<String> seen = new CopyOnWriteArrayList<>();
             DefaultMQPushConsumer consumer = run.consumer("sql" + i);
             consumer.setConsumeThreadMin(1); // with more the ends may be seen before what comes before them
             consumer.setConsumeThreadMax(1);
