@@ -1,7 +1,8 @@
 """What every run reports besides pass and fail, the seconds of each file and folder, and how two processes share tests.
 
 Set-up and tear-down count, so a session-wide fixture shows up in the file that first asked for it. With ``-n 2`` the
-tests of a file stay in one process, and so do all that share what is dear to start: Apache's servers, a Spark session.
+tests of a file stay in one process, and so do all that share what is dear to start: a pair of Apache's servers, a Spark
+session. Files that start servers of their own wait for them beside the others.
 """
 
 import functools
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import settings
 
 from tests import examples, patience, unsynced
+from tests.interop.sharing import shares_servers
 
 settings.load_profile(examples.SAME)
 # On loopback only this process can be late.
@@ -56,9 +58,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def _group(nodeid: str) -> str:
-    """The tests that run one after the other in one process: with Apache's servers, with the session, of a file."""
+    """The tests that run one after the other in one process: with the shared servers, with the session, of a file."""
     file = nodeid.partition("::")[0]
-    if file.startswith(INTEROP):
+    if file.startswith(INTEROP) and shares_servers(ROOT / file):
         return INTEROP
     if nodeid.startswith(PAGES_WITH_SPARK) or (file != PAGES and _takes_session(file)):
         return SPARK
@@ -67,7 +69,7 @@ def _group(nodeid: str) -> str:
 
 def _rank(file: str) -> int:
     """What is left at the end are small files."""
-    return 2 if file.startswith(("tests/spark/", "tests/faults/")) else 3
+    return 2 if file.startswith((INTEROP, SPARK, "tests/faults/")) else 3
 
 
 @functools.cache

@@ -13,6 +13,7 @@ import pytest
 
 from tests.interop.apache import ApachePair, open_store_with_apache
 from tests.interop.kit import ApacheKit, Unavailable, default_version, prepare
+from tests.interop.sharing import shares_servers
 from tests.interop.standalone import Standalone, run_standalone
 
 HERE = Path(__file__).parent
@@ -35,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class SharedServers:
-    """Ends what the session shares after the last test here: a Java server is never quite idle.
+    """Ends what the session shares after the last test that may ask for it: a Java server is never quite idle.
 
     A plugin of its own, as a folder's `conftest.py` is not told of what is set up for the session.
     """
@@ -45,7 +46,8 @@ class SharedServers:
         self._ready: list[tuple[pytest.FixtureDef[object], Any]] = []
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._left = {item for item in session.items if HERE in item.path.parents}
+        # Not those of the other files: with several processes they may run elsewhere.
+        self._left = {item for item in session.items if HERE in item.path.parents and shares_servers(item.path)}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(
@@ -54,7 +56,8 @@ class SharedServers:
         try:
             return (yield)
         finally:
-            if fixturedef.scope == "session" and fixturedef.func.__module__.startswith("tests.interop."):
+            is_shared = fixturedef.scope == "session" and fixturedef.func.__module__.startswith("tests.interop.")
+            if is_shared and request._pyfuncitem in self._left:
                 self._ready.append((fixturedef, request))
 
     @pytest.hookimpl(wrapper=True)
