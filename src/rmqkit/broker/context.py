@@ -67,7 +67,7 @@ class BrokerContext:
         configuration: all settings together, as operators see them.
         address: where clients reach it, as ``host:port``.
         durability: makes answers wait for the disk; None when the log is flushed behind the answers.
-        counts: what counts for metrics; None while nobody is told them.
+        counts: what counts for metrics; None without an exporter.
         may_serve: whether messages may be read from the log: not from a slave's that is not its master's.
         ask_namesakes: asks every other broker of this name; the answers of those that succeed within a second.
         pop: what POP keeps; None at a slave, which does not pop.

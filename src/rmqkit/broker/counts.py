@@ -1,4 +1,4 @@
-"""What is counted as it happens, while metrics are told: messages that come, answers, what becomes of messages.
+"""Prometheus counters, updated as requests complete. They exist only while an exporter is configured.
 
 Parts that have a `Counts` call it once per request or once per run of requests, never once per message. Messages given
 to groups are counted by `Statistics` anyway.
@@ -186,23 +186,23 @@ class Counts:
         found = self.by_shape.get(shape)
         if found is None:
             if len(self.by_shape) >= _SHAPES_MAX:
-                self._forget_shapes()
+                self._drop_shapes()
             topic = shape.header.topic if shape.asks is None else names.TIMER_TOPIC
             came = _Came() if topic.startswith(NOT_COUNTED) else self.came[topic, kind_of(shape.properties)]
             latency = self.meter.latency[_code_of(shape), ResponseCode.SUCCESS, False, "success"]
             found = self.by_shape[shape] = Noted(came, latency)
         return found
 
-    def _forget_shapes(self) -> None:
+    def _drop_shapes(self) -> None:
         self.fold()
         self.by_shape.clear()
 
     # ---- what becomes of them
 
-    def dispatched(self, arrivals: list[DispatchRequest]) -> None:
+    def dispatched(self, requests: list[DispatchRequest]) -> None:
         """Count messages that became readable, by the first's time."""
-        if arrivals:
-            self.dispatch_ms.observe(max(0, self._clock.now_ms() - arrivals[0].store_timestamp), len(arrivals))
+        if requests:
+            self.dispatch_ms.observe(max(0, self._clock.now_ms() - requests[0].store_timestamp), len(requests))
 
     def decided(self, half: Record, *, is_commit: bool) -> None:
         """Count the end of a transaction."""
@@ -221,7 +221,7 @@ class Counts:
             group = message.topic.removeprefix(names.DLQ_PREFIX)
             self.totals["rocketmq_send_to_dlq_messages_total"][topic, group] += 1
 
-    def forget(self, is_gone: Callable[[str], bool]) -> None:
+    def drop_topics(self, is_gone: Callable[[str], bool]) -> None:
         """Drop what was counted for topics that are gone."""
         self.fold()
         finished = self.times["rocketmq_finish_message_latency"]
@@ -229,7 +229,7 @@ class Counts:
         for table in tables:
             for key in [key for key in table if is_gone(key[0])]:
                 del table[key]
-                self._forget_shapes()
+                self._drop_shapes()
 
     # ---- inside
 

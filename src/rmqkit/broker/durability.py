@@ -9,7 +9,7 @@ SYNC_MASTER  ``inSyncReplicas - 1`` slaves reported that     ``slaveTimeout``   
              they have it
 ===========  ==============================================  ========================  =====================
 
-Both times count from the put; an answer leaves when neither is waited for any more, and where both ran out it tells of
+Both times count from the put; an answer leaves when neither is waited for any more, and where both ran out it names
 the slaves. A round that failed releases everything it should have covered with the error: a failed flush is never a
 success. Puts come in log order, so the waiting answers form one queue, and whatever releases one releases its front:
 once a flush round, once a read of slaves' reports, and one timer. Loop only, but for `flushed`.
@@ -116,7 +116,7 @@ class Durability:
         return self.is_on_disk(end_offset) and (self._copies is None or self._copies.confirmed_offset() >= end_offset)
 
     def wake(self) -> None:
-        """Have what was put flushed soon, though its answer does not wait."""
+        """Request a flush of what was put, though its answer does not wait."""
         if self._flush_timeout_ms is not None:
             self._store.request_flush()
 
@@ -143,19 +143,19 @@ class Durability:
         return ended
 
     def flushed(self, durable_offset: int, error: OSError | None) -> None:
-        """Take the end of a flush round; called from the flush thread, once a round."""
+        """Release what a flush round covered; called from the flush thread, once a round."""
         try:
             self._loop.call_soon_threadsafe(self._flushed, durable_offset, error)
         except RuntimeError:
             _log.debug("flush round ended after the event loop")
 
     def dispatch(self) -> None:
-        """Make readable what may be, of long batches one part a turn."""
+        """Dispatch messages that may be read now, of long batches one part in each turn of the loop."""
         if self._store.dispatch():
             self._loop.call_soon(self.dispatch)
 
     def replicated(self) -> None:
-        """Take it that there may be more copies."""
+        """Release answers whose messages the slaves have by now."""
         if self._waiting:
             self._release(self._store.durable_offset)
 

@@ -1,5 +1,5 @@
-"""What a broker tells Prometheus: what it counted (`Counts`), and what its tables and its store hold at the moment.
-Gathered in pieces between which the loop runs. Loop only. Source: behaviour.md §9.10.
+"""The values that Prometheus reads from a broker: its counters (`Counts`), and the size of its tables and its store.
+They are gathered in pieces between which the loop runs. Loop only. Source: behaviour.md §9.10.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class BrokerMetrics:
         """All values of the moment."""
         self._counts.fold()
         # Series of topics that were deleted would stay for ever, and anybody may create topics.
-        self._counts.forget(self._is_gone)
+        self._counts.drop_topics(self._is_gone)
         return (
             self._counted()
             | self._tables()
@@ -251,7 +251,7 @@ class BrokerMetrics:
         for queue_id in range(queue_count):
             end = store.max_offset(topic, queue_id)
             consumed = offsets.get(group, topic, queue_id)
-            consumed = end if consumed is None else consumed  # it starts at the end, or where it is told to: not behind
+            consumed = end if consumed is None else consumed  # not behind: it chooses where to start
             pulled = offsets.pull_offset(group, topic, queue_id) or consumed
             lag += max(0, end - consumed)
             inflight += max(0, pulled - consumed)

@@ -1,6 +1,6 @@
-"""Telling the name servers who we are and which topics we have (``BrokerOuterAPI``).
+"""Registers the broker and its topics with every name server (``BrokerOuterAPI``).
 
-Every name server is told everything in parallel; one that fails is logged and never fails the others. A changed topic
+All name servers are sent the same in parallel; one that fails is logged and never fails the others. A changed topic
 is sent at once with only that topic, to a name server that has all the others: one that missed a change, or may have
 started anew, as it is reached over another connection, is sent everything. With the version of a later change it would
 never look at what it missed. Topics that the name servers list as ordered are marked so here, from the answers
@@ -68,7 +68,7 @@ class Registration:
     """Keeps one broker registered; loop only.
     ``address``: where clients reach the broker.
     ``ha_address``: where slaves reach it.
-    ``on_master``: told, after every answer that names them, where a slave's master is: its address and its HA address.
+    ``on_master``: called with the address and HA address of a slave's master after every answer that names them.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Registration:
         return reached
 
     async def stop(self) -> None:
-        """Say good-bye to every name server; they are told of no change from now on."""
+        """Unregister from every name server; changes are not sent any more."""
         self._is_started = False
         self._changed.clear()
         # Before the good-bye: a registration that overtakes it would bring the broker back for two minutes.
@@ -138,7 +138,7 @@ class Registration:
         try:
             connection = await self._client.connection(server)
         except ConnectFailed as error:
-            _log.warning("%s is told of no topics: %s", server, error)
+            _log.warning("%s cannot be sent the topics: %s", server, error)
             return None
         # A new connection may be to a name server that was restarted and has nothing: it takes no increments.
         is_whole = changes is None or self._up_to_date.get(server) is not connection
@@ -189,15 +189,15 @@ class Registration:
             _log.warning("the order topics of a name server were not taken over: %s", error)
 
     def topics_changed(self, topics: list[TopicConfig]) -> None:
-        """Tell the name servers of changed topics, soon: those of one tick go together."""
+        """Register changed topics soon: those of one tick go together."""
         if self._name_servers and self._is_started:
             if not self._changed:
                 asyncio.get_running_loop().call_soon(self._register_changes)
             self._changed += topics
 
     def _register_changes(self) -> None:
-        """Told with the version of now: name servers take nothing new from two registrations of one version."""
-        assert self._is_started or not self._changed, "what stopped tells of no change"
+        """Register with the version of now: name servers take nothing new from two registrations of one version."""
+        assert self._is_started or not self._changed, "changes are collected between start and stop only"
         topics, self._changed = self._changed, []
         if topics:
             changes = self._topics.snapshot(topics)
@@ -206,7 +206,7 @@ class Registration:
             task.add_done_callback(self._single.discard)
 
     async def settled(self) -> None:
-        """Wait until the name servers were told of every change so far, or for 2 s."""
+        """Wait until every change so far is registered, for 2 s at most."""
         self._register_changes()
         if self._single:
             await asyncio.wait(self._single, timeout=_SETTLED_SECONDS)
@@ -218,7 +218,7 @@ class Registration:
 
     async def members(self) -> dict[int, str]:
         """The addresses of the brokers of this name by true id, as all name servers together know them.
-        Empty when none answers; 4.9 name servers know no other request that tells them (remoting.md §9.7)."""
+        Empty when none answers; 4.9 name servers know no other request for them (remoting.md §9.7)."""
         return {
             broker_id: address for members in await self._members_by_server() for broker_id, address in members.items()
         }
@@ -226,7 +226,7 @@ class Registration:
     async def namesakes(self) -> set[str] | None:
         """The addresses of the other brokers of this name, also of those with one id at several name servers.
         Who registered from another machine than it names is left out: anybody can say of anybody that it is a broker.
-        Apache's name servers do not tell from where: what they say is taken as it is.
+        Apache's name servers do not say from where: their answer is taken as it is.
         None when no name server knows of anybody."""
         found: set[str] = set()
         is_any_named = False
@@ -254,7 +254,7 @@ class Registration:
         return False
 
     async def _members_by_server(self) -> list[dict[int, str]]:
-        """What each name server tells of the brokers of this name."""
+        """The brokers of this name as each name server knows them."""
         return [each for route in await self.routes(self._group_topic) for each in self._members_of(route)]
 
     @property
@@ -294,7 +294,7 @@ class Registration:
         return len(headers) < len(self._name_servers) or any(header.changed for header in headers)
 
     def _with_broker_permission(self, table: TopicConfigTable) -> TopicConfigTable:
-        # In what is told only: the table keeps what operators gave each topic.
+        # In the registration only: the table keeps what operators gave each topic.
         perm = self._settings.broker_permission
         if perm & _READ_WRITE != _READ_WRITE:
             table.topic_config_table = {
@@ -311,7 +311,7 @@ class Registration:
             await asyncio.sleep(self._settings.register_interval_ms / 1000)
 
     async def _keep_beating(self) -> None:
-        """Tell every name server every second that the broker is there (behaviour.md §10.5)."""
+        """Send every name server a heartbeat every second (behaviour.md §10.5)."""
         while True:
             await asyncio.gather(*map(self._beat_at, self._name_servers))
             await asyncio.sleep(_BEAT_SECONDS)
@@ -348,7 +348,7 @@ class Registration:
 
 
 def _registered_from(answer: Command) -> dict[str, str] | None:
-    """From where each broker of a route registered; None when a name server does not tell."""
+    """From where each broker of a route registered; None when a name server does not say."""
     text = decode_header_leniently(answer, MemberRouteResponse).registered_from
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""How much came and went in the last minute, hour and day (``BrokerStatsManager``).
+"""Rates of messages, bytes and requests over the last minute, hour and day (``BrokerStatsManager``).
 
 ============================================  ====================  ==============================================
 name                                          key                   counts; times, by which averages are taken
@@ -21,8 +21,8 @@ CHANNEL_ACTIVITY                              CONNECT, CLOSE        connections 
 Next to nothing is done when a message is put or pulled: every 10 s the growth of the queues is read and what was noted
 since is entered. The time of a topic's sends is shared out over its queues by their messages. A counter keeps its
 values at the samples before which it had changed, with 10 s from one to the next for the minute, 10 min for the hour,
-1 h for the day (a span is that much longer at the most); so it costs nothing while it rests. What is told is up to
-now; the reference tells the last sample, so its hour begins after 10 minutes. Loop only.
+1 h for the day (a span is that much longer at the most); so it costs nothing while it rests. What is shown is up to
+now; the reference shows the last sample, so its hour begins after 10 minutes. Loop only.
 
 `PutTimes` is how long puts take (``StoreStatsService``): the longest, and how those of the last whole minute are
 spread. A time is what passed from the read that brought a message until the log had it, in whole milliseconds as Java
@@ -366,7 +366,7 @@ class Statistics:
         sends: list[tuple[str, int, int]] = []
         for (topic, queue_id), count in grown.items():
             place = topic, queue_id
-            assert count > 0, f"queue {place} is told to have grown by {count}"
+            assert count > 0, f"queue {place} cannot grow by {count}"
             self.add(_PUTS, self._cluster, count)
             # In this order: dead letters are no puts of the topic, messages of a batch are one put, and what the broker
             # itself put took nobody's time. Each takes at most what is left, as notes and growth may be a tick apart.
@@ -409,7 +409,7 @@ class Statistics:
                     counter.samples[number].append((now_ms, counter.sum, counter.times))
                 self._changed[number].clear()
 
-    def forget(self, *, topic: str = "", group: str = "") -> None:
+    def drop_counters(self, *, topic: str = "", group: str = "") -> None:
         """Drop the counters of a topic or group that was deleted."""
         self._enter_growth()
         for name, key in list(self._counters):

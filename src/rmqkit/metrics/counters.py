@@ -29,7 +29,7 @@ class Kind(enum.Enum):
 
 
 class Server(enum.Flag):
-    """Who tells a metric."""
+    """The servers that have a metric."""
 
     BROKER = enum.auto()
     NAME_SERVER = enum.auto()
@@ -37,7 +37,7 @@ class Server(enum.Flag):
 
 
 class Metric(Struct, frozen=True):
-    """One row. ``absent``: why nobody tells it, or empty. ``buckets``: upper bounds, without infinity."""
+    """One row. ``absent``: why no server has it, or empty. ``buckets``: upper bounds, without infinity."""
 
     name: str
     kind: Kind

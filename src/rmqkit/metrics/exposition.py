@@ -54,7 +54,7 @@ def _samples(value: Histogram) -> Iterator[tuple[str, dict[str, str], float]]:
 
 
 class ExporterType(enum.Enum):
-    """Who is told the metrics."""
+    """Who may read the metrics."""
 
     DISABLE = "DISABLE"
     PROM = "PROM"

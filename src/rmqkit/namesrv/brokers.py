@@ -134,7 +134,7 @@ def _place(connection: object) -> str:
 
 class Unregistration:
     """Takes departures in batches out of the route table; loop only.
-    At most ``capacity`` wait; ``on_change`` is told of each group whose lowest id went away."""
+    At most ``capacity`` wait; ``on_change`` is called with each group whose lowest id went away."""
 
     def __init__(self, routes: RouteTable, *, capacity: int, on_change: Callable[[MemberChange], None]) -> None:
         self._routes = routes
@@ -180,7 +180,7 @@ NOTICE_TIMEOUT_MS = 300
 
 
 def receivers(change: MemberChange) -> list[str]:
-    """The addresses to tell of a change."""
+    """The addresses to notify of a change."""
     if change.offline_address is not None or len(change.members) == 1:
         return list(change.members.values())
     lowest = min(change.members)
@@ -194,8 +194,8 @@ class Notices:
         self._client = client
         self._tasks = Tasks()
 
-    def tell(self, change: MemberChange) -> None:
-        """Tell the members of a group, soon."""
+    def send(self, change: MemberChange) -> None:
+        """Notify the members of a group soon."""
         assert change.members, "a notice goes to somebody"
         lowest = min(change.members)
         header = MinBrokerIdChange(
@@ -217,4 +217,4 @@ class Notices:
         try:
             await self._client.send_one_way(address, notice, NOTICE_TIMEOUT_MS)
         except ConnectFailed as error:
-            _log.warning("%s is not told that the lowest id is %d now: %s", address, header.min_broker_id, error)
+            _log.warning("%s is not notified that the lowest id is %d now: %s", address, header.min_broker_id, error)

@@ -17,7 +17,7 @@ What operators ask is in `rmqkit.namesrv.admin_handlers`. Codes that are in neit
 among them) are answered with REQUEST_CODE_NOT_SUPPORTED. Source: remoting.md §4.2; behaviour.md §1.3–§1.6.
 
 The KV configuration (``KVConfigManager``) is namespace → key → value, kept in ``kvConfig.json``: the one table of a
-name server that outlives it, and the one way to tell brokers which topics are ordered: namespace `ORDER_TOPIC_CONFIG`,
+name server that outlives it, and brokers learn by it which topics are ordered: namespace `ORDER_TOPIC_CONFIG`,
 key topic, value ``brokerA:4;brokerB:2``. Every change rewrites the file completely; it is answered, and seen by others,
 only when it is on the disk. The file is Java's::
 
@@ -169,7 +169,7 @@ class RouteHandlers(TableHandlers):
         return reply(command, header=MemberRouteResponse(self._registered_from(route)), body=body)
 
     def _registered_from(self, route: TopicRoute) -> str:
-        """From where the brokers of a route registered, which Apache's name servers do not tell."""
+        """The addresses from which the brokers of a route registered; Apache's name servers do not answer them."""
         addresses = {address for broker in route.broker_datas for address in broker.broker_addrs.values()}
         places = {
             address: str(live.connection.hops[-1])
@@ -191,7 +191,7 @@ class RouteHandlers(TableHandlers):
 
 
 class BrokerHandlers(TableHandlers):
-    """Answers brokers; ``on_change`` is told of each group that a lower id joined, ``claims`` says whom to believe."""
+    """Answers brokers; ``on_change`` gets each group that a lower id joined, ``claims`` says whom to believe."""
 
     def __init__(
         self,
@@ -284,7 +284,7 @@ class BrokerHandlers(TableHandlers):
 
     @answers(RequestCode.BROKER_HEARTBEAT)
     def heartbeat(self, connection: Connection, command: Command) -> Command:
-        """A broker is alive; one that is not known is told nothing."""
+        """Note that a broker is alive; an unknown one is answered like it."""
         if (refused := self._claims.refused(connection, command)) is not None:
             return refused
         header = decode_header(command, BrokerHeartbeat)

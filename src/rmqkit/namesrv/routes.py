@@ -119,7 +119,7 @@ class MemberChange:
 @dataclass(frozen=True, slots=True)
 class Registered:
     """What came of a registration: ``master`` is address and HA address of the living master, for a slave.
-    ``change`` is what the members of the group may be told."""
+    ``change`` is what the members of the group may be notified of."""
 
     is_accepted: bool = True
     master: tuple[str, str | None] | None = None
@@ -200,7 +200,7 @@ class RouteTable:
                 if self._live.get(registration.key) is not live:
                     return Registered()
         self._enter_filter_servers(registration)
-        # A copy: the notice goes out later, and tells of the group as it is now.
+        # A copy: the notice goes out later, and names the group as it is now.
         change = MemberChange(registration.broker_name, dict(addresses), None, registration.ha_address)
         return Registered(master=self._master_for(registration), change=change if is_new_lowest else None)
 
@@ -318,7 +318,7 @@ class RouteTable:
         return not is_known and len(registration.topics.topic_config_table) == 1
 
     def _leave_former_name(self, registration: BrokerRegistration) -> None:
-        """One address has one broker name: nothing would ever tell that the former one has gone."""
+        """One address has one broker name: nothing else would remove the former one."""
         live = self._live.get(registration.key)
         if live is not None and live.broker_name != registration.broker_name:
             self.unregister([Departure(registration.cluster, registration.address, live.broker_name)])

@@ -3,7 +3,7 @@
 Start: read the KV file, begin to forget brokers, listen. Stop: the scan, the port with its connections, what still
 waits to be forgotten, the connections for notices. Source: behaviour.md §1.1, §1.4.
 
-`NameServerMetrics` is what it tells Prometheus: how fast it answers, how much its tables hold. Apache's tells nothing;
+`NameServerMetrics` is what Prometheus reads: how fast it answers, how much its tables hold. Apache's has none;
 ours has the settings of a broker. Loop only. Source: behaviour.md §9.10.
 """
 
@@ -44,7 +44,7 @@ class NameServer:
     Args:
         tls: what the port does about TLS; None means disabled.
         client_tls: how brokers are reached; None means plain.
-        authentication: who has to sign what brokers say of themselves, and signs what they are told.
+        authentication: who has to sign what brokers say of themselves, and signs notices to them.
         settings: ``kv_config_path`` is filled in when empty, and ``listen_port`` when 0.
         configuration: what of the settings is shown and changed by requests; None: all, until it stops.
 
@@ -148,7 +148,7 @@ class NameServer:
     # -- inside
 
     def _is_ready(self) -> bool:
-        """Whether routes may be told: brokers need some time to register after a start."""
+        """Whether routes are answered yet: brokers need some time to register after a start."""
         if not self._settings.need_wait_for_service:
             return True
         return self._clock.monotonic_ms() - self._started_ms >= self._settings.wait_for_service_seconds * 1000
@@ -160,7 +160,7 @@ class NameServer:
 
     def _lowest_id_changed(self, change: MemberChange) -> None:
         if self._settings.notify_min_broker_id_changed and self._notices is not None:
-            self._notices.tell(change)
+            self._notices.send(change)
 
     async def _keep_scanning(self) -> None:
         while True:

@@ -144,7 +144,7 @@ _TRUST = "trust its signer with --tls-ca (tls.client.trustCertPath), or show a c
 
 
 async def diagnosed(error: ConnectionLost | RequestTimedOut, address: str, *, is_encrypted: bool) -> RemotingError:
-    """The error that says what is wrong with a peer, or the one given when nothing more can be told."""
+    """The error that says what is wrong with a peer, or the one given when nothing more is known."""
     reason = error.reason if isinstance(error, ConnectionLost) else ""
     if is_encrypted and "TLS" in reason and "WRONG_VERSION" not in reason:
         return TlsMismatch(address, reason, _TRUST)
@@ -188,7 +188,7 @@ class RemotingClient:
 
     Args:
         router: answers requests that peers send over our connections; none by default.
-        on_close: told when a pooled connection is gone.
+        on_close: called when a pooled connection is gone.
         tls: encrypts every connection; None means plain.
         credentials: sign every request.
 

@@ -1,6 +1,6 @@
 """One TCP connection, on either side: a chunk in, a list of frames out; replies of a tick leave in one write.
 
-Both peers number their own requests, so a response is told by its flag and found by its opaque among the calls this
+Both peers number their own requests, so a response is known by its flag and found by its opaque among the calls this
 side made. On the listening side a peer that does not read pauses its own connection: while more than
 `WRITE_BYTES_HIGH` wait to be written nothing more is read from it, so memory per connection stays bounded. Bytes that
 are not frames close the connection, and only it, with one log line. Loop only. Source: remoting.md §1.7, §2.
@@ -42,9 +42,9 @@ WRITE_BYTES_HIGH = 4 << 20
 _log = logging.getLogger(__name__)
 _OPAQUE_MASK = 0x7FFFFFFF
 _UNSENT_MAX = 16
-# Less is not told to `Limits`: most answers are that small, and leave at the end of the turn.
-_UNSENT_TOLD_BYTES = 4 << 10
-# A timer that comes this much late tells of a loop that was busy with something else.
+# Less is not reported to `Limits`: most answers are that small, and leave at the end of the turn.
+_UNSENT_REPORTED_BYTES = 4 << 10
+# A timer that comes this much late means a loop that was busy with something else.
 _STANDSTILL_MS = 100.0
 # Turns in which what arrives may put off the end of a call: 16 MiB, as a turn reads 256 KiB.
 _LOOKS_MAX = 64
@@ -74,8 +74,8 @@ class Connection(asyncio.Protocol):
 
     Args:
         router: answers the peer's requests.
-        on_open, on_close: told when the connection stands and when it is gone.
-        sniffer: tells a preamble and TLS from the first bytes of an accepted connection.
+        on_open, on_close: called when the connection stands and when it is gone.
+        sniffer: recognizes a preamble and TLS by the first bytes of an accepted connection.
         limits: what all accepted connections together may keep of incomplete frames and of what is not taken.
         tls: the TLS side of a connection that this side makes.
         always_reads: read also while the peer takes nothing, as the calling side has to: were both sides to stop
@@ -114,7 +114,7 @@ class Connection(asyncio.Protocol):
         self._limits = limits
         self._splitter = FrameSplitter(header_bytes_max=None if sniffer is None else REQUEST_HEADER_BYTES_MAX)
         self._incomplete_bytes = 0
-        self._is_unsent_told = False
+        self._is_unsent_reported = False
         self._is_held = False
         self._left: Iterator[Frame] | None = None
         self._later: list[Frame] = []
@@ -213,9 +213,9 @@ class Connection(asyncio.Protocol):
             if self._limits is not None:
                 # After the write: what the socket took at once is not memory.
                 waiting = self._transport.get_write_buffer_size()
-                if waiting >= _UNSENT_TOLD_BYTES or self._is_unsent_told:
-                    self._is_unsent_told = waiting >= _UNSENT_TOLD_BYTES
-                    self._limits.note_waiting(self, waiting if self._is_unsent_told else 0)
+                if waiting >= _UNSENT_REPORTED_BYTES or self._is_unsent_reported:
+                    self._is_unsent_reported = waiting >= _UNSENT_REPORTED_BYTES
+                    self._limits.note_waiting(self, waiting if self._is_unsent_reported else 0)
 
     @property
     def unsent_bytes(self) -> int:
@@ -251,7 +251,7 @@ class Connection(asyncio.Protocol):
         return answer
 
     def close(self, reason: str = "") -> None:
-        """Close after what is queued has been written; `closed` tells when."""
+        """Close after what is queued has been written; await `closed` for its end."""
         if self._transport is not None and not self._transport.is_closing():
             if reason:
                 _log.info("closing connection of %s: %s", self.peer, reason)

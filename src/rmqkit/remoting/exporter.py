@@ -3,7 +3,7 @@
 It serves few, small and quick requests: at most `_CONNECTIONS_MAX` at a time, a head of `_HEAD_BYTES_MAX`, one request
 per connection, all of it within `_SECONDS_MAX`. Values are gathered on the loop, the text is written in a thread.
 
-A `MeteredConnection` tells how long answers take; a server makes them in place of plain ones while metrics are
+A `MeteredConnection` measures how long answers take; a server makes them in place of plain ones while metrics are
 exported. A request's time begins with the read that brought it (`Connection.active_ms`) and ends, for all that are
 answered at once, with the one write of their answers: nothing is kept of such a request but those milliseconds, and no
 clock is asked for it. Of one that is answered later the connection keeps request and time by its opaque. Answers that
@@ -109,7 +109,7 @@ class Exporter:
             return _response("404 Not Found", b"only /metrics\n")
         try:
             text = await asyncio.to_thread(exposition.exposition, await self._gather(), self._common)
-        except Exception:  # noqa: BLE001 - the outer edge of a request: told once, answered as a failure
+        except Exception:  # noqa: BLE001 - the outer edge of a request: logged once, answered as a failure
             _log.exception("metrics cannot be gathered")
             return _response("500 Internal Server Error", b"metrics cannot be gathered; see the log\n")
         return _response("200 OK", text, f"Content-Type: {exposition.CONTENT_TYPE}\r\n")
@@ -138,7 +138,7 @@ _NOBODY: tuple[None, float] = (None, 0.0)
 
 @dataclass(slots=True)
 class Meter:
-    """What the connections of one server tell. ``also``: by code, who else wants request, answer and milliseconds."""
+    """How long the answers of a server took. ``also``: by code, who else wants request, answer and milliseconds."""
 
     latency: RpcLatency = field(default_factory=RpcLatency)
     also: Mapping[int, Callable[[Command, Command, float], None]] = field(default_factory=dict)
@@ -192,13 +192,13 @@ class MeteredConnection(Connection):
                     self._loop.call_soon(self._count_answered, self.active_ms)
                 self._answered.append(noted)
             else:
-                self._tell(request, command, self.active_ms, is_held=False)
+                self._count_answer(request, command, self.active_ms, is_held=False)
         elif command.flag & RESPONSE:
             request, since_ms = self._held.pop(command.opaque, _NOBODY)
             if request is not None:
-                self._tell(request, command, since_ms, is_held=True)
+                self._count_answer(request, command, since_ms, is_held=True)
 
-    def _tell(self, request: Command, answer: Command, since_ms: float, *, is_held: bool) -> None:
+    def _count_answer(self, request: Command, answer: Command, since_ms: float, *, is_held: bool) -> None:
         result = "success" if self.is_open else "write_channel_failed"
         self._meter.answered(request, answer, self._clock.monotonic_ms() - since_ms, is_held, result)
 

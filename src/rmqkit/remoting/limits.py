@@ -3,9 +3,9 @@ and how much of answers that their peers do not take.
 
 A connection over a limit is closed as soon as it stands. When incomplete frames take too much, the connections whose
 frames began first are closed until they do not: a peer that means to finish a frame does so within moments, one that
-only holds memory waits. When answers take too much, those that hold most are closed. A connection tells what waits when
-it writes, not when its peer takes some: all are asked when it seems too much, and then a quarter is made free, so that
-they are asked once for many writes. Both ports of a broker share their limits. Loop only.
+only holds memory waits. When answers take too much, those that hold most are closed. A connection reports what waits
+when it writes, not when its peer takes some: all are asked when it seems too much, and then a quarter is made free, so
+that they are asked once for many writes. Both ports of a broker share their limits. Loop only.
 Ours: Apache's has no such bounds.
 """
 
@@ -60,7 +60,7 @@ class Limits:
         incomplete_bytes: what is kept of incomplete frames.
         refused: connections closed as there were too many, by the limit: ``all`` or ``address``.
         cut: connections closed for their incomplete frame.
-        unsent_bytes: what waits to be taken by peers, as far as connections told; those below 4 KiB tell nothing.
+        unsent_bytes: what waits to be taken by peers, as connections report it from 4 KiB on.
         cut_unsent: connections closed for what they hold of that.
     """
 
@@ -93,7 +93,7 @@ class Limits:
     def _refuse(self, limit: str, connection: LimitedConnection, reason: str) -> None:
         self.refused[limit] += 1
         count = self.refused[limit]
-        if count.bit_count() == 1:  # told of the 1st, 2nd, 4th, 8th …: a flood must not fill the log, too
+        if count.bit_count() == 1:  # logged for the 1st, 2nd, 4th, 8th …: a flood must not fill the log, too
             _log.warning("closing connection of %s: %s; refused so far: %d", connection.peer, reason, count)
 
     def closed(self, connection: LimitedConnection, address: IpAddress | None) -> None:
@@ -118,7 +118,7 @@ class Limits:
             self._incomplete.pop(connection, None)
         while self.incomplete_bytes > self._settings.incomplete_bytes_max and self._incomplete:
             oldest = next(iter(self._incomplete))
-            # Forgotten before the cut: the connection tells of its end, and would be counted down twice.
+            # Forgotten before the cut: the connection reports its end, and would be counted down twice.
             self.incomplete_bytes -= self._incomplete.pop(oldest)
             self.cut += 1
             oldest.cut(
@@ -142,7 +142,7 @@ class Limits:
             self._unsent.pop(connection, None)
 
     def _ask_all(self) -> None:
-        """Bring up to date what connections told."""
+        """Update what a connection holds of answers that its peer has not taken."""
         for connection in list(self._unsent):
             self._note_unsent(connection, connection.unsent_bytes)
 

@@ -117,7 +117,7 @@ async def repeat(
             if inspect.isawaitable(done):
                 await done
             last_error = ""
-        except Exception as error:  # noqa: BLE001 - the outer edge of a periodic task: told once, tried again next time
+        except Exception as error:  # noqa: BLE001 - the outer edge of a periodic task: logged once, tried again next time
             is_expected = isinstance(error, (RmqError, OSError))
             if last_error != repr(error):
                 _log.error("%s: a round failed: %s", name, error, exc_info=None if is_expected else error)
@@ -154,7 +154,7 @@ class Slice:
 
 class Turns:
     """Work without a task: each piece is an iterator whose steps are done, a slice at a time, in the order in which
-    they came. ``on_error``: told of a step that failed; its piece is over."""
+    they came. ``on_error``: called with the error of a step that failed; its piece is over."""
 
     def __init__(self, on_error: Callable[[Exception], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -192,6 +192,6 @@ class Turns:
             next(self._pieces[0])
         except StopIteration:
             self._pieces.popleft()
-        except Exception as error:  # noqa: BLE001 - the outer edge of a piece: told, and the others go on
+        except Exception as error:  # noqa: BLE001 - the outer edge of a piece: reported, and the others go on
             self._pieces.popleft()
             self._on_error(error)

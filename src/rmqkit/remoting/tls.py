@@ -178,7 +178,7 @@ class ServerTls:
         self.own = OwnCertificate() if makes_own else None
         self._settings = settings
         self._files = [Path(name) for name in (settings.certificate, settings.key, settings.trusted) if name]
-        self._seen = self._look()
+        self._seen = self._file_states()
         self._context = self._load() if self.mode is not TlsMode.DISABLED else None
 
     @property
@@ -192,9 +192,9 @@ class ServerTls:
         if self.own is not None:
             assert self.own.context is not None, "who has a certificate made waits for it"
             return TlsLayer(self.own.context, server_side=True)
-        seen = self._look()
+        seen = self._file_states()
         if seen != self._seen:
-            self._seen = seen  # also when they cannot be used: told once, not for each connection
+            self._seen = seen  # also when they cannot be used: logged once, not for each connection
             try:
                 self._context = self._load()
                 _log.info("certificate files %s were loaded again", ", ".join(map(str, self._files)))
@@ -203,7 +203,7 @@ class ServerTls:
         assert self._context is not None, "a disabled server makes no TLS connections"
         return TlsLayer(self._context, server_side=True)
 
-    def _look(self) -> list[tuple[int, int] | None]:
+    def _file_states(self) -> list[tuple[int, int] | None]:
         """When each file changed last and its size; None for one that is not there."""
         seen: list[tuple[int, int] | None] = []
         for path in self._files:
@@ -311,8 +311,8 @@ def _load_own(context: ssl.SSLContext, certificate: str, key: str, password: str
         context.load_cert_chain(certificate, key or None, password or "")
     except (OSError, ssl.SSLError) as error:
         reason = error.strerror or error
-        told = f"with key {key}" if key else "without a key of its own"
-        raise SettingsError(f"certificate {certificate} {told} cannot be used: {reason}") from None
+        whose = f"with key {key}" if key else "without a key of its own"
+        raise SettingsError(f"certificate {certificate} {whose} cannot be used: {reason}") from None
 
 
 def _load_trusted(context: ssl.SSLContext, trusted: str) -> None:

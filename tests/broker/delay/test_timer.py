@@ -423,7 +423,7 @@ async def test_what_comes_while_the_state_is_written_is_counted_once_after_a_kil
     async with timed(tmp_path / "store", killed=True) as one:
         one.at(5000)
         await one.on_wheel(1)
-        one.timer._take()
+        one.timer._snapshot_state()
         one.at(5000)
         await one.on_wheel(2)
         one.timer.state.write()

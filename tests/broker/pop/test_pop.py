@@ -437,7 +437,7 @@ async def test_an_ack_in_order_whose_pop_a_crash_forgot_skips_no_message(cluster
     await sent(cluster, *"abc")
     ordered = {"order": True, "queue_id": 0}
     first = await pop(cluster, **ordered)
-    context_of(cluster).pop.orders.forget("T", "g", 0)
+    context_of(cluster).pop.orders.remove_queue("T", "g", 0)
     assert (await ack(cluster, first.handles["c"])).code == 0
     assert (await ack(cluster, first.handles["a"])).code == 0
     assert list(await pop(cluster, **ordered)) == ["b", "c"]

@@ -365,7 +365,7 @@ def test_the_marks_of_a_growing_log_are_bounded_and_never_later_than_the_growth(
         assert grew_ms is not None
         came_ms = number * 5.0
         assert 0 <= came_ms - grew_ms <= 5000 / 4
-    growth.forget(9000)
+    growth.drop_before(9000)
     assert growth.grew_ms(9500) is not None
     assert growth.grew_ms(0) is None
 

@@ -145,7 +145,7 @@ def test_members_are_not_somewhere_on_the_internet(caplog):
 
     asyncio.run(scenario())
     assert sorted(caplog.messages) == [
-        f"name servers tell of {one} as a broker of this name, at a global address that is not in this broker's "
+        f"name servers know {one} as a broker of this name, at a global address that is not in this broker's "
         "network: it is no member; if it is a slave, add its address to haAllowedAddresses"
         for one in ("8.8.4.4:10911", "[2600:1:2:3::4]:10911")
     ]

@@ -205,7 +205,7 @@ class Authorization:
         return None
 
     def may_publish(self, user: str | None, topic: str, addresses: Sequence[str]) -> bool:
-        """Whether a user may be told of a message to a topic that one of its producers sent."""
+        """Whether a user may see a message to a topic that one of its producers sent."""
         if self._is_free(user):
             return True
         if user is None or user not in self._access.users:
@@ -220,7 +220,7 @@ class Authorization:
         return user == self._inner or (known is not None and known.user_type == SUPER)
 
     def _index(self, user: str) -> PolicyIndex:
-        # By identity: the table is replaced with every change, so nothing has to be told.
+        # By identity: the table is replaced with every change, so nobody has to be notified.
         if self._indexed is not self._access.acls:
             self._indexes, self._indexed = {}, self._access.acls
         index = self._indexes.get(user)

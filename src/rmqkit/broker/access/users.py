@@ -84,7 +84,7 @@ class AccessTable:
             self._save(self._stored.users | {user.username: user}, self._stored.acls)
 
     def create_user(self, name: str, user: UserInfo, asker: str = "") -> None:
-        """Create a user, who is ``Normal`` and ``enable`` unless told otherwise. Refused: no secret, or it exists.
+        """Create a user, who is ``Normal`` and ``enable`` by default. Refused: no secret, or it exists.
         Here and below ``asker`` is who signed the request: only super users look after super users."""
         self._refuse_super(user.user_type, asker, "create", ResponseCode.SYSTEM_ERROR)
         self._refuse(not user.password, "password can not be blank")
@@ -146,8 +146,8 @@ class AccessTable:
         self._set_acl(key, merged)
 
     def delete_acl(self, subject: str, policy_type: str | None, resource: str | None) -> None:
-        """Forget what one policy (``Custom`` unless told) says of a resource; without a resource, all of a subject.
-        Refused: an unknown subject, nothing to forget, or a resource that is none: the reference forgets all then."""
+        """Remove what one policy (``Custom`` by default) says of a resource; without a resource, all of a subject.
+        Refused: an unknown subject, nothing to remove, or a resource that is none: the reference forgets all then."""
         key = self._subject(subject, "The subject is not exist.")
         acl = self._stored.acls.get(key)
         self._refuse(acl is None, "The acl is not exist.")

@@ -139,11 +139,11 @@ class Schedule:
     def load(self) -> None:
         """Read the offsets; the store is asked for its own only when delivery starts.
         A file that is missing is made: a broker may be killed before it first writes how far it delivered, and
-        nobody could tell that from a file that was lost."""
+        a lost file looks the same."""
         found = self._file.load(DelayOffsets)
         self._is_file_missing = found is None
         if found is None:
-            with suppress(StoreUnavailable):  # a disk that refuses is told of when there are offsets to be written
+            with suppress(StoreUnavailable):  # a disk that refuses is reported when there are offsets to be written
                 self._file.save(DelayOffsets(DataVersion(), {}))  # older than any of a master's, which is to win
         stored = found or DelayOffsets()
         self._data_version = stored.data_version or DataVersion()

@@ -258,7 +258,7 @@ class Timer:
         if self.state.needs_survey:  # how far it is says nothing yet
             return
         if not files.has_taken and (self.state.is_changed or (self._is_used and now_ms > self._flushed_ms + _QUIET_MS)):
-            self._take()
+            self._snapshot_state()
         if not files.has_taken:
             return
         if not self.state.is_durable:
@@ -275,7 +275,7 @@ class Timer:
             if self.state.files.has_taken:
                 self.state.write()
             if self._is_used and not self.state.needs_survey:
-                self._take()
+                self._snapshot_state()
                 self.state.write()
         self.state.files.close()
 
@@ -283,7 +283,7 @@ class Timer:
     def _is_used(self) -> bool:
         return self.state.queue_offset > 0
 
-    def _take(self) -> None:
+    def _snapshot_state(self) -> None:
         self.state.take(is_follower=self.is_follower)
         self._flushed_ms = self._clock.monotonic_ms()
 
@@ -448,7 +448,7 @@ class Timer:
         self._look_in(wait_ms)
 
     def _refused(self, why: Refused) -> float:
-        """Tell why messages wait, once while it lasts; how long until the next try."""
+        """Log why messages wait, once while it lasts; how long until the next try."""
         if str(why) != self._refusal:
             self._refusal = str(why)
             _log.warning("timed messages wait: %s", why)
@@ -468,7 +468,7 @@ class Timer:
         if state.queue_offset < low:  # deleted in time, as the disk was full
             state.queue_offset = low
         if end_offset is not None and state.queue_offset >= end_offset:
-            return False  # until the master tells of more
+            return False  # until the master has more
         if state.queue_offset < high:
             return True
         if not self._is_held:

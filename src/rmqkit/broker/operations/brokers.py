@@ -83,14 +83,14 @@ class RuntimeInfoHandlers(Handlers[OperationsContext]):
 
     def _counted(self) -> dict[str, str]:
         """Messages that came and went; totals are since the start and without the broker's own topics."""
-        statistics, told = self._context.statistics, dict[str, str]()
+        statistics, answered = self._context.statistics, dict[str, str]()
         for way in ("Put", "Get"):
             days = statistics.days(f"BROKER_{way.upper()}_NUMS_WITHOUT_SYSTEM_TOPIC")
-            told |= {f"msg{way}Total{when}": str(total) for when, total in zip(_MORNINGS, days, strict=True)}
+            answered |= {f"msg{way}Total{when}": str(total) for when, total in zip(_MORNINGS, days, strict=True)}
         rates = {key: statistics.rates(name) for key, name in _RATES.items()}
         asked = [sum(both) for both in zip(rates["getFoundTps"], rates["getMissTps"], strict=True)]
-        told["getTotalTps"] = _rates_text(asked)
-        return told | {key: _rates_text(several) for key, several in rates.items()}
+        answered["getTotalTps"] = _rates_text(asked)
+        return answered | {key: _rates_text(several) for key, several in rates.items()}
 
     def _puts(self) -> dict[str, str]:
         """Records that were put since the start, the broker's own among them, and how long it took."""

@@ -122,7 +122,7 @@ class ClientHandlers(Handlers[OperationsContext]):
         started_ms: float,
     ) -> Command:
         """Take in the producers, too; the answer."""
-        # Consumers come first, as with the reference, whose statistics tell their times apart.
+        # Consumers come first, as with the reference, whose statistics keep their times apart.
         consumers_ms = self._context.clock.monotonic_ms()
         for producer in data.producerDataSet if connection.is_open else ():
             self._context.clients.register_producer(connection, member, producer.group_name)

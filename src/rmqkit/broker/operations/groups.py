@@ -72,7 +72,7 @@ class GroupHandlers(Handlers[OperationsContext]):
         """Delete a group, with its offsets where that is asked for; an unknown one is fine."""
         header = decode_header_leniently(command, DeleteGroupRequest)
         self._context.groups.remove(header.group_name)
-        self._context.statistics.forget(group=header.group_name)
+        self._context.statistics.drop_counters(group=header.group_name)
         if header.clean_offset:
             self._context.offsets.remove_group(header.group_name)
         return reply(command)

@@ -226,12 +226,12 @@ class ResetHandlers(Handlers[OperationsContext]):
             )
             return reply(command, ResponseCode.CONSUMER_NOT_ONLINE, remark)
         body = self._body(header, targets)
-        told = ResetClientOffsetRequest(
+        for_clients = ResetClientOffsetRequest(
             topic=header.topic, group=header.group, timestamp=header.timestamp, is_force=header.is_force
         )
         for peer, member in group.members.items():
             content = fastjson.dumps(ResetOffsetList.of(body) if member.language == "CPP" else body)
-            peer.send(request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told, content, one_way=True))
+            peer.send(request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, for_clients, content, one_way=True))
         return reply(command, body=fastjson.dumps(body))
 
     def _offset_at(self, header: ResetOffsetRequest, queue_id: int, is_end: bool) -> int:

@@ -175,7 +175,7 @@ class TopicHandlers(Handlers[OperationsContext]):
             self._context.offsets.remove_topic(name)
             self._context.store.delete_topic(name)
             assert self._context.topics.get(name) is None or is_light(name), "a deleted topic takes no messages"
-            self._context.statistics.forget(topic=name)
+            self._context.statistics.drop_counters(topic=name)
         return reply(command)
 
     @answers(RequestCode.GET_ALL_TOPIC_CONFIG)
@@ -259,7 +259,7 @@ class TopicHandlers(Handlers[OperationsContext]):
             if config != known or detail is not None:
                 changed.append(config)
         if detail is not None:
-            self._context.topics.static.put(detail)  # first: the topic is told with it
+            self._context.topics.static.put(detail)  # first: the topic is registered with it
         if changed:
             await self._context.topics.put_shared(*changed)
             # Tools send the next request, or a message, right behind this answer: routes have to be there.

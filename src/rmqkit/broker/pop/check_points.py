@@ -377,7 +377,7 @@ class CheckPointStore:
                     self._groups.get(check_point.group)
                 if check_point.pop_time > self._offsets_at_ms:
                     self._take_offset(check_point)
-                self._take(check_point, check_point.offsets_left, queue_id, record.queue_offset)
+                self._load(check_point, check_point.offsets_left, queue_id, record.queue_offset)
             elif tag in (ACK_TAG.encode(), ACKS_TAG.encode()):
                 self._take_ack(_read_ack(record.body))
         except (RecordCorrupt, msgspec.DecodeError) as error:
@@ -390,7 +390,7 @@ class CheckPointStore:
         if committed is None or committed < end:
             self._offsets.commit(popped.group, popped.topic, popped.queue_id, end)
 
-    def _take(self, popped: PopCheckPoint, left: set[int], revive_queue_id: int, revive_offset: int) -> None:
+    def _load(self, popped: PopCheckPoint, left: set[int], revive_queue_id: int, revive_offset: int) -> None:
         """Have a check point pending that was read."""
         topic, group, queue_id, pop_time = popped.topic, popped.group, popped.queue_id, popped.pop_time
         key, due_ms = (topic, group, queue_id, popped.start_offset, pop_time), pop_time + popped.invisible_time

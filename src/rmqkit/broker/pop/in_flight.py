@@ -240,7 +240,7 @@ class PopCounts:
         ended = "PUT_OK" if status is _OK else status.value
         self.put[topic, group, kind, ended] += count
 
-    def forget(self, is_gone: Callable[[str], bool]) -> None:
+    def drop_topics(self, is_gone: Callable[[str], bool]) -> None:
         """Drop what was counted for topics that are gone."""
         for table in (self.put, self.done, self.revived):
             for key in [key for key in table if is_gone(key[0])]:

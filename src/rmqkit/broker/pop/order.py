@@ -146,7 +146,7 @@ class OrderTable(LazyTable):
             info.visible_at = {**(info.visible_at or {}), offset: visible_at_ms}
             self._is_dirty = True
 
-    def forget(self, topic: str, group: str, queue_id: int) -> None:
+    def remove_queue(self, topic: str, group: str, queue_id: int) -> None:
         """The group was moved on the queue."""
         self._table.get(f"{topic}@{group}", {}).pop(queue_id, None)
         self._is_dirty = True

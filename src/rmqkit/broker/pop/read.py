@@ -212,7 +212,7 @@ class PopRead:
                     after=following,
                 )
             )
-            self._take(header, PopQueue(mark, queue_id), topic, found, offsets)
+            self._collect(header, PopQueue(mark, queue_id), topic, found, offsets)
         elif following != offset:
             self._move(topic, queue_id, before, following)
         self.rest += max(0, found.max_offset - following)
@@ -243,10 +243,10 @@ class PopRead:
         self._tries |= {OrderKey(NORMAL_TOPIC, queue_id, one): count for one, count in tries.items()}
         self._tries[OrderKey(NORMAL_TOPIC, queue_id)] = min(tries.get(one, 0) for one in offsets)
         self._offsets.commit(self._group, topic, queue_id, offsets[0])
-        self._take(header, queue, topic, found, offsets)
+        self._collect(header, queue, topic, found, offsets)
         self._add_rest(topic, queue_id, found.next_begin_offset)
 
-    def _take(
+    def _collect(
         self, header: PopMessageRequest, queue: PopQueue, topic: str, found: GetResult, offsets: list[int]
     ) -> None:
         self._starts[queue] = offsets[0]
@@ -312,7 +312,7 @@ class PopRead:
         """Where a pop begins; from now on that is the group's offset."""
         offsets, group, batch = self._offsets, self._group, self._pop.batch
         if offsets.take_reset(group, topic, queue_id) is not None:
-            self._pop.orders.forget(topic, group, queue_id)
+            self._pop.orders.remove_queue(topic, group, queue_id)
             batch.next_offsets.pop((topic, group, queue_id), None)
         end = batch.next_offsets.get((topic, group, queue_id))
         if end is not None:

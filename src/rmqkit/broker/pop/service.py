@@ -117,7 +117,7 @@ class PopService:
     def gather(self) -> Gathered:
         """The values of POP's metrics. Source: behaviour.md §9.10."""
         counts, late = self.check_points.counts, self.check_points.late
-        counts.forget(lambda topic: self._topics.get(topic) is None)
+        counts.drop_topics(lambda topic: self._topics.get(topic) is None)
         check_points, offsets = self.check_points.buffered
         return {
             "rocketmq_pop_buffer_scan_time_consume": {(): counts.scan_ms},
@@ -130,10 +130,10 @@ class PopService:
             "rocketmq_pop_checkpoint_buffer_size": {(): check_points},
         }
 
-    def arrived(self, arrivals: list[DispatchRequest]) -> None:
+    def arrived(self, requests: list[DispatchRequest]) -> None:
         """Wake requests that wait for these messages."""
-        self.waiting.arrived(arrivals)
-        self.notifications.arrived(arrivals)
+        self.waiting.arrived(requests)
+        self.notifications.arrived(requests)
 
     def connection_closed(self, connection: Connection) -> None:
         self.waiting.connection_closed(connection)
@@ -224,33 +224,33 @@ class PopLongPolling:
         self._count += 1
         at_ms = held.until_ms if held.look_at_ms is None else min(held.until_ms, held.look_at_ms)
         seconds = max(0, at_ms - self._clock.now_ms()) / 1000
-        held._timer = self._loop.call_later(seconds, self._look, held)
+        held._timer = self._loop.call_later(seconds, self._check_waiting, held)
         return True
 
-    def arrived(self, arrivals: list[DispatchRequest]) -> None:
+    def arrived(self, requests: list[DispatchRequest]) -> None:
         """Let one request of each group that waits for these messages look again, soon."""
         if not self._count:
             return
         woken: set[tuple[str, str, int]] = set()
-        for arrival in arrivals:
-            groups = self._waiting.get(arrival.topic)
+        for stored in requests:
+            groups = self._waiting.get(stored.topic)
             if groups is None:
                 continue
             if len(groups) > _AT_ONCE_MAX:
-                self._turns.add(map(partial(self._wake_one, arrival, woken), list(groups)))
+                self._turns.add(map(partial(self._wake_one, stored, woken), list(groups)))
                 continue
             for group in groups:
-                self._wake_one(arrival, woken, group)
+                self._wake_one(stored, woken, group)
 
-    def _wake_one(self, arrival: DispatchRequest, woken: set[tuple[str, str, int]], group: str) -> None:
+    def _wake_one(self, stored: DispatchRequest, woken: set[tuple[str, str, int]], group: str) -> None:
         """Wake one request of a group; ``woken``: the queues of groups that these messages woke already."""
-        place = (arrival.topic, group, arrival.queue_id)
+        place = (stored.topic, group, stored.queue_id)
         if place in woken:
             return
-        is_retry = arrival.topic.startswith(RETRY_PREFIX)
-        for held in self._waiting.get(arrival.topic, {}).get(group, ()):
-            is_here = is_retry or held.queue_id in (_ANY_QUEUE, arrival.queue_id)
-            if is_here and (is_retry or held.wants(arrival)) and held not in self._woken:
+        is_retry = stored.topic.startswith(RETRY_PREFIX)
+        for held in self._waiting.get(stored.topic, {}).get(group, ()):
+            is_here = is_retry or held.queue_id in (_ANY_QUEUE, stored.queue_id)
+            if is_here and (is_retry or held.wants(stored)) and held not in self._woken:
                 woken.add(place)
                 self._wake(held)
                 break
@@ -290,7 +290,7 @@ class PopLongPolling:
         for held in woken:
             self._retry(held, may_hold=True)
 
-    def _look(self, held: WaitingPop) -> None:
+    def _check_waiting(self, held: WaitingPop) -> None:
         self._retry(held, may_hold=self._clock.now_ms() < held.until_ms - _LATE_MS)
 
     def _retry(self, held: WaitingPop, *, may_hold: bool) -> None:

@@ -96,21 +96,21 @@ class LongPolling:
             self._count += 1
         self._end_by(held, held.until_ms)
 
-    def arrived(self, arrivals: list[DispatchRequest]) -> None:
+    def arrived(self, requests: list[DispatchRequest]) -> None:
         """Answer the pulls that wait for one of these messages."""
         if not self._queues:
             return
-        for arrival in arrivals:
-            waiting = self._queues.get((arrival.topic, arrival.queue_id))
+        for stored in requests:
+            waiting = self._queues.get((stored.topic, stored.queue_id))
             if waiting is None:
                 continue
             # Also while slices are under way: a later message must not be answered before an earlier one is.
             if len(waiting) > _AT_ONCE_MAX or self._turns:
-                self._turns.add(self._concerned(arrival))
+                self._turns.add(self._concerned(stored))
                 continue
-            end = arrival.queue_offset + arrival.batch_count
+            end = stored.queue_offset + stored.batch_count
             for held in [held for held in waiting if held.queue_offset < end]:
-                self._look(held, arrival)
+                self._check_waiting(held, stored)
 
     def wake(self, topic: str, queue_id: int, group: str) -> None:
         """Answer the pulls of a group that was moved on a queue."""
@@ -142,17 +142,17 @@ class LongPolling:
 
     # -- inside
 
-    def _concerned(self, arrival: DispatchRequest) -> Iterator[None]:
+    def _concerned(self, stored: DispatchRequest) -> Iterator[None]:
         """Look at the pulls that wait for a queue by the time this begins, one by one."""
-        end = arrival.queue_offset + arrival.batch_count
-        waiting = self._queues.get((arrival.topic, arrival.queue_id), ())
+        end = stored.queue_offset + stored.batch_count
+        waiting = self._queues.get((stored.topic, stored.queue_id), ())
         for held in [held for held in waiting if held.queue_offset < end]:
-            self._look(held, arrival)
+            self._check_waiting(held, stored)
             yield
 
-    def _look(self, held: WaitingPull, arrival: DispatchRequest) -> None:
+    def _check_waiting(self, held: WaitingPull, stored: DispatchRequest) -> None:
         """Answer a pull if a message is for it."""
-        if (held.codes is None or arrival.tags_code in held.codes) and (held.wants is None or held.wants(arrival)):
+        if (held.codes is None or stored.tags_code in held.codes) and (held.wants is None or held.wants(stored)):
             self._answer(held)
         elif not held._was_passed_by:
             self._pass_by(held)

@@ -89,7 +89,7 @@ class QueryHandlers(Handlers[PullContext]):
     @answers(RequestCode.QUERY_CONSUME_QUEUE)
     def queue_entries(self, connection: Connection, command: Command) -> Command:
         """Entries of a queue from an offset on, within one of its files.
-        What a group's filter says to an entry is told of entries with an extension unit only, as at the reference."""
+        A group's filter is applied to entries with an extension unit only, as at the reference."""
         header = decode_header_leniently(command, QueryConsumeQueueRequest)
         topic, queue_id, group = header.topic, header.queue_id, header.consumer_group
         if topic is None:

@@ -96,7 +96,7 @@ class ActingMaster:
     Args:
         remote_put: puts what is due at other brokers; None keeps it for the master.
         holds_back: whether it must not act all the same: its link to a master is up, or its log has parted from it.
-        on_master: told of a master that came or went.
+        on_master: called with a master that came, or None when it went.
     """
 
     def __init__(

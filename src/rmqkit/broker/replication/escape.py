@@ -85,7 +85,7 @@ class EscapeBridge:
         self._asking = asyncio.Lock()
 
     async def put(self, message: PutMessage) -> bool:
-        """Send a message; whether another broker has stored it. A failure is told once for each topic."""
+        """Send a message; whether another broker has stored it. A failure is logged once for each topic."""
         properties = decode_properties(message.properties)
         is_half = message.topic == names.HALF_TOPIC
         place = real_place(properties) if is_half else (message.topic, message.queue_id)

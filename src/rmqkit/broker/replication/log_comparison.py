@@ -9,11 +9,11 @@ and a few records more are asked for, by halves.
 the master has                              then
 ==========================================  ===========================================================
 the same record                             the slave follows
-another one, or none where its log goes on  where they part is looked for; it is told once, and the slave
+another one, or none where its log goes on  where they part is looked for; it is logged once, the slave
                                             stops for good (`HaSlave.is_diverged`)
-nothing: its log ends before, equal so far  the slave is ahead: told once, compared again with every try,
+nothing: its log ends before, equal so far  the slave is ahead: logged once, compared again with every try,
                                             and no history to be served from meanwhile
-nothing: its log begins behind              told once; the slave's store has to be removed
+nothing: its log begins behind              logged once; the slave's store has to be removed
 ==========================================  ===========================================================
 
 Nothing is ever removed: which of two histories is the right one, only a person can say.
@@ -99,7 +99,7 @@ class LogComparison:
         try:
             return int(table["commitLogMinOffset"]), int(table["commitLogMaxOffset"])
         except (KeyError, ValueError) as error:
-            raise BodyError(f"{address} does not tell the bounds of its log: {error!r}") from None
+            raise BodyError(f"{address} does not say the bounds of its log: {error!r}") from None
 
     async def _parting(self, address: str, low: int) -> int:
         """The physical offset of the first own record, from ``low`` on, that a broker does not have.

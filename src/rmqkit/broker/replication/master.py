@@ -11,7 +11,7 @@ takes nothing more for the moment        sent nothing more until it does
 has all there is                         sent a heartbeat after ``haSendHeartbeatInterval`` without other frames
 is silent for ``haHousekeepingInterval`` sent away
 reports more than there is, or was sent  sent away: its log has another history than this one
-wants what retention has deleted         sent heartbeats only, as by the reference, told of once in the log, and never
+wants what retention has deleted         sent heartbeats only, as by the reference, logged once, and never
                                          counted as in sync: only an empty store can follow from here
 =======================================  ==========================================================================
 
@@ -36,7 +36,7 @@ Apache's report by themselves every ``haSendHeartbeatInterval``.
 While no slave is wanted or known, only this machine can connect: the port listens on loopback, and on
 its whole address as soon as it is a SYNC_MASTER's, in an acting-master group, or allowed or known slaves are elsewhere.
 
-TLS is told by the first byte, as on the main port: no report begins with 0x16. With ``haTlsEnable`` nothing else is
+TLS is known by the first byte, as on the main port: no report begins with 0x16. With ``haTlsEnable`` nothing else is
 taken; without, slaves may use it when the broker has a certificate.
 
 Loop only. Not handled here: who waits for copies (`durability`), how the log is read (`rmqkit.store.replica`).
@@ -96,7 +96,7 @@ class HaMaster:
     """Listens for slaves and sends them the log.
 
     Args:
-        on_acked: told when slaves came, went or have more of the log; at most once per read.
+        on_acked: called when slaves came, went or have more of the log; at most once per read.
         ask_members: asks the name servers for the brokers of this name; None where there are none.
         tls: gives links their TLS side; None: all are plain.
         need_signatures: whether only those are members from whose address requests are signed (`signed`).
@@ -289,7 +289,7 @@ class HaMaster:
     def _is_wanted(self) -> bool:
         """Whether a slave on another machine is wanted or known."""
         settings, allowed = self._settings, self._settings.ha_addresses
-        if not (allowed.has_members and self._members.are_told):
+        if not (allowed.has_members and self._members.are_asked_for):
             return not allowed.is_local
         is_set = settings.broker_role is BrokerRole.SYNC_MASTER or settings.acts_as_master
         return is_set or not allowed.is_local or self._members.is_any_known
@@ -299,7 +299,7 @@ class HaMaster:
         if address is None:
             return False
         return allowed.include(address) or (
-            allowed.has_members and self._members.are_told and self._members.count_at(address) > 0
+            allowed.has_members and self._members.are_asked_for and self._members.count_at(address) > 0
         )
 
     def _looked(self) -> None:
@@ -318,7 +318,7 @@ class HaMaster:
                 self._warn_once(
                     link,
                     "%s is sent the log, but is no copy that answers wait for: haAllowedAddresses=%s does not name it, "
-                    "and name servers tell of no other broker %s there",
+                    "and name servers know of no other broker %s there",
                 )
         if self._links:
             self._on_acked()
@@ -337,14 +337,14 @@ class HaMaster:
             _log.info("the HA port is open to other machines: slaves are wanted or known")
 
     def _refuse(self, link: _Link) -> None:
-        """Send away who is nobody's slave; told once for an address."""
+        """Close the connection of a peer that is no slave; logged once for an address."""
         link.close("it is neither allowed nor a member")
         unsigned = (
             ", or it did not sign as innerClientAuthenticationCredentials says" if self._members.need_signatures else ""
         )
         self._warn_once(
             link,
-            "%s is refused at the HA port: haAllowedAddresses=%s leaves it out, and name servers tell of no other "
+            "%s is refused at the HA port: haAllowedAddresses=%s leaves it out, and name servers know of no other "
             f"broker %s there{unsigned}; if it is a slave, add its address to that setting",
         )
 
@@ -365,7 +365,7 @@ class HaMaster:
             link.close()  # it was accepted while the port closed
             return
         assert link not in self._links, "a link comes once"
-        asks = self._members.are_told
+        asks = self._members.are_asked_for
         link.looks_begun = self._members.looks_begun
         if asks and link.ip is not None and self._count_from(link.ip) >= self._members.count_at(link.ip):
             self._members.look_soon()
@@ -440,7 +440,7 @@ class HaMaster:
             link.check_times(now_ms)
         if self._links:
             self._next_check = self._loop.call_later(_CHECK_SECONDS, self._check_times)
-            self._growth.forget(min(link.acked_offset for link in self._links))
+            self._growth.drop_before(min(link.acked_offset for link in self._links))
             self.advanced()
         else:
             self._growth = _Growth()
@@ -529,7 +529,7 @@ class _Link(asyncio.Protocol):
         self._master.reported(self, is_first=is_first)
 
     def _plain(self, data: bytes) -> bytes:
-        """What the slave said; the first byte tells whether it speaks TLS.
+        """What the slave said; its first byte says whether it speaks TLS.
         Raises FrameError: it does not and has to, or what it says is no TLS."""
         if self._tls is None and not self._is_known_plain:
             if data[0] == CLIENT_HELLO and self._master.tls is not None:
@@ -667,7 +667,7 @@ class _Growth:
         at = bisect_right(self._starts, offset) - 1
         return None if at < 0 else self._times_ms[at]
 
-    def forget(self, offset: int) -> None:
+    def drop_before(self, offset: int) -> None:
         """Keep what is needed for offsets from here on."""
         keep = bisect_right(self._starts, offset) - 1
         if keep > 0:

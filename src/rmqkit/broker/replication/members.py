@@ -7,7 +7,7 @@ certificate (`rmqkit.broker.replication.master`).
 ``haAllowedAddresses``  who is sent the log
 ==================  =========================================================================================
 ``loopback``        this machine's programs
-``members``         brokers of the same name, at the addresses that the name servers tell
+``members``         brokers of the same name, at the addresses that the name servers know
 ``any``             everybody, as at Apache's brokers
 10.1.2.3, 10.1.0.0/16  an address, a network
 ==================  =========================================================================================
@@ -15,10 +15,10 @@ certificate (`rmqkit.broker.replication.master`).
 A copy counts when it is a member's, or when the list names the address itself (or says ``any``). Of one address so many
 copies count as members have it. Without name servers nobody knows the members: then all that are allowed count.
 
-Name servers believe who registers, so what they tell is believed only as far as it goes:
+Name servers believe who registers, so their answers are believed within limits:
 
 ================================================  ==================================================================
-a broker that they tell of                        is a member
+a broker that they know of                        is a member
 ================================================  ==================================================================
 registered from another machine than it names     no (`rmqkit.broker.registration.Registration.namesakes`)
 is at a global address                            in the network (/24, /64) of an address of this broker only
@@ -26,7 +26,7 @@ is anywhere, where users are in force here        while the inner user or a supe
                                                   copy the tables over the main port
 ================================================  ==================================================================
 
-A member is remembered while it follows, and for ten minutes after a name server told of it last, as its link may break
+A member is remembered while it follows, and for ten minutes after a name server last named it, as its link may break
 together with its registration. The name servers are asked every 2 s while none is known or a link does
 not count, every 10 s else, and at once when an address comes that is not known.
 
@@ -110,12 +110,12 @@ class _Member(Struct):
 
 
 class Members:
-    """The other brokers of this name, as name servers tell.
+    """The other brokers of this name, as name servers know them.
 
     Args:
         own: the addresses of this broker: a slave on the same machine may come from any of them.
         ask: None where there are no name servers.
-        on_look: told after every look.
+        on_look: called after every look-up.
         linked: where those are that follow now; they are not forgotten.
         is_any_left_out: whether somebody follows whose copies do not count.
         need_signatures: whether a member is who has `signed`, too.
@@ -151,8 +151,8 @@ class Members:
         self.looks_begun = self.looks_ended = 0
 
     @property
-    def are_told(self) -> bool:
-        """Whether there are name servers that tell of members."""
+    def are_asked_for(self) -> bool:
+        """Whether there are name servers to ask for members."""
         return self._ask is not None
 
     @property
@@ -189,7 +189,7 @@ class Members:
         """Ask regularly from now on."""
         if self._ask is not None:
             self._tasks.start(
-                keep_doing(self._look, wake=self._wake, name="members of the group", gap_ms=_GAP_MS), "HA members"
+                keep_doing(self._refresh, wake=self._wake, name="members of the group", gap_ms=_GAP_MS), "HA members"
             )
 
     def look_soon(self) -> None:
@@ -199,7 +199,7 @@ class Members:
     async def close(self) -> None:
         await self._tasks.close()
 
-    async def _look(self) -> float:
+    async def _refresh(self) -> float:
         assert self._ask is not None, "there are name servers"
         self.looks_begun += 1
         try:
@@ -222,7 +222,7 @@ class Members:
         if hosts and not near and address not in self._warned_addresses and len(self._warned_addresses) < _WARNED_MAX:
             self._warned_addresses.add(address)
             _log.warning(
-                "name servers tell of %s as a broker of this name, at a global address that is not in this broker's "
+                "name servers know %s as a broker of this name, at a global address that is not in this broker's "
                 "network: it is no member; if it is a slave, add its address to haAllowedAddresses",
                 address,
             )

@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_address(settings: BrokerSettings) -> None:
-    """Raises SettingsError: the address told to clients is a name; every record keeps it, and has room for numbers;
+    """Raises SettingsError: the address for clients is a name; every record keeps it, and has room for numbers;
     or a name server's address is none."""
     try:
         pack_host(settings.broker_ip1, 0)
@@ -266,6 +266,6 @@ class ReplicationHandlers(Handlers[ReplicationContext]):
         if host not in self._doubted and len(self._doubted) < _DOUBTED_MAX:
             self._doubted.add(host)
             _log.warning(
-                "%s says that the master is %s with its log at %s: that is not followed before name servers tell it",
+                "%s says that the master is %s with its log at %s: that is not followed before name servers name it",
                 *(connection.peer, master.master_address, master.master_ha_address),
             )

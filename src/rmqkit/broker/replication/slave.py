@@ -71,7 +71,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Master:
-    """Where a master is. ``main_address``: its normal port, None when nobody told it."""
+    """Where a master is. ``main_address``: its normal port, None while it is not known."""
 
     ha_address: str
     main_address: str | None
@@ -162,7 +162,7 @@ class HaSlave:
         return self._link is not None and self._link.has_begun
 
     def status(self) -> HaClientInfo:
-        """What GET_BROKER_HA_STATUS tells of a slave."""
+        """What GET_BROKER_HA_STATUS answers at a slave."""
         status = HaClientInfo(max_offset=self._store.max_physical_offset)
         status.master_addr = None if self._master is None else self._master.ha_address
         if self._link is not None:
@@ -182,7 +182,7 @@ class HaSlave:
         assert master is not None, "follow() came before"
         ended: object
         try:
-            ended = await self._follow(master)
+            ended = await self._follow_master(master)
         except LogDiverged as error:
             self._stop_for_good(error)
             return _FOR_GOOD_MS
@@ -197,7 +197,7 @@ class HaSlave:
         pause_ms, self._pause_ms = self._pause_ms, min(self._pause_ms * 2, _PAUSE_MS_MAX)
         return pause_ms
 
-    async def _follow(self, master: _Master) -> object:
+    async def _follow_master(self, master: _Master) -> object:
         """Connect and append what comes until the link ends; returns why it ended, or raises that."""
         self._dispatch()  # queues that the disk refused are tried again
         if self._divergence is not None:  # the dispatch just found it
@@ -372,7 +372,7 @@ class HaSlave:
 
 
 class _Link(asyncio.BufferedProtocol):
-    """One connection to a master's HA port, which says nothing before it is told where to begin.
+    """One connection to a master's HA port, which says nothing before it knows where to begin.
 
     Args:
         on_frames: gets the frames of one read; whatever it raises on purpose ends the link.
@@ -452,7 +452,7 @@ class _Link(asyncio.BufferedProtocol):
         assert filled <= len(self._buffer), "a read goes where there is room"
         try:
             if not self.has_begun:
-                raise FrameError("the master speaks before it was told where to begin")
+                raise FrameError("the master speaks before it knows where to begin")
             frames, taken = split_frames(self._buffer[:filled])
             self._on_frames(self, frames)
         except (RmqError, OSError) as error:

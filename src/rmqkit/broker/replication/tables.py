@@ -14,7 +14,7 @@ timer check point               60  fast   goes on to there (`Timer.replace_with
 
 The *fast* port is the main one - 2; a master that does not listen there is asked on its main port. A round runs as soon
 as the master is known or another, and then every minute; the reference waits a minute with the first one.
-A step that fails is told once and the others go on. A record of a topic that the slave does not have waits until the
+A step that fails is logged once and the others go on. A record of a topic that the slave does not have waits until the
 master was asked for its topics, as its queue is of the topic's type (`SlaveSync.is_batch_topic`). 5.3 and later hand
 out topics and groups in pages where that is configured; the version of the table says whether pages belong together.
 Timer state is copied by a slave with a timer that does not act for its master. Loop only.
@@ -133,7 +133,7 @@ class SlaveSync:
         return _TIMER_PERIOD_MS
 
     async def copy_topics(self) -> None:
-        """Copy the topics now, so that their queues are made of the right type; a failure is told, not raised."""
+        """Copy the topics now, so that their queues are made of the right type; a failure is logged, not raised."""
         await self._try("topics", self._copy_topics)
 
     def is_batch_topic(self, topic: str) -> bool:

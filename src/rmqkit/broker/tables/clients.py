@@ -1,7 +1,7 @@
 """Which producers and consumers are connected (``ProducerManager``, ``ConsumerManager``).
 
 Heartbeats fill the tables; a closed connection, a good-bye or 120 s of silence empties them. When the members or
-subscriptions of a clustering group change, every member is told with a one-way NOTIFY_CONSUMER_IDS_CHANGED so that it
+subscriptions of a clustering group change, every member is sent a one-way NOTIFY_CONSUMER_IDS_CHANGED so that it
 rebalances. A client of 5.x may send a fingerprint instead of its subscriptions once the broker has them (heartbeat V2).
 
 Locks on queues for ordered consumption (``RebalanceLockManager``): one client of a group consumes a queue at a time. A
@@ -84,7 +84,7 @@ class ConsumerGroup:
 
 class ClientTable:
     """Producer and consumer groups with members online.
-    ``filters``: told of every group's subscriptions, and of its end.
+    ``filters``: takes every group's subscriptions, and drops them with the group.
 
     Attributes:
         may_be_asked: whether a producer may see a message to a topic; anybody may call itself a member of a group.
@@ -143,7 +143,7 @@ class ClientTable:
         """Whether a client has to send its subscriptions: their fingerprint is another one than that of the last time.
         Other than with 5.4.0 a group whose subscriptions are not here needs them, too: a client that was away for a
         while does not know that it was forgotten."""
-        # Kept for a group, not for a client: its members have the same subscriptions, or are told to send them.
+        # Kept for a group, not for a client: its members have the same subscriptions, or are asked to send them.
         known = self._fingerprints.get(group_name)
         self._fingerprints[group_name] = fingerprint
         group = self._consumers.get(group_name)

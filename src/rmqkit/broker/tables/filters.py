@@ -85,9 +85,9 @@ class PullFilter:
 
     Attributes:
         codes: tag codes.
-        accept_entry: told the tag code and the extension unit of a queue entry.
-        accept: told the stored record.
-        wants: told what arrived, for a held pull.
+        accept_entry: called with the tag code and the extension unit of a queue entry.
+        accept: called with the stored record.
+        wants: called with what became readable, for a held pull.
     """
 
     codes: frozenset[int] | None = None

@@ -1,6 +1,6 @@
 """The broker's consumer groups (``SubscriptionGroupManager``), kept in ``config/subscriptionGroup.json``.
 
-A change is on the disk before anybody is told of it, written in a thread with those that come together; a group that
+A change is on the disk before anybody hears of it, written in a thread with those that come together; a group that
 was made because it appeared is written with the others of that second (after a crash it appears again), and goes away
 again when nobody uses it.
 

@@ -1,6 +1,6 @@
 """The broker's topic table (``TopicConfigManager``), kept in ``config/topics.json``.
 
-A change is written to disk before anybody is told of it; then the broker registers it with the name servers. Changes
+A change is written to disk before anybody hears of it; then the broker registers it with the name servers. Changes
 by operators share a write, in a thread, and a row's text is made once. What a send or the broker itself creates, once
 in the life of a topic, the loop waits for. Only the retry topic that a group gets with its first heartbeat is written
 with the others of that second: after a crash the next heartbeat makes it again.
@@ -85,7 +85,7 @@ class StaticTopics:
         return self._stored.topic_queue_mapping_info_map
 
     def infos(self, topics: list[str] | None = None) -> dict[str, TopicQueueMappingInfo]:
-        """What name servers are told, of all or some topics."""
+        """The mappings to register with name servers, of all or some topics."""
         return {
             topic: TopicQueueMappingInfo(
                 bname=detail.bname,
@@ -137,7 +137,7 @@ class StaticTopics:
             self._save({name: detail for name, detail in self.details.items() if name != topic})
 
     def replace_with(self, copied: TopicConfigTable) -> bool:
-        """Become the static topics of the master, unless it has none to tell or their version is the own one.
+        """Become the static topics of the master, unless it has none or their version is the own one.
         Returns whether they were others; on the disk then.
         Raises StoreMismatch: one of them is not supported; nothing was changed."""
         version, details = copied.mapping_data_version, copied.topic_queue_mapping_detail_map
@@ -178,13 +178,13 @@ def _local(detail: TopicQueueMappingDetail) -> dict[int, int]:
 
 
 _log = logging.getLogger(__name__)
-_TOLD_MAX = 20
+_LOGGED_MAX = 20
 _ALL = Permission.READ | Permission.WRITE
 _TEMPLATE = _ALL | Permission.INHERIT
 
 
 class TopicTable:
-    """Topics by name. ``on_change``: told the topics that were created or changed, after they are on disk.
+    """Topics by name. ``on_change``: called with topics that were created or changed, after they are on disk.
     ``has_light``: whether every name of a light queue is a topic with one queue, which no table holds."""
 
     def __init__(
@@ -243,11 +243,11 @@ class TopicTable:
         if added:
             self._table.update(added)
             self.data_version.advance(self._clock.now_ms())
-            shown = ", ".join(f"{name} ({one.read_queue_nums})" for name, one in list(added.items())[:_TOLD_MAX])
+            shown = ", ".join(f"{name} ({one.read_queue_nums})" for name, one in list(added.items())[:_LOGGED_MAX])
             _log.warning(
                 "%s is lost: %d topics are taken from the store's queues, readable and writable, with as many queues "
                 "as had messages: %s%s: check them with `rmq admin topic list`",
-                *(self._file.path, len(added), shown, ", …" if len(added) > _TOLD_MAX else ""),
+                *(self._file.path, len(added), shown, ", …" if len(added) > _LOGGED_MAX else ""),
             )
 
     def add_system_topics(self) -> None:
@@ -283,11 +283,11 @@ class TopicTable:
         if topics is not None:
             names_of = dict.fromkeys(config.topic_name for config in topics)
             table = {name: table[name] for name in names_of if name in table}
-        told = TopicConfigTable(data_version=self.data_version, topic_config_table=dict(table))
+        registered = TopicConfigTable(data_version=self.data_version, topic_config_table=dict(table))
         if self.static.local:
-            told.mapping_data_version = self.static.data_version
-            told.topic_queue_mapping_info_map = self.static.infos(None if topics is None else list(table))
-        return told
+            registered.mapping_data_version = self.static.data_version
+            registered.topic_queue_mapping_info_map = self.static.infos(None if topics is None else list(table))
+        return registered
 
     def is_system(self, topic: str) -> bool:
         """Whether a topic is the broker's own: clients neither create nor delete it."""
@@ -300,19 +300,19 @@ class TopicTable:
 
     def put(self, *configs: TopicConfig) -> None:
         """Create or change topics; they are on the disk when this returns, and unchanged when it raises."""
-        assert all(config.topic_name for config in configs), "a topic is kept, and told, by its name"
+        assert all(config.topic_name for config in configs), "a topic is kept and registered by its name"
         self._replace(self._table | {config.topic_name: config for config in configs})
-        # Only now: a name server that tells a producer of a topic which a crash takes away sends it to a refusal.
+        # Only now: a producer that finds a topic at a name server would be refused here after a crash.
         self._on_change(list(configs))
 
     async def put_shared(self, *configs: TopicConfig) -> None:
         """Like `put`, in one write with all that is put so before it begins: all of it fails when that does."""
-        # Seen here at once, so that two changes that come together see each other; told when the write is done.
+        # Seen here at once, so that two changes that come together see each other; registered when the write is done.
         self._table = self._shared.changed(self._table, {config.topic_name: config for config in configs})
         await self._shared.done()
 
     async def _write_shared(self, changes: Changes[TopicConfig]) -> None:
-        """The version is a new one only in the end: what is told of other changes meanwhile must not use it up."""
+        """The version is a new one only in the end: other changes registered meanwhile must not use it up."""
         known, version = self.data_version, self._next_version()
         try:
             await self._shared.save_aside(self._content(version, self._table))
@@ -326,7 +326,7 @@ class TopicTable:
         self._on_change([config for _, config in changes.values()])
 
     def remove(self, topic: str) -> None:
-        """Forget a topic; an unknown one is fine. Name servers keep it until they are told otherwise."""
+        """Forget a topic; an unknown one is fine. Name servers keep it until they are sent its deletion."""
         self.static.remove(topic)
         if topic in self._table:
             self._replace({name: config for name, config in self._table.items() if name != topic})
@@ -417,7 +417,7 @@ class TopicTable:
             self._change_soon(topic, created)
         else:
             self._replace(self._table | {topic: created})
-        assert self._table[topic] is created, "what name servers are told of is in the table"
+        assert self._table[topic] is created, "what is registered is in the table"
         self._on_change([created])
         return created
 

@@ -81,7 +81,7 @@ class TransactionContext(Protocol):
 
 def record_at(store: MessageStore, physical_offset: int) -> Record | None:
     """The record that lies at a physical offset, to be stored once more; None where none begins or can be read, or its
-    body changed on the disk, which is told."""
+    body changed on the disk, which is logged."""
     raw = store.log.record_at(physical_offset)
     try:
         record = None if raw is None else decode_record(raw)
