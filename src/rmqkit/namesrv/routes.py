@@ -405,6 +405,7 @@ class RouteTable:
                 return None
             return MemberChange(name, dict(addresses), departure.address, None)
         # Of one batch both may be true of a name: first it lost one address, then the last.
+        assert not broker.broker_addrs, "a broker name goes with its last address"
         changes.removed.add(name)
         changes.reduced.discard(name)
         del self._brokers[name]
@@ -419,6 +420,8 @@ class RouteTable:
                 del self._clusters[cluster]
 
     def _clean_queues(self, changes: _Changes) -> None:
+        assert changes.removed.isdisjoint(changes.reduced), "a broker name is left, or some of its addresses are"
+        assert changes.removed.isdisjoint(self._brokers), "queues go after the broker names that had them"
         masterless = [
             name
             for name in changes.reduced

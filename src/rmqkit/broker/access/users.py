@@ -140,6 +140,7 @@ class AccessTable:
         merged = {policy.policy_type: {entry.resource: entry for entry in policy.entries} for policy in former.policies}
         for policy in policies:
             policy_type = _known(policy.policy_type, _POLICY_TYPES) or _POLICY_TYPES[0]
+            # Before anything is saved: one bad entry refuses the whole request.
             self._refuse(not policy.entries, "The policies is empty.")
             merged.setdefault(policy_type, {}).update((entry.resource, entry) for entry in self._entries(policy))
         self._refuse_many(sum(map(len, merged.values())), _ENTRIES_OF_SUBJECT_MAX, f"entries of {key}")
@@ -188,6 +189,7 @@ class AccessTable:
     def _refuse_super(
         self, user_type: str | None, asker: str, verb: str, code: int = ResponseCode.NO_PERMISSION
     ) -> None:
+        # Who is no user may: that is the broker's own signature, or signatures are not asked for at all.
         is_normal = asker in self.users and self.users[asker].user_type != SUPER
         if is_normal and _known(user_type, _USER_TYPES) == SUPER:
             raise PeerRefused(code, f"The super user can only be {verb} by super user", self._address)
@@ -235,6 +237,9 @@ class AccessTable:
                 if entries
             ],
         )
+        # New tables, never the old ones changed: who authorizes a request meanwhile, and caches by identity, sees all
+        # of a change or nothing of it.
+        assert subject.startswith(f"{_USER}:"), f"policies are kept by user, not for {subject}"
         others = {key: value for key, value in self._stored.acls.items() if key != subject}
         self._save(self._stored.users, others | ({subject: acl} if acl.policies else {}))
 
@@ -257,6 +262,7 @@ def _resource(text: str | None) -> str | None:
     known = _known(kind, _RESOURCE_TYPES)
     if text == "*" or known == "Any":
         return "*"
+    # A prefix ends at its first star: "a*b*" means "a*".
     name = name.partition("*")[0] + "*" if name.endswith("*") else name
     return f"{known}:{name}" if known and colon else None
 

@@ -121,6 +121,7 @@ class Dequeue:
         """`run`, but put at other brokers. Raises Refused: some are not stored there, to be tried again.
         Raises Broken: as `run`."""
         while (due := self._next(until_ms, is_away=True)) is not None:
+            # All or nothing of a run is done with: some may come twice, when others were not stored.
             stored = await self._destination.put_remote([one.message for one in due if one is not None])
             if not all(stored):
                 raise Refused(f"{stored.count(False)} of {len(stored)} messages are not put at another broker")
@@ -169,6 +170,7 @@ class Dequeue:
         log, count = self._state.files.log, 0
         while due.next_unit != NONE:
             unit = log.unit(due.next_unit)
+            # A chain that goes forward, or into another second, is damage: followed, it would never end.
             if unit is None or unit.time_ms != due.time_ms or unit.previous >= due.next_unit:
                 if due.next_unit >= log.queue.min_offset:
                     if self._state.may_begin_anew(due.time_ms):
@@ -319,6 +321,7 @@ class Dequeue:
             self._state.count_gone(gone - due.markers)
             due.markers -= gone
         due.done.extend(due.positions[-len(group) :])
+        # Behind the put: a refusal in between leaves them, and they are put again.
         del due.positions[-len(group) :]
         self._state.count(Counter([one.topic for one in group if one is not None]), -1)
         if not due.positions:

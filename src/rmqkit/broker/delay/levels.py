@@ -181,6 +181,8 @@ class Schedule:
     async def persist_round(self) -> None:
         """Write the newest offsets whose deliveries are on the disk: these, or those of the last round."""
         offsets, end_offset = self._offsets(), self._destination.end_offset
+        # An offset on the disk before the message it was moved for would lose that message in a crash: where the newest
+        # are not safe yet, those of the last round are, and the newest wait for the next one.
         if self._store.durable_offset < end_offset:
             self._store.request_flush()
             (offsets, end_offset), self._taken = self._taken, (offsets, end_offset)
@@ -193,6 +195,7 @@ class Schedule:
             self._write(self._offsets())
 
     def _write(self, offsets: dict[int, int]) -> None:
+        # In a thread, of a copy: levels move on meanwhile.
         self._data_version.advance(self._clock.now_ms())
         self._file.save(DelayOffsets(self._data_version, offsets))
         self._written = offsets
@@ -235,6 +238,7 @@ class Schedule:
             return
         if self._timer is not None:
             self._timer.cancel()
+        assert at_ms < _NEVER, "a round is for a time that comes"
         wait_ms = min(max(at_ms - self._clock.now_ms(), 0), _LOOK_MS_MAX)
         self._timer_ms = at_ms
         self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._round)
@@ -244,6 +248,7 @@ class Schedule:
         self._timer, self._timer_ms = None, _NEVER
         now_ms, until_ms = self._clock.now_ms(), self._clock.monotonic_ms() + _ROUND_MS_MAX
         end_offset, levels = self._destination.end_offset, self._levels.values()
+        # By the time they were last served: a level with a long backlog must not keep the others from their turn.
         due = deque(sorted((level for level in levels if level.look_at_ms <= now_ms), key=lambda one: one.look_at_ms))
         while due and self._clock.monotonic_ms() < until_ms:
             level = due.popleft()
@@ -279,6 +284,7 @@ class Schedule:
                 return False
             message = self._message(level, physical_offset, size)
             put = None if message is None else self._destination.put(message)
+            # The same again, for ever: to go on would deliver the level out of order and lose this one.
             if put is not None and put.status is not PutStatus.OK:
                 level.look_at_ms = now_ms + _RETRY_MS
                 return False

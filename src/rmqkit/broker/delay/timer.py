@@ -199,6 +199,7 @@ class Timer:
             return encode_timer_checkpoint(newest)
         if len(unpublished) < _UNPUBLISHED_MAX:
             unpublished.append((self._store.max_physical_offset, newest))
+        # The newest whose log the slave has: with a later one it would leave out, as master, what it never got.
         while len(unpublished) > 1 and unpublished[1][0] <= copied:
             unpublished.popleft()
         return encode_timer_checkpoint(unpublished[0][1])
@@ -271,6 +272,7 @@ class Timer:
 
     def persist(self) -> None:
         """Write the state of a store that was closed in order, and close the files."""
+        # Not behind a failed flush: the log may lack deliveries that the state counts as done.
         if self._store.failure is None:
             if self.state.files.has_taken:
                 self.state.write()
@@ -351,6 +353,7 @@ class Timer:
             if state.needs_survey and self._has_to_survey():
                 self._look_in(0)
                 return
+            # One wake-up of readers for all that a round puts: each put alone would run the listeners.
             with self._store.batch():
                 has_more = self._begin_second(state.floor(now_ms))
                 has_more |= self._fill(self._clock.monotonic_ms() + _FILL_MS_MAX)
@@ -395,6 +398,7 @@ class Timer:
 
     def _begin_anew(self, broken: Broken) -> float:
         """Make timer log and wheel anew when no thread writes them; how long until the next round."""
+        # A thread writes what was snapshot: the files under it must not change.
         if self.state.files.has_taken:
             return _RETRY_MS
         self.state.begin_anew(broken, delivered=self._dequeue.delivered)

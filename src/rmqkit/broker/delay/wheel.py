@@ -185,6 +185,7 @@ class TimerState:
             number = None if unit is None else self._number_of(unit)
             if number is not None:
                 self.left_out.add(number)
+        # Once for a second: damage that is in the topic itself would be met again, for ever.
         known, self._broken_ms = self.checkpoint(is_follower=False), self.read_ms
         _log.warning("timer log and wheel: %s: reading the timer topic from its start", why)
         self.files.begin_anew(known)

@@ -200,6 +200,7 @@ class ClientHandlers(Handlers[OperationsContext]):
         votes = Counter(granted)  # the own vote
         for answer in await self._context.ask_namesakes(lambda: _with_body(RequestCode.LOCK_BATCH_MQ, asked)):
             votes.update(decode_as(answer.payload, LockedQueues).queues)
+        assert all(votes[queue] > 0 for queue in granted), "the own vote counts for what is granted here"
         agreed = [queue for queue in granted if votes[queue] > self._context.settings.replica_count // 2]
         return reply(command, body=msgspec.json.encode(LockedQueues(agreed)))
 
@@ -270,6 +271,7 @@ class ConnectionHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.GET_ALL_PRODUCER_INFO)
     def all_producers(self, connection: Connection, command: Command) -> Command:
+        # Members are timed by the monotonic clock; tools compare with the wall clock of their own machine.
         since_ms = self._context.clock.now_ms() - self._context.clock.monotonic_ms()
         table = {
             group: [
@@ -333,6 +335,7 @@ class ConnectionHandlers(Handlers[OperationsContext]):
         if peer is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
         try:
+            # As a new command: the opaque of the one that asks means nothing on the member's connection.
             answer = await peer.call(Command(command.code, fields=fields, body=body), _RELAY_TIMEOUT_MS)
         except RequestTimedOut as error:
             remark = f"consumer <{group}> <{client_id}> Timeout: {error}"

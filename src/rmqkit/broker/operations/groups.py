@@ -71,6 +71,7 @@ class GroupHandlers(Handlers[OperationsContext]):
     def delete(self, connection: Connection, command: Command) -> Command:
         """Delete a group, with its offsets where that is asked for; an unknown one is fine."""
         header = decode_header_leniently(command, DeleteGroupRequest)
+        # The group first: where the disk refuses that, it keeps its offsets, too.
         self._context.groups.remove(header.group_name)
         self._context.statistics.drop_counters(group=header.group_name)
         if header.clean_offset:
@@ -182,6 +183,7 @@ class ProgressHandlers(Handlers[OperationsContext]):
             for one in [one for stats in several for one in stats.offset_table.values()]:
                 answer.total_diff += one.broker_offset - one.consumer_offset
                 answer.total_inflight_diff += max(0, (one.pull_offset or 0) - one.consumer_offset)
+        # Java's JSON of thousands of groups takes seconds: written aside, of a table that nobody changes any more.
         return reply(command, body=await asyncio.to_thread(fastjson.dumps, answer))
 
     @answers(RequestCode.QUERY_CONSUME_TIME_SPAN)
@@ -208,6 +210,7 @@ class ProgressHandlers(Handlers[OperationsContext]):
             for queue_id, offset in (
                 self._context.offsets.queues(group, header.topic).items() if group not in left_out else ()
             ):
+                # An offset before the first message is one of a group that was left: it would hold all others back.
                 if offset >= self._context.store.min_offset(header.topic, queue_id):
                     lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
         for queue_id, offset in self._context.offsets.queues(header.compare_group, header.topic).items():

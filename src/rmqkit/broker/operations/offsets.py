@@ -95,6 +95,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @by_global_number
     def search(self, connection: Connection, command: Command) -> Command:
         header = decode_header(command, SearchOffsetRequest)
+        # Without a boundary, as 4.9 clients ask: the lower one.
         upper = (header.boundary_type or "").upper() == "UPPER"
         offset = self._context.store.offset_by_time(header.topic, header.queue_id, header.timestamp, upper=upper)
         return reply(command, header=OffsetResponse(offset))
@@ -212,6 +213,7 @@ class ResetHandlers(Handlers[OperationsContext]):
             return reply(command, ResponseCode.TOPIC_NOT_EXIST, remark)
         targets: dict[int, int] = {}
         for queue_id in range(topic.write_queue_nums):
+            # All queues are checked before any client hears of it: a reset of half the queues is what nobody asked for.
             committed = self._context.offsets.get(header.group, header.topic, queue_id)
             if committed is None or committed < 0:
                 remark = f"THe consumer group <{header.group}> not exist"  # the reference's spelling
@@ -230,6 +232,7 @@ class ResetHandlers(Handlers[OperationsContext]):
             topic=header.topic, group=header.group, timestamp=header.timestamp, is_force=header.is_force
         )
         for peer, member in group.members.items():
+            # The C++ client reads a list where Java reads a map with objects as keys.
             content = fastjson.dumps(ResetOffsetList.of(body) if member.language == "CPP" else body)
             peer.send(request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, for_clients, content, one_way=True))
         return reply(command, body=fastjson.dumps(body))

@@ -100,6 +100,7 @@ def alter(
         attribute = known.get(name)
         if attribute is None:
             raise ValueError(f"unsupported key: {name}")
+        # In the reference's order: a change with two faults is answered with the same one.
         if sign == "-" and name not in current:
             raise ValueError(f"attempt to delete a nonexistent key: {name}")
         if not is_new and not attribute.is_changeable:
@@ -223,6 +224,7 @@ class TopicHandlers(Handlers[OperationsContext]):
         unknown = [topic for topic in known if self._context.topics.get(topic) is None and not is_light(topic)]
         # Light queues are in no table, and system topics are made when they are needed: both would look unused.
         unused = [topic for topic in unknown if not self._context.topics.is_system(topic)]
+        assert not any(map(self._context.topics.get, unused)), "a topic of the table is in use"
         self._context.store.delete_topic(*unused)
         for topic in unused:
             self._context.offsets.remove_topic(topic)

@@ -137,6 +137,7 @@ class CheckPointStore:
             self._read[queue_id] = low if committed is None else max(low, committed + 1)
             self._queues[queue_id] = {}
         self._committed.clear()
+        # Once only: when `follow` runs again, groups and offsets are newer than anything it reads.
         self.follow()
         self._offsets_at_ms = self._groups_at_ms = _NEVER_MS
 
@@ -249,6 +250,7 @@ class CheckPointStore:
     def revived(self, pending: InFlightPop, offsets: list[int]) -> None:
         """Messages have come again, or are gone. A record that the store refuses is stored in a later round: without
         it they come once more after a restart."""
+        # Behind the put into the retry topic: a crash in between repeats the message, and loses none.
         put = self._put(self._records.ack(pending, offsets))
         self._done(pending, offsets)
         if put.status is not _OK:
@@ -305,6 +307,7 @@ class CheckPointStore:
         pending = self._table.get(key)
         if pending is None or pending.revive_offset < 0:
             return None, []
+        # What is left: an ack that a client repeats, or one of a message that came again, is stored once.
         left = sorted(pending.left.intersection(offsets))
         return (pending, left) if left else (None, left)
 
@@ -316,6 +319,7 @@ class CheckPointStore:
         if put.status is not _OK:
             return self._count_out(pending, len(pending.left))
         assert put.queue_offset >= 0, "what is stored has an offset"
+        # Only now may it be revived: a check point without a record would be lost by a restart.
         pending.revive_offset = put.queue_offset
         self._wait_for(pending)
         if one.after != one.before and self._offsets.get(group, topic, queue_id) == one.before:  # not set meanwhile
@@ -387,6 +391,7 @@ class CheckPointStore:
         """Have the group go on behind a pop that its written offset does not know of."""
         end = popped.start_offset + max(popped.diffs or [popped.count - 1]) + 1
         committed = self._offsets.get(popped.group, popped.topic, popped.queue_id)
+        # Forward only: what is in flight must not be popped a second time before its time is over.
         if committed is None or committed < end:
             self._offsets.commit(popped.group, popped.topic, popped.queue_id, end)
 
@@ -476,6 +481,7 @@ class PopWriteBatch:
     def pop(self, connection: Connection, new: list[NewCheckPoint], answer: Callable[[PutResult], None]) -> None:
         """Store check points and answer with the last one's put, or with one that was refused."""
         self._begin(connection)
+        # In the order of the requests: `end` hands out the puts by their number.
         self._new += new
         self._pop_answers.append((len(new), answer))
         for one in new:
@@ -492,6 +498,7 @@ class PopWriteBatch:
 
     def end(self) -> None:
         """Store and answer what came in this tick; each connection is written once."""
+        # Emptied first: what comes while these are answered belongs to the next batch.
         connections, new, pops, acks = self._connections, self._new, self._pop_answers, self._acks
         self._connections, self._new, self._pop_answers, self._acks = {}, [], [], {}
         try:

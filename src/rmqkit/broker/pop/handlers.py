@@ -306,6 +306,7 @@ class PopAckHandlers(PopHandlerBase):
             return reply(command, *refusal)
         handle = self._handle_of(header.extra_info)
         topic, group, queue_id = header.topic, header.consumer_group, header.queue_id
+        # One past the end is let through, as by the reference; it names nothing that is in flight.
         low, high = self._context.store.bounds(topic, queue_id)
         if not low <= header.offset <= high:
             remark = f"offset is illegal, key:{topic}@{queue_id}, commit:{header.offset}, store:{low}~{high}"
@@ -370,6 +371,7 @@ class PopAckHandlers(PopHandlerBase):
             following = orders.ack(topic, group, queue_id, offset, pop_time, committed=committed)
         except ValueError:
             return ResponseCode.MESSAGE_ILLEGAL, f"offset is illegal, key:{topic}@{queue_id}, offset:{offset}"
+        # An operator's reset counts more than an ack of what was popped before it.
         if following is not None and not self._context.offsets.has_reset(group, topic, queue_id):
             self._context.offsets.commit(group, topic, queue_id, following)
         if following is not None and orders.blocked_until(topic, group, queue_id) is None:
@@ -398,6 +400,7 @@ class PopAckHandlers(PopHandlerBase):
         while check_points.is_taken(topic, group, queue_id, offset, pop_time):
             pop_time += 1
         queue = handle.revive_queue_id if check_points.has_queue(handle.revive_queue_id) else check_points.next_queue()
+        # The new check point before the old one's ack: a crash in between repeats the message, and loses none.
         put = check_points.add(
             topic, group, queue_id, [offset], pop_time=pop_time, invisible_ms=header.invisible_time, queue=queue
         )

@@ -87,6 +87,7 @@ class PopRead:
         self._starts: dict[PopQueue, int] = {}
         self._found: dict[PopQueue, list[int]] = {}
         self._tries: dict[OrderKey, int] = {}
+        # One time for all queues: handles carry it, and the client sends it back with each ack.
         self._pop_time = context.clock.now_ms()
         self._revive_queue = 0
         self._is_by_priority = False
@@ -188,6 +189,7 @@ class PopRead:
         if self._is_too_full(topic, queue_id):
             return self._add_rest(topic, queue_id, offset)
         found = self._get(topic, queue_id, offset)
+        # Retention took what came next: once more from the first message that is left.
         if found.status in _MOVED:
             before = self._move(topic, queue_id, before, found.next_begin_offset)
             found = self._get(topic, queue_id, found.next_begin_offset)
@@ -242,6 +244,7 @@ class PopRead:
         )
         self._tries |= {OrderKey(NORMAL_TOPIC, queue_id, one): count for one, count in tries.items()}
         self._tries[OrderKey(NORMAL_TOPIC, queue_id)] = min(tries.get(one, 0) for one in offsets)
+        # To the first of them, not behind: in order, the offset moves on by acks.
         self._offsets.commit(self._group, topic, queue_id, offsets[0])
         self._collect(header, queue, topic, found, offsets)
         self._add_rest(topic, queue_id, found.next_begin_offset)
@@ -311,6 +314,7 @@ class PopRead:
     def _start(self, header: PopMessageRequest, topic: str, queue_id: int) -> int:
         """Where a pop begins; from now on that is the group's offset."""
         offsets, group, batch = self._offsets, self._group, self._pop.batch
+        # Before anything else is looked at: what this batch or an ordered pop knows of the queue is void then.
         if offsets.take_reset(group, topic, queue_id) is not None:
             self._pop.orders.remove_queue(topic, group, queue_id)
             batch.next_offsets.pop((topic, group, queue_id), None)
@@ -347,6 +351,7 @@ class PopRead:
         return offset
 
     def _get(self, topic: str, queue_id: int, offset: int) -> GetResult:
+        # A retry topic has what passed the filter before; its records name another topic.
         wanted = self._wanted if topic == self._topic else EVERYTHING
         return self._store.get(
             topic,

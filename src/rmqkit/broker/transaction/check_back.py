@@ -164,9 +164,11 @@ class CheckBack:
         own_immunity = properties.get(property_names.CHECK_IMMUNITY_SECONDS)
         if half.store_timestamp >= walk.started_ms or (own_immunity is None and 0 <= age_ms <= timeout_ms):
             return False
+        # Its op message may only not be read yet: asked too early, the producer would be asked about what it decided.
         if walk.ops.newest_born_ms - walk.started_ms <= timeout_ms and walk.ops.read(walk.half_offset):
             walk.work += _WORK_PER_TICK
             return True
+        # A half message that was put again is decided under the offset it had first.
         original = number(properties.get(property_names.TRANSACTION_PREPARED_QUEUE_OFFSET))
         if walk.ops.take(original) or self._ops.holds(walk.queue_id, original):
             walk.half_offset += 1
@@ -198,6 +200,7 @@ class CheckBack:
 
     def _give_up(self, walk: _Walk, half: Record) -> bool:
         """Copy a half message to where people find those that were never decided."""
+        # Before the half offset moves past it: a crash in between copies it twice, and never loses it.
         self._topics.ensure(names.TRANS_CHECK_MAX_TIME_TOPIC, 1)
         put = self._store.put(message_from(half, topic=names.TRANS_CHECK_MAX_TIME_TOPIC, queue_id=0))
         if put.status is not PutStatus.OK:
@@ -305,6 +308,7 @@ class _OpReader:
     @property
     def position(self) -> int:
         """The first op message that names a half message not passed yet; all before it are done with."""
+        # In the order in which they were read: the first that is open is the oldest.
         return next(iter(self._open), self._next)
 
     def take(self, half_offset: int) -> bool:

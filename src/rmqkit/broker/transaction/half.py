@@ -167,6 +167,7 @@ class OpMessages:
     def _put(self, queue_id: int, offsets: list[int]) -> int:
         """Put one op message; how many of the offsets it holds, 0 when it was refused."""
         body = _body(offsets)
+        # At a comma: half a number would name another half message as decided.
         end = body.find(b",", self._body_bytes_max) + 1
         body = body[:end] if end else body
         message = PutMessage(
@@ -190,6 +191,7 @@ class OpMessages:
         return count
 
     def _forget_readable(self) -> None:
+        # `holds` answers for an op message until it can be read: else the producer would be asked once more.
         readable = self._store.dispatched_offset
         self._unreadable = [waiting for waiting in self._unreadable if waiting[0] > readable]
 

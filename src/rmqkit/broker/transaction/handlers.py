@@ -58,6 +58,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
             return None
         if self._ops.is_full or (self._context.durability is not None and self._context.durability.is_full):
             return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
+        # The offset comes from a client and may point anywhere: `_refusal` compares what lies there with the request.
         half = half_at(self._context.store, header.commit_log_offset)
         if half is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
@@ -121,6 +122,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
         )
         if isinstance(kept, tuple):
             return reply(command, *kept)
+        # Before the put: afterwards the message would be there, and the producer be answered that it is not.
         if self._context.durability is not None and self._context.durability.lacks_replicas:
             return reply(command, *NOT_ENOUGH_REPLICAS)
         stored = kept.encoded()
