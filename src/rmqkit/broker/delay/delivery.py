@@ -154,7 +154,7 @@ class Dequeue:
             if slot is not None:
                 self._due = _Due(state.read_ms, slot.last)
                 continue
-            state.read_ms += state.precision_ms
+            state.pass_second()
             looks += 1
             if looks % _SLOTS_PER_LOOK == 0 and self._clock.monotonic_ms() >= until_ms:
                 return []
@@ -343,13 +343,10 @@ class Dequeue:
         return unit.topic_hash if unit is not None and is_left_out else None
 
     def _end_second(self) -> None:
-        state, due = self._state, self._due
+        due, self._due = self._due, None
         assert due is not None, "a second is being delivered"
-        assert due.time_ms == state.read_ms, "the read time moves second by second"
         assert not due.positions, "all of the second is delivered"
-        self._due = None
-        state.read_ms += state.precision_ms
-        state.is_changed = True
+        self._state.end_second(due.time_ms)
 
 
 def _deleted_name(record: Record, key: bytes) -> bytes:

@@ -206,18 +206,13 @@ class Timer:
 
     def replace_with(self, progress: TimerCheckpoint) -> None:
         """Go on to where the master is; not while this broker delivers itself."""
-        state = self.state
-        if not self.is_follower:
-            return
-        state.is_changed |= progress != state.master_progress and progress.master_timer_queue_offset > 0
-        state.master_progress, state.read_ms = progress, progress.last_read_time_ms
-        self._look_in(0)
+        if self.is_follower:
+            self.state.follow_master(progress)
+            self._look_in(0)
 
     def merge_forward(self, progress: TimerCheckpoint) -> None:
         """Leave out what a member of this group delivered meanwhile, unless its state is older than this one."""
-        own = self.state.master_progress
-        if progress.data_version.timestamp >= own.data_version.timestamp and progress.last_read_time_ms:
-            self.state.master_progress, self.state.is_progress_from_peer = progress, True
+        self.state.leave_out_delivered(progress)
 
     def take_counts(self, copied: TimerMetrics) -> None:
         """Put the master's counts in the place of the own ones; not while this broker delivers itself."""
@@ -331,7 +326,7 @@ class Timer:
         """Follow the master again, when what is on its way has arrived: the state says then what was delivered."""
         self.stop()
         await self._away.finish()
-        self.state.master_progress = self.state.checkpoint(is_follower=False)
+        self.state.keep_progress()
         self.follow()
 
     def _look_in(self, wait_ms: float) -> None:
@@ -421,20 +416,15 @@ class Timer:
     def _step_back(self, now_ms: int) -> None:
         """Go on where the wall clock was set back to: what comes for those seconds is not late, what was delivered in
         them is left out."""
-        state = self.state
-        _log.warning("the clock was set back from %d to %d: timed messages wait again", state.write_ms, now_ms)
-        state.write_ms = self._begun_ms = now_ms
-        if now_ms < state.read_ms:
-            state.master_progress, state.read_ms, state.is_changed = state.checkpoint(is_follower=False), now_ms, True
-            state.is_progress_from_peer = False
+        _log.warning("the clock was set back from %d to %d: timed messages wait again", self.state.write_ms, now_ms)
+        self._begun_ms = now_ms
+        if self.state.step_back(now_ms):
             self._dequeue.begin()
 
     def _end_seconds(self) -> None:
         """Have the seconds before the one that has begun delivered when what came before it is on the wheel."""
         if self.is_follower or self.state.queue_offset >= self._backlog_end:
-            self.state.write_ms = max(self.state.write_ms, self._begun_ms)
-        # A follower's read time is its master's, whose clock may be ahead.
-        assert self.is_follower or self.state.read_ms <= self.state.write_ms, "no second is delivered before it is over"
+            self.state.begin_second(self._begun_ms, is_follower=self.is_follower)
 
     async def _round_remote(self, wait_ms: float) -> None:
         try:
@@ -470,7 +460,7 @@ class Timer:
         state = self.state
         low, high = self._store.min_offset(TIMER_TOPIC, 0), self._store.max_offset(TIMER_TOPIC, 0)
         if state.queue_offset < low:  # deleted in time, as the disk was full
-            state.queue_offset = low
+            state.read_up_to(low)
         if end_offset is not None and state.queue_offset >= end_offset:
             return False  # until the master has more
         if state.queue_offset < high:

@@ -223,6 +223,56 @@ class TimerState:
         assert 0 <= self.queue_offset <= high, "the timer reads inside its queue"
         return high
 
+    # ---- transitions: nobody else writes positions and times
+
+    def read_up_to(self, queue_offset: int) -> None:
+        """The messages of the timer topic before an offset are dealt with."""
+        assert queue_offset <= self.offset_end, "the timer reads inside its queue"
+        assert queue_offset >= self.queue_offset, "a message that is dealt with is not read again"
+        self.queue_offset, self.is_changed = queue_offset, True
+
+    def end_second(self, time_ms: int) -> None:
+        """All of a second is delivered."""
+        assert time_ms == self.read_ms, "the read time moves second by second"
+        self.read_ms, self.is_changed = time_ms + self.precision_ms, True
+
+    def pass_second(self) -> None:
+        """The second to deliver has no message."""
+        assert self.read_ms < self.write_ms, "no second is delivered before it is over"
+        self.read_ms += self.precision_ms
+
+    def begin_second(self, time_ms: int, *, is_follower: bool) -> None:
+        """A second has begun: what is for earlier ones is due when it comes."""
+        self.write_ms = max(self.write_ms, time_ms)
+        # A follower's read time is its master's, whose clock may be ahead.
+        assert is_follower or self.read_ms <= self.write_ms, "no second is delivered before it is over"
+
+    def step_back(self, now_ms: int) -> bool:
+        """Go on where the wall clock was set back to; whether seconds come again. What was delivered in them is left
+        out."""
+        assert now_ms < self.write_ms, "a clock that is set back is behind the second that had begun"
+        self.write_ms = now_ms
+        if now_ms >= self.read_ms:
+            return False
+        self.keep_progress()  # with the read time that it had
+        self.read_ms, self.is_changed, self.is_progress_from_peer = now_ms, True, False
+        return True
+
+    def keep_progress(self) -> None:
+        """What was delivered here counts as delivered for whoever goes on."""
+        self.master_progress = self.checkpoint(is_follower=False)
+
+    def follow_master(self, progress: TimerCheckpoint) -> None:
+        """Go on to where the master is."""
+        self.is_changed |= progress != self.master_progress and progress.master_timer_queue_offset > 0
+        self.master_progress, self.read_ms = progress, progress.last_read_time_ms
+
+    def leave_out_delivered(self, progress: TimerCheckpoint) -> None:
+        """Leave out what a member of this group delivered meanwhile, unless its state is older than this one."""
+        own = self.master_progress
+        if progress.data_version.timestamp >= own.data_version.timestamp and progress.last_read_time_ms:
+            self.master_progress, self.is_progress_from_peer = progress, True
+
     def floor(self, ms: int) -> int:
         return ms - ms % self.precision_ms
 
@@ -372,8 +422,7 @@ class Enqueue:
             self._sort(entry, properties)
         self._add()
         if entries:
-            assert state.queue_offset <= entries[-1][0] <= state.offset_end, "the timer reads inside its queue"
-            state.queue_offset, state.is_changed = entries[-1][0], True
+            state.read_up_to(entries[-1][0])
         return bool(entries)
 
     def _properties(self, entries: list[_Entry]) -> list[bytes]:
@@ -401,11 +450,11 @@ class Enqueue:
             time_ms = state.write_ms
         if time_ms < state.write_ms and self.late is Late.PUT:
             self._add()
-            state.queue_offset = following - 1
+            state.read_up_to(following - 1)
             record = None if is_marker else state.record(physical_offset, size)
             if record is not None:
                 self._deliver(record)
-            state.queue_offset, state.is_changed = following, True
+            state.read_up_to(following)
             return
         slot_ms = self._slot_for(time_ms)
         # At a slave the delay may be below 0: what is late goes on the wheel all the same (`Late.KEPT`).
@@ -424,7 +473,7 @@ class Enqueue:
                 raise Refused(f"timer log: errno {error.errno} {error.strerror}") from error
             assert 0 < count <= len(ahead), "each write puts a part of the chunk on the wheel"
             # As far as it got: the rest is tried again, and what is on the wheel must not come on it twice.
-            state.queue_offset, state.is_changed = ahead[count - 1][0], True
+            state.read_up_to(ahead[count - 1][0])
             added = ahead[:count]
             del ahead[:count]
             markers = Counter([name for _, name, unit in added if unit.magic & DELETE])
