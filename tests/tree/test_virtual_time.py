@@ -20,7 +20,8 @@ async def server():
     """Answers a line an hour after it came."""
 
     async def answer(reader, writer):
-        with contextlib.closing(writer):
+        # A cancelled handler makes asyncio print a traceback.
+        with contextlib.closing(writer), contextlib.suppress(asyncio.CancelledError):
             line = await reader.readline()
             await asyncio.sleep(HOUR)
             writer.write(line)
