@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rmqkit import ProducerSettings, PullConsumerSettings, PushConsumerSettings
+from rmqkit import ProducerSettings, PullConsumerSettings, PushConsumerSettings, rpc
 from rmqkit.admin.api import Admin
 from rmqkit.admin.calls import AdminCalls
 from rmqkit.broker import registration
@@ -27,7 +27,6 @@ from rmqkit.client.runtime.settings import ClientSettings, check
 from rmqkit.namesrv import brokers
 from rmqkit.remoting import client
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.rpc import brokers as calls
 from rmqkit.store.log import commit_log
 
 TIMEOUT_MS = 60_000
@@ -55,8 +54,8 @@ def pushing(**settings: Any) -> PushConsumerSettings:
 
 _TIMES_MS = (
     (client, "CONNECT_TIMEOUT_MS"),
-    (calls, "OFFSET_TIMEOUT_MS"),
-    (calls, "SEND_BACK_TIMEOUT_MS"),
+    (rpc, "OFFSET_TIMEOUT_MS"),
+    (rpc, "SEND_BACK_TIMEOUT_MS"),
     (brokers, "NOTICE_TIMEOUT_MS"),
     (registration, "_NAMESAKE_TIMEOUT_MS"),
     (pop, "_LATE_MS"),

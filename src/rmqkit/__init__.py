@@ -64,11 +64,11 @@ if TYPE_CHECKING:
     from rmqkit.protocol.message import Message as Message
     from rmqkit.protocol.message import ReceivedMessage as ReceivedMessage
     from rmqkit.protocol.schemas.clients import MessageQueue as MessageQueue
-    from rmqkit.rpc.brokers import PullStatus as PullStatus
+    from rmqkit.rpc import PullStatus as PullStatus
 
 _MODULES = """
 rmqkit.client.producer.accumulator SendManyFailed
-rmqkit.rpc.brokers PullStatus
+rmqkit.rpc PullStatus
 rmqkit.client.consumer.consume ConsumeLater
 rmqkit.client.observe.hooks ConsumeOutcome Consumption Hook Recall SendOutcome Sending TransactionEnd
 rmqkit.client.pop.consumer PopConsumer

@@ -21,7 +21,7 @@ from rmqkit.namesrv.server import NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.rpc.brokers import PullStatus
+from rmqkit.rpc import PullStatus
 from rmqkit.store.settings import StoreSettings
 from tests.client.messages import received
 from tests.client.peers import until

@@ -20,8 +20,8 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.cli.doctor import app
 from rmqkit.errors import ConnectFailed
 from rmqkit.remoting.tls import ServerTlsSettings
+from rmqkit.store.files import StoreLock
 from rmqkit.store.settings import StoreSettings
-from rmqkit.store.store_lock import StoreLock
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.interop.apache import free_ports
 from tests.interop.standalone import run_standalone

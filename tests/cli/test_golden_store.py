@@ -8,7 +8,7 @@ import pytest
 
 from rmqkit import PullConsumer
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.rpc.brokers import PullStatus
+from rmqkit.rpc import PullStatus
 from tests.golden_reading import as_listed, expected_messages, order, simple_queues
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.interop.standalone import run_standalone

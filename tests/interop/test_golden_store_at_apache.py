@@ -12,7 +12,7 @@ from typing import Any
 from rmqkit import PullConsumer
 from rmqkit.protocol.record import iter_records
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.store.log.filler import is_filler
+from rmqkit.store.log.remains import is_filler
 from rmqkit.store.offline.repair import repair
 from tests.golden_reading import as_listed, expected_messages, order, simple_queues
 from tests.golden_stores import unpack_golden

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from rmqkit import Message, sync
 from rmqkit.errors import ConnectFailed, NoRoute, PeerRefused, SettingsError
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.rpc.brokers import BrokerCalls
+from rmqkit.rpc import BrokerCalls
 from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, Range
 from rmqkit.spark.source.broker import BrokerReader, BrokerStreamReader, live_options
 from tests.certificates import OPENSSL, REASON, make_certificate

@@ -20,22 +20,23 @@ from rmqkit.errors import BodyError
 from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, find_property
 from rmqkit.protocol.record import (
     BLANK_BYTES,
+    TRAILER_BYTES,
     TRANSACTION_MASK,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
     BatchEntry,
     decode_batch,
     encode_record,
+    seal,
+    with_room_for_crc,
 )
-from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import DispatchRequest, queue_tags_code
 from rmqkit.store.index.index import KeyQuery
-from rmqkit.store.log.property_crc import TRAILER_BYTES, seal, with_room_for_crc
 from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
 from rmqkit.store.queues.queue_ext import ExtUnit
 from rmqkit.store.queues.table import topic_fault
 from rmqkit.store.reader import EntryTest, GetResult, GetStatus
-from rmqkit.store.settings import StoreSettings
+from rmqkit.store.settings import StoreSettings, parse_delay_levels
 
 __all__ = ["MemoryStore"]
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from rmqkit.protocol.names import SCHEDULE_TOPIC
 from rmqkit.protocol.record import INNER_BATCH, TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from rmqkit.store.bulk import DispatchColumns
-from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import request_of
 from rmqkit.store.index.file import key_hashes
 from rmqkit.store.log import scan
+from rmqkit.store.settings import parse_delay_levels
 from tests.golden_stores import unpack_golden
 from tests.spark.messages import HOST_V4, HOST_V6, record_at, segment_of
 

@@ -1,8 +1,7 @@
 import pytest
 
 from rmqkit.errors import SettingsError
-from rmqkit.store.delay_levels import delivery_time, parse_delay_levels
-from rmqkit.store.settings import StoreSettings
+from rmqkit.store.settings import StoreSettings, delivery_time, parse_delay_levels
 
 
 def test_the_eighteen_levels_of_the_default() -> None:

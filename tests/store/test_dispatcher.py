@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from rmqkit.protocol.properties import decode_properties, encode_properties, java_hash
 from rmqkit.protocol.record import decode_record
-from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, queue_tags_code, request_of
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.queues.consume_queue import ENTRY
 from rmqkit.store.queues.queue_ext import QueueExt, is_address
 from rmqkit.store.queues.table import ConsumeQueues
-from rmqkit.store.settings import StoreSettings
+from rmqkit.store.settings import StoreSettings, parse_delay_levels
 from rmqkit.testing.clock import StandingClock
 from tests.examples import examples
 from tests.golden_stores import GoldenStore, unpack_golden

@@ -12,9 +12,8 @@ import pytest
 
 from rmqkit.errors import StoreError, StoreLocked, StoreMismatch
 from rmqkit.protocol.properties import encode_properties
-from rmqkit.protocol.record import MAGIC_V1, MAGIC_V2, BatchEntry, decode_record, encode_batch
+from rmqkit.protocol.record import MAGIC_V1, MAGIC_V2, BatchEntry, decode_record, encode_batch, has_sound_crc
 from rmqkit.store.log.file_queue import FileQueue
-from rmqkit.store.log.property_crc import has_sound_crc
 from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus
 from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import unpack_golden

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rmqkit.errors import StoreLocked
-from rmqkit.store.store_lock import StoreLock
+from rmqkit.store.files import StoreLock
 
 HOLD = """
 import fcntl, os, sys

@@ -40,8 +40,7 @@ from rmqkit.remoting.address import split_addresses
 from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.tls import ClientTls
-from rmqkit.rpc.brokers import BrokerCalls
-from rmqkit.rpc.name_servers import NameServers
+from rmqkit.rpc import BrokerCalls, NameServers
 from rmqkit.settings import parse_properties
 
 __all__ = ["MASTER_ID", "TIMEOUT_MS", "AdminCalls", "Done"]

@@ -31,9 +31,9 @@ from rmqkit.errors import RmqError, SettingsError, StoreLocked
 from rmqkit.remoting.address import advertised_ip, join_address, split_addresses
 from rmqkit.remoting.authentication import AuthenticationSettings, inner_credentials
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings
+from rmqkit.store.files import StoreLock
 from rmqkit.store.retention import used_percent
 from rmqkit.store.settings import StoreSettings
-from rmqkit.store.store_lock import StoreLock
 
 _CONNECT_SECONDS = 2.0
 _SKEW_WARN_MS, _SKEW_FAIL_MS = 2000, 60_000

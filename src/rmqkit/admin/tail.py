@@ -37,7 +37,7 @@ from rmqkit.protocol.schemas.offsets import TopicStatsTable
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
 from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.remoting.tasks import Tasks
-from rmqkit.rpc.brokers import PullStatus
+from rmqkit.rpc import PullStatus
 
 if TYPE_CHECKING:
     from rmqkit.client.consumer.pull import PullConsumer, PullResult

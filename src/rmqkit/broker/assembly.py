@@ -69,9 +69,8 @@ from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.tls import ClientTls, ServerTls
 from rmqkit.settings import Configuration
-from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.message_store import DispatchRequest, MessageStore, PutMessage, PutResult
-from rmqkit.store.settings import FlushDiskType, StoreSettings
+from rmqkit.store.settings import FlushDiskType, StoreSettings, parse_delay_levels
 
 if TYPE_CHECKING:
     from rmqkit.broker.counts import Counts

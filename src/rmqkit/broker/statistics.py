@@ -41,8 +41,8 @@ from rmqkit.clock import Clock
 from rmqkit.protocol import names
 from rmqkit.protocol.properties import DELAY, decode_properties
 from rmqkit.protocol.schemas.offsets import BrokerStatsData, StatsItem
-from rmqkit.store.delay_levels import delay_level
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
+from rmqkit.store.settings import delay_level
 
 # What the tools show, and the largest ms of each.
 _PUT_SPANS = {

@@ -26,7 +26,7 @@ from rmqkit.filter.tags import subscription
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
-from rmqkit.rpc.brokers import Pulled, PullStatus
+from rmqkit.rpc import Pulled, PullStatus
 from rmqkit.spark.options import LiveOptions, words
 
 T = TypeVar("T")

@@ -23,12 +23,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmqkit.protocol.names import SCHEDULE_TOPIC
-from rmqkit.protocol.record import INNER_BATCH, TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+from rmqkit.protocol.record import (
+    CRC_NAME,
+    INNER_BATCH,
+    TRAILER_BYTES,
+    TRANSACTION_MASK,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
+)
 from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, batch_count, queue_tags_code, request_of
 from rmqkit.store.index.index import MessageIndex
 from rmqkit.store.index.property_columns import PropertyColumns
-from rmqkit.store.log.filler import FILLER_TOPIC
-from rmqkit.store.log.property_crc import CRC_NAME, TRAILER_BYTES
+from rmqkit.store.log.remains import FILLER_TOPIC
 from rmqkit.store.log.scan import RECORD_BYTES_MIN, Records, crc_matches
 from rmqkit.store.queues.consume_queue import ENTRY_BYTES, ConsumeQueue
 from rmqkit.store.queues.table import ConsumeQueues, topic_fault

@@ -30,12 +30,12 @@ from rmqkit.protocol.record import (
     TRANSACTION_ROLLBACK,
     Record,
 )
-from rmqkit.store.delay_levels import delivery_time
 from rmqkit.store.index.index import MessageIndex
 from rmqkit.store.queues.base import ConsumeQueueBase
 from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import ENTRY, ConsumeQueue
 from rmqkit.store.queues.table import ConsumeQueues, light_numbers, topic_fault
+from rmqkit.store.settings import delivery_time
 
 __all__ = ["DispatchRequest", "Dispatcher", "batch_count", "queue_tags_code", "request_of"]
 

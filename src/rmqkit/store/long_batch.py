@@ -31,6 +31,7 @@ from msgspec import Struct
 
 from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX
 from rmqkit.protocol.record import (
+    TRAILER_BYTES,
     BatchBounds,
     BatchEntry,
     RecordRow,
@@ -39,9 +40,10 @@ from rmqkit.protocol.record import (
     encode_records,
     is_long_batch,
     layout_of,
+    seal,
+    with_room_for_crc,
 )
 from rmqkit.store.dispatcher import DispatchRequest, queue_tags_code
-from rmqkit.store.log.property_crc import TRAILER_BYTES, seal, with_room_for_crc
 from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
 
 __all__ = ["LongBatch", "is_long"]

@@ -26,17 +26,15 @@ from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import LogDiverged, RecordCorrupt, StoreError, StoreMismatch
 from rmqkit.protocol.names import is_light
 from rmqkit.protocol.record import Record, decode_record, has_sound_body, record_properties, record_topic
-from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, request_of
-from rmqkit.store.files import check_room, make_directory, sync_directory, write_durably
+from rmqkit.store.files import StoreLock, check_room, make_directory, sync_directory, write_durably
 from rmqkit.store.flush import Flusher
 from rmqkit.store.index.file import keys_of
 from rmqkit.store.index.index import KeyQuery, MessageIndex
 from rmqkit.store.log.checkpoint import Checkpoint
 from rmqkit.store.log.commit_log import CommitLog, LogStart
-from rmqkit.store.log.filler import is_filler
 from rmqkit.store.log.recovery import LogEnd, find_log_end
-from rmqkit.store.log.remains import check_heads, keep_remains, tell_lost_end
+from rmqkit.store.log.remains import check_heads, is_filler, keep_remains, tell_lost_end
 from rmqkit.store.log.scan import RECORD_BYTES_MIN, Records
 from rmqkit.store.long_batch import LongBatch
 from rmqkit.store.put import Appender
@@ -49,8 +47,7 @@ from rmqkit.store.queues.table import ConsumeQueues, DeletedTopics, light_number
 from rmqkit.store.reader import EntryTest, GetResult, GetStatus, Reader
 from rmqkit.store.replica import IS_REPLICA, Replica, log_part
 from rmqkit.store.retention import Retention, RetentionRound, used_percent
-from rmqkit.store.settings import StoreSettings
-from rmqkit.store.store_lock import StoreLock
+from rmqkit.store.settings import StoreSettings, parse_delay_levels
 
 if TYPE_CHECKING:
     from rmqkit.store.bulk import DispatchColumns

@@ -28,6 +28,7 @@ from rmqkit.protocol.record import (
     BLANK_BYTES,
     INNER_BATCH,
     NEED_UNWRAP,
+    TRAILER_BYTES,
     TRANSACTION_MASK,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
@@ -38,13 +39,13 @@ from rmqkit.protocol.record import (
     encode_batch,
     encode_record,
     encode_records,
+    seal,
+    with_room_for_crc,
 )
-from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, queue_tags_code
 from rmqkit.store.flush import Flusher
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.mapped_file import SECTOR_BYTES
-from rmqkit.store.log.property_crc import TRAILER_BYTES, seal, with_room_for_crc
 from rmqkit.store.long_batch import LongBatch
 from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
 from rmqkit.store.queues.base import ConsumeQueueBase
@@ -59,7 +60,7 @@ from rmqkit.store.queues.table import (
     too_many,
     topic_fault,
 )
-from rmqkit.store.settings import FlushDiskType, StoreSettings
+from rmqkit.store.settings import FlushDiskType, StoreSettings, parse_delay_levels
 
 __all__ = ["Appender"]
 

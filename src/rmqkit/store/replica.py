@@ -33,7 +33,6 @@ from collections.abc import Callable
 
 from rmqkit.errors import LogDiverged, RecordCorrupt, StoreError, StoreUnavailable
 from rmqkit.protocol.record import BLANK_BYTES, BLANK_MAGIC, BORN_HOST_V6, MAGIC_V1, MAGIC_V2, decode_record
-from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, request_of
 from rmqkit.store.files import drop_cached
 from rmqkit.store.flush import Flusher
@@ -41,7 +40,7 @@ from rmqkit.store.log import scan
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.mapped_file import MappedFile
 from rmqkit.store.log.scan import RECORD_BYTES_MIN, Records, has_numpy
-from rmqkit.store.settings import FlushDiskType, StoreSettings
+from rmqkit.store.settings import FlushDiskType, StoreSettings, parse_delay_levels
 
 __all__ = ["IS_REPLICA", "Replica", "log_part"]
 

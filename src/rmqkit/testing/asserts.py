@@ -28,7 +28,7 @@ from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import Record, decode_record
 from rmqkit.protocol.schemas.clients import ConsumerRunningInfo, MessageQueue, RunningInfoRequest
 from rmqkit.remoting.connection import Connection
-from rmqkit.store.delay_levels import parse_delay_levels
+from rmqkit.store.settings import parse_delay_levels
 from rmqkit.testing.clock import VirtualClock
 
 __all__ = ["Asserts"]

@@ -16,9 +16,8 @@ from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.errors import HeaderError
 from rmqkit.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC
 from rmqkit.protocol.properties import decode_properties, java_hash
-from rmqkit.store.delay_levels import delay_level, parse_delay_levels
 from rmqkit.store.message_store import MessageStore, PutResult, PutStatus
-from rmqkit.store.settings import FlushDiskType
+from rmqkit.store.settings import FlushDiskType, delay_level, parse_delay_levels
 from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import unpack_golden
 from tests.store.stores import golden_settings, message, read_all, small_settings

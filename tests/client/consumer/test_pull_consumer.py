@@ -9,7 +9,7 @@ from rmqkit.client.producer.producer import Producer
 from rmqkit.errors import ClientError, NoRoute, PeerRefused
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.rpc.brokers import PullStatus
+from rmqkit.rpc import PullStatus
 from rmqkit.standalone import Standalone
 
 

@@ -31,9 +31,9 @@ from rmqkit.spark.jobs.archive_target import Target
 from rmqkit.spark.schema import MESSAGE_COLUMNS, arrow_schema
 from rmqkit.spark.source.reader import ReadPlan, read_split
 from rmqkit.spark.source.store import store_options, store_splits
+from rmqkit.store.files import StoreLock
 from rmqkit.store.offline import check as fsck
 from rmqkit.store.settings import StoreSettings
-from rmqkit.store.store_lock import StoreLock
 from tests.golden_stores import golden_manifest, unpack_golden
 from tests.spark.jobs.in_process import in_process
 from tests.spark.messages import record_at, rows_of, segment_of

@@ -12,8 +12,7 @@ import pytest
 
 from rmqkit.errors import StoreDamaged
 from rmqkit.protocol.record import Record, iter_records
-from rmqkit.store.log.filler import FILLER_BYTES_MAX, FILLER_BYTES_MIN, fillers, is_filler
-from rmqkit.store.log.remains import FOLDER
+from rmqkit.store.log.remains import FILLER_BYTES_MAX, FILLER_BYTES_MIN, FOLDER, fillers, is_filler
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.offline.check import dump, verify
 from rmqkit.store.offline.repair import repair

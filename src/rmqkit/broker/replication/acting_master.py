@@ -59,7 +59,7 @@ from rmqkit.protocol.command import decode_header_leniently, request
 from rmqkit.protocol.schemas.brokers import HaInfo, decode_timer_checkpoint
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.tasks import Tasks, keep_doing, repeat
-from rmqkit.rpc.brokers import BrokerCalls
+from rmqkit.rpc import BrokerCalls
 from rmqkit.store.message_store import MessageStore
 
 

@@ -29,7 +29,7 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.schemas.pull import ViewMessageRequest
 from rmqkit.remoting.client import RemotingClient, expect_success
-from rmqkit.rpc.brokers import BrokerCalls
+from rmqkit.rpc import BrokerCalls
 from rmqkit.store.message_store import MessageStore
 
 _ASK_TIMEOUT_MS = 5000

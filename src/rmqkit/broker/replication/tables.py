@@ -49,7 +49,7 @@ from rmqkit.protocol.schemas.topics import TopicConfigsRequest, TopicConfigsResp
 from rmqkit.remoting.address import join_address, split_address
 from rmqkit.remoting.client import RemotingClient, expect_success
 from rmqkit.remoting.tasks import Tasks, keep_doing
-from rmqkit.rpc.brokers import BrokerCalls
+from rmqkit.rpc import BrokerCalls
 
 __all__ = ["SlaveSync", "fast_address"]
 

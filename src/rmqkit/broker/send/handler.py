@@ -45,9 +45,9 @@ from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import OVERLOADED, Router
 from rmqkit.remoting.tasks import Slice
-from rmqkit.store.delay_levels import delay_level
 from rmqkit.store.long_batch import LongBatch, is_long
 from rmqkit.store.message_store import PutMessage, PutResult, PutStatus
+from rmqkit.store.settings import delay_level
 
 __all__ = ["RefusalHandlers", "SendHandlers"]
 

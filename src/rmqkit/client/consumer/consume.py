@@ -34,6 +34,7 @@ from typing import Any, ClassVar, cast
 
 from msgspec import Struct
 
+from rmqkit import rpc
 from rmqkit.client.consumer.offsets import OffsetStore
 from rmqkit.client.consumer.process_queue import NOTHING_HELD, Failure, ProcessQueue
 from rmqkit.client.observe.hooks import NO_HOOKS, ConsumeOutcome, Consumption, Hooks
@@ -49,7 +50,6 @@ from rmqkit.protocol.schemas.clients import ConsumeMessageDirectlyResult
 from rmqkit.protocol.schemas.send import ConsumerSendBackRequest
 from rmqkit.protocol.trace import ConsumeReturn
 from rmqkit.remoting.tasks import Tasks, is_cancelled
-from rmqkit.rpc import brokers as calls
 
 Handler = Callable[[ReceivedMessage], Awaitable[object] | object]
 BatchHandler = Callable[[list[ReceivedMessage]], Awaitable[object] | object]
@@ -396,7 +396,7 @@ class ConcurrentConsumeService:
     async def _send_to_retry_topic(self, message: ReceivedMessage) -> bool:
         try:
             prepared = encode_retry(message, self.group, self._retries_max, self.runtime.namespace)
-            await self._resend.send(prepared, timeout_ms=calls.SEND_BACK_TIMEOUT_MS)
+            await self._resend.send(prepared, timeout_ms=rpc.SEND_BACK_TIMEOUT_MS)
         except (RmqError, ValueError) as error:
             _log.warning("message %s of %s stays here: %s", message.msg_id, message.topic, error)
             return False

@@ -49,7 +49,7 @@ from rmqkit.protocol.names import RETRY_PREFIX
 from rmqkit.protocol.record import COMPRESSED, NEED_UNWRAP
 from rmqkit.protocol.schemas.clients import MessageQueue, SubscriptionData
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
-from rmqkit.rpc.brokers import Pulled, PullStatus
+from rmqkit.rpc import Pulled, PullStatus
 
 _log = logging.getLogger(__name__)
 SubscriptionOf = Callable[[str], SubscriptionData | None]

@@ -39,7 +39,7 @@ from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import ReceivedMessage, read_messages
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, QueryMessageRequest
-from rmqkit.rpc.brokers import PullStatus
+from rmqkit.rpc import PullStatus
 
 _UNIQUE_KEY_COUNT = 32
 _THREE_DAYS_MS = 3 * 24 * 3_600_000

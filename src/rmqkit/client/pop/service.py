@@ -64,7 +64,7 @@ from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic, with_namespace, without_namespace
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pop import Assignment, QueryAssignmentBody
-from rmqkit.rpc.brokers import PopStatus
+from rmqkit.rpc import PopStatus
 
 _log = logging.getLogger(__name__)
 BACK_OFF_SECONDS = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)

@@ -64,7 +64,7 @@ from rmqkit.protocol.schemas.pop import (
     PopMessageResponse,
 )
 from rmqkit.remoting.tasks import Tasks
-from rmqkit.rpc.brokers import Popped, PopStatus
+from rmqkit.rpc import Popped, PopStatus
 
 _log = logging.getLogger(__name__)
 ANY_QUEUE = -1

@@ -41,7 +41,7 @@ from rmqkit.protocol.names import topic_fault
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.topics import Permission, TopicRoute
 from rmqkit.remoting.address import split_addresses
-from rmqkit.rpc.name_servers import NameServers
+from rmqkit.rpc import NameServers
 
 _log = logging.getLogger(__name__)
 MASTER_ID = 0

@@ -46,8 +46,7 @@ from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.tasks import Tasks, keep_doing
 from rmqkit.remoting.tls import ClientTls
-from rmqkit.rpc.brokers import BrokerCalls
-from rmqkit.rpc.name_servers import NameServers
+from rmqkit.rpc import BrokerCalls, NameServers
 
 _MISSING_TOPIC_PAUSE_MS = 1000.0
 _REFRESH_GAP_MS = 500.0

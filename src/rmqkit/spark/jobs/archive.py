@@ -52,10 +52,9 @@ from rmqkit.spark.schema import arrow_schema
 from rmqkit.spark.source.reader import ReadPlan, matches, read_parts
 from rmqkit.spark.source.splits import Split, plan_splits
 from rmqkit.spark.source.store import read_plan, store_options
-from rmqkit.store.files import sync_directory
+from rmqkit.store.files import StoreLock, sync_directory
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Damage, Records, crc_matches
-from rmqkit.store.store_lock import StoreLock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

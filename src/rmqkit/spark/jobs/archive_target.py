@@ -34,8 +34,7 @@ from pyarrow import fs as pafs
 from rmqkit.errors import SettingsError, StoreError, StoreLocked
 from rmqkit.spark.fs import RemotePath, resolve
 from rmqkit.spark.jobs.archive_files import ArchivedFile
-from rmqkit.store.files import sync_directory
-from rmqkit.store.store_lock import StoreLock
+from rmqkit.store.files import StoreLock, sync_directory
 
 _FOLDER = "_archive"
 _RUN = re.compile(r"(\d{6,})\.json")

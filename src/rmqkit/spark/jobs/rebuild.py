@@ -39,7 +39,6 @@ from rmqkit.spark.fs import local_path
 from rmqkit.spark.jobs.log_ranges import LogRange, SegmentCounts, disk_errors, in_log, log_splits, run_tasks, walked
 from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk import QUEUE_ENTRY, DispatchColumns, append_entries, queue_entries
-from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.index.file import IndexFile
 from rmqkit.store.index.index import file_name
 from rmqkit.store.log.scan import RECORD_BYTES_MIN, Damage
@@ -52,7 +51,7 @@ from rmqkit.store.queues.base import ConsumeQueueBase
 from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import ENTRY, ConsumeQueue
 from rmqkit.store.queues.table import ConsumeQueues, topic_fault
-from rmqkit.store.settings import StoreSettings
+from rmqkit.store.settings import StoreSettings, parse_delay_levels
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

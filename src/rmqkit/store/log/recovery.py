@@ -38,12 +38,11 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from rmqkit.errors import RecordCorrupt
-from rmqkit.protocol.record import BLANK_BYTES, Record, decode_record, is_blank
+from rmqkit.protocol.record import BLANK_BYTES, Record, decode_record, has_sound_crc, is_blank
 from rmqkit.store.log import scan
 from rmqkit.store.log.checkpoint import Checkpoint
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.mapped_file import SECTOR_BYTES, MappedFile
-from rmqkit.store.log.property_crc import has_sound_crc
 from rmqkit.store.log.remains import Remains, look_behind
 from rmqkit.store.log.scan import Buffer, Records, has_numpy
 from rmqkit.store.settings import StoreSettings

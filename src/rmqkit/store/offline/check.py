@@ -26,18 +26,17 @@ from rmqkit.protocol import fastjson
 from rmqkit.protocol.message import ReceivedMessage, messages_of_record
 from rmqkit.protocol.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmqkit.protocol.properties import REAL_QUEUE_ID, REAL_TOPIC, TIMER_OUT_MS, find_property
-from rmqkit.protocol.record import body_crc
+from rmqkit.protocol.record import CRC_NAME, TRAILER_BYTES, body_crc, has_sound_crc
+from rmqkit.store.files import StoreLock
 from rmqkit.store.log.commit_log import gone_files, log_directories, noted_start
-from rmqkit.store.log.filler import is_filler
 from rmqkit.store.log.mapped_file import file_name
-from rmqkit.store.log.property_crc import CRC_NAME, TRAILER_BYTES, has_sound_crc
+from rmqkit.store.log.remains import is_filler
 from rmqkit.store.log.scan import Damage, need_numpy
 from rmqkit.store.log.view import LogView, Segment
 from rmqkit.store.offline.file_check import check_small_files, check_timer_files
 from rmqkit.store.offline.findings import FINDINGS_MAX, Finding, Kind, Progress, Report, common_length, files_in_order
 from rmqkit.store.queues.table import deleted_topics_path
 from rmqkit.store.settings import StoreSettings
-from rmqkit.store.store_lock import StoreLock
 
 if TYPE_CHECKING:
     from rmqkit.store.bulk import DispatchColumns, Ints

@@ -31,7 +31,6 @@ from msgspec import Struct, field
 
 from rmqkit.errors import RecordCorrupt, StoreMismatch
 from rmqkit.protocol.record import Record
-from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import request_of
 from rmqkit.store.index.file import ENTRY as INDEX_ENTRY
 from rmqkit.store.index.file import HEADER, SLOT, key_hashes
@@ -46,7 +45,7 @@ from rmqkit.store.queues.batch_queue import BATCH_ENTRY
 from rmqkit.store.queues.consume_queue import BLANK_ENTRY, ENTRY
 from rmqkit.store.queues.queue_ext import ADDRESS_BASE, FILE_FULL, FREE_BYTES, UNIT, is_address
 from rmqkit.store.queues.table import light_numbers, topic_fault, whole
-from rmqkit.store.settings import StoreSettings
+from rmqkit.store.settings import StoreSettings, parse_delay_levels
 
 if TYPE_CHECKING:
     from rmqkit.store.bulk import DispatchColumns

@@ -23,9 +23,8 @@ import numpy as np
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.record import INNER_BATCH
 from rmqkit.store.bulk import BulkDispatcher, DispatchColumns
-from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Dispatcher, queue_tags_code
-from rmqkit.store.files import remove_note, sync_directory
+from rmqkit.store.files import StoreLock, remove_note, sync_directory
 from rmqkit.store.index.index import INDEX_NOTE, MessageIndex
 from rmqkit.store.log.scan import RECORD_BYTES_MIN, Records
 from rmqkit.store.offline.check import open_log
@@ -35,8 +34,7 @@ from rmqkit.store.offline.queue_check import index_bytes, light_queues
 from rmqkit.store.queues.batch_queue import BATCH_ENTRY
 from rmqkit.store.queues.consume_queue import ENTRY_BYTES
 from rmqkit.store.queues.table import ConsumeQueues
-from rmqkit.store.settings import StoreSettings
-from rmqkit.store.store_lock import StoreLock
+from rmqkit.store.settings import StoreSettings, parse_delay_levels
 
 __all__ = [
     "FOLDER",

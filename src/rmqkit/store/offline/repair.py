@@ -37,18 +37,16 @@ from msgspec import Struct
 
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol.record import BLANK_BYTES, decode_record, pack_blank
-from rmqkit.store.files import sync_directory, sync_file, write_durably
+from rmqkit.store.files import StoreLock, sync_directory, sync_file, write_durably
 from rmqkit.store.log.commit_log import log_directories
-from rmqkit.store.log.filler import FILLER_BYTES_MIN, fillers
 from rmqkit.store.log.mapped_file import MappedFile, file_name
-from rmqkit.store.log.remains import place_of
+from rmqkit.store.log.remains import FILLER_BYTES_MIN, fillers, place_of
 from rmqkit.store.log.view import mapped
 from rmqkit.store.offline.check import verify
 from rmqkit.store.offline.file_check import NOTES, is_json, is_timer_file, mend_timer_files
 from rmqkit.store.offline.findings import Finding, Kind, Progress, Report, common_length, entries_of
 from rmqkit.store.offline.rebuild import QUEUE_TREES, rebuild
 from rmqkit.store.settings import StoreSettings
-from rmqkit.store.store_lock import StoreLock
 
 __all__ = ["Repaired", "Step", "repair"]
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.protocol.record import iter_records
-from rmqkit.store.log.property_crc import has_sound_crc, seal, with_room_for_crc
+from rmqkit.protocol.record import has_sound_crc, iter_records, seal, with_room_for_crc
 from tests.golden_stores import unpack_golden
 
 

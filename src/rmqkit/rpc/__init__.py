@@ -1,1 +1,0 @@
-"""Typed requests to brokers and name servers, one method per request code (`MQClientAPIImpl`, `BrokerOuterAPI`)."""
