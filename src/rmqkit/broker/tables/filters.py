@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from rmqkit.broker.settings import BrokerSettings
@@ -27,6 +26,7 @@ from rmqkit.filter.tags import SQL92, codes_of, is_tag_type, subscription
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import record_properties
 from rmqkit.protocol.schemas.clients import SubscriptionData
+from rmqkit.protocol.schemas.groups import BloomData, FilterData, FilterFile, TopicFilters
 from rmqkit.store.message_store import DispatchRequest
 from rmqkit.store.queues.queue_ext import ExtUnit
 from rmqkit.store.reader import EntryTest
@@ -37,46 +37,6 @@ _log = logging.getLogger(__name__)
 
 _ALIVE_AT_LOAD_MS = 30_000
 _INLINE_MAX = 256
-
-
-class BloomData(Struct, rename="camel"):
-    """``bloomFilterData``: the bits of a subscription."""
-
-    bit_num: int
-    bit_pos: list[int]
-
-
-class FilterData(Struct, rename="camel", kw_only=True):
-    """One entry of the file.
-
-    Attributes:
-        born_time: ms since the epoch; bitmaps of messages stored later know this expression.
-        client_version: the subscription's version; an older one changes nothing.
-        dead_time: when the group left; it is dead when that is not before ``born_time``.
-    """
-
-    bloom_filter_data: BloomData | None = None
-    born_time: int = 0
-    client_version: int = 0
-    consumer_group: str = ""
-    dead: bool = False
-    dead_time: int = 0
-    expression: str = ""
-    expression_type: str = SQL92
-    topic: str = ""
-
-
-class TopicFilters(Struct, rename="camel"):
-    """The filters of one topic, by group."""
-
-    group_filter_data: dict[str, FilterData] = field(default_factory=dict)
-    topic: str = ""
-
-
-class FilterFile(Struct, rename="camel"):
-    """``consumerFilter.json``."""
-
-    filter_data_by_topic: dict[str, TopicFilters] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Consumer groups at a broker: their configuration 200, 201, 207, 225, 352, what they subscribe to 300, 343, 345, what
 is forbidden 353.
 
-`SubscriptionGroupTable` is ``subscriptionGroup.json``, too. Source: remoting.md §4.4, §6.4.4, §6.4.6, §6.4.13.
+`SubscriptionGroupTable` is ``subscriptionGroup.json``, too; `FilterFile` is a file alone. Source: remoting.md §4.4,
+§6.4.4, §6.4.6, §6.4.13; store.md §9.6.
 """
 
 from __future__ import annotations
@@ -145,3 +146,46 @@ class GroupForbidden(Struct, kw_only=True):
     group: str
     topic: str
     readable: bool
+
+
+# ---- consumerFilter.json
+
+
+class BloomData(Struct, rename="camel"):
+    """``bloomFilterData``: the bits of a subscription."""
+
+    bit_num: int
+    bit_pos: list[int]
+
+
+class FilterData(Struct, rename="camel", kw_only=True):
+    """The SQL92 expression of a group.
+
+    Attributes:
+        born_time: ms since the epoch; bitmaps of messages stored later know this expression.
+        client_version: the subscription's version; an older one changes nothing.
+        dead_time: when the group left; it is dead when that is not before ``born_time``.
+    """
+
+    bloom_filter_data: BloomData | None = None
+    born_time: int = 0
+    client_version: int = 0
+    consumer_group: str = ""
+    dead: bool = False
+    dead_time: int = 0
+    expression: str = ""
+    expression_type: str = "SQL92"
+    topic: str = ""
+
+
+class TopicFilters(Struct, rename="camel"):
+    """The filters of one topic, by group."""
+
+    group_filter_data: dict[str, FilterData] = field(default_factory=dict)
+    topic: str = ""
+
+
+class FilterFile(Struct, rename="camel"):
+    """``consumerFilter.json``."""
+
+    filter_data_by_topic: dict[str, TopicFilters] = field(default_factory=dict)
