@@ -156,6 +156,7 @@ class MessageStore:
             note_start=self._start.note,
         )
         self._gap_max = 0  # so many messages may be missing in a queue, as fillers of the log say
+        self._odd_count = 0  # and so many more, as there are records that seem to be none of their queue
         self._replica: Replica | None = None
         if is_replica:
             self._replica = Replica(
@@ -241,7 +242,9 @@ class MessageStore:
         if self._index is not None:
             log_start = max(0, self.log.min_offset)
             timestamp = self._checkpoint.index_timestamp
-            self._index.load(clean=is_clean, durable_timestamp=timestamp, log_start=log_start)
+            self._index.load(
+                clean=is_clean, durable_timestamp=timestamp, log_start=log_start, stored_at=self._stored_at
+            )
         if not is_clean:
             _log.warning("store %s was not closed in order: recovering", self.root)
         # Behind the recovery: a start that is refused or killed leaves a clean store clean. Before the first write:
@@ -256,6 +259,15 @@ class MessageStore:
         if self._replica is not None:
             self._replica.resume(end.last_record if end.record_count else None)
         self.flusher.start(self.log.max_offset)
+
+    def _stored_at(self, physical_offset: int) -> int | None:
+        """The storeTimestamp of the record at an offset; None without one."""
+        file = self.log.queue.find(physical_offset)
+        try:
+            record = None if file is None else decode_record(file.view, physical_offset - file.start)
+        except RecordCorrupt:
+            return None
+        return record.store_timestamp if record is not None and record.physical_offset == physical_offset else None
 
     def _flush_log(self) -> bool:
         """Make the log durable; whether the disk did not refuse."""
@@ -316,8 +328,9 @@ class MessageStore:
         queues.truncate_physical(end.offset)
         log.queue.truncate(end.offset)
         if not is_clean:
-            mend_after_crash(self.root, log, queues, self._ends, self._dispatcher.without_index(), self._delays_ms)
-            tell_odd_queues(self.root, queues, known)
+            enter, gap_max = self._dispatcher.without_index(), self._gap_max + self._odd_count
+            mend_after_crash(self.root, log, queues, self._ends, enter, self._delays_ms, gap_max=gap_max)
+            tell_odd_queues(self.root, queues, known, log_start=log.min_offset)
         log.last_store_timestamp = end.last_store_timestamp
         self._checkpoint.confirm_physical_offset = end.last_record
         # The clock was set back: times of later records would count as flushed before they are.
@@ -345,13 +358,22 @@ class MessageStore:
 
     def _dispatch_again(self, record: Record) -> None:
         """Router one record in a recovery."""
+        queue = self.queues.get(record.topic, record.queue_id)
         if is_filler(record):
             self._gap_max += record.prepared_transaction_offset // RECORD_BYTES_MIN
-        elif self._gap_max:
-            queue = self.queues.get(record.topic, record.queue_id)
-            if isinstance(queue, ConsumeQueue):
-                queue.fill_gap(record.queue_offset, self._gap_max)
+        elif queue is None:
+            # A queue of which nothing is known begins behind 0: a changed topic or queue id brought its record here,
+            # and the queue it came from lacks it.
+            self._odd_count += record.queue_offset > 0
+        elif (gap_max := self._gap_max + self._gaps_of_odd) and isinstance(queue, ConsumeQueue):
+            queue.fill_gap(record.queue_offset, gap_max)
         self._dispatcher.apply(request_of(record, self._delays_ms))
+
+    @property
+    def _gaps_of_odd(self) -> int:
+        """How many messages odd records explain that a queue lacks. None while the end of the log is replayed: there a
+        queue may lack what lies before that, for which the whole log is walked (`mend_after_crash`)."""
+        return 0 if self.queues.is_replaying else self._odd_count
 
     def _dispatch_run(self, run: Records) -> list[DispatchRequest]:
         """Enter a run of records for a slave; returns the newest one of each queue and tag code."""
@@ -365,10 +387,14 @@ class MessageStore:
         queues_only = self._dispatcher.without_index()
         has_light = self._dispatcher.has_light
         bulk = BulkDispatcher(self.queues, self._index, queues_only, self._delays_ms, has_light=has_light)
-        bulk.gap_max = self._gap_max
         arrivals = DispatchColumns(run)
+        self._odd_count += sum(
+            self.queues.get(topic, queue_id) is None and bool(arrivals.queue_offsets[rows[0]] > 0)
+            for topic, queue_id, rows in arrivals.groups()
+        )
+        bulk.gap_max = self._gap_max + self._gaps_of_odd
         newest_light = bulk.enter(arrivals)
-        self._gap_max = bulk.gap_max
+        self._gap_max = bulk.gap_max - self._gaps_of_odd
         self._dispatcher.dispatched_timestamp = int(arrivals.store_timestamps[-1])
         return arrivals, newest_light
 

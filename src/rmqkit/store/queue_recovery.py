@@ -111,12 +111,15 @@ def mend_after_crash(
     ends: QueueEnds,
     dispatcher: Dispatcher,
     delays_ms: tuple[int, ...],
+    *,
+    gap_max: int = 0,
 ) -> None:
     """Make queues anew that lack what the log holds before the part that was dispatched again, and say so.
     The log was walked and ends where it ends.
 
     Args:
         dispatcher: enters records in the queues only.
+        gap_max: up to so many messages in a row may be missing in a queue's records, see `BulkDispatcher`.
 
     Raises:
         OSError: the disk refused.
@@ -139,7 +142,7 @@ def mend_after_crash(
         counts = {one.queue: max(0, one.queue.max_offset - one.queue.min_offset) for one in broken}
         for one in broken:
             _empty(one.queue)
-        _walk(log, log.min_offset, queues, dispatcher, delays_ms, broken)
+        _walk(log, log.min_offset, queues, dispatcher, delays_ms, broken, gap_max)
         _log_entered_anew(root, broken, counts)
 
 
@@ -176,24 +179,45 @@ def _missing(root: Path, queues: ConsumeQueues, ends: QueueEnds) -> list[_Broken
     return broken
 
 
-def tell_odd_queues(root: Path, queues: ConsumeQueues, known: Set[tuple[str, int]]) -> None:
-    """Warn of queues that a recovery made and that ``topics.json`` does not allow for.
-    No checksum covers the queue id of a record: a changed one takes its message to a queue that nobody reads.
+def tell_odd_queues(root: Path, queues: ConsumeQueues, known: Set[tuple[str, int]], *, log_start: int) -> None:
+    """Warn of queues that a recovery made and that should not be: ``topics.json`` does not have them, or they begin
+    with a number of which the log, which begins with the first message, should have those before.
+    No checksum covers topic and queue id of a record: a changed one takes its message to a queue that nobody reads.
 
     Args:
         known: topic and queue id of the queues that had files before.
+        log_start: physical offset of the first byte of the log.
     """
     made = [
-        queue for place, queue in queues.table.items() if place not in known and queue.first_index < queue.end_index
+        queue
+        for place, queue in queues.table.items()
+        if place not in known and queue.first_index < queue.end_index and not is_light(queue.topic)
     ]
-    topics = (configured_topics(root) if made else None) or {}
-    for queue in made:
-        topic = topics.get(queue.topic)
-        given = [topic.get(name) for name in ("readQueueNums", "writeQueueNums")] if isinstance(topic, dict) else []
-        count = max((one for one in given if isinstance(one, int)), default=None)
-        if count is not None and queue.queue_id >= count:
-            said = "record at %d of the log: it is of queue %s-%d, but topics.json knows %d queues: it may be damaged"
-            _log.warning(said, queue.entry(queue.end_index - 1)[0], queue.topic, queue.queue_id, count)
+    topics = configured_topics(root) if made else None
+    odd = [(queue, reason) for queue in made if (reason := _oddity(queue, topics, log_start))]
+    for queue, reason in odd[:_TOLD_MAX]:
+        said = (
+            "record at %d of the log: it is of queue %s-%d, but %s: it may be damaged, and %d messages be missed there"
+        )
+        count = queue.max_offset - queue.min_offset
+        first = queue.entry(max(queue.first_index, queue.min_offset if isinstance(queue, ConsumeQueue) else 0))[0]
+        _log.warning(said, first, queue.topic, queue.queue_id, reason, count)
+    if len(odd) > _TOLD_MAX:
+        _log.warning("store %s: %d queues are none that should be", root, len(odd))
+
+
+def _oddity(queue: ConsumeQueueBase, topics: dict[str, object] | None, log_start: int) -> str:
+    """Why a queue that a recovery made should not be; empty when it may."""
+    if topics is not None and queue.topic not in topics:
+        return "topics.json does not know the topic"
+    topic = None if topics is None else topics[queue.topic]
+    given = [topic.get(name) for name in ("readQueueNums", "writeQueueNums")] if isinstance(topic, dict) else []
+    count = max((one for one in given if isinstance(one, int)), default=None)
+    if count is not None and queue.queue_id >= count:
+        return f"topics.json knows {count} queues"
+    if queue.min_offset > 0 and log_start <= 0:
+        return f"the log has no message before number {queue.min_offset} of it"
+    return ""
 
 
 def configured_topics(root: Path) -> dict[str, object] | None:
@@ -237,6 +261,7 @@ def _walk(
     dispatcher: Dispatcher,
     delays_ms: tuple[int, ...],
     broken: list[_Broken],
+    gap_max: int = 0,
 ) -> None:
     """Enter what the log has for the broken queues from a physical offset on."""
     for one in broken:
@@ -247,15 +272,19 @@ def _walk(
     if has_numpy():
         from rmqkit.store.bulk import BulkDispatcher, DispatchColumns
 
-        enter = BulkDispatcher(queues, None, dispatcher, delays_ms, has_light=True, only=wanted).enter
+        bulk = BulkDispatcher(queues, None, dispatcher, delays_ms, has_light=True, only=wanted)
+        bulk.gap_max = gap_max
         for _, run in view.runs():
             if not isinstance(run, Damage):
-                enter(DispatchColumns(run))
+                bulk.enter(DispatchColumns(run))
     else:
         for _, record in view.walk():
             if not isinstance(record, Damage):
                 arrival = request_of(record, delays_ms)
                 if (arrival.topic, arrival.queue_id) in wanted:
+                    queue = queues.get(arrival.topic, arrival.queue_id)
+                    if gap_max and isinstance(queue, ConsumeQueue):
+                        queue.fill_gap(arrival.queue_offset, gap_max)
                     dispatcher.enter_own(arrival)
                 dispatcher.enter_light(arrival, wanted)
 

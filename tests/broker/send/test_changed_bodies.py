@@ -173,8 +173,16 @@ async def test_a_timed_message_whose_topic_changed_is_delivered_and_told(tmp_pat
     assert "timed message at 0 is for U, its unit in the timer log for another topic" in caplog.text
 
 
-@pytest.mark.parametrize(("at", "said"), [(43, "one of rmq_sys_wheel_timer for b'T'"), (35, "none there: ")])
-async def test_a_unit_of_the_timer_log_for_another_topic_or_place_than_its_record_is_found(tmp_path, at, said):
+@pytest.mark.parametrize(
+    ("at", "octet", "said"),
+    [
+        (43, 1, "one of rmq_sys_wheel_timer for b'T'"),
+        (35, 1, "none there: "),
+        (39, 0, "one of "),
+        (15, 3, "magic 3 "),
+    ],
+)
+async def test_a_unit_of_the_timer_log_that_is_not_as_its_record_makes_it_is_found(tmp_path, at, octet, said):
     """The start tells of it when the message is due."""
     async with timed(tmp_path) as one:
         one.at(20 * STEP_MS, b"first")
@@ -186,7 +194,7 @@ async def test_a_unit_of_the_timer_log_for_another_topic_or_place_than_its_recor
     path = tmp_path / "timerlog" / f"{0:020d}"
     with path.open("r+b") as file:
         file.seek(52 + at)
-        file.write(b"\x01")
+        file.write(bytes([octet]))
     (found,) = verify(tmp_path, settings).findings
     assert (found.kind, found.path, found.position) == (Kind.TIMER_UNIT, str(path), 52)
     assert found.found.startswith(said)

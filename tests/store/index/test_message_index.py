@@ -359,6 +359,42 @@ def test_a_missing_file_is_told_of_at_every_start_and_by_verify(tmp_path: Path, 
     assert not [text for text in caplog.messages if "is missing or empty" in text]
 
 
+HEADERS = {"beginTimestamp": (0, "q"), "endTimestamp": (8, "q"), "beginPhyOffset": (16, "q"), "endPhyOffset": (24, "q")}
+HEADERS["indexCount"] = (36, "i")
+
+
+@pytest.mark.parametrize("bit", [0, 1, 30])
+@pytest.mark.parametrize("name", HEADERS)
+@pytest.mark.parametrize(("number", "is_clean"), [(0, True), (0, False), (1, True), (-1, True)])
+def test_a_changed_header_is_found_and_set_right(tmp_path: Path, caplog, name, number, is_clean, bit) -> None:
+    root, files = keyed_store(tmp_path, is_clean=is_clean)
+    at, form = HEADERS[name]
+    content = files[number].read_bytes()
+    (value,) = struct.unpack_from(f">{form}", content, at)
+    files[number].write_bytes(
+        content[:at] + struct.pack(f">{form}", value ^ 1 << bit) + content[at + struct.calcsize(form) :]
+    )
+    found = verify(root, KEYED).findings
+    assert any((one.kind, one.path) == ("index header", str(files[number])) for one in found), found
+    for is_told in (True, False):
+        caplog.clear()
+        with opened(root, KEYED) as store:
+            assert len(store.query("TopicTest", "k", 64, *ALL_TIME).physical_offsets) == 10
+            put_all(store, message(KEYS="other"))
+        told = [text for text in caplog.messages if f"{name} is {value ^ 1 << bit} and not {value}" in text]
+        assert bool(told) is is_told and all(str(files[number]) in text for text in told)
+    assert verify(root, KEYED).is_sound
+
+
+def test_a_file_of_zeros_is_told_of(tmp_path: Path, caplog) -> None:
+    root, files = keyed_store(tmp_path, is_clean=True)
+    files[0].write_bytes(bytes(files[0].stat().st_size))
+    assert not verify(root, KEYED).is_sound
+    with opened(root, KEYED):
+        pass
+    assert f"header of index file {files[0]}: indexCount is 1, and there is no entry" in caplog.text
+
+
 def test_the_newest_file_is_missed_after_a_clean_stop_alone(tmp_path: Path) -> None:
     root, files = keyed_store(tmp_path, is_clean=True)
     files[-1].unlink()

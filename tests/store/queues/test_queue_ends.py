@@ -15,6 +15,7 @@ import pytest
 
 from rmqkit.protocol.record import decode_record
 from rmqkit.store import queue_recovery
+from rmqkit.store.log import recovery
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.offline.check import Kind, verify
 from rmqkit.store.queues import queue_ends
@@ -304,6 +305,34 @@ def test_after_a_kill_a_queue_that_its_topic_does_not_have_is_told_of(tmp_path, 
     with opened(root, SMALL):
         pass
     assert f"record at {place} of the log: it is of queue {TOPIC}-2049, but topics.json knows 1 queues" in caplog.text
+
+
+@pytest.mark.parametrize("has_config", [True, False])
+@pytest.mark.parametrize("is_bulk", [True, False])
+def test_after_a_kill_a_record_of_a_changed_topic_is_told_of_and_others_keep_their_numbers(
+    tmp_path, caplog, monkeypatch, has_config, is_bulk
+):
+    monkeypatch.setattr(recovery, "BULK_FROM_BYTES", 0 if is_bulk else 1 << 40)
+    with opened(tmp_path / "store", SMALL) as store:
+        results = put_all(store, *(message(TOPIC, 0, b"%d" % i) for i in range(5)))
+        root = copy_store(store.root, tmp_path / "killed")
+    if has_config:
+        table = {name: {"topicName": name, "readQueueNums": 1, "writeQueueNums": 1} for name in (TOPIC, "other")}
+        (root / "config").mkdir()
+        (root / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": table}))
+    log = root / "commitlog" / "00000000000000000000"
+    content = bytearray(log.read_bytes())
+    place = results[2].physical_offset
+    at = content.index(TOPIC.encode(), place)
+    content[at : at + len(TOPIC)] = TOPIC.upper().encode()
+    log.write_bytes(content)
+    with opened(root, SMALL) as store:
+        read = [(record.queue_offset, record.body) for record in read_all(store, TOPIC, 0)]
+        assert read == [(i, b"%d" % i) for i in (0, 1, 3, 4)]
+        assert put_all(store, message(TOPIC, 0))[0].queue_offset == 5, "no number is given twice"
+    why = "topics.json does not know the topic" if has_config else "the log has no message before number 2 of it"
+    assert f"record at {place} of the log: it is of queue {TOPIC.upper()}-0, but {why}" in caplog.text
+    assert f"{TOPIC}-0: 1 messages from 2 on are not in the log: lost, their entries are blank" in caplog.text
 
 
 def test_queues_are_noted_once_when_the_log_has_their_messages_on_the_disk(tmp_path):

@@ -28,6 +28,7 @@ import functools
 import mmap
 import re
 import struct
+from bisect import bisect_left
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -239,6 +240,41 @@ class IndexFile:
     def _write_header(self) -> None:
         bounds = self.begin_timestamp, self.end_timestamp, self.begin_offset, self.end_offset
         self.file.write(0, HEADER.pack(*bounds, self.slots_used, self.index_count))
+
+    def header_faults(self, stored_at: Callable[[int], int | None]) -> list[str]:
+        """What the header says otherwise than the first and the last entry and their records. It is set right in
+        memory, for `write`, where there are such records; a damaged count is that of the first entry that is none.
+        ``stored_at``: storeTimestamp of the record at a physical offset; None without one."""
+        count = self.index_count
+        if not 1 < count <= self._entry_count or not self._entry(count - 1) or self._entry(count):
+            count = bisect_left(range(self._entry_count), True, 1, key=lambda number: not self._entry(number))
+        first, last = self._entry(1), self._entry(count - 1) if count > 1 else None
+        if not first or not last:
+            return [f"indexCount is {self.index_count}, and there is no entry"]
+        begun, ended = stored_at(first[1]), stored_at(last[1])
+        right = [
+            ("beginTimestamp", self.begin_timestamp, begun),
+            ("endTimestamp", self.end_timestamp, ended),
+            ("beginPhyOffset", self.begin_offset, first[1]),
+            ("endPhyOffset", self.end_offset, last[1]),
+            ("indexCount", self.index_count, count),
+        ]
+        faults = [f"{name} is {had} and not {one}" for name, had, one in right if one not in (None, had)]
+        if faults and begun is not None:
+            self.begin_timestamp, self.begin_offset = begun, first[1]
+        if faults and ended is not None:
+            self.end_timestamp, self.end_offset, self.index_count = ended, last[1], count
+        self._is_header_due = self._is_header_due or bool(faults)
+        return faults
+
+    def _entry(self, number: int) -> tuple[int, int, int, int] | None:
+        """An entry of the file as it was opened; None for zeros, and behind the last one."""
+        if number >= self._entry_count:
+            return None
+        entry: tuple[int, int, int, int] = ENTRY.unpack(
+            self.file.read(self._entries_at + number * ENTRY.size, ENTRY.size)
+        )
+        return entry if any(entry) else None
 
     def overlaps(self, begin: int, end: int) -> bool:
         """Whether the file may hold messages stored between two times."""

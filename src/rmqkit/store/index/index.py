@@ -37,7 +37,7 @@ from rmqkit.store.log.scan import has_numpy
 if TYPE_CHECKING:
     from rmqkit.store.index.file import Ints
 
-__all__ = ["INDEX_NOTE", "HasKeys", "KeyQuery", "MessageIndex", "file_name", "missing_files"]
+__all__ = ["INDEX_NOTE", "HasKeys", "KeyQuery", "MessageIndex", "file_name", "full_files", "missing_files"]
 
 _log = logging.getLogger(__name__)
 
@@ -132,8 +132,16 @@ class MessageIndex:
                     "a damaged index anew with rmq store rebuild --index"
                 )
 
-    def load(self, *, clean: bool, durable_timestamp: int, log_start: int = 0) -> None:
+    def load(
+        self,
+        *,
+        clean: bool,
+        durable_timestamp: int,
+        log_start: int = 0,
+        stored_at: Callable[[int], int | None] = lambda physical_offset: None,
+    ) -> None:
         """Take over the files on the disk; after a crash only those that were full and flushed.
+        ``stored_at``: storeTimestamp of the record at a physical offset, None without one: headers are held against it.
         ``durable_timestamp``: the checkpoint's indexMsgTimestamp.
         ``log_start``: physical offset of the first byte of the log; a file that ends before it has expired."""
         self._note = _read_note(self._note_path)
@@ -153,11 +161,20 @@ class MessageIndex:
                 continue
             mapped = MappedFile(path, 0, self._file_bytes, wrote=self._file_bytes)
             file = IndexFile(mapped, self._slot_count, self._entry_count)
+            # Of others a crash may have left any part: they are deleted.
+            is_noted_full = path.name in self._note and self._note[path.name].is_full
+            if (clean or is_noted_full) and (faults := file.header_faults(stored_at)):
+                _log.warning(
+                    "header of index file %s: %s: set right where its records say so; make the index anew with "
+                    "rmq store rebuild --index if keys find nothing",
+                    *(path, ", ".join(faults)),
+                )
+                file.write()
             # several files may end in the same ms: of those the first is certainly on the disk
             is_durable = file.end_timestamp < durable_timestamp or (
                 file.end_timestamp == durable_timestamp and not (files and files[-1].end_timestamp == durable_timestamp)
             )
-            if clean or (file.is_full and is_durable):
+            if clean or (file.is_full and (is_durable or is_noted_full)):
                 files.append(file)
             else:
                 _log.warning("deleting index file %s: it was not flushed before the crash", path)
@@ -400,6 +417,11 @@ def missing_files(directory: Path, *, clean: bool, log_start: int) -> list[Path]
     ``log_start``: physical offset of the first byte of the log."""
     note = _read_note(directory.parent / INDEX_NOTE)
     return [directory / name for name in _missing_of(note, directory, clean=clean, log_start=log_start)]
+
+
+def full_files(directory: Path) -> set[str]:
+    """The names of the index files that were noted when they were full and on the disk."""
+    return {name for name, one in _read_note(directory.parent / INDEX_NOTE).items() if one.is_full}
 
 
 def _read_note(path: Path) -> _Note:

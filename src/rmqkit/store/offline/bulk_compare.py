@@ -130,7 +130,8 @@ class IndexComparison:
         log_start: physical offset where the log begins, or what is compared of it; entries below it are left out.
 
     Attributes:
-        begin_timestamp, slots_used, index_count: of the header; the last one at least 1.
+        begin_timestamp, end_timestamp, begin_offset, end_offset, slots_used, index_count: of the header; the last one
+            at least 1.
         entries_at: position of entry 0.
         chain_count: how many slots have entries, once `unequal` was walked through.
         ranges: the entries that were found equal, by their number.
@@ -140,6 +141,9 @@ class IndexComparison:
         self._data = data
         header = HEADER.unpack_from(data)
         self.begin_timestamp: int = header[0]
+        self.end_timestamp: int = header[1]
+        self.begin_offset: int = header[2]
+        self.end_offset: int = header[3]
         self.slots_used: int = header[4]
         self.index_count: int = max(1, header[5])
         self.entries_at = HEADER.size + slot_count * SLOT.size
@@ -151,6 +155,16 @@ class IndexComparison:
         self._newest: NDArray[np.int32] = np.zeros(0, "i4")
         offsets = self._entries["physical_offset"]
         self._next = max(1, bisect_left(range(len(offsets)), log_start, 1, key=offsets.__getitem__))
+
+    def entry_offset(self, number: int) -> int:
+        """The physical offset of an entry."""
+        return int(self._entries["physical_offset"][number])
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is an entry where the header says that the next one comes."""
+        at = self.entries_at + self.index_count * _INDEX_ENTRY.itemsize
+        return any(memoryview(self._data)[at : at + _INDEX_ENTRY.itemsize])
 
     def compare(self, arrivals: DispatchColumns, keys: tuple[Ints, Ints]) -> None:
         """Find the entries of a run of records; the chains are not looked at yet.

@@ -26,9 +26,9 @@ from pathlib import Path
 
 from rmqkit.errors import BodyError, RecordCorrupt, StoreMismatch
 from rmqkit.protocol.names import TIMER_TOPIC
-from rmqkit.protocol.properties import REAL_TOPIC, find_property, java_hash
+from rmqkit.protocol.properties import REAL_TOPIC, TIMER_DELETE_KEY, TIMER_OUT_MS, find_property, java_hash
 from rmqkit.protocol.schemas.brokers import TIMER_CHECKPOINT_BYTES, DelayOffsets, TimerMetrics, decode_timer_checkpoint
-from rmqkit.protocol.schemas.groups import SubscriptionGroupTable
+from rmqkit.protocol.schemas.groups import FilterFile, SubscriptionGroupTable
 from rmqkit.protocol.schemas.offsets import ConsumerOffsets, LightOffsets
 from rmqkit.protocol.schemas.pop import MessageRequestModes
 from rmqkit.protocol.schemas.topics import TopicConfigTable
@@ -39,6 +39,7 @@ from rmqkit.store.offline.findings import Kind, Report, common_length, entries_o
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.timer.check import Damage
 from rmqkit.store.timer.files import TimerFiles, checkpoint_fault, load_timer_checkpoint
+from rmqkit.store.timer.log import DELETE, PLAIN, ROLL, Unit
 from rmqkit.store.timer.wheel import WHEEL_BYTES
 
 __all__ = ["NOTES", "check_small_files", "check_timer_files", "is_json", "is_timer_file", "mend_timer_files"]
@@ -50,6 +51,7 @@ NOTES = ("logstart", "queueends", "indexfiles")
 _TYPES: dict[str, type] = {
     "topics.json": TopicConfigTable,
     "subscriptionGroup.json": SubscriptionGroupTable,
+    "consumerFilter.json": FilterFile,
     "consumerOffset.json": ConsumerOffsets,
     "lmqConsumerOffset.json": LightOffsets,
     "delayOffset.json": DelayOffsets,
@@ -57,6 +59,7 @@ _TYPES: dict[str, type] = {
     "timermetrics": TimerMetrics,
 }
 _I64 = struct.Struct(">q")
+_INTEGER = re.compile(rb"[+-]?[0-9]{1,18}")
 _PLACE = re.compile(r"(?:byte|character) (\d+)")
 
 
@@ -158,7 +161,7 @@ def _check_content(root: Path, log: LogView, report: Report, settings: StoreSett
     try:
         damage, fault = files.check(None)
         if damage is Damage.NONE:
-            _check_units(files, log, report)
+            _check_units(files, log, report, (settings or StoreSettings()).timer_precision_ms)
     finally:
         files.close()
     if damage is Damage.WHEEL:
@@ -167,8 +170,8 @@ def _check_content(root: Path, log: LogView, report: Report, settings: StoreSett
         report.add(Kind.TIMER, root / "timerlog", 0, "units that go on as far as config/timercheck says", fault)
 
 
-def _check_units(files: TimerFiles, log: LogView, report: Report) -> None:
-    """Note units of messages that wait whose record is for another topic, or none of the timer topic.
+def _check_units(files: TimerFiles, log: LogView, report: Report, precision_ms: int) -> None:
+    """Note units of messages that wait that are not as the record they stand for makes them.
     Left out are those of records that were deleted in time."""
     begin, end = max(files.log.queue.min_offset, 0), files.checkpoint.last_timer_log_flush_position
     for position, unit in files.log.scan(begin):
@@ -176,18 +179,35 @@ def _check_units(files: TimerFiles, log: LogView, report: Report) -> None:
             break
         if unit.time_ms < files.checkpoint.last_read_time_ms or unit.physical_offset < log.min_offset:
             continue
-        try:
-            record = log.record_at(unit.physical_offset)
-        except RecordCorrupt as error:
-            topic, found = None, f"none there: {error.reason}"
-        else:
-            topic = find_property(record.properties, REAL_TOPIC.encode()) if record.topic == TIMER_TOPIC else None
-            found = f"one of {record.topic} for {topic!r}"
-        if topic is None or java_hash(topic.decode("utf-8", "replace")) != unit.topic_hash:
+        expected, found = _expected_of(unit, log, precision_ms)
+        if expected != found:
             file = files.log.queue.find(position)
             assert file is not None, "the unit was read from it"
-            expected = f"a record at {unit.physical_offset} for a topic with the hash {unit.topic_hash}"
             report.add(Kind.TIMER_UNIT, file.path, position - file.start, expected, found)
+
+
+def _expected_of(unit: Unit, log: LogView, precision_ms: int) -> tuple[str, str]:
+    """What a unit says of its record, and what that is."""
+    at = f"a record at {unit.physical_offset}"
+    try:
+        record = log.record_at(unit.physical_offset)
+    except RecordCorrupt as error:
+        return at, f"none there: {error.reason}"
+    topic = find_property(record.properties, REAL_TOPIC.encode()) if record.topic == TIMER_TOPIC else None
+    if topic is None or java_hash(topic.decode("utf-8", "replace")) != unit.topic_hash:
+        return f"{at} for a topic with the hash {unit.topic_hash}", f"one of {record.topic} for {topic!r}"
+    if unit.size != record.size:
+        return f"{at} of {unit.size} bytes", f"one of {record.size} bytes"
+    due = find_property(record.properties, TIMER_OUT_MS.encode())
+    if due is None or not _INTEGER.fullmatch(due):
+        return "", ""  # noted with its record
+    is_marker = find_property(record.properties, TIMER_DELETE_KEY.encode()) is not None
+    is_rolled = int(due) - unit.time_ms >= precision_ms
+    magic = PLAIN | (ROLL if is_rolled else 0) | (DELETE if is_marker else 0)
+    return (
+        f"magic {magic} at a unit for {unit.physical_offset}",
+        f"magic {unit.magic} at a unit for {unit.physical_offset}",
+    )
 
 
 def is_timer_file(root: Path, path: Path) -> bool:

@@ -6,7 +6,8 @@ part               what has to hold
 queue entry        points at a record of that topic and queue; its size, queue offset and tags code are the record's
 queue              has an entry for every record of the log that belongs to it
 extension unit     ``size`` is 20 + bitMapSize; tags code and store time behind an address are the record's
-index file         the header's counts, an older file being full; every entry's previous one, and every slot, as the
+index file         the header's counts, an older file being full, and its times and offsets, by the first and the last
+                   entry; every entry's previous one, and every slot, as the
                    entries in their order make them; the hash is that of a key of the record
 =================  ==================================================================================================
 
@@ -34,7 +35,7 @@ from rmqkit.protocol.record import Record
 from rmqkit.store.dispatcher import request_of
 from rmqkit.store.index.file import ENTRY as INDEX_ENTRY
 from rmqkit.store.index.file import HEADER, SLOT, key_hashes
-from rmqkit.store.index.index import missing_files
+from rmqkit.store.index.index import full_files, missing_files
 from rmqkit.store.log.scan import Buffer
 from rmqkit.store.log.view import LogView, mapped
 from rmqkit.store.offline.bulk_compare import IndexComparison, QueueComparison, Ranges
@@ -169,6 +170,7 @@ class DerivedFiles:
         self._queues = QueueComparison(root / _QUEUE, sizes.queue, self._delays_ms)
         self._index: list[_IndexSpan] | None = None
         self._has_fillers = False
+        self._full_index_files = full_files(root / "index")
         self.ends: dict[tuple[str, str, int], QueueEnd] = {}
 
     def compare(self, arrivals: DispatchColumns) -> None:
@@ -454,7 +456,9 @@ class DerivedFiles:
 
     def _index_file(self, path: Path, comparison: IndexComparison, *, is_newest: bool) -> None:
         entries, count = self._settings.index_entry_count, comparison.index_count
-        least = 1 if self._report.is_live or self._report.is_unclean else 2 if is_newest else entries
+        # After a crash the start deletes a file that was not full, or not on the disk then.
+        is_doubted = self._report.is_live or (self._report.is_unclean and path.name not in self._full_index_files)
+        least = 1 if is_doubted else 2 if is_newest else entries
         if not least <= count <= entries:
             self._report.add(Kind.INDEX_HEADER, path, 36, f"an indexCount from {least} to {entries}", count)
             return
@@ -464,6 +468,8 @@ class DerivedFiles:
             self._compare(place, "previous entry", newest, previous, Kind.INDEX_CHAIN)
             begin_timestamp = comparison.begin_timestamp if number > 1 else None
             self._index_entry(place, hashed, physical_offset, begin_timestamp, seconds)
+        if not is_doubted:
+            self._index_bounds(path, comparison)
         if self._report.is_live:
             return
         for slot, newest, found in comparison.unequal_slots():
@@ -471,6 +477,25 @@ class DerivedFiles:
             self._report.add(Kind.INDEX_CHAIN, path, position, f"newest entry {newest}", found)
         if comparison.slots_used != (used := comparison.chain_count):
             self._report.add(Kind.INDEX_HEADER, path, 32, f"hashSlotCount {used}", comparison.slots_used)
+
+    def _index_bounds(self, path: Path, comparison: IndexComparison) -> None:
+        """Hold the times and offsets of a header against the first and the last entry, and their records."""
+        ends = (
+            (0, "begin", 1, comparison.begin_timestamp, comparison.begin_offset),
+            (8, "end", comparison.index_count - 1, comparison.end_timestamp, comparison.end_offset),
+        )
+        for position, name, number, timestamp, offset in ends:
+            expected = comparison.entry_offset(number)
+            self._compare(
+                _Place(path, position + 16, path.parent), f"{name}PhyOffset", expected, offset, Kind.INDEX_HEADER
+            )
+            record = self._record(expected)
+            if isinstance(record, Record):
+                place = _Place(path, position, path.parent)
+                self._compare(place, f"{name}Timestamp", record.store_timestamp, timestamp, Kind.INDEX_HEADER)
+        if comparison.index_count < self._settings.index_entry_count and comparison.has_more:
+            found = f"{comparison.index_count}, and there is an entry of that number"
+            self._report.add(Kind.INDEX_HEADER, path, 36, "the indexCount of its entries", found)
 
     def _index_entry(
         self, place: _Place, hashed: int, physical_offset: int, begin_timestamp: int | None, seconds: int

@@ -53,14 +53,18 @@ class BatchQueue(ConsumeQueueBase):
         Raises OSError: the disk refused; the queue is as before."""
         if physical_offset + size <= self.max_physical_offset:
             return
+        place = self.topic, self.queue_id
         if base_offset < self.max_offset:  # its topic was deleted and made again: see `ConsumeQueue`
-            _log.warning("%s-%d: numbered anew from %d on", self.topic, self.queue_id, base_offset)
+            forgotten = self.max_offset - max(base_offset, self.min_offset)
+            _log.warning("%s-%d: numbered anew from %d on, %d messages forgotten", *place, base_offset, forgotten)
             self.queue.truncate(max(self.first_index, self.index_of(base_offset - 1) + 1) * BATCH_ENTRY.size)
             self.resume()
         if base_offset > max(self.max_offset, self.next_offset):
             self.on_gap(self)
         if self.first_index == self.end_index:
             self.min_offset = base_offset
+        elif (lost := base_offset - self.max_offset) > 0:
+            _log.warning("%s-%d: %d messages from %d on are not in the log", *place, lost, self.max_offset)
         if self._fd < 0 or self._position == self._file_bytes:
             self._open_last()
         fields = physical_offset, size, tags_code, store_timestamp, base_offset, count, _NOT_COMPACTED, _RESERVED

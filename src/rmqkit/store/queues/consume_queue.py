@@ -131,22 +131,24 @@ class ConsumeQueue(ConsumeQueueBase):
             return
         place = self.topic, self.queue_id
         if queue_offset < self.max_offset:
-            _log.warning("%s-%d: numbered anew from %d on, %d forgotten", *place, queue_offset, self.max_offset - 1)
+            forgotten = self.max_offset - max(queue_offset, self.min_offset)
+            _log.warning("%s-%d: numbered anew from %d on, %d messages forgotten", *place, queue_offset, forgotten)
             self._restart_at(queue_offset)
         elif queue_offset < self.next_offset:  # numbers that were given to messages which the log does not have
-            _log.warning("%s-%d: the log has no messages %d to %d", *place, self.max_offset, queue_offset - 1)
             self.fill_gap(queue_offset, queue_offset - self.max_offset)
         else:
-            last = self.max_offset - 1
-            _log.error("%s-%d: entry %d follows %d, indexed as %d", *place, queue_offset, last, self.max_offset)
+            said = "%s-%d: %d messages from %d on are not in the log: consumers find message %d under the number %d"
+            _log.error(said, *place, queue_offset - self.max_offset, self.max_offset, queue_offset, self.max_offset)
 
     def fill_gap(self, queue_offset: int, gap_max: int) -> None:
         """Append at most so many blank entries up to a number, for messages that are lost; they have no extension unit.
         An entry has to follow: Apache's broker takes the size of a blank that comes last for that of a record.
         Without effect on a queue without files, which begins with any number, and where more are missing.
         Raises OSError: the disk refused; some may have been appended."""
-        if not self.queue.files or queue_offset - self.max_offset > gap_max:
+        if not self.queue.files or not 0 < queue_offset - self.max_offset <= gap_max:
             return
+        said = "%s-%d: %d messages from %d on are not in the log: lost, their entries are blank"
+        _log.warning(said, self.topic, self.queue_id, queue_offset - self.max_offset, self.max_offset)
         ext, self.ext = self.ext, None
         try:
             while (left := queue_offset - self.max_offset) > 0:

@@ -129,6 +129,7 @@ class ConsumeQueues:
             half of the files the process may have open.
         dirty: queues with entries that are not on the disk; filled by the queues, emptied by `sync`.
         deleted_ends: physical offset, by topic, before which its records are those of a deleted one of its name.
+        is_replaying: whether records come again that are not from the log's start on.
         behind: queues that a replay of the end of the log found to lack messages before it.
     """
 
@@ -150,7 +151,7 @@ class ConsumeQueues:
         self.behind: set[ConsumeQueueBase] = set()
         self._on_open = self._make_room  # one bound method for all queues
         self._on_gap = self._note_gap
-        self._is_replaying = False
+        self.is_replaying = False
         self._checked: list[ConsumeQueueBase] = []
         self._syncing = threading.Lock()  # held while a queue waits for the disk, by either thread
         self._failure: OSError | None = None
@@ -238,7 +239,7 @@ class ConsumeQueues:
 
     def finish_recovery(self, min_physical_offset: int) -> None:
         """Rebuild the queue offset table and the min offsets."""
-        self._is_replaying = False
+        self.is_replaying = False
         self.behind.clear()
         for queue in self:
             queue.next_offset = max(queue.max_offset, queue.next_offset)  # it may be ahead: see `queue_ends`
@@ -253,7 +254,7 @@ class ConsumeQueues:
         self, start: int, min_physical_offset: int, is_record: Callable[[ConsumeQueueBase, int, tuple[Any, ...]], bool]
     ) -> None:
         """Drop every entry that a replay of the log from a physical offset on makes again."""
-        self._is_replaying = start > min_physical_offset
+        self.is_replaying = start > min_physical_offset
         for queue in self:
             queue.truncate_for_replay(start, is_record)
             queue.max_physical_offset = max(queue.max_physical_offset, self.deleted_ends.get(queue.topic, -1))
@@ -263,7 +264,7 @@ class ConsumeQueues:
             queue.close()
 
     def _note_gap(self, queue: ConsumeQueueBase) -> None:
-        if self._is_replaying:
+        if self.is_replaying:
             self.behind.add(queue)
 
     def truncate_physical(self, end: int) -> None:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from rmqkit.protocol.record import BLANK_MAGIC
 from rmqkit.store.log.file_queue import FileQueue
 
-__all__ = ["DELETE", "NONE", "ROLL", "UNIT_BYTES", "TimerLog", "Unit"]
+__all__ = ["DELETE", "NONE", "PLAIN", "ROLL", "UNIT_BYTES", "TimerLog", "Unit"]
 
 PLAIN = 1
 ROLL = 2
