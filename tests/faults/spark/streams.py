@@ -48,6 +48,7 @@ from rmqkit.protocol.message import Message
 from tests.faults.client.servers import Servers
 from tests.faults.spark.query import Plan, Query
 from tests.faults.spark.servers import APACHE, OURS, ApacheServers, servers, set_queues
+from tests.spark.session import SMALL
 
 TOPIC = "Streamed"
 QUEUES, QUEUES_LATER = 4, 6
@@ -298,6 +299,7 @@ class Trial:
             sink="parquet",
             sink_options={"path": str(self._folder / "out")},
             checkpoint=str(self._folder / "checkpoint"),
+            conf=dict(SMALL) if self._arguments.small else {},
         )
 
     def _tell(self, text: str) -> None:
@@ -330,6 +332,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--driver-kills", type=int, default=6)
     parser.add_argument("--broker-kills", type=int, default=3)
     parser.add_argument("--per-batch", type=int, default=100_000, help="messages of a batch (100,000)")
+    parser.add_argument("--small", action="store_true", help="settings of Spark that start sooner and run slower")
     parser.add_argument("--flush", choices=["ASYNC_FLUSH", "SYNC_FLUSH"], default="ASYNC_FLUSH")
     return parser.parse_args(arguments)
 
