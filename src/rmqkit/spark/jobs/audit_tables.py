@@ -80,6 +80,8 @@ def _added(parts: Sequence[dict[str, pa.Table]], undercount: int, segments: list
             )
     if "keys" in tables and len(tables["keys"]) > _KEYS_MAX:
         by_count = tables["keys"].sort_by([("messages", "descending")])
+        # A dropped key has at most the count of the first one that is dropped. Each reduction can drop the same key
+        # again, so these bounds add up.
         undercount += by_count["messages"][_KEYS_MAX].as_py()
         tables["keys"] = by_count.slice(0, _KEYS_MAX).combine_chunks()
     return Reduced(tables, undercount, segments)
@@ -134,6 +136,7 @@ def _tables(batch: pa.RecordBatch, period_seconds: int) -> dict[str, pa.Table]:
 def _ranges(topic: pa.Array, values: NDArray[np.int64]) -> pa.Table:
     """Values by their leading bits; all that are below 0 are one range."""
     bits = np.frexp(np.maximum(values, 0).astype("f8"))[1].astype("i8")
+    # The shift is part of the number: without it, ranges of different widths with equal leading bits would be one.
     shift = np.maximum(bits - _FINE_BITS, 0)
     number = np.where(values < 0, -1, (shift << 32) | (values >> shift))
     low, ones = pa.array(values), pa.array(np.ones(len(values), "i8"))

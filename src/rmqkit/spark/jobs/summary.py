@@ -62,6 +62,7 @@ def record_bytes(batch: Any) -> tuple[Any, Any]:
     offset of their record, whose bytes the first one has."""
     import numpy as np
 
+    # Before the first row stands -1 and not 0, which is the offset of the first record of a log.
     is_first = np.diff(batch["commitLogOffset"].to_numpy(), prepend=-1) != 0
     return np.where(is_first, batch["storeSize"].to_numpy(), 0).astype("i8"), is_first
 

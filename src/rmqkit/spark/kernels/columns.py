@@ -105,6 +105,7 @@ def sys_flags(batch: MessageBatch) -> pa.Array:
 
 def to_microseconds(milliseconds: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Times in µs, and which of them are right; a sender's clock may say anything."""
+    # Multiplied as they are, values out of range would wrap to times that look right.
     fits = (milliseconds >= -_MS_MAX) & (milliseconds <= _MS_MAX)
     return np.where(fits, milliseconds, 0) * 1000, fits
 
@@ -113,6 +114,7 @@ def _packed_hosts(records: Records, name: str) -> pa.Array:
     """The packed addresses of a field of all heads."""
     if records.host_bits.any():
         return gather(records.buffer, records.field_at(name), records.field_bytes(name))
+    # A field of a structured array has the stride of the whole head; Arrow reads its buffer without strides.
     packed = np.ascontiguousarray(records.heads[name])
     return pa.Array.from_buffers(pa.binary(packed.itemsize), len(packed), [None, pa.py_buffer(packed)])
 
@@ -128,9 +130,11 @@ def _offset_ids(records: Records) -> pa.Array:
         packed = np.frombuffer(b"".join(hosts.take(pa.array(rows)).to_pylist()), "u1").reshape(-1, width)
         digits[rows, : 2 * (width + 8)] = _hex_digits()[np.hstack((packed, offsets[rows]))].reshape(len(rows), -1)
     ends = np.concatenate(([0], np.cumsum(2 * (host_bytes + 8)))).astype("i4")
-    return pa.Array.from_buffers(
-        pa.string(), len(records), [None, pa.py_buffer(ends), pa.py_buffer(digits[digits != 0])]
-    )
+    # Ids of IPv4 hosts are shorter than the row when IPv6 hosts occur beside them. No digit is the byte 0, so leaving
+    # out zeros closes the gaps; the offsets of the ids count on exactly that many bytes.
+    text = digits[digits != 0]
+    assert len(text) == ends[-1], "every id has two digits per byte"
+    return pa.Array.from_buffers(pa.string(), len(records), [None, pa.py_buffer(ends), pa.py_buffer(text)])
 
 
 @functools.cache

@@ -32,6 +32,8 @@ def gather(
         return pa.array([], pa.binary())
     start, end = int(at[0]), int(at[-1] + lengths[-1])
     assert end - start <= _OFFSET_MAX, "a batch is far smaller than 2 GiB"
+    # Arrow's offsets have 32 bits. "same_kind" lets numpy narrow positions to them, and would wrap larger ones in
+    # silence: the assertion above is what keeps wrong bytes out.
     bounds = np.empty(2 * len(at), "i4")
     np.subtract(at, start, out=bounds[0::2], casting="same_kind")
     np.add(bounds[0::2], lengths, out=bounds[1::2], casting="same_kind")
@@ -42,6 +44,7 @@ def between(buffer: memoryview, bounds: NDArray[np.int32]) -> pa.Array:
     """The values between pairs of ascending positions, like `gather`: from the first to the second, from the third to
     the fourth and so on."""
     count = len(bounds) // 2
+    # One value fewer than bounds: behind the last wanted value no gap follows, and the buffer may end there.
     overlaid = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(bounds), pa.py_buffer(buffer)])
     return overlaid.take(pa.array(_even_numbers(count)))
 
@@ -53,6 +56,8 @@ def _even_numbers(count: int) -> NDArray[np.int32]:
 
 def octets_of(values: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
     """The data of a binary or string array without nulls, and where its values begin and end in it (n + 1 numbers)."""
+    # A sliced array shares the buffers of the whole one, so its offsets begin at values.offset; an empty one may have
+    # no offsets buffer at all.
     _, offsets, data = values.buffers()
     ends = np.frombuffer(offsets, "i4")[values.offset : values.offset + len(values) + 1] if len(values) else _ZERO
     return np.frombuffer(data, "u1") if data is not None else np.empty(0, "u1"), ends
