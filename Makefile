@@ -55,8 +55,8 @@ crash-ha: $(STAMP) ## 100 SIGKILLs for master and slave with bad links between t
 	@$(BIN)/python -m tests.faults.ha.crash $(ARGS)
 
 .PHONY: examples
-examples: $(STAMP) ## twenty times the examples of each property, new ones in each run: an hour; ARGS="tests/store" for a folder
-	@$(PYTEST) --hypothesis-profile=long -m "hypothesis and not spark" --ignore=tests/interop --timeout=3600 $(ARGS)
+examples: $(STAMP) ## twenty times the examples of each property, new ones in each run, and faults by new seeds: an hour; ARGS="tests/store" for a folder
+	@$(PYTEST) --hypothesis-profile=long -m "(hypothesis or faults) and not spark" --ignore=tests/interop --timeout=3600 $(ARGS)
 
 .PHONY: loop-held
 loop-held: $(STAMP) ## every request at its bounds: how long each holds a server's event loop; ARGS="--codes 34,41"

@@ -5,11 +5,13 @@
 ``long``  `LONGER` times as many, others in each run (``make examples``)
 ========  ==================================================================================
 
+Tests that choose at random themselves, when to kill a process for instance, do so from `chosen_seed`, by the same rule.
 How long an example takes, or making one up, is the machine's affair: Hypothesis's limits fail a test on a busy one.
 """
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -30,3 +32,11 @@ def examples(count: int, *, suppress: list[HealthCheck] | None = None, **more: A
     return settings(
         max_examples=count * longer, suppress_health_check=[HealthCheck.too_slow, *(suppress or [])], **more
     )
+
+
+def chosen_seed() -> int:
+    """What a test of random choices starts from: the same in every run, another one in ``make examples``. It is
+    printed, so that a failure shows it."""
+    seed = random.randrange(1 << 30) if settings.get_current_profile_name() == LONG else 4
+    print(f"seed {seed}")
+    return seed

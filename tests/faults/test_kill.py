@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rmqkit.store.settings import FlushDiskType
+from tests.examples import chosen_seed
 from tests.faults.kills import Kills, kill_settings
 
 WAYS: list[Any] = [
@@ -21,8 +22,7 @@ WAYS: list[Any] = [
 @pytest.mark.faults
 @pytest.mark.parametrize(("flush_disk_type", "changes"), WAYS)
 def test_nothing_acknowledged_is_lost(tmp_path: Path, flush_disk_type: FlushDiskType, changes: dict[str, Any]) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+    seed = chosen_seed()
     kills = Kills(tmp_path / "s", kill_settings(flush_disk_type, **changes), random.Random(seed))
     while kills.kills < 3:
         kills.kill()

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples import chosen_seed
 from tests.faults.disk import CutStyle, Recorder
 from tests.faults.power_cut import PowerCuts
 
 WORKLOADS = 5
 CUTS = 6
-_seed = random.randrange(1 << 30)
+_seed = chosen_seed()
 
 
 @pytest.mark.faults

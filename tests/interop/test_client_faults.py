@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.examples import chosen_seed
 from tests.faults.client.outage import ride_out
 from tests.faults.client.storm import CONF, Storm
 from tests.faults.client.trial import Trial
@@ -99,8 +99,7 @@ def test_no_send_fails_while_an_apache_broker_is_killed_and_comes_back(broker: B
 
 @pytest.mark.faults
 def test_a_storm_of_rebalances_at_an_apache_broker_loses_nothing_and_stops_no_queue(broker: Broker) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+    seed = chosen_seed()
     storm = Storm(broker.namesrv_addr, seconds=STORM_SECONDS, seed=seed, rate=200, kills=1, is_ordered=False)
     outcome = asyncio.run(storm.run())
     print(outcome)

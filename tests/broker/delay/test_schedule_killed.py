@@ -19,6 +19,7 @@ from rmqkit.protocol.record import iter_records
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, PullMessageResponse
 from rmqkit.protocol.schemas.send import ConsumerSendBackRequest, SendMessageV2Request
 from rmqkit.remoting.client import RemotingClient
+from tests.examples import chosen_seed
 from tests.interop.standalone import run_standalone
 
 KILLS = 3
@@ -154,8 +155,7 @@ async def _finish(running, traffic):
     ],
 )
 def test_delays_and_retries_survive_kills(tmp_path, flush_disk_type, delay):
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+    seed = chosen_seed()
     chance = random.Random(seed)
     conf = tmp_path / "broker.conf"
     conf.write_text(BROKER_CONF.format(flush_disk_type=flush_disk_type))

@@ -31,6 +31,7 @@ from rmqkit.protocol.schemas.send import (
 )
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.router import Router
+from tests.examples import chosen_seed
 from tests.interop.standalone import run_standalone
 
 KILLS = 3
@@ -168,8 +169,7 @@ async def _finish(running, acknowledged):
 @pytest.mark.faults
 @pytest.mark.parametrize("flush_disk_type", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 def test_transactions_survive_kills(tmp_path, flush_disk_type):
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+    seed = chosen_seed()
     chance = random.Random(seed)
     conf = tmp_path / "broker.conf"
     conf.write_text(BROKER_CONF.format(flush_disk_type=flush_disk_type))

@@ -12,6 +12,7 @@ import pytest
 
 from rmqkit.protocol.command import RESPONSE, Command, FrameSplitter, decode_command, decode_fields, encode_command
 from tests.client.peers import until
+from tests.examples import chosen_seed
 from tests.faults.client.proxy import Cut, Dials, Proxy
 from tests.faults.client.servers import PROXIED_HOST, Servers
 from tests.faults.client.trial import CONF, Trial, on_real_loop
@@ -33,8 +34,7 @@ async def proxied(folder: Path) -> AsyncIterator[tuple[Servers, Proxy]]:
 
 @on_real_loop
 async def test_connections_cut_in_the_middle_of_frames_cost_no_message(tmp_path: Path) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+    seed = chosen_seed()
     chance = random.Random(seed)
     async with proxied(tmp_path) as (servers, proxy):
         async with Trial(servers.namesrv_addr) as trial:
@@ -129,8 +129,7 @@ class Nonsense:
 @on_real_loop
 @pytest.mark.parametrize("is_framed", [False, True], ids=["no frames", "frames"])
 async def test_answers_that_make_no_sense_cost_no_message(tmp_path: Path, is_framed: bool) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+    seed = chosen_seed()
     chance, nonsense = random.Random(seed), []
 
     def garble() -> Callable[[bytes], bytes]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from pathlib import Path
 
 import pytest
 
+from tests.examples import chosen_seed
 from tests.faults.client.servers import Servers
 from tests.faults.client.storm import CHANGES_MIN, CONF, Storm
 
@@ -18,8 +18,7 @@ SECONDS, PROCESSES = 4.0, 2
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("kills", "is_ordered"), [(1, False), (0, True)], ids=["concurrent", "ordered"])
 def test_a_storm_of_rebalances_loses_nothing_and_stops_no_queue(tmp_path: Path, kills: int, is_ordered: bool) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+    seed = chosen_seed()
 
     async def rage() -> None:
         async with Servers(tmp_path, conf=CONF) as servers:

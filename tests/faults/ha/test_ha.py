@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.examples import chosen_seed
 from tests.faults.client.ledger import Acknowledged, Ledger, Place
 from tests.faults.ha.crash import crash
 from tests.faults.ha.history import History, Message, body_of, verdict
@@ -21,8 +21,7 @@ pytestmark = pytest.mark.faults
 
 @pytest.mark.timeout(900)
 def test_four_kills_lose_nothing_acknowledged_and_leave_one_history(tmp_path: Path) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+    seed = chosen_seed()
     outcome = asyncio.run(crash(tmp_path, kills=4, seed=seed))
     print(outcome.table())
     assert outcome.faults == []

@@ -21,6 +21,7 @@ from rmqkit.store.log.transient_pool import TransientPool
 from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 from rmqkit.testing.clock import StandingClock
+from tests.examples import chosen_seed
 from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
 from tests.store.test_flush import wait_until
 
@@ -293,8 +294,7 @@ def run_child(root: Path, first: int) -> None:
 
 @pytest.mark.faults
 def test_killed_process_keeps_what_was_readable(tmp_path: Path) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+    seed = chosen_seed()
     chance = random.Random(seed)
     root, count = tmp_path / "s", 0
     for _ in range(3):
