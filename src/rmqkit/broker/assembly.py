@@ -200,6 +200,8 @@ class Assembly:
             *(() if context.timer is None else (context.timer,)),
         ):
             table.load()
+        if self.slave is not None:
+            context.offsets.begin_copying()
         context.store.open()
         # Both look into the log: a timer is brought to where it ends, check points of pops are read from it.
         if context.timer is not None:

@@ -10,6 +10,7 @@ import asyncio
 
 import pytest
 
+from rmqkit.broker.replication.tables import SlaveSync
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.protocol.codes import ResponseCode
 from tests.broker.groups_of_brokers import Brokers
@@ -81,6 +82,38 @@ async def test_what_a_slave_has_not_got_is_not_acknowledged_and_its_copy_goes_on
         assert sorted(popped) == [("12", 0), ("4", 1), ("8", 0)], "the ack that the slave had is known"
         # What memory is done with counts once more for a moment when the log is followed between check point and ack.
         await until(lambda: not pending(brokers, "a-0"), "acks of all messages", 30)
+        await client.client.close()
+
+
+@pytest.mark.real_time
+async def test_what_is_in_flight_is_not_popped_again_where_its_slave_goes_on_with_older_offsets(tmp_path, monkeypatch):
+    copy, is_late, in_vain = SlaveSync._copy_offsets, False, 0
+
+    async def copy_in_time(sync, master):
+        nonlocal in_vain
+        if is_late:
+            in_vain += 1
+        else:
+            await copy(sync, master)
+
+    monkeypatch.setattr(SlaveSync, "_copy_offsets", copy_in_time)
+    monkeypatch.setattr("rmqkit.broker.pop.service._WRITING_MS", 0)  # the slave stops soon after the pop
+    async with Brokers(tmp_path, in_sync_replicas=2, slave_timeout_ms=60_000) as brokers:
+        client = await filled(brokers, b"0", b"4")
+        brokers.context("a-0").offsets.commit("other", "T", 0, 1)
+        await until(lambda: brokers.context("a-1").offsets.get("other", "T", 0) == 1, "an offset that was copied", 30)
+        is_late = True
+        await until(lambda: in_vain, "the last copy has ended", 30)
+        assert list(await pop(client, "a", max_msg_nums=1, invisible_time=60_000)) == ["0"]
+        await client.client.close()
+        for name in ("a-1", "a-0"):
+            await brokers.stop(name)
+
+        (tmp_path / "a-0").rename(tmp_path / "lost")
+        (tmp_path / "a-1").rename(tmp_path / "a-0")
+        brokers.settings["in_sync_replicas"] = 1
+        client = Client((await brokers.start("a-0")).address)
+        assert list(await pop(client, "a", max_msg_nums=8)) == ["4"]
         await client.client.close()
 
 

@@ -213,7 +213,9 @@ def test_without_escape_what_is_due_waits_for_the_master(tmp_path, caplog):
 
 def test_the_table_of_an_acting_master_is_newer_than_the_one_it_copied(tmp_path):
     async def scenario(group):
-        group.offsets.merge(ConsumerOffsets(DataVersion(7, 0, group.clock.ms), {}, {"T@g": {0: 5}}))
+        group.offsets.merge(
+            ConsumerOffsets(DataVersion(7, 0, group.clock.ms), {}, {"T@g": {0: 5}}), asked_ms=group.clock.ms
+        )
         group.clock.ms += 1
         acting = group.acting()
         await acting.apply_members({1: OWN})

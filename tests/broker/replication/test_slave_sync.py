@@ -430,11 +430,13 @@ def test_offsets_committed_while_the_master_is_away_stay_until_it_knows_better(t
     for topic, offset in (("T", 5), ("U", 6)):
         slave.offsets.commit("g", topic, 0, offset)
     slave.offsets.persist()
-    slave.offsets.merge(decode_as(b'{"offsetTable":{"T@g":{0:3}}}', type(slave.offsets.contents)))  # as 4.9 sends it
+    slave.offsets.merge(
+        decode_as(b'{"offsetTable":{"T@g":{0:3}}}', type(slave.offsets.contents)), asked_ms=0
+    )  # as 4.9 sends it
     assert slave.offsets.contents.offset_table == {"T@g": {0: 3}, "U@g": {0: 6}}
     assert slave.offsets.is_dirty
     slave.offsets.persist()
-    slave.offsets.merge(decode_as(b'{"offsetTable":{"T@g":{0:3}}}', type(slave.offsets.contents)))
+    slave.offsets.merge(decode_as(b'{"offsetTable":{"T@g":{0:3}}}', type(slave.offsets.contents)), asked_ms=0)
     assert not slave.offsets.is_dirty
 
 

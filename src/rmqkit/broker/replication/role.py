@@ -120,7 +120,14 @@ class SlaveRole:
         tls: ClientTls | None = None,
     ) -> None:
         self.tables = SlaveSync(
-            context.topics, context.groups, context.offsets, context.schedule, client, store_root, context.timer
+            context.topics,
+            context.groups,
+            context.offsets,
+            context.schedule,
+            client,
+            store_root,
+            context.timer,
+            context.clock,
         )
         self.log = HaSlave(
             context.store,

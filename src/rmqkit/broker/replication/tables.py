@@ -37,6 +37,7 @@ from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.tables.groups import GroupTable, request_modes_file
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
+from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import BodyError, ConnectFailed, RmqError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, request
@@ -79,12 +80,14 @@ class SlaveSync:
         client: RemotingClient,
         store_root: Path,
         timer: Timer | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
         self._schedule = schedule
         self._timer = timer
+        self._clock = clock
         self._calls = BrokerCalls(client, _TIMEOUT_MS)
         self._modes_file = request_modes_file(store_root)
         self._modes: MessageRequestModes | None = None
@@ -199,9 +202,10 @@ class SlaveSync:
             _log.info("took over %d topics of %s", len(copied.topic_config_table), master)
 
     async def _copy_offsets(self, master: str) -> None:
+        asked_ms = self._clock.now_ms()
         copied = await self._calls.consumer_offsets(master)
         if master == self._master:
-            self._offsets.merge(copied)
+            self._offsets.merge(copied, asked_ms=asked_ms)
 
     async def _copy_delay_offsets(self, master: str) -> None:
         copied = await self._calls.delay_offsets(master)

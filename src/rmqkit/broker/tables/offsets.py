@@ -11,6 +11,7 @@ Source: behaviour.md §5; store.md §9.2, §9.3.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 
@@ -42,6 +43,8 @@ class OffsetTable(LazyTable):
         self._pulled: dict[tuple[str, str, int], int] = {}
         self._data_version = DataVersion()
         self._commits = 0
+        self._asked_ms: int | None = None
+        self._snapshot_asked_ms: int | None = None
 
     def load(self) -> None:
         stored: ConsumerOffsets | None
@@ -54,6 +57,18 @@ class OffsetTable(LazyTable):
             if isinstance(stored, LightOffsets):
                 self._table |= {key: {0: offset} for key, offset in stored.lmq_offset_table.items()}
             self._data_version = stored.data_version or DataVersion()
+
+    def begin_copying(self) -> None:
+        """Be a slave's table, which knows of what its master committed until it was asked last. The time of its file
+        says until when, as a master's does: a broker that becomes master with it compares that with times of pops."""
+        path = self._file.path
+        self._asked_ms = path.stat().st_mtime_ns // 1_000_000 if path.exists() else 0
+
+    def write(self, snapshot: ConsumerOffsets) -> None:
+        asked_ms = self._snapshot_asked_ms
+        super().write(snapshot)
+        if asked_ms is not None:
+            os.utime(self._file.path, ns=(asked_ms * 1_000_000, asked_ms * 1_000_000))
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         """Go and Node clients commit -1 for a queue that they found nothing in: it is kept, and no offset."""
@@ -131,8 +146,10 @@ class OffsetTable(LazyTable):
             self._table[topic + _SEPARATOR + target] = dict(offsets)
             self._is_dirty = True
 
-    def merge(self, copied: ConsumerOffsets) -> None:
-        """Take over the master's offsets; what it knows nothing of stays. Source: behaviour.md §10.1."""
+    def merge(self, copied: ConsumerOffsets, *, asked_ms: int) -> None:
+        """Take over the master's offsets; what it knows nothing of stays. ``asked_ms``: when it was asked for them.
+        Source: behaviour.md §10.1."""
+        self._asked_ms = asked_ms
         changed = {key: queues for key, queues in copied.offset_table.items() if self._table.get(key) != queues}
         self._table |= changed
         self._data_version = copied.data_version or self._data_version
@@ -173,6 +190,7 @@ class OffsetTable(LazyTable):
     def snapshot(self) -> ConsumerOffsets:
         """`contents`, to be written elsewhere."""
         self._is_dirty = False
+        self._snapshot_asked_ms = self._asked_ms  # what is copied while this one is written is not in its file
         contents = self.contents
         if not self._has_light:
             return contents
