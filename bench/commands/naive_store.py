@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rmqkit.protocol.properties import decode_properties, java_hash
 from rmqkit.protocol.record import HEAD_FIELDS, MAGIC_V1
-from rmqkit.store.put_message import PutMessage
+from rmqkit.store.inner_message import PutMessage
 
 __all__ = ["NaiveStore", "naive_walk"]
 

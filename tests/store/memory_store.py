@@ -32,7 +32,7 @@ from rmqkit.protocol.record import (
 )
 from rmqkit.store.dispatcher import DispatchRequest, queue_tags_code
 from rmqkit.store.index.index import KeyQuery
-from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
+from rmqkit.store.inner_message import PutMessage, PutResult, PutStatus
 from rmqkit.store.queues.queue_ext import ExtUnit
 from rmqkit.store.queues.table import topic_fault
 from rmqkit.store.reader import EntryTest, GetResult, GetStatus

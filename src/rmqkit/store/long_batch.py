@@ -44,7 +44,7 @@ from rmqkit.protocol.record import (
     with_room_for_crc,
 )
 from rmqkit.store.dispatcher import DispatchRequest, queue_tags_code
-from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
+from rmqkit.store.inner_message import PutMessage, PutResult, PutStatus
 
 __all__ = ["LongBatch", "is_long"]
 

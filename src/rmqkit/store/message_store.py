@@ -31,6 +31,7 @@ from rmqkit.store.files import StoreLock, check_room, make_directory, sync_direc
 from rmqkit.store.flush import Flusher
 from rmqkit.store.index.file import keys_of
 from rmqkit.store.index.index import KeyQuery, MessageIndex
+from rmqkit.store.inner_message import PutMessage, PutResult, PutStatus
 from rmqkit.store.log.checkpoint import Checkpoint
 from rmqkit.store.log.commit_log import CommitLog, LogStart
 from rmqkit.store.log.recovery import LogEnd, find_log_end
@@ -38,7 +39,6 @@ from rmqkit.store.log.remains import check_heads, is_filler, keep_remains, tell_
 from rmqkit.store.log.scan import RECORD_BYTES_MIN, Records
 from rmqkit.store.long_batch import LongBatch
 from rmqkit.store.put import Appender
-from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
 from rmqkit.store.queue_recovery import mend_after_crash, mend_queues, tell_odd_queues
 from rmqkit.store.queues.base import ConsumeQueueBase
 from rmqkit.store.queues.consume_queue import ConsumeQueue

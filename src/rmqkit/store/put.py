@@ -44,10 +44,10 @@ from rmqkit.protocol.record import (
 )
 from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, queue_tags_code
 from rmqkit.store.flush import Flusher
+from rmqkit.store.inner_message import PutMessage, PutResult, PutStatus
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.mapped_file import SECTOR_BYTES
 from rmqkit.store.long_batch import LongBatch
-from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
 from rmqkit.store.queues.base import ConsumeQueueBase
 from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import ConsumeQueue
