@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rmqkit.protocol.record import pack_host
-from rmqkit.store.message_store import MessageStore, PutMessage, PutStatus
+from rmqkit.store.message_store import InnerMessage, MessageStore, PutStatus
 from rmqkit.store.offline.check import stat, verify
 from rmqkit.store.settings import StoreSettings
 
@@ -42,7 +42,7 @@ def fill(root: Path, is_indexed: bool, store_bytes: int, body_bytes: int) -> Non
     body = os.urandom(body_bytes)
     i = 0
     while store.max_physical_offset < store_bytes:
-        put = PutMessage(f"T{i % 3}", i % QUEUES // 3, body, PROPERTIES % (i, i), 0, 0, 1_700_000_000_000, HOST, HOST)
+        put = InnerMessage(f"T{i % 3}", i % QUEUES // 3, body, PROPERTIES % (i, i), 0, 0, 1_700_000_000_000, HOST, HOST)
         assert store.put(put).status is PutStatus.OK
         i += 1
     time.sleep(2)  # the queue flush thread writes the checkpoint

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from rmqkit.protocol.record import pack_host
-from rmqkit.store.message_store import MessageStore, PutMessage, PutStatus
+from rmqkit.store.message_store import InnerMessage, MessageStore, PutStatus
 from rmqkit.store.settings import StoreSettings
 
 HOST = pack_host("127.0.0.1", 10911)
@@ -45,7 +45,7 @@ def put_all(store: MessageStore, queues: range) -> int:
     """Put one message into each queue; returns the most files open meanwhile."""
     most = 0
     for number in queues:
-        message = PutMessage(*place(number), b"x" * 100, b"TAGS\x01TagA\x02", 0, 0, 1_700_000_000_000, HOST, HOST)
+        message = InnerMessage(*place(number), b"x" * 100, b"TAGS\x01TagA\x02", 0, 0, 1_700_000_000_000, HOST, HOST)
         put = store.put(message)
         assert put.status is PutStatus.OK, f"queue {number}: {put}"
         if number % 500 == 0:

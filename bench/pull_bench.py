@@ -39,7 +39,7 @@ from rmqkit.protocol.schemas.clients import ConsumerData, MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
 from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.standalone import Standalone
-from rmqkit.store.message_store import PutMessage
+from rmqkit.store.message_store import InnerMessage
 from rmqkit.store.settings import StoreSettings
 
 PROPERTIES = b"a\x017\x02region\x01hangzhou\x02TAGS\x01TagA\x02UNIQ_KEY\x017F0000010001\x02"
@@ -78,9 +78,9 @@ def _best_us(work: Callable[[], Any], count: int, rounds: int) -> float:
     return round(best, 3)
 
 
-def _message(topic: str, queue_id: int, body: bytes = b"x" * 1024) -> PutMessage:
-    return PutMessage(
-        topic=topic, queue_id=queue_id, body=body, properties=PROPERTIES, flag=0, sys_flag=0,
+def _message(topic: str, queue_id: int, body: bytes = b"x" * 1024) -> InnerMessage:
+    return InnerMessage(
+        topic=topic, queue_id=queue_id, body=body, string=PROPERTIES, flag=0, sys_flag=0,
         born_timestamp=0, born_host=bytes(8), store_host=bytes(8), reconsume_times=0,
     )  # fmt: skip
 

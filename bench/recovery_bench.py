@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 
 from rmqkit.protocol.record import pack_host
-from rmqkit.store.message_store import MessageStore, PutMessage, PutStatus
+from rmqkit.store.message_store import InnerMessage, MessageStore, PutStatus
 from rmqkit.store.settings import StoreSettings
 
 HOST = pack_host("127.0.0.1", 10911)
@@ -41,7 +41,7 @@ def new_store(root: Path) -> MessageStore:
 
 
 def put(store: MessageStore, topic: str, queue_id: int, body: bytes, properties: bytes) -> None:
-    message = PutMessage(topic, queue_id, body, properties, 0, 0, BORN_MS, HOST, HOST)
+    message = InnerMessage(topic, queue_id, body, properties, 0, 0, BORN_MS, HOST, HOST)
     result = store.put(message)
     assert result.status is PutStatus.OK, result
 

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rmqkit.protocol.record import pack_host
-from rmqkit.store.message_store import MessageStore, PutMessage, PutStatus
+from rmqkit.store.message_store import InnerMessage, MessageStore, PutStatus
 from rmqkit.store.settings import StoreSettings
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -264,7 +264,7 @@ def pool(folder: Path, count: int, rounds: int) -> Figures:
         store = MessageStore(root, settings)
         store.open()
         body, taken = random.Random(SEED).randbytes(RECORD_BYTES), []
-        messages = [PutMessage("Bench", i, body, b"TAGS\x01TagA\x02", 0, 0, 0, HOST, HOST) for i in range(4)]
+        messages = [InnerMessage("Bench", i, body, b"TAGS\x01TagA\x02", 0, 0, 0, HOST, HOST) for i in range(4)]
         cpu = time.thread_time()
         for number in range(count):
             began = time.perf_counter()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rmqkit.protocol.properties import decode_properties, java_hash
 from rmqkit.protocol.record import HEAD_FIELDS, MAGIC_V1
-from rmqkit.store.inner_message import PutMessage
+from rmqkit.store.inner_message import InnerMessage
 
 __all__ = ["NaiveStore", "naive_walk"]
 
@@ -38,7 +38,7 @@ class NaiveStore:
         for descriptor in (self._log, self._index, *self._queues.values()):
             os.close(descriptor)
 
-    def put(self, message: PutMessage, *, sync: bool = False) -> None:
+    def put(self, message: InnerMessage, *, sync: bool = False) -> None:
         """Append a record and its queue entry."""
         key = message.topic, message.queue_id
         queue_offset = self._next.get(key, 0)
@@ -50,7 +50,7 @@ class NaiveStore:
         self._next[key] = queue_offset + 1
         self._end += len(record)
 
-    def put_batch(self, message: PutMessage) -> None:
+    def put_batch(self, message: InnerMessage) -> None:
         """Put every message of a batch body."""
         body, position = message.body, 0
         while position < len(body):
@@ -62,7 +62,9 @@ class NaiveStore:
             properties = body[position + 2 : position + 2 + properties_bytes]
             position += 2 + properties_bytes
             hosts = message.born_host, message.store_host
-            self.put(PutMessage(message.topic, message.queue_id, member, properties, flag, message.sys_flag, 0, *hosts))
+            self.put(
+                InnerMessage(message.topic, message.queue_id, member, properties, flag, message.sys_flag, 0, *hosts)
+            )
 
     def dispatch(
         self, topic: str, queue_id: int, physical_offset: int, size: int, properties: bytes, *, index: bool = False
@@ -97,7 +99,7 @@ class NaiveStore:
         return records
 
 
-def _encode(message: PutMessage, queue_offset: int, physical_offset: int) -> bytes:
+def _encode(message: InnerMessage, queue_offset: int, physical_offset: int) -> bytes:
     topic = message.topic.encode()
     tail = struct.pack(">i", len(message.body)) + message.body + struct.pack(">b", len(topic)) + topic
     tail += struct.pack(">h", len(message.properties)) + message.properties

@@ -25,7 +25,7 @@ from rmqkit.protocol.record import BatchEntry, encode_batch, pack_host
 from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, queue_tags_code
 from rmqkit.store.index.index import MessageIndex
 from rmqkit.store.log.scan import Records, crc_matches, walk
-from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
+from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, PutStatus
 from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 
@@ -82,7 +82,7 @@ class _Bench:
     def _naive(self) -> closing[NaiveStore]:
         return closing(NaiveStore(next(self._names)))
 
-    def _put(self, put: Callable[[PutMessage], PutResult | None], messages: Sequence[PutMessage]) -> int:
+    def _put(self, put: Callable[[InnerMessage], PutResult | None], messages: Sequence[InnerMessage]) -> int:
         for message in messages:
             done = put(message)
             assert done is None or done.status is PutStatus.OK
@@ -106,7 +106,7 @@ class _Bench:
         alone = self._messages[:_ALONE_MAX]
         is_durable = threading.Event()
 
-        def put_waiting(store: MessageStore, waiters: int, messages: Sequence[PutMessage]) -> int:
+        def put_waiting(store: MessageStore, waiters: int, messages: Sequence[InnerMessage]) -> int:
             """Puts of so many producers, each of which waits for its message before it sends the next."""
             waiting: deque[int] = deque()
             for message in messages:
@@ -236,8 +236,8 @@ def _verify(log: mmap.mmap, end: int, *, check_crc: bool = False) -> int:
     return body_bytes if check_crc else count
 
 
-def _message(queue_id: int, body: bytes, properties: bytes) -> PutMessage:
-    return PutMessage(_TOPIC, queue_id, body, properties, 0, 0, 1_700_000_000_000, _HOST, _HOST)
+def _message(queue_id: int, body: bytes, properties: bytes) -> InnerMessage:
+    return InnerMessage(_TOPIC, queue_id, body, properties, 0, 0, 1_700_000_000_000, _HOST, _HOST)
 
 
 def _figure(

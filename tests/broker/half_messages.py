@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from rmqkit.broker.messages import parsed, to_half
+from rmqkit.broker.messages import to_half
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.clients import ClientTable, Member
 from rmqkit.broker.tables.filters import FilterTable
@@ -66,7 +66,7 @@ class HalfMessages:
         """Put a half message that is born now; returns what the store says."""
         born = {"born_timestamp": self.clock.ms, **properties}
         prepared = message(topic, queue_id, body, TRAN_MSG="true", PGROUP=group, UNIQ_KEY=f"K-{body.decode()}", **born)
-        return self.store.put(to_half(parsed(prepared)).encoded())
+        return self.store.put(to_half(prepared))
 
     def round(self, after_ms=0):
         self.clock.ms += after_ms

@@ -29,7 +29,7 @@ from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Reques
 from rmqkit.protocol.templates import SendShape
 from rmqkit.remoting.server import ListenFailed
 from rmqkit.standalone import Standalone
-from rmqkit.store.message_store import DispatchRequest, PutMessage, PutResult, PutStatus
+from rmqkit.store.message_store import DispatchRequest, InnerMessage, PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import Cluster
 
@@ -200,18 +200,18 @@ def test_the_kind_of_a_message_is_in_its_properties(properties, kind):
 def test_a_run_counts_as_its_messages_do_one_by_one(sent):
     v1 = SendMessageRequest("p", "T", "TBW102", 4, 0, 0, 0, 0, "", 0)
     v2 = SendMessageV2Request("p", "T", "TBW102", 4, 0, 0, 0, 0, "", 0)
-    shapes = [SendShape(h, None, None, False, p, None) for h, p in ((v1, PLAIN), (v2, PLAIN), (v2, ORDERED))]
+    shapes = [SendShape(h, None, None, p, None) for h, p in ((v1, PLAIN), (v2, PLAIN), (v2, ORDERED))]
     together, alone = Counts(SYSTEM_CLOCK), Counts(SYSTEM_CLOCK)
     run, stored, at = [], [], 0
     for place, size in sent:
-        message = PutMessage("T", 0, b"", shapes[place].properties % ((b"k",) * (place // 2 + 1)), 0, 0, 0, b"", b"")
-        run.append((message, b"0", b"", b"1", shapes[place]))
+        message = InnerMessage("T", 0, b"", shapes[place].properties % ((b"k",) * (place // 2 + 1)), 0, 0, 0, b"", b"")
+        run.append(shapes[place])
         stored.append(DispatchRequest("T", 0, len(stored), 0, 0, at, size, 0, message.properties))
         alone.put(message, PutResult(PutStatus.OK, at, at + size))
         at += size
     together.run(run, stored, 1.0)
     assert seen(together) == seen(alone)
-    together.answered_late([plain[4] for plain in run], ResponseCode.FLUSH_DISK_TIMEOUT, 1.0)
+    together.answered_late(run, ResponseCode.FLUSH_DISK_TIMEOUT, 1.0)
     v1_count = sum(place == 0 for place, _ in sent)
     wanted = {RequestCode.SEND_MESSAGE: v1_count, RequestCode.SEND_MESSAGE_V2: len(sent) - v1_count}
     assert {key[:2]: sum(found.counts) for key, found in together.meter.latency.items()} == {

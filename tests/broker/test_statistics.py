@@ -8,7 +8,7 @@ import pytest
 
 from rmqkit.broker.statistics import SAMPLE_SECONDS, Statistics
 from rmqkit.protocol.names import is_system_topic
-from rmqkit.store.message_store import PutMessage, PutResult, PutStatus
+from rmqkit.store.message_store import InnerMessage, PutResult, PutStatus
 from rmqkit.testing.clock import StandingClock
 
 NOON_MS = int(datetime(2026, 11, 21, 12).timestamp() * 1000)
@@ -126,7 +126,7 @@ def test_what_is_deleted_is_forgotten(statistics, queues):
 
 
 def message(topic, queue_id=0, properties=b""):
-    return PutMessage(topic, queue_id, b"", properties, 0, 0, 0, b"", b"")
+    return InnerMessage(topic, queue_id, b"", properties, 0, 0, 0, b"", b"")
 
 
 def stored(size):

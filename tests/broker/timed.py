@@ -7,7 +7,6 @@ import shutil
 from contextlib import asynccontextmanager
 
 from rmqkit.broker.delay.timer import Timer, schedule_timed
-from rmqkit.broker.messages import parsed
 from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.store.message_store import MessageStore, PutStatus
@@ -52,9 +51,9 @@ class Timed:
 
     def put(self, body=b"x", *, topic="T", **properties):
         one = message(topic, 1, body, **properties)
-        kept = schedule_timed(self.timer, parsed(one))
+        kept = schedule_timed(self.timer, one)
         assert not isinstance(kept, tuple)
-        one = kept.encoded()
+        one = kept
         assert self.store.put(one).status is PutStatus.OK
         self.store.request_flush()
         return one

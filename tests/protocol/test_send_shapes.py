@@ -19,7 +19,7 @@ from rmqkit.protocol.command import (
     encode_command,
     header_fields,
 )
-from rmqkit.protocol.properties import decode_properties, encode_properties, in_stored_order
+from rmqkit.protocol.properties import decode_properties, encode_properties, find_keys, in_stored_order
 from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Request
 from rmqkit.protocol.templates import SendShapes, learn_shape
 
@@ -50,22 +50,20 @@ def read(shape, frame):
     match = shape.match(frame.header)
     if match is None:
         return None
-    queue_id, born_timestamp, opaque, unique_key, tags = shape.read(match.groups())
+    queue_id, born_timestamp, opaque, *keys = shape.read(match.groups())
     sent = msgspec.structs.replace(
         shape.header, queue_id=int(queue_id), born_timestamp=int(born_timestamp), properties=None
     )
-    tags = tags.decode() if shape.has_tags else None
-    return sent, int(opaque), unique_key.decode(), tags, shape.properties % shape.values(match.groups())
+    return sent, int(opaque), tuple(keys), shape.properties % shape.values(match.groups())
 
 
 def read_plainly(frame):
     command = decode_command(frame)
     sent = decode_header(command, SendMessageRequest if command.code == 10 else SendMessageV2Request)
-    properties = decode_properties(sent.properties.encode())
     ended = sent.properties.encode().removesuffix(b"\x02") + b"\x02"
     stored = in_stored_order(ended + STAMPS)
     bare = msgspec.structs.replace(sent, properties=None)
-    return bare, command.opaque, properties["UNIQ_KEY"], properties.get("TAGS"), stored
+    return bare, command.opaque, find_keys(stored), stored
 
 
 def test_the_header_of_a_java_producer_is_read():

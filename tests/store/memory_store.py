@@ -32,7 +32,7 @@ from rmqkit.protocol.record import (
 )
 from rmqkit.store.dispatcher import DispatchRequest, queue_tags_code
 from rmqkit.store.index.index import KeyQuery
-from rmqkit.store.inner_message import PutMessage, PutResult, PutStatus
+from rmqkit.store.inner_message import InnerMessage, PutResult, PutStatus
 from rmqkit.store.queues.queue_ext import ExtUnit
 from rmqkit.store.queues.table import topic_fault
 from rmqkit.store.reader import EntryTest, GetResult, GetStatus
@@ -98,14 +98,14 @@ class MemoryStore:
 
     # ---- putting
 
-    def put(self, message: PutMessage) -> PutResult:
+    def put(self, message: InnerMessage) -> PutResult:
         """Append one message."""
         return self._put(message, [BatchEntry(message.body, message.properties, message.flag)])
 
-    def put_run(self, messages: list[PutMessage]) -> None:
+    def put_run(self, messages: list[InnerMessage]) -> None:
         """Lists gain nothing from it: messages are put one by one."""
 
-    def put_batch(self, message: PutMessage) -> PutResult:
+    def put_batch(self, message: InnerMessage) -> PutResult:
         """Append the members of a wire batch body, all or nothing."""
         try:
             entries = decode_batch(message.body)
@@ -116,7 +116,7 @@ class MemoryStore:
             appended.physical_offsets = tuple(at for at in self._log if at >= appended.physical_offset)
         return appended
 
-    def _put(self, message: PutMessage, entries: list[BatchEntry]) -> PutResult:
+    def _put(self, message: InnerMessage, entries: list[BatchEntry]) -> PutResult:
         status, reason = self._refusal(message, entries)
         if status is not PutStatus.OK:
             return PutResult(status, reason=reason)
@@ -133,7 +133,7 @@ class MemoryStore:
             self._on_arrival(arrivals)
         return PutResult(PutStatus.OK, start, self.max_physical_offset, first, now)
 
-    def _append(self, message: PutMessage, entry: BatchEntry, queue_offset: int, now_ms: int) -> DispatchRequest:
+    def _append(self, message: InnerMessage, entry: BatchEntry, queue_offset: int, now_ms: int) -> DispatchRequest:
         place, at = (message.topic, message.queue_id), self.max_physical_offset
         record = _record(message, entry, queue_offset, at, now_ms)
         record = seal(record) if self._trailer_bytes else record
@@ -152,7 +152,7 @@ class MemoryStore:
         self.min_physical_offset = max(0, self.min_physical_offset)
         return self.max_physical_offset
 
-    def _refusal(self, message: PutMessage, entries: list[BatchEntry]) -> tuple[PutStatus, str]:
+    def _refusal(self, message: InnerMessage, entries: list[BatchEntry]) -> tuple[PutStatus, str]:
         if not self.is_writable:
             return PutStatus.SERVICE_NOT_AVAILABLE, "the store is closed"
         if reason := topic_fault(message.topic, message.queue_id):
@@ -295,9 +295,9 @@ class MemoryStore:
             self._min_offsets[place] = sum(one.physical_offset < physical_offset for one in queue)
 
 
-def _record(message: PutMessage, entry: BatchEntry, queue_offset: int, physical_offset: int, now_ms: int) -> bytes:
+def _record(message: InnerMessage, entry: BatchEntry, queue_offset: int, physical_offset: int, now_ms: int) -> bytes:
     """The bytes of one message of a put."""
-    others = ("topic", "body", "properties", "flag", "tags_code")
+    others = ("topic", "body", "string", "flag", "keys", "values")
     same = {name: value for name, value in asdict(message).items() if name not in others}
     return encode_record(
         topic=message.topic.encode(),

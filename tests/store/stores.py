@@ -12,7 +12,7 @@ from typing import Any
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import Record, decode_record, pack_host
 from rmqkit.settings import load
-from rmqkit.store.message_store import GetResult, MessageStore, PutMessage, PutResult, PutStatus
+from rmqkit.store.message_store import GetResult, InnerMessage, MessageStore, PutResult, PutStatus
 from rmqkit.store.settings import StoreSettings
 from tests.golden_stores import GoldenStore
 
@@ -23,9 +23,11 @@ BORN_MS = 1_700_000_000_000
 
 def message(
     topic: str = "TopicTest", queue_id: int = 0, body: bytes = b"hello", **properties: str | int | bytes
-) -> PutMessage:
-    """A message; keyword arguments that are fields of `PutMessage` set those, the others are properties."""
-    fields: dict[str, Any] = {name: properties.pop(name) for name in PutMessage.__struct_fields__ if name in properties}
+) -> InnerMessage:
+    """A message; keyword arguments that are fields of `InnerMessage` set those, the others are properties."""
+    fields: dict[str, Any] = {
+        name: properties.pop(name) for name in InnerMessage.__struct_fields__ if name in properties
+    }
     encoded = encode_properties({name: str(value) for name, value in properties.items()})
     defaults: dict[str, Any] = {
         "flag": 0,
@@ -33,9 +35,9 @@ def message(
         "born_timestamp": BORN_MS,
         "born_host": HOST,
         "store_host": HOST,
-        "properties": encoded,
+        "string": encoded,
     }
-    return PutMessage(topic, queue_id, body, **(defaults | fields))
+    return InnerMessage(topic, queue_id, body, **(defaults | fields))
 
 
 def small_settings(**changes: Any) -> StoreSettings:
@@ -67,7 +69,7 @@ def opened(root: Path, settings: StoreSettings | None = None, **options: Any) ->
         store.close()
 
 
-def put_all(store: MessageStore, *messages: PutMessage) -> list[PutResult]:
+def put_all(store: MessageStore, *messages: InnerMessage) -> list[PutResult]:
     """Put messages that have to be taken."""
     results = [store.put(one) for one in messages]
     assert [one.status for one in results] == [PutStatus.OK] * len(messages), results

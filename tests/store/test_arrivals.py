@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rmqkit.protocol.names import SCHEDULE_TOPIC
+from rmqkit.protocol.properties import find_keys
 from rmqkit.protocol.record import INNER_BATCH, TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from rmqkit.store.bulk import DispatchColumns
 from rmqkit.store.dispatcher import request_of
@@ -88,7 +89,7 @@ def assert_as_one_by_one(run: DispatchColumns) -> None:
             (row, hashed)
             for row, record in enumerate(records)
             if record.sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK
-            for hashed in key_hashes(record.topic, record.properties, with_tags=with_tags)
+            for hashed in key_hashes(record.topic, find_keys(record.properties), with_tags=with_tags)
         ]
     in_no_queue = (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK)
     grouped = {(topic, queue_id): rows.tolist() for topic, queue_id, rows in run.groups()}

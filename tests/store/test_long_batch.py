@@ -13,7 +13,7 @@ from rmqkit.protocol.record import BatchEntry, encode_batch, is_long_batch
 from rmqkit.store import long_batch
 from rmqkit.store.dispatcher import DispatchRequest
 from rmqkit.store.long_batch import LongBatch
-from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
+from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 from rmqkit.testing.clock import StandingClock
 from tests.examples import examples
@@ -27,7 +27,7 @@ SEALED = StoreSettings(
 )
 
 
-def put_in_steps(store: MessageStore, one: PutMessage, *between: PutMessage) -> tuple[PutResult, LongBatch]:
+def put_in_steps(store: MessageStore, one: InnerMessage, *between: InnerMessage) -> tuple[PutResult, LongBatch]:
     """Put a long batch; other messages are put between its steps."""
     batch, others = LongBatch(one), iter(between)
     for _ in store.prepare(batch):
@@ -39,7 +39,7 @@ def put_in_steps(store: MessageStore, one: PutMessage, *between: PutMessage) -> 
     return result, batch
 
 
-def batch_of(count: int, **fields: object) -> PutMessage:
+def batch_of(count: int, **fields: object) -> InnerMessage:
     return message(body=encode_batch([BatchEntry(b"%d" % i, b"KEYS\x01k%d\x02" % i) for i in range(count)]), **fields)
 
 

@@ -209,8 +209,8 @@ def test_prepared_and_rolled_back_records_get_no_number(tmp_path: Path, sys_flag
         ({"topic": ""}, PutStatus.MESSAGE_ILLEGAL, "cannot be the name of a directory"),
         ({"queue_id": -1}, PutStatus.MESSAGE_ILLEGAL, "queue id -1 is negative"),
         ({"body": bytes(2001)}, PutStatus.MESSAGE_ILLEGAL, "body of 2001 bytes, maxMessageSize is 2000"),
-        ({"properties": bytes(32768)}, PutStatus.PROPERTIES_SIZE_EXCEEDED, "properties of 32768 bytes, at most 32767"),
-        ({"body": bytes(1900), "properties": b"p" * 2000}, PutStatus.MESSAGE_ILLEGAL, "fit into no log file"),
+        ({"string": bytes(32768)}, PutStatus.PROPERTIES_SIZE_EXCEEDED, "properties of 32768 bytes, at most 32767"),
+        ({"body": bytes(1900), "string": b"p" * 2000}, PutStatus.MESSAGE_ILLEGAL, "fit into no log file"),
     ],
 )
 def test_illegal_message_is_refused_and_leaves_no_trace(
@@ -371,7 +371,7 @@ def test_batch_is_one_write_and_one_piece_of_news(tmp_path: Path, monkeypatch: p
 def test_sealed_batch_is_that_of_sealed_messages(tmp_path: Path) -> None:
     settings, tags = small_settings(append_property_crc=True), b"TAGS\x01TagA"
     with opened(tmp_path / "s", settings, clock=StandingClock()) as store:
-        put_all(store, message(body=b"a", properties=tags), message(body=b"", properties=b""))
+        put_all(store, message(body=b"a", string=tags), message(body=b"", string=b""))
         store.put_batch(batch_of(BatchEntry(b"a", tags), BatchEntry(b"", b"")))
         records = [bytes(record) for record in store.get("TopicTest", 0, 0, count_max=4).records]
         assert all(map(has_sound_crc, records))

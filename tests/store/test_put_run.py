@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.protocol.properties import tags_code
 from rmqkit.store.dispatcher import DispatchRequest
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 from rmqkit.testing.clock import StandingClock
@@ -22,7 +21,7 @@ LARGE = StoreSettings(commit_log_file_bytes=1 << 20, consume_queue_file_bytes=20
 
 
 def plain(topic="TopicTest", queue_id=0, tags="a", **fields):
-    return message(topic, queue_id, TAGS=tags, KEYS="k", tags_code=tags_code(tags), **fields)
+    return message(topic, queue_id, TAGS=tags, KEYS="k", keys=(b"", b"k", tags.encode()), **fields)
 
 
 def files(root: Path) -> dict[str, str]:
@@ -99,8 +98,8 @@ def test_a_run_is_one_write_to_the_log_and_one_to_each_queue(tmp_path: Path, mon
         plain(sys_flag=4),
         plain(sys_flag=0x80),
         plain(body=bytes(5000)),
-        plain(properties=b"a\x01" + b"x" * 600 + b"\x02"),
-        plain(properties=b"a\x01b\0"),
+        plain(string=b"a\x01" + b"x" * 600 + b"\x02"),
+        plain(string=b"a\x01b\0"),
         plain(queue_id=1 << 40),
         plain(reconsume_times=1 << 40),
     ],

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rmqkit.protocol.properties import encode_properties, tags_code
 from rmqkit.protocol.record import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, BatchEntry, encode_batch
-from rmqkit.store.message_store import GetResult, GetStatus, MessageStore, PutMessage, PutResult, PutStatus
+from rmqkit.store.message_store import GetResult, GetStatus, InnerMessage, MessageStore, PutResult, PutStatus
 from rmqkit.store.queues.queue_ext import ExtUnit
 from rmqkit.store.settings import StoreSettings
 from rmqkit.testing.clock import StandingClock
@@ -111,7 +111,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     # ---- putting
 
-    def put_into_both(self, one: PutMessage, put: Callable[[Store, PutMessage], PutResult]) -> PutResult:
+    def put_into_both(self, one: InnerMessage, put: Callable[[Store, InnerMessage], PutResult]) -> PutResult:
         result, expected = put(self.store, one), put(self.model, one)
         assert result.status is expected.status, (result, expected)
         if result.status is PutStatus.OK:
@@ -122,13 +122,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(place=places, body=bodies, tag=tags, key=keys, kind=kinds)
     def put(self, place: tuple[str, int], body: bytes, tag: str, key: str, kind: int) -> None:
-        one = message(*place, body=body, properties=properties_of(tag, key), sys_flag=kind)
+        one = message(*place, body=body, string=properties_of(tag, key), sys_flag=kind)
         assert self.put_into_both(one, lambda store, one: store.put(one)).status is PutStatus.OK
 
     @rule(run=st.lists(st.tuples(places, bodies, tags, keys), min_size=1, max_size=5))
     def put_run(self, run: list[tuple[tuple[str, int], bytes, str, str]]) -> None:
         messages = [
-            message(*place, body=body, properties=properties_of(tag, key), tags_code=tags_code(tag))
+            message(*place, body=body, string=properties_of(tag, key), keys=(b"", key.encode(), tag.encode()))
             for place, body, tag, key in run
         ]
         stored = self.store.put_run(messages)
@@ -157,13 +157,13 @@ class StoreMachine(RuleBasedStateMachine):
         wrong=st.sampled_from(
             [
                 message(body=bytes(BODY_BYTES_MAX * 4 + 201)),
-                message(properties=b"x" * 32768),
+                message(string=b"x" * 32768),
                 message(topic=".."),
                 message(queue_id=-1),
             ]
         )
     )
-    def put_what_is_refused(self, wrong: PutMessage) -> None:
+    def put_what_is_refused(self, wrong: InnerMessage) -> None:
         assert self.put_into_both(wrong, lambda store, one: store.put(one)).status is not PutStatus.OK
 
     @rule(broken=st.binary(max_size=40))

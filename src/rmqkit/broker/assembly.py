@@ -69,8 +69,8 @@ from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.tls import ClientTls, ServerTls
 from rmqkit.settings import Configuration
-from rmqkit.store.message_store import DispatchRequest, MessageStore, PutMessage, PutResult
-from rmqkit.store.settings import FlushDiskType, StoreSettings, parse_delay_levels
+from rmqkit.store.message_store import DispatchRequest, InnerMessage, MessageStore, PutResult
+from rmqkit.store.settings import FlushDiskType, StoreSettings
 
 if TYPE_CHECKING:
     from rmqkit.broker.counts import Counts
@@ -340,7 +340,7 @@ class Assembly:
         """A flush round ended; called from the flush thread."""
         (self.durability if self.slave is None else self.slave.log).flushed(durable_offset, error)
 
-    def _level_delivered(self, message: PutMessage, put: PutResult) -> None:
+    def _level_delivered(self, message: InnerMessage, put: PutResult) -> None:
         """A message whose delay level is over was put where it belongs."""
         self.context.statistics.delivered(message, put)
         if self.counts is not None:

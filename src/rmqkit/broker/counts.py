@@ -11,7 +11,7 @@ retry topic; half messages are counted from the start on. Loop only, but for ``f
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,16 +25,12 @@ from rmqkit.protocol.record import Record, batch_bounds
 from rmqkit.protocol.schemas.send import SendMessageRequest
 from rmqkit.protocol.templates import SendShape
 from rmqkit.remoting.exporter import Meter, MeteredConnection
-from rmqkit.store.message_store import DispatchRequest, PutMessage, PutResult, PutStatus
+from rmqkit.store.message_store import DispatchRequest, InnerMessage, PutResult, PutStatus
 
-__all__ = ["NOT_COUNTED", "Counts", "Noted", "PlainSend", "text"]
+__all__ = ["NOT_COUNTED", "Counts", "Noted", "text"]
 
 # How topics begin whose messages count neither as coming nor as given away.
 NOT_COUNTED = (names.RETRY_PREFIX, names.DLQ_PREFIX)
-
-# A message, and what its answer repeats: queue id in digits, unique key, opaque in digits; the shape it had; a recall
-# handle of one for a time.
-PlainSend = tuple[PutMessage, bytes, bytes, bytes, SendShape, bytes]
 
 _Key = tuple[str, ...]
 _SCHEDULE = (names.SCHEDULE_TOPIC, "SCHEDULE_CONSUMER")
@@ -129,11 +125,11 @@ class Counts:
 
     # ---- messages that come
 
-    def run(self, run: list[PlainSend], stored: list[DispatchRequest], ms: float | None) -> None:
-        """Count plain sends of any shapes that were stored with one write, and the ms until they were answered, if
+    def run(self, shapes: Iterable[SendShape], stored: list[DispatchRequest], ms: float | None) -> None:
+        """Count plain sends of any ``shapes`` that were stored with one write, and the ms until they were answered, if
         they are. What comes all day, runs of one shape, is noted in `by_shape` without a call."""
-        for plain, one in zip(run, stored, strict=True):
-            noted = self.by_shape.get(plain[4]) or self._of(plain[4])
+        for shape, one in zip(shapes, stored, strict=True):
+            noted = self.by_shape.get(shape) or self._of(shape)
             # Folded before it is noted: nobody folds while a shape rests, and its memory is bounded all the same.
             if len(noted.stored) >= _NOTED_MAX:
                 noted.fold()
@@ -147,7 +143,7 @@ class Counts:
         for shape, count in Counter(shapes).items():
             self.meter.latency[_code_of(shape), response_code, False, "success"].observe(ms, count)
 
-    def put(self, message: PutMessage, put: PutResult, count: int = 1) -> None:
+    def put(self, message: InnerMessage, put: PutResult, count: int = 1) -> None:
         """Count a message that was stored for a producer. ``count``: its messages, where it is a batch."""
         if put.status is not PutStatus.OK:
             return
@@ -158,7 +154,7 @@ class Counts:
         if message.topic == names.HALF_TOPIC:
             self.totals["rocketmq_half_messages"][_real_topic(message.properties),] += 1
 
-    def put_batch(self, message: PutMessage, put: PutResult) -> None:
+    def put_batch(self, message: InnerMessage, put: PutResult) -> None:
         """`put` for the body of a batch, also where it is stored as one record."""
         count = len(put.physical_offsets)
         self.put(message, put, count if count > 1 else max(1, len(batch_bounds(message.body))))
@@ -171,13 +167,13 @@ class Counts:
         for topic, properties, size, count in puts:
             self.came[topic, kind_of(properties)].add(size, count)
 
-    def delivered(self, message: PutMessage, put: PutResult) -> None:
+    def delivered(self, message: InnerMessage, put: PutResult) -> None:
         """Count a delayed message that was put where it belongs."""
         self.totals["rocketmq_messages_out_total"][_SCHEDULE] += 1
         self.totals["rocketmq_throughput_out_total"][_SCHEDULE] += put.end_offset - put.physical_offset
         self._note(message, put, 1)
 
-    def _note(self, message: PutMessage, put: PutResult, count: int) -> None:
+    def _note(self, message: InnerMessage, put: PutResult, count: int) -> None:
         self._puts.append((message.topic, message.properties, put.end_offset - put.physical_offset, count))
         if len(self._puts) >= _PUTS_MAX:
             self.fold()
@@ -214,7 +210,7 @@ class Counts:
             seconds = (self._clock.now_ms() - half.born_timestamp) // 1000
             self._observe("rocketmq_finish_message_latency", topic, seconds)
 
-    def given_up(self, message: PutMessage) -> None:
+    def given_up(self, message: InnerMessage) -> None:
         """Count a dead letter; other messages and those that somebody sends there himself are none."""
         if message.topic.startswith(names.DLQ_PREFIX) and message.reconsume_times:
             topic = (find_property(message.properties, b"RETRY_TOPIC") or b"").decode("utf-8", "replace")

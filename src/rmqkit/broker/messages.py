@@ -1,8 +1,8 @@
 """A message between its request and the log, and what it becomes on its way (``MessageExtBrokerInner``).
 
-A handler decodes a request, or a stored record, into an `InnerMessage`, whose properties are taken apart once. Each
-step below takes one and returns another; nobody changes one in place. `InnerMessage.encoded` joins the properties
-again, in the order in which a broker stores them, and the store gets that.
+A request, plain or special, and a stored record become an `InnerMessage`, whose properties are taken apart once, and
+only where a step asks for them. Each step below takes one and returns another; nobody changes one in place. The store
+gets the last one, and with it the properties joined again in the order in which a broker stores them.
 
 =================  ==========================  =================================================================
 step               goes to                     properties
@@ -27,23 +27,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from msgspec import Struct
-
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.properties import PROPERTY_CRC, decode_properties, encode_in_stored_order
 from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_MASK, Record
-from rmqkit.store.message_store import PutMessage
+from rmqkit.store.message_store import InnerMessage
 
 __all__ = [
     "TIMER_NAMES",
-    "InnerMessage",
     "changed",
     "committed",
     "is_half",
     "message_from",
     "number",
-    "parsed",
     "real_place",
     "to_dead_letters",
     "to_delay_level",
@@ -62,55 +58,6 @@ _INTEGER = re.compile(r"\+?[0-9]{1,10}", re.ASCII)
 _NO_PRIORITY = frozenset((property_names.DELAY, property_names.SHARDING_KEY, *TIMER_NAMES))
 
 
-class InnerMessage(Struct, gc=False):
-    """A message that is to be put, with its properties as names and values; not changed once it is made."""
-
-    topic: str
-    queue_id: int
-    body: bytes
-    properties: dict[str, str]
-    flag: int
-    sys_flag: int
-    born_timestamp: int
-    born_host: bytes
-    store_host: bytes
-    reconsume_times: int = 0
-    prepared_transaction_offset: int = 0
-
-    def encoded(self) -> PutMessage:
-        """What the store takes. Raises ValueError: a property holds the separator 0x02."""
-        return PutMessage(
-            self.topic,
-            self.queue_id,
-            self.body,
-            encode_in_stored_order(self.properties),
-            self.flag,
-            self.sys_flag,
-            self.born_timestamp,
-            self.born_host,
-            self.store_host,
-            self.reconsume_times,
-            self.prepared_transaction_offset,
-        )
-
-
-def parsed(message: PutMessage) -> InnerMessage:
-    """A message whose properties are joined, with its properties taken apart."""
-    return InnerMessage(
-        message.topic,
-        message.queue_id,
-        message.body,
-        decode_properties(message.properties),
-        message.flag,
-        message.sys_flag,
-        message.born_timestamp,
-        message.born_host,
-        message.store_host,
-        message.reconsume_times,
-        message.prepared_transaction_offset,
-    )
-
-
 def changed(
     message: InnerMessage,
     changes: Mapping[str, str | None],
@@ -124,7 +71,7 @@ def changed(
         message.topic if topic is None else topic,
         message.queue_id if queue_id is None else queue_id,
         message.body,
-        _merged(message.properties, changes),
+        None,
         message.flag,
         message.sys_flag if sys_flag is None else sys_flag,
         message.born_timestamp,
@@ -132,6 +79,8 @@ def changed(
         message.store_host,
         message.reconsume_times,
         message.prepared_transaction_offset,
+        None,
+        _merged(message.parsed, changes),
     )
 
 
@@ -145,18 +94,20 @@ def message_from(
     reconsume_times: int | None = None,
     store_host: bytes | None = None,
     prepared_transaction_offset: int = 0,
-) -> PutMessage:
+) -> InnerMessage:
     """The message to put for a stored one.
     ``changes``: properties to set, or with None to remove; without changes the stored string is taken as it is.
     ``sys_flag``, ``reconsume_times``, ``store_host``: in place of the record's."""
     properties = record.properties
+    values = None
     if changes or _PROPERTY_CRC in properties:
-        properties = with_changes(properties, {PROPERTY_CRC: None, **(changes or {})})
-    return PutMessage(
+        values = _merged(decode_properties(properties), {PROPERTY_CRC: None, **(changes or {})})
+    return InnerMessage(
         topic=topic,
         queue_id=queue_id,
         body=record.body,
-        properties=properties,
+        string=None if values is not None else properties,
+        values=values,
         flag=record.flag,
         sys_flag=record.sys_flag if sys_flag is None else sys_flag,
         born_timestamp=record.born_timestamp,
@@ -190,7 +141,7 @@ def to_priority(message: InnerMessage, queue_count: int) -> InnerMessage:
     One of another kind (of a transaction, delayed, timed, with a sharding key) keeps its queue and loses the priority;
     a negative priority, or no 32-bit number, is kept and means nothing. The topic's type matters only when messages
     are popped."""
-    properties = message.properties
+    properties = message.parsed
     text = properties.get(property_names.PRIORITY, "")
     priority = int(text) if _INTEGER.fullmatch(text) else -1
     if not 0 <= priority <= _INT_MAX:
@@ -219,7 +170,7 @@ def to_timer(message: InnerMessage, out_ms: int) -> InnerMessage:
 
 def is_half(message: InnerMessage) -> bool:
     """Whether a producer means a message as a half message; one that is retried with a delay is none any more."""
-    properties = message.properties
+    properties = message.parsed
     if properties.get(property_names.TRANSACTION_PREPARED, "").lower() != "true":
         return False
     delay = properties.get(property_names.DELAY) if message.reconsume_times > 0 else None
@@ -228,7 +179,7 @@ def is_half(message: InnerMessage) -> bool:
 
 def to_half(message: InnerMessage) -> InnerMessage:
     """The half message that is stored for a message of a transaction. Source: store.md §19.2."""
-    unique_key = message.properties.get(property_names.UNIQ_KEY)
+    unique_key = message.parsed.get(property_names.UNIQ_KEY)
     changes = {property_names.TRANSACTION_ID: unique_key, **_real_place_of(message)}
     sys_flag = message.sys_flag & ~TRANSACTION_MASK
     return changed(message, changes, topic=names.HALF_TOPIC, queue_id=0, sys_flag=sys_flag)
@@ -243,12 +194,11 @@ def committed(half: Record) -> InnerMessage | None:
         sys_flag=half.sys_flag & ~TRANSACTION_MASK | TRANSACTION_COMMIT,
         prepared_transaction_offset=half.physical_offset,
     )
-    message = parsed(kept)
-    place = real_place(message.properties)
+    place = real_place(kept.parsed)
     if place is None:
         return None
     changes = {property_names.REAL_TOPIC: None, property_names.REAL_QUEUE_ID: None}
-    return changed(message, changes, topic=place[0], queue_id=place[1])
+    return changed(kept, changes, topic=place[0], queue_id=place[1])
 
 
 def _real_place_of(message: InnerMessage) -> dict[str, str]:

@@ -39,10 +39,9 @@ from datetime import date
 
 from rmqkit.clock import Clock
 from rmqkit.protocol import names
-from rmqkit.protocol.properties import DELAY, decode_properties
+from rmqkit.protocol.properties import DELAY
 from rmqkit.protocol.schemas.offsets import BrokerStatsData, StatsItem
-from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
-from rmqkit.store.settings import delay_level
+from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, PutStatus
 
 # What the tools show, and the largest ms of each.
 _PUT_SPANS = {
@@ -188,7 +187,7 @@ class Statistics:
             put[1] += int(ms) * count  # whole ms, as Java counts: the reference's averages are the same
         self.put_times.add(ms, count)
 
-    def sent_one(self, message: PutMessage, put: PutResult, ms: float, count: int = 1) -> None:
+    def sent_one(self, message: InnerMessage, put: PutResult, ms: float, count: int = 1) -> None:
         """`sent` for what one request brought. ``count``: its messages, where it is a batch."""
         if put.status is not PutStatus.OK:
             self.puts_failed += 1
@@ -197,22 +196,22 @@ class Statistics:
         if count > 1:
             self._together[message.topic, message.queue_id] += count - 1
 
-    def moved(self, message: PutMessage, put: PutResult) -> None:
+    def moved(self, message: InnerMessage, put: PutResult) -> None:
         """Note a message that the broker put where it belongs: nobody waited for it."""
         if put.status is PutStatus.OK:
             self.sent(message.topic, self._size(message, put), 0.0)
             self._inner[message.topic, message.queue_id] += 1
 
-    def delivered(self, message: PutMessage, put: PutResult) -> None:
+    def delivered(self, message: InnerMessage, put: PutResult) -> None:
         """`moved` for one that had a delay level."""
         self.moved(message, put)
-        level = delay_level(decode_properties(message.properties).get(DELAY))
+        level = delay_level(message.parsed.get(DELAY))
         for key, of in (("", "GROUP"), (f"@{level - 1}", "QUEUE")):
             key = f"{names.SCHEDULE_TOPIC}{key}@SCHEDULE_CONSUMER"
             self.add(f"{of}_GET_NUMS", key)
             self.add(f"{of}_GET_SIZE", key, put.end_offset - put.physical_offset)
 
-    def sent_back(self, message: PutMessage, put: PutResult, *, topic: str, group: str, owner: str) -> None:
+    def sent_back(self, message: InnerMessage, put: PutResult, *, topic: str, group: str, owner: str) -> None:
         """Note a message that a group gave back; where it is a dead letter now, its topic's puts do not count it."""
         self.add("SNDBCK_PUT_NUMS", f"{topic}@{group}")
         if not message.topic.startswith(names.DLQ_PREFIX):
@@ -222,7 +221,7 @@ class Statistics:
         self.add("SNDBCK2DLQ_TIMES", f"{owner}@{topic}@{group}@SEND_BACK_TO_DLQ")
         self._dead[message.topic, message.queue_id] += 1
 
-    def _size(self, message: PutMessage, put: PutResult) -> int:
+    def _size(self, message: InnerMessage, put: PutResult) -> int:
         """The bytes of a message that was put; queues of the delay topic are counted one by one."""
         size = put.end_offset - put.physical_offset
         if message.topic == names.SCHEDULE_TOPIC:

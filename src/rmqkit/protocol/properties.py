@@ -13,6 +13,7 @@ Source: store.md "Conventions", remoting.md §6.4.4.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 
@@ -21,6 +22,12 @@ _NAME_END = "\x01"
 _ENTRY_END = "\x02"
 _ENTRY_END_BYTES = b"\x02"
 _MAP_BUCKETS = 128
+_KEYS = re.compile(rb"(?:^|\x02)(UNIQ_KEY|KEYS|TAGS)\x01([^\x02]+)")
+"""Finds what `find_property` finds, for all three names at once; tested equal."""
+
+Keys = tuple[bytes, bytes, bytes]
+"""Values of UNIQ_KEY, KEYS and TAGS, empty where a message has none: what it is found by, and its tag code."""
+NO_KEYS: Keys = b"", b"", b""
 
 KEYS = "KEYS"
 TAGS = "TAGS"
@@ -123,6 +130,12 @@ def find_property(encoded: bytes, name: bytes) -> bytes | None:
         return value
     earlier = decode_properties(encoded).get(name.decode())  # an empty duplicate does not hide an earlier value
     return None if earlier is None else earlier.encode()
+
+
+def find_keys(encoded: bytes) -> Keys:
+    """UNIQ_KEY, KEYS and TAGS out of a property string, in one pass."""
+    get = dict(_KEYS.findall(encoded)).get
+    return get(b"UNIQ_KEY", b""), get(b"KEYS", b""), get(b"TAGS", b"")
 
 
 def encode_in_stored_order(properties: Mapping[str, str]) -> bytes:

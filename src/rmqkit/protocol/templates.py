@@ -100,8 +100,7 @@ class SendShape(Struct, frozen=True, gc=False, eq=False):
     Attributes:
         header: the one it was learned from; all but queue id, born timestamp and properties holds for the others.
         match: matches a whole header; its groups are the open values.
-        read: takes digits of queue id, born timestamp and opaque, unique key and tags out of the groups.
-        has_tags: whether there are tags; what `read` says of them is another value otherwise.
+        read: takes digits of queue id, born timestamp and opaque, then UNIQ_KEY, KEYS and TAGS out of the groups.
         properties: what is stored, with a ``%b`` for each of the values that `values` takes out of the groups.
         asks: of a message for a time, which group says it, and in what unit (`_TIMES`); `values` takes the time it is
             kept until out of one group more.
@@ -109,8 +108,7 @@ class SendShape(Struct, frozen=True, gc=False, eq=False):
 
     header: SendMessageRequest
     match: Callable[[bytes], re.Match[bytes] | None]
-    read: Callable[[tuple[bytes, ...]], tuple[bytes, bytes, bytes, bytes, bytes]]
-    has_tags: bool
+    read: Callable[[tuple[bytes, ...]], tuple[bytes, bytes, bytes, bytes, bytes, bytes]]
     properties: bytes
     values: Callable[[tuple[bytes, ...]], Any]
     asks: tuple[int, int] | None = None
@@ -176,19 +174,20 @@ def learn_shape(frame: Frame, stamps: bytes, not_plain: Collection[str]) -> Send
         closed, at = frame.header[at:start], end
         pattern += re.escape(closed) + _PATTERNS.get(key, b"(%b)" % _TEXT)
         other += closed + (b"%d" % _NUMBERS[key] if isinstance(key, str) else _OTHER)
-    match = re.compile(pattern + re.escape(frame.header[at:])).fullmatch
+    # The last group is always empty: it stands for the keys that these messages have not.
+    match = re.compile(pattern + re.escape(frame.header[at:]) + rb"()").fullmatch
     if _plain_header(other + frame.header[at:]) != _with_others(header, names):
         return None
     asks = next(((places[name], unit_ms) for name, unit_ms in _TIMES.items() if name in places), None)
     if asks is not None:
-        stamps = _KEPT % (len(opened), header[0].topic.encode(), places["queue_id"]) + stamps
+        stamps = _KEPT % (len(opened) + 1, header[0].topic.encode(), places["queue_id"]) + stamps
     stored = in_stored_order(b"".join([b"%b\x01\0%d\0\x02" % (name, places[name]) for name in names]) + stamps)
     order = re.findall(rb"\0(\d+)\0", stored)
-    tags_at = places.get(b"TAGS")
-    read = itemgetter(*[places[number] for number in _NUMBERS], places[b"UNIQ_KEY"], tags_at or 0)
+    told: tuple[str | bytes, ...] = (*_NUMBERS, b"UNIQ_KEY", b"KEYS", b"TAGS")
+    read = itemgetter(*[places.get(name, len(opened)) for name in told])
     properties = re.sub(rb"\0\d+\0", b"%b", stored.replace(b"%", b"%%"))
     sent = msgspec.structs.replace(header[0], queue_id=0)
-    return SendShape(sent, match, read, tags_at is not None, properties, itemgetter(*map(int, order)), asks)
+    return SendShape(sent, match, read, properties, itemgetter(*map(int, order)), asks)
 
 
 def _open_values(header: bytes) -> list[tuple[str | bytes, int, int]]:

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from rmqkit.protocol.names import SCHEDULE_TOPIC
-from rmqkit.protocol.properties import encoded_tags_code, find_property
+from rmqkit.protocol.properties import Keys, encoded_tags_code, find_property
 from rmqkit.protocol.record import (
     INNER_BATCH,
     TRANSACTION_COMMIT,
@@ -56,6 +56,7 @@ class DispatchRequest(Struct, gc=False):
         physical_offset, size: where the record lies in the log, in bytes.
         properties: the stored property string.
         batch_count: messages in the record, for an inner batch; its ``queue_offset`` is the first one's.
+        keys: what the index enters, where the put knew it; else it is read out of ``properties``.
     """
 
     topic: str
@@ -68,20 +69,26 @@ class DispatchRequest(Struct, gc=False):
     sys_flag: int
     properties: bytes
     batch_count: int = 1
+    keys: Keys | None = None
 
 
-def queue_tags_code(topic: str, properties: bytes, store_timestamp: int, delays_ms: tuple[int, ...]) -> int:
-    """The tag code of a record: the hash of TAGS, in the delay topic the delivery time. Source: store.md §4.2."""
+def queue_tags_code(
+    topic: str, properties: bytes, store_timestamp: int, delays_ms: tuple[int, ...], tags: bytes | None = None
+) -> int:
+    """The tag code of a record: the hash of TAGS, in the delay topic the delivery time. Source: store.md §4.2.
+    ``tags``: the value of TAGS where it is known, empty for none."""
     if topic == SCHEDULE_TOPIC:
         level = _delay_level(properties)
         if level > 0:
             return delivery_time(delays_ms, level, store_timestamp)
+    if tags is not None:
+        return encoded_tags_code(tags)
     at = properties.rfind(_TAGS)
     if at < 0 and not properties.startswith(_TAGS[1:]):
         return 0
     start = at + len(_TAGS)
     end = properties.find(b"\x02", start)
-    tags: bytes | None = properties[start:] if end < 0 else properties[start:end]
+    tags = properties[start:] if end < 0 else properties[start:end]
     if at < 0 or not tags:
         tags = find_property(properties, b"TAGS")
     return 0 if tags is None else encoded_tags_code(tags)

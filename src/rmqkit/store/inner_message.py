@@ -7,7 +7,17 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-__all__ = ["PutMessage", "PutResult", "PutStatus"]
+from rmqkit.protocol.properties import (
+    KEYS,
+    TAGS,
+    UNIQ_KEY,
+    Keys,
+    decode_properties,
+    encode_in_stored_order,
+    find_keys,
+)
+
+__all__ = ["InnerMessage", "PutResult", "PutStatus"]
 
 
 class PutStatus(enum.Enum):
@@ -24,20 +34,22 @@ class PutStatus(enum.Enum):
     LIGHT_QUEUES_EXCEEDED = "LMQ_CONSUME_QUEUE_NUM_EXCEEDED"
 
 
-class PutMessage(Struct, gc=False):
-    """A message to store.
+class InnerMessage(Struct, gc=False):
+    """A message between its request and the log, plain or special; taken apart at most once, joined at most once.
 
     Attributes:
         body: as it is to be stored; for `MessageStore.put_batch` the wire batch body.
-        properties: encoded property string.
+        string: its property string; None while only ``values`` say it.
         born_host, store_host: packed IP and port, 8 or 20 bytes.
-        tags_code: of its TAGS, where the sender knows it and that there is no INNER_NUM; else it is worked out.
+        keys: its UNIQ_KEY, KEYS and TAGS where the sender knows them and that there is no INNER_NUM; else they are
+            looked for once, by `index_keys`.
+        values: its properties by name; None while nobody asked for `parsed`. Never changed: steps make new ones.
     """
 
     topic: str
     queue_id: int
     body: bytes
-    properties: bytes
+    string: bytes | None
     flag: int
     sys_flag: int
     born_timestamp: int
@@ -45,7 +57,39 @@ class PutMessage(Struct, gc=False):
     store_host: bytes
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
-    tags_code: int | None = None
+    keys: Keys | None = None
+    values: dict[str, str] | None = None
+
+    @property
+    def properties(self) -> bytes:
+        """The property string. Raises ValueError: a value holds the separator 0x02."""
+        if self.string is None:
+            assert self.values is not None, "a message says its properties in one of both forms"
+            self.string = encode_in_stored_order(self.values)
+        return self.string
+
+    @property
+    def parsed(self) -> dict[str, str]:
+        """The properties by name; not to be changed."""
+        if self.values is None:
+            self.values = decode_properties(self.properties)
+        return self.values
+
+    def index_keys(self) -> Keys:
+        """What the tag code and the index entries are made of."""
+        if self.keys is None:
+            values = self.values
+            if values is None:
+                self.keys = find_keys(self.properties)
+            else:
+                get = values.get
+                unique_key, words, tags = get(UNIQ_KEY, ""), get(KEYS, ""), get(TAGS, "")
+                self.keys = (
+                    unique_key.encode("utf-8", "replace"),
+                    words.encode("utf-8", "replace"),
+                    tags.encode("utf-8", "replace"),
+                )
+        return self.keys
 
 
 class PutResult(Struct, gc=False):

@@ -44,7 +44,7 @@ from rmqkit.protocol.record import (
     with_room_for_crc,
 )
 from rmqkit.store.dispatcher import DispatchRequest, queue_tags_code
-from rmqkit.store.inner_message import PutMessage, PutResult, PutStatus
+from rmqkit.store.inner_message import InnerMessage, PutResult, PutStatus
 
 __all__ = ["LongBatch", "is_long"]
 
@@ -88,7 +88,7 @@ class LongBatch:
         refused: why it cannot be put, None if it can.
     """
 
-    def __init__(self, message: PutMessage) -> None:
+    def __init__(self, message: InnerMessage) -> None:
         self.message = message
         self.count = 0
         self.is_encoded = False

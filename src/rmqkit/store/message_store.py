@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import islice
 from pathlib import Path
@@ -31,7 +31,7 @@ from rmqkit.store.files import StoreLock, check_room, make_directory, sync_direc
 from rmqkit.store.flush import Flusher
 from rmqkit.store.index.file import keys_of
 from rmqkit.store.index.index import KeyQuery, MessageIndex
-from rmqkit.store.inner_message import PutMessage, PutResult, PutStatus
+from rmqkit.store.inner_message import InnerMessage, PutResult, PutStatus
 from rmqkit.store.log.checkpoint import Checkpoint
 from rmqkit.store.log.commit_log import CommitLog, LogStart
 from rmqkit.store.log.recovery import LogEnd, find_log_end
@@ -56,9 +56,9 @@ __all__ = [
     "DispatchRequest",
     "GetResult",
     "GetStatus",
+    "InnerMessage",
     "KeyQuery",
     "MessageStore",
-    "PutMessage",
     "PutResult",
     "PutStatus",
     "RetentionRound",
@@ -440,15 +440,15 @@ class MessageStore:
 
     # ---- putting
 
-    def put(self, message: PutMessage) -> PutResult:
+    def put(self, message: InnerMessage) -> PutResult:
         """Append one message; readable when this returns (SYNC_FLUSH: when durable; with the pool: when committed)."""
         return self._appender.put(message)
 
-    def put_run(self, messages: list[PutMessage]) -> list[DispatchRequest] | None:
+    def put_run(self, messages: Sequence[InnerMessage]) -> list[DispatchRequest] | None:
         """Append plain messages of one sender with one write; None, with nothing done, when each has to be put."""
         return self._appender.put_run(messages)
 
-    def put_batch(self, message: PutMessage) -> PutResult:
+    def put_batch(self, message: InnerMessage) -> PutResult:
         """Append a wire batch body, all or nothing: its members, or one inner batch for a batch topic."""
         return self._appender.put_batch(message)
 

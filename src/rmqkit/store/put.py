@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate, pairwise
 
@@ -22,7 +22,7 @@ import msgspec
 from rmqkit.clock import Clock
 from rmqkit.errors import BodyError
 from rmqkit.protocol.names import RETRY_PREFIX
-from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, find_property, in_stored_order
+from rmqkit.protocol.properties import NO_KEYS, PROPERTIES_BYTES_MAX, encoded_tags_code, find_property, in_stored_order
 from rmqkit.protocol.record import (
     BATCH_ENTRY_BYTES_MIN,
     BLANK_BYTES,
@@ -44,7 +44,7 @@ from rmqkit.protocol.record import (
 )
 from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, queue_tags_code
 from rmqkit.store.flush import Flusher
-from rmqkit.store.inner_message import PutMessage, PutResult, PutStatus
+from rmqkit.store.inner_message import InnerMessage, PutResult, PutStatus
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.mapped_file import SECTOR_BYTES
 from rmqkit.store.long_batch import LongBatch
@@ -127,7 +127,7 @@ class Appender:
     def _readable_offset(self) -> int:
         return self._flusher.durable_offset if self._is_sync else self._commit_log.committed_offset
 
-    def put(self, message: PutMessage) -> PutResult:
+    def put(self, message: InnerMessage) -> PutResult:
         """Append one message; readable when this returns (SYNC_FLUSH: when durable; with the pool: when committed)."""
         queue = self._queues.table.get((message.topic, message.queue_id))
         refused = self._refuse(message, is_new=queue is None)
@@ -137,14 +137,14 @@ class Appender:
         if (
             message.sys_flag & INNER_BATCH
             or isinstance(queue, BatchQueue)
-            or (message.tags_code is None and _INNER_NUM in message.properties)
+            or (message.keys is None and _INNER_NUM in message.properties)
         ):
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=_inner_batch_fault(queue))
         if self._has_light and (names := light_names(message.topic, message.properties)):
             return self._append_with_light(queue, message, names)
         return self._append(queue, message)
 
-    def _append_with_light(self, queue: ConsumeQueueBase, message: PutMessage, names: list[str]) -> PutResult:
+    def _append_with_light(self, queue: ConsumeQueueBase, message: InnerMessage, names: list[str]) -> PutResult:
         if reason := light_fault(names):
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=reason)
         if too_many(self._queues, names, self._settings.light_queue_count_max):
@@ -153,13 +153,13 @@ class Appender:
         properties = numbered(message.properties, light)
         if len(properties) + self._trailer_bytes > PROPERTIES_BYTES_MAX:
             return PutResult(PutStatus.PROPERTIES_SIZE_EXCEEDED, reason=f"properties of {len(properties)} bytes")
-        appended = self._append(queue, msgspec.structs.replace(message, properties=properties))
+        appended = self._append(queue, msgspec.structs.replace(message, string=properties))
         if appended.status is PutStatus.OK:
             for one in light:
                 one.next_offset += one is not queue
         return appended
 
-    def put_batch(self, message: PutMessage) -> PutResult:
+    def put_batch(self, message: InnerMessage) -> PutResult:
         """Append a wire batch body: its members one by one, or as one inner batch where the topic's queues want that.
         Members lie together in one file. Source: store.md §3.7."""
         queue = self._queues.table.get((message.topic, message.queue_id))
@@ -179,7 +179,7 @@ class Appender:
             return self._put_inner_batch(queue, message, len(bounds))
         return self._put_members(queue, message, bounds)
 
-    def _put_inner_batch(self, queue: BatchQueue, message: PutMessage, count: int) -> PutResult:
+    def _put_inner_batch(self, queue: BatchQueue, message: InnerMessage, count: int) -> PutResult:
         """Append a batch as one record that numbers ``count`` messages."""
         if find_property(message.properties, b"UNIQ_KEY") is None or count > _BATCH_COUNT_MAX:
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=_inner_batch_fault(queue))
@@ -192,14 +192,14 @@ class Appender:
         if len(properties) + self._trailer_bytes > PROPERTIES_BYTES_MAX:
             return PutResult(PutStatus.PROPERTIES_SIZE_EXCEEDED, reason=f"properties of {len(properties)} bytes")
         inner = msgspec.structs.replace(
-            message, properties=properties, sys_flag=message.sys_flag | INNER_BATCH | NEED_UNWRAP
+            message, string=properties, sys_flag=message.sys_flag | INNER_BATCH | NEED_UNWRAP
         )
         appended = self._append(queue, inner, count)
         if appended.status is PutStatus.OK:
             appended.physical_offsets = (appended.physical_offset,)
         return appended
 
-    def _append(self, queue: ConsumeQueueBase, message: PutMessage, count: int = 1) -> PutResult:
+    def _append(self, queue: ConsumeQueueBase, message: InnerMessage, count: int = 1) -> PutResult:
         """Append one record that counts as ``count`` messages of its queue, and dispatch it."""
         sys_flag, properties, body = message.sys_flag, message.properties, message.body
         kind = sys_flag & TRANSACTION_MASK
@@ -242,16 +242,15 @@ class Appender:
             queue.next_offset = queue_offset + count
         size = len(record)
         end = physical_offset + size
-        code = message.tags_code
-        if code is None:
-            code = queue_tags_code(message.topic, properties, now, self._delays_ms)
+        topic, queue_id, keys = message.topic, message.queue_id, message.index_keys()
+        code = queue_tags_code(topic, properties, now, self._delays_ms, keys[2])
         arrival = DispatchRequest(
-            message.topic, message.queue_id, queue_offset, code, now, physical_offset, size, sys_flag, properties, count
+            topic, queue_id, queue_offset, code, now, physical_offset, size, sys_flag, properties, count, keys
         )
         self.dispatcher.submit([arrival], end, end if self._is_readable_at_once else self._readable_offset)
         return PutResult(PutStatus.OK, physical_offset, end, queue_offset, now)
 
-    def _put_members(self, queue: ConsumeQueueBase, message: PutMessage, bounds: list[BatchBounds]) -> PutResult:
+    def _put_members(self, queue: ConsumeQueueBase, message: InnerMessage, bounds: list[BatchBounds]) -> PutResult:
         """Append every message of a batch as a record of its own, all with one write."""
         body = message.body
         if self._trailer_bytes:
@@ -357,7 +356,7 @@ class Appender:
         self.dispatcher.submit_parts(batch.parts(self._delays_ms))
         return PutResult(PutStatus.OK, physical_offset, physical_offset + batch.size, first, now)
 
-    def put_run(self, messages: list[PutMessage]) -> list[DispatchRequest] | None:
+    def put_run(self, messages: Sequence[InnerMessage]) -> list[DispatchRequest] | None:
         """Append plain messages of one sender with one write: what `put` does for each of them, in their order.
         Returns what the dispatcher got; None, with nothing done, when they have to be put one by one: one of them is
         not plain, is refused or opens a queue, the log file has no room for all, or the disk refused."""
@@ -373,10 +372,10 @@ class Appender:
         rows: list[RecordRow] = []
         body_bytes_max = self._settings.message_bytes_max
         for one in messages:
-            queue, body, properties = table.get((one.topic, one.queue_id)), one.body, one.properties
-            properties_bytes = len(properties)
-            if type(queue) is not ConsumeQueue or one.tags_code is None or one.sys_flag & _NOT_PLAIN:
+            queue, body, properties = table.get((one.topic, one.queue_id)), one.body, one.string
+            if type(queue) is not ConsumeQueue or one.keys is None or properties is None or one.sys_flag & _NOT_PLAIN:
                 return None
+            properties_bytes = len(properties)
             if properties_bytes >= SECTOR_BYTES or properties[-1:] == b"\0" or len(body) > body_bytes_max:
                 return None
             number = numbers.get(queue, queue.next_offset)
@@ -407,8 +406,11 @@ class Appender:
             return None
         arrivals: list[DispatchRequest] = []
         for one, row, size in zip(messages, rows, sizes, strict=True):
-            code, sys_flag, properties = one.tags_code or 0, one.sys_flag, one.properties
-            arrivals.append(DispatchRequest(one.topic, one.queue_id, row[3], code, now, at, size, sys_flag, properties))
+            keys, string = one.keys or NO_KEYS, one.string or b""
+            code = encoded_tags_code(keys[2])
+            arrivals.append(
+                DispatchRequest(one.topic, one.queue_id, row[3], code, now, at, size, one.sys_flag, string, 1, keys)
+            )
             at += size
         assert at == log.max_offset, "the log ends behind the run"
         # Only now: a number given before a write that fails would leave a hole in the queue, at which consumers stop.
@@ -418,7 +420,7 @@ class Appender:
         dispatcher.submit(arrivals, at, at if self._is_readable_at_once else self._readable_offset)
         return arrivals
 
-    def _refuse(self, message: PutMessage, *, is_new: bool) -> PutResult | None:
+    def _refuse(self, message: InnerMessage, *, is_new: bool) -> PutResult | None:
         """The first reason not to store a message. Source: store.md §3.6, §14."""
         flusher = self._flusher
         has_failed = flusher.failure is not None or flusher.commit_failure is not None
@@ -430,7 +432,8 @@ class Appender:
             reason = self._topic_fault(message)
             if reason:
                 return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=reason)
-        properties_bytes = len(message.properties) + self._trailer_bytes
+        properties = message.properties
+        properties_bytes = len(properties) + self._trailer_bytes
         if properties_bytes > PROPERTIES_BYTES_MAX:
             reason = f"properties of {properties_bytes} bytes, at most {PROPERTIES_BYTES_MAX}"
             return PutResult(PutStatus.PROPERTIES_SIZE_EXCEEDED, reason=reason)
@@ -438,14 +441,14 @@ class Appender:
         if body_bytes > self._settings.message_bytes_max:
             reason = f"body of {body_bytes} bytes, maxMessageSize is {self._settings.message_bytes_max}"
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=reason)
-        if (properties_bytes >= SECTOR_BYTES or message.properties[-1:] == b"\0") and _looks_torn(message.properties):
+        if (properties_bytes >= SECTOR_BYTES or properties[-1:] == b"\0") and _looks_torn(properties):
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=_TORN)
         if body_bytes + properties_bytes > self._variable_bytes_max:
             reason = f"body and properties of {body_bytes + properties_bytes} bytes fit into no log file"
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=reason)
         return None
 
-    def _topic_fault(self, message: PutMessage) -> str:
+    def _topic_fault(self, message: InnerMessage) -> str:
         """Why a topic that has no queue yet gets none, or an empty text."""
         is_long_allowed = message.topic.startswith(RETRY_PREFIX) and self._settings.auto_message_version_on_topic_length
         limit = _RETRY_TOPIC_BYTES_MAX if is_long_allowed else _TOPIC_BYTES_MAX
@@ -512,7 +515,7 @@ class _Batch(AbstractContextManager[None]):
 
 
 def _batch_rows(
-    body: bytes, bounds: list[BatchBounds], message: PutMessage, queue: ConsumeQueueBase
+    body: bytes, bounds: list[BatchBounds], message: InnerMessage, queue: ConsumeQueueBase
 ) -> list[RecordRow]:
     """The members of a batch; an entry and a record both end with the properties behind their length."""
     topic, queue_id, kind = queue.topic_field, message.queue_id, message.sys_flag
@@ -534,7 +537,7 @@ def _has_torn_member(body: bytes, bounds: list[BatchBounds]) -> bool:
     return any(_looks_torn(body[at:end]) for _, _, at, end in suspect)
 
 
-def _record_bytes(topic: bytes, message: PutMessage, body_bytes: int, properties_bytes: int) -> int:
+def _record_bytes(topic: bytes, message: InnerMessage, body_bytes: int, properties_bytes: int) -> int:
     """The size `encode_record` will give a record. Source: store.md §3.1."""
     size = _V1_OVERHEAD_BYTES + len(topic) + body_bytes + properties_bytes
     if len(topic) > _TOPIC_BYTES_MAX:

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rmqkit.broker.delay.levels import Schedule
-from rmqkit.broker.messages import parsed
 from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.errors import HeaderError
 from rmqkit.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC
@@ -51,7 +50,7 @@ class Delays:
 
     def put(self, level, topic="T", **fields):
         delayed = message(topic, **{"queue_id": 1, "DELAY": level, **fields})
-        put = self.store.put(self.schedule.schedule(parsed(delayed), level).encoded())
+        put = self.store.put(self.schedule.schedule(delayed, level))
         assert put.status is PutStatus.OK
         self.store.request_flush()
         return put

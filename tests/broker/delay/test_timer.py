@@ -9,7 +9,6 @@ import shutil
 import pytest
 
 from rmqkit.broker.delay.timer import NOT_ENABLED, schedule_timed
-from rmqkit.broker.messages import parsed
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.properties import decode_properties
@@ -39,9 +38,9 @@ async def test_a_message_is_put_aside_until_its_time(tmp_path, asked, ahead_ms):
     """Whole steps are one step earlier, others rounded down: it is delivered when its step is over."""
     one = Timed(tmp_path)
     put = message("T", 3, KEYS="k", **asked)
-    put = one.timer.schedule(parsed(put))
+    put = one.timer.schedule(put)
     assert (put.topic, put.queue_id) == (TIMER_TOPIC, 0)
-    assert put.properties == {
+    assert put.parsed == {
         "KEYS": "k",
         **{name: str(value) for name, value in asked.items()},
         "TIMER_OUT_MS": str(now_of(one) + ahead_ms),
@@ -62,7 +61,7 @@ async def test_a_message_is_put_aside_until_its_time(tmp_path, asked, ahead_ms):
 )
 async def test_a_time_that_cannot_be_kept_is_refused(tmp_path, asked):
     one = Timed(tmp_path)
-    code, remark = one.timer.schedule(parsed(message(**asked)))
+    code, remark = one.timer.schedule(message(**asked))
     assert code == ResponseCode.MESSAGE_ILLEGAL
     assert remark == (
         "timer message illegal, the delay time should not be bigger than the max delay 1000000ms; "
@@ -73,7 +72,7 @@ async def test_a_time_that_cannot_be_kept_is_refused(tmp_path, asked):
 @pytest.mark.parametrize("asked", [{"TIMER_DELAY_MS": "0"}, {"TIMER_DELIVER_MS": "-5"}, {"TIMER_DELAY_SEC": "-1"}])
 async def test_a_time_that_is_over_leaves_a_message_as_it_is(tmp_path, asked):
     put = message("T", 3, **asked)
-    assert Timed(tmp_path).timer.schedule(parsed(put)) == parsed(put)
+    assert Timed(tmp_path).timer.schedule(put) == put
 
 
 @pytest.mark.parametrize(
@@ -86,7 +85,7 @@ async def test_a_time_that_is_over_leaves_a_message_as_it_is(tmp_path, asked):
     ],
 )
 def test_without_a_timer_only_messages_that_ask_for_a_time_are_refused(topic, properties, refusal):
-    one = parsed(message(topic, **properties))
+    one = message(topic, **properties)
     assert schedule_timed(None, one) == (refusal or one)
 
 
@@ -94,12 +93,12 @@ async def test_a_full_slot_takes_no_more(tmp_path):
     async with timed(tmp_path, timer_slot_count_max=2) as one:
         for _ in range(4):
             put = message("T", 1, TIMER_DELIVER_MS=now_of(one) + 5000)
-            one.store.put(one.timer.schedule(parsed(put)).encoded())
+            one.store.put(one.timer.schedule(put))
         await one.on_wheel(4)
-        code, remark = one.timer.schedule(parsed(message(TIMER_DELIVER_MS=now_of(one) + 5000)))
+        code, remark = one.timer.schedule(message(TIMER_DELIVER_MS=now_of(one) + 5000))
         assert code == ResponseCode.SYSTEM_ERROR
         assert remark.startswith("timer message is under flow control, max num limit is 4 or ")
-        later = one.timer.schedule(parsed(message(TIMER_DELIVER_MS=now_of(one) + 6000)))
+        later = one.timer.schedule(message(TIMER_DELIVER_MS=now_of(one) + 6000))
         assert later.topic == TIMER_TOPIC
 
 

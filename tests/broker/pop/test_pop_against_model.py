@@ -43,7 +43,7 @@ from rmqkit.protocol.schemas.pop import (
     ChangeInvisibleTimeResponse,
     PopMessageRequest,
 )
-from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
+from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, PutStatus
 from rmqkit.testing.clock import StandingClock
 from tests.broker.pops import Popped, named
 from tests.examples import examples
@@ -376,7 +376,7 @@ class PopMachine(RuleBasedStateMachine):
         """Have the store refuse check points and acks for a while."""
         put = self.store.put
 
-        def refuse(one: PutMessage) -> PutResult:
+        def refuse(one: InnerMessage) -> PutResult:
             is_revive = one.topic == REVIVE
             return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="no space") if is_revive else put(one)
 

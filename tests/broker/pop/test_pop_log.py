@@ -14,7 +14,7 @@ from rmqkit.broker.pop.check_points import CheckPointStore
 from rmqkit.protocol.properties import decode_properties, encode_properties
 from rmqkit.protocol.record import decode_record
 from rmqkit.protocol.schemas.pop import PopCheckPoint, StoredAck
-from rmqkit.store.message_store import PutMessage
+from rmqkit.store.message_store import InnerMessage
 from tests.broker.cluster import Cluster
 from tests.broker.pops import ack, context_of, now_ms, pop, sent
 
@@ -100,11 +100,11 @@ async def test_what_others_put_into_the_revive_topic_is_taken_in(cluster):
     )
     context_of(cluster).offsets.commit("g", "T", 0, 2)
     for tag, body in (("ck", check_point), ("ack", acked), ("ck", b"rubbish")):
-        put = PutMessage(
+        put = InnerMessage(
             topic=REVIVE_TOPIC,
             queue_id=3,
             body=body if isinstance(body, bytes) else msgspec.json.encode(body),
-            properties=encode_properties({"TAGS": tag}),
+            string=encode_properties({"TAGS": tag}),
             flag=0,
             sys_flag=0,
             born_timestamp=now_ms(),

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rmqkit.protocol.properties import encode_properties
-from rmqkit.store.message_store import PutMessage
+from rmqkit.store.message_store import InnerMessage
 from tests.broker.cluster import Cluster
 from tests.broker.pops import context_of, now_ms, sent
 from tests.waiting import SECONDS
@@ -42,7 +42,7 @@ async def test_acks_that_are_put_off_are_not_forgotten_when_others_write_into_th
     async with Cluster(tmp_path / "store", broker={"pop_buffer_merge": True}) as cluster:
         own, host = context_of(cluster), context_of(cluster).identity.store_host
         tags = encode_properties({"TAGS": kind})
-        own.store.put(PutMessage(REVIVE_TOPIC, 3, b"{}", tags, 0, 0, now_ms(), host, host))
+        own.store.put(InnerMessage(REVIVE_TOPIC, 3, b"{}", tags, 0, 0, now_ms(), host, host))
         pop_time = now_ms()
         own.pop.check_points.add("T", "g", 0, [0], pop_time=pop_time, invisible_ms=60_000, queue=3)
         own.pop.check_points.ack({("T", "g", 0, 0, pop_time): [0]})

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 from rmqkit.broker.delay.levels import Schedule
-from rmqkit.broker.messages import parsed
 from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
 from rmqkit.broker.replication.acting_master import ActingMaster, PreOnline
 from rmqkit.broker.replication.role import ReplicationHandlers, SlaveRole
@@ -80,8 +79,8 @@ class Group(HalfMessages):
         )
 
     def delayed(self, body):
-        delayed = self.schedule.schedule(parsed(message("T", 1, body, DELAY="1")), 1)
-        return self.store.put(delayed.encoded())
+        delayed = self.schedule.schedule(message("T", 1, body, DELAY="1"), 1)
+        return self.store.put(delayed)
 
     def pre_online(self):
         return PreOnline(self, self, self.client, ha_address="127.0.0.1:1002")

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rmqkit.broker.durability import Outcome
-from rmqkit.broker.messages import committed, parsed, to_half
+from rmqkit.broker.messages import committed, to_half
 from rmqkit.broker.transaction import check_back
 from rmqkit.broker.transaction.half import TRANSACTION_GROUP
 from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC
@@ -62,7 +62,7 @@ def test_a_question_has_the_bytes_of_a_5_4_0_broker(halves):
     producer = halves.producer()
     stamps = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "CLUSTER": "InteropCluster"}
     sent = message("TX", 1, b"x", UNIQ_KEY="K", PGROUP="p", TRAN_MSG="true", born_timestamp=halves.clock.ms, **stamps)
-    halves.store.put(to_half(parsed(sent)).encoded())
+    halves.store.put(to_half(sent))
     halves.round(OLD_ENOUGH)
     ((_, asked),) = producer.asked
     assert (asked.topic, asked.queue_id, asked.reconsume_times) == ("TX", 1, 0)
@@ -466,7 +466,7 @@ def test_rounds_write_what_the_golden_broker_wrote(tmp_path):
         for half in halves.records():
             if half.queue_offset in (0, 2, 7):
                 real, golden_commit = (
-                    committed(half).encoded(),
+                    committed(half),
                     commits[half_records[half.queue_offset].physical_offset],
                 )
                 assert (real.topic, real.queue_id, real.body, real.sys_flag, real.properties) == (
@@ -483,7 +483,7 @@ def _as_it_was_sent(record):
     topic, queue_id = properties.pop("REAL_TOPIC"), int(properties.pop("REAL_QID"))
     del properties["__transactionId__"]
     sent = message(topic, queue_id, record.body, born_timestamp=record.born_timestamp, sys_flag=0x4, **properties)
-    return to_half(parsed(sent)).encoded()
+    return to_half(sent)
 
 
 def _seen(record):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.broker.messages import committed, is_half, parsed, to_half
+from rmqkit.broker.messages import committed, is_half, to_half
 from rmqkit.broker.transaction.half import (
     COLLECTED_MAX,
     half_at,
@@ -27,9 +27,9 @@ def op_bodies(halves):
 
 
 def test_a_half_message_keeps_where_it_is_meant_to_go():
-    half = to_half(parsed(message("T", 3, sys_flag=0x4 | 0x1, flag=7, UNIQ_KEY="K", TAGS="a")))
+    half = to_half(message("T", 3, sys_flag=0x4 | 0x1, flag=7, UNIQ_KEY="K", TAGS="a"))
     assert (half.topic, half.queue_id, half.sys_flag, half.flag) == (HALF_TOPIC, 0, 0x1, 7)
-    assert half.properties == {
+    assert half.parsed == {
         "UNIQ_KEY": "K",
         "TAGS": "a",
         "__transactionId__": "K",
@@ -39,8 +39,8 @@ def test_a_half_message_keeps_where_it_is_meant_to_go():
 
 
 def test_what_a_client_says_about_the_real_place_does_not_count():
-    half = to_half(parsed(message("T", 3, REAL_TOPIC="Other", REAL_QID="9", __transactionId__="forged")))
-    assert half.properties == {"REAL_TOPIC": "T", "REAL_QID": "3"}
+    half = to_half(message("T", 3, REAL_TOPIC="Other", REAL_QID="9", __transactionId__="forged"))
+    assert half.parsed == {"REAL_TOPIC": "T", "REAL_QID": "3"}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_what_a_client_says_about_the_real_place_does_not_count():
     ],
 )
 def test_which_messages_are_half_messages(properties, reconsume_times, expected):
-    assert is_half(parsed(message(reconsume_times=reconsume_times, **properties))) is expected
+    assert is_half(message(reconsume_times=reconsume_times, **properties)) is expected
 
 
 def test_commit_puts_the_message_where_it_was_meant_to_go(halves):
@@ -69,7 +69,7 @@ def test_commit_puts_the_message_where_it_was_meant_to_go(halves):
     assert (real.topic, real.queue_id, real.body, real.flag, real.sys_flag) == ("T", 3, b"second", 7, 0x8 | 0x1)
     assert real.prepared_transaction_offset == put.physical_offset > 0
     assert (real.born_timestamp, real.born_host, real.store_host) == (halves.clock.ms, HOST, HOST)
-    assert real.properties == {
+    assert real.parsed == {
         "TRAN_MSG": "true",
         "PGROUP": "p",
         "UNIQ_KEY": "K-second",

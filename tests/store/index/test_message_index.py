@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.errors import StoreMismatch
-from rmqkit.protocol.properties import decode_properties, encode_properties
+from rmqkit.protocol.properties import decode_properties, encode_properties, find_keys
 from rmqkit.protocol.record import decode_record
 from rmqkit.store.index import index as message_index
 from rmqkit.store.index.file import key_hash, key_hashes
 from rmqkit.store.index.index import MessageIndex, missing_files
+from rmqkit.store.index.property_columns import PropertyColumns
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.offline.check import verify
 from rmqkit.store.offline.repair import repair
@@ -542,7 +543,8 @@ def test_runs_leave_the_files_that_single_puts_leave(tmp_path_factory, records, 
                 mixed.put("T", int(offsets[row]), int(times[row]), properties[row])
         else:
             low = max(0, low - again)
-            keys = [(row, h) for row in range(low, high) for h in key_hashes("T", properties[row], with_tags=True)]
+            found = [find_keys(one) for one in properties]
+            keys = [(row, h) for row in range(low, high) for h in key_hashes("T", found[row], with_tags=True)]
             rows, hashes = np.array(keys, "i8").reshape(-1, 2).T
             mixed.put_run(offsets[low:high], times[low:high], rows - low, hashes)
     mixed.enter()
@@ -604,3 +606,16 @@ def test_a_file_of_a_record_whose_time_is_none_has_a_name_all_the_same(time_ms):
     name = message_index.file_name(time_ms, "")
     assert (len(name), name.isdecimal()) == (17, True)
     assert message_index.file_name(time_ms, name) > name
+
+
+_VALUES = st.sampled_from([b"", b"a", b"key b", b" c  d ", "schl\u00fcssel".encode(), b"x" * 70])
+
+
+@examples(30)
+@given(st.lists(st.tuples(_VALUES, _VALUES, _VALUES), min_size=1, max_size=20), st.booleans())
+def test_keys_that_a_put_knew_have_the_hashes_of_those_that_are_searched(keys, with_tags):
+    strings = [b"UNIQ_KEY\x01%b\x02A\x01b\x02KEYS\x01%b\x02TAGS\x01%b\x02" % one for one in keys]
+    topic = np.arange(len(keys)) % 2
+    searched = PropertyColumns(strings).keys(["T", "U"], topic, with_tags=with_tags)
+    known = PropertyColumns.of_keys(keys).keys(["T", "U"], topic, with_tags=with_tags)
+    assert [column.tolist() for column in known] == [column.tolist() for column in searched]

@@ -11,7 +11,7 @@ import pytest
 from rmqkit.errors import StoreMismatch
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import BatchEntry, decode_batch, decode_record, encode_batch
-from rmqkit.store.message_store import GetStatus, MessageStore, PutMessage, PutResult, PutStatus
+from rmqkit.store.message_store import GetStatus, InnerMessage, MessageStore, PutResult, PutStatus
 from rmqkit.store.queues.batch_queue import BATCH_ENTRY, BatchQueue
 from tests.golden_stores import unpack_golden
 from tests.store.stores import copy_store, golden_settings, message, opened, read_all, small_settings
@@ -119,7 +119,7 @@ def test_later_batch_with_a_taken_number_takes_its_place(tmp_path: Path, base: i
 # ---- in the store
 
 
-def batch_of(count: int, **properties: Any) -> PutMessage:
+def batch_of(count: int, **properties: Any) -> InnerMessage:
     entries = [BatchEntry(b"m%d" % i, b"TAGS\x01x\x02") for i in range(count)]
     return message(TOPIC, body=encode_batch(entries), **({"UNIQ_KEY": "U", "TAGS": "TagA"} | properties))
 

@@ -35,9 +35,9 @@ from rmqkit.broker.messages import TIMER_NAMES, message_from
 from rmqkit.clock import Clock
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.names import TIMER_TOPIC
-from rmqkit.protocol.properties import encoded_tags_code, find_property, in_stored_order, java_hash
+from rmqkit.protocol.properties import find_property, in_stored_order, java_hash
 from rmqkit.protocol.record import Record
-from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
+from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, PutStatus
 from rmqkit.store.timer.log import NONE, ROLL, Unit
 
 __all__ = ["Dequeue"]
@@ -50,7 +50,6 @@ _SLOTS_PER_LOOK = 256
 _REAL_TOPIC = property_names.REAL_TOPIC.encode()
 _DELETE_KEY = property_names.TIMER_DELETE_KEY.encode()
 _UNIQ_KEY = property_names.UNIQ_KEY.encode()
-_TAGS = property_names.TAGS.encode()
 _ROLL_TIMES = b"TIMER_ROLL_TIMES"
 _has_new_name = re.compile(rb"TIMER_(?:EN|DE)QUEUE_MS\x01|" + re.escape(property_names.PROPERTY_CRC.encode())).search
 _INNER_NUM = property_names.INNER_NUM.encode()
@@ -82,7 +81,7 @@ class _Due:
 class _Ready:
     """A message that is due as it is to be put. ``topic``: for which it is counted; ``is_roll``: whether it stays."""
 
-    message: PutMessage
+    message: InnerMessage
     topic: str
     is_roll: bool
 
@@ -266,7 +265,7 @@ class Dequeue:
         else:  # the same, at a third of the cost
             message = message_from(record, topic=place[0], queue_id=place[1])
             added = f"TIMER_ENQUEUE_MS\x01{enqueued}\x02TIMER_DEQUEUE_MS\x01{dequeued}\x02"
-            message.properties = in_stored_order(record.properties + added.encode())
+            message.string = in_stored_order(record.properties + added.encode())
         return _Ready(message, place[0], is_roll)
 
     def _sent_again(self, record: Record) -> _Ready | None:
@@ -286,12 +285,11 @@ class Dequeue:
         stored = None
         if len(run) > 1 and _INNER_NUM not in run[0].message.properties:
             for one in run:
-                one.message.tags_code = encoded_tags_code(find_property(one.message.properties, _TAGS) or b"")
+                one.message.index_keys()
             stored = self._store.put_run([one.message for one in run])
         if stored is None:
             for each in group:
                 if each is not None:
-                    each.message.tags_code = None
                     self._put_one(each)
                 self._done([each])
             return

@@ -19,14 +19,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record
-from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
+from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, PutStatus
 
 __all__ = ["Destination", "OnDelivered", "RemotePut"]
 
-RemotePut = Callable[[PutMessage], Awaitable[bool]]
+RemotePut = Callable[[InnerMessage], Awaitable[bool]]
 """Puts a message at another broker; whether it is stored there."""
 
-OnDelivered = Callable[[PutMessage, PutResult], None]
+OnDelivered = Callable[[InnerMessage, PutResult], None]
 """Called with every message that was put where it belongs, and where it is."""
 
 _REAL_TOPIC = property_names.REAL_TOPIC.encode()
@@ -65,7 +65,7 @@ class Destination:
             return None
         return topic.decode("utf-8", "replace"), int(queue_id)
 
-    def put(self, message: PutMessage, *, is_delivery: bool = True) -> PutResult | None:
+    def put(self, message: InnerMessage, *, is_delivery: bool = True) -> PutResult | None:
         """Put a message into the own log; None when it can never be stored. What is refused is to be tried again."""
         put = self._store.put(message)
         if put.status in _HOPELESS:
@@ -77,12 +77,12 @@ class Destination:
                 self.delivered(message, put)
         return put
 
-    def delivered(self, message: PutMessage, put: PutResult) -> None:
+    def delivered(self, message: InnerMessage, put: PutResult) -> None:
         """Say that a message is where it belongs."""
         if self._on_delivered is not None:
             self._on_delivered(message, put)
 
-    async def put_remote(self, messages: Sequence[PutMessage]) -> list[bool]:
+    async def put_remote(self, messages: Sequence[InnerMessage]) -> list[bool]:
         """Put messages at other brokers, all at a time; which of them are stored there."""
         assert self.remote_put is not None, "an acting master puts messages at other brokers"
         return await asyncio.gather(*map(self.remote_put, messages))

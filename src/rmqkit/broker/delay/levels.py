@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rmqkit.broker.delay.destination import Destination, OnDelivered, RemotePut
-from rmqkit.broker.messages import InnerMessage, message_from, to_delay_level
+from rmqkit.broker.messages import message_from, to_delay_level
 from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
 from rmqkit.clock import Clock
 from rmqkit.errors import RecordCorrupt, StoreUnavailable
@@ -46,7 +46,7 @@ from rmqkit.protocol.schemas.brokers import DelayOffsets
 from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.store.files import JsonFile
-from rmqkit.store.message_store import MessageStore, PutMessage, PutStatus
+from rmqkit.store.message_store import InnerMessage, MessageStore, PutStatus
 
 __all__ = ["Schedule"]
 
@@ -359,7 +359,7 @@ class Schedule:
     def _log_skipped(level: _Level, physical_offset: int, why: str) -> None:
         _log.error("delay level %d: message at %d is skipped: %s", level.number, physical_offset, why)
 
-    def _message(self, level: _Level, physical_offset: int, size: int) -> PutMessage | None:
+    def _message(self, level: _Level, physical_offset: int, size: int) -> InnerMessage | None:
         """The message to put for a delayed one; None when it is gone or does not say where it belongs."""
         record = self._record(level, physical_offset, size)
         if record is None:

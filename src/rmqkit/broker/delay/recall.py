@@ -13,7 +13,6 @@ from typing import Protocol
 from rmqkit.broker.delay.timer import Timer, schedule_timed
 from rmqkit.broker.durability import Durability, Outcome, Refusal
 from rmqkit.broker.handlers import Handlers, OwnAddress, answers
-from rmqkit.broker.messages import InnerMessage
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import Clock
@@ -25,7 +24,7 @@ from rmqkit.protocol.ids import RecallHandle, decode_recall_handle
 from rmqkit.protocol.schemas.send import RecallMessageRequest
 from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.remoting.connection import Connection
-from rmqkit.store.message_store import MessageStore, PutStatus
+from rmqkit.store.message_store import InnerMessage, MessageStore, PutStatus
 from rmqkit.store.settings import StoreSettings
 
 __all__ = ["RecallHandlers"]
@@ -63,7 +62,7 @@ class RecallHandlers(Handlers[RecallContext]):
             return self._refuse(command, *handle)
         marker = self._marker(connection, header, handle)
         kept = schedule_timed(self._context.timer, marker)
-        put = None if isinstance(kept, tuple) else self._context.store.put(kept.encoded())
+        put = None if isinstance(kept, tuple) else self._context.store.put(kept)
         if put is None or put.status is not PutStatus.OK:
             return self._refuse(command, *_FAILED)
         answer = reply(command, fields={"msgId": handle.unique_key, **self._answer_fields})
@@ -112,7 +111,8 @@ class RecallHandlers(Handlers[RecallContext]):
             topic=handle.topic,
             queue_id=0,
             body=b"0",
-            properties=properties,
+            string=None,
+            values=properties,
             flag=0,
             sys_flag=0,
             born_timestamp=now_ms,

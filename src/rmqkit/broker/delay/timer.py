@@ -34,7 +34,7 @@ from rmqkit.broker.delay.destination import Destination, OnDelivered, RemotePut
 from rmqkit.broker.delay.survey import Survey
 from rmqkit.broker.delay.wheel import INTEGER, Broken, Enqueue, Late, Refused, TimerState
 from rmqkit.broker.durability import Refusal
-from rmqkit.broker.messages import TIMER_NAMES, InnerMessage, to_timer
+from rmqkit.broker.messages import TIMER_NAMES, to_timer
 from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
 from rmqkit.clock import Clock
 from rmqkit.protocol import properties as property_names
@@ -42,7 +42,7 @@ from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.schemas.brokers import TimerCheckpoint, TimerMetrics, encode_timer_checkpoint
 from rmqkit.remoting.tasks import Tasks
-from rmqkit.store.message_store import MessageStore
+from rmqkit.store.message_store import InnerMessage, MessageStore
 from rmqkit.store.settings import StoreSettings
 
 __all__ = ["NOT_ENABLED", "Timer", "asks_for_time", "schedule_timed"]
@@ -65,7 +65,7 @@ _log = logging.getLogger(__name__)
 
 def asks_for_time(message: InnerMessage) -> bool:
     """Whether a message wants to be kept until a time, and is not kept already."""
-    properties = message.properties
+    properties = message.parsed
     is_kept = property_names.TIMER_OUT_MS in properties or message.topic == TIMER_TOPIC
     return not is_kept and any(name in properties for name in TIMER_NAMES)
 
@@ -134,7 +134,7 @@ class Timer:
     def schedule(self, message: InnerMessage) -> InnerMessage | Refusal:
         """A message as it is kept until its time, or as it is when that is over; code and remark when it cannot be
         kept. Source: behaviour.md §3.4, §3.5."""
-        properties = message.properties
+        properties = message.parsed
         now_ms, delay_ms_max = self._clock.now_ms(), self._settings.timer_delay_seconds_max * 1000
         at_ms = _asked_ms(properties, now_ms)
         is_marker = property_names.TIMER_DELETE_KEY in properties

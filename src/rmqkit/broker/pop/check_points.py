@@ -59,7 +59,7 @@ from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import decode_record
 from rmqkit.protocol.schemas.pop import PopCheckPoint, StoredAck
 from rmqkit.remoting.connection import Connection
-from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
+from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, PutStatus
 
 __all__ = ["REVIVE_GROUP", "AnswerAcks", "CheckPointStore", "PopWriteBatch", "Waiting", "revive_topic"]
 
@@ -342,18 +342,18 @@ class CheckPointStore:
         if status is _OK:
             self.counts.done[topic, group, ACK, str(pending.revive_queue_id)] += count
 
-    def _put(self, message: PutMessage) -> PutResult:
+    def _put(self, message: InnerMessage) -> PutResult:
         put = self._store.put(message)
         if put.status is _OK:
             self._know(message.queue_id, put.queue_offset)
         return put
 
-    def _put_all(self, messages: list[PutMessage]) -> list[PutResult]:
+    def _put_all(self, messages: list[InnerMessage]) -> list[PutResult]:
         """Put messages with one write, or where the store does not take them together one by one."""
         run = self._put_run(messages) if len(messages) > 1 else None
         return [self._put(message) for message in messages] if run is None else run
 
-    def _put_run(self, messages: list[PutMessage]) -> list[PutResult] | None:
+    def _put_run(self, messages: list[InnerMessage]) -> list[PutResult] | None:
         """Put messages with one write; None, with nothing done, where the store does not take them together."""
         run = self._store.put_run(messages)
         if run is None:

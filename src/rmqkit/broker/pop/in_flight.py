@@ -25,9 +25,9 @@ from msgspec import Struct
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import Clock
 from rmqkit.metrics.counters import histogram
-from rmqkit.protocol.properties import TIMER_DELIVER_MS, encode_properties, encoded_tags_code
+from rmqkit.protocol.properties import TIMER_DELIVER_MS, encode_properties
 from rmqkit.protocol.schemas.pop import PopCheckPoint, StoredAck
-from rmqkit.store.message_store import PutMessage, PutStatus
+from rmqkit.store.message_store import InnerMessage, PutStatus
 
 __all__ = [
     "ACK",
@@ -45,7 +45,6 @@ __all__ = [
 ]
 
 CHECK_POINT_TAG, ACK_TAG, ACKS_TAG = "ck", "ack", "bAck"
-_TAGS_CODES = {tag: encoded_tags_code(tag.encode()) for tag in (CHECK_POINT_TAG, ACK_TAG, ACKS_TAG)}
 _write = msgspec.json.Encoder().encode
 _PROPERTIES = {
     # Apache's broker looks at the time by the newest of these: without any it never finds that something is due.
@@ -105,7 +104,7 @@ class NewCheckPoint(Struct):
     """A check point that is not stored yet, and the group's offset before and behind what was popped."""
 
     pending: InFlightPop
-    message: PutMessage
+    message: InnerMessage
     before: int
     after: int
 
@@ -171,7 +170,7 @@ class ReviveRecords:
         self._clock = clock
         self._store_host = store_host
 
-    def check_point(self, pending: InFlightPop, offsets: list[int], invisible_ms: int) -> PutMessage:
+    def check_point(self, pending: InFlightPop, offsets: list[int], invisible_ms: int) -> InnerMessage:
         """The record of a pop, whose messages have these offsets."""
         topic, group, queue_id, start, pop_time = pending.key
         assert all(offset >= start for offset in offsets), "bit i of Apache's acks is the i-th message from the start"
@@ -191,7 +190,7 @@ class ReviveRecords:
         unique_key = f"{topic}@{queue_id}@{start}@{group}@{pop_time}@{name}@ck"
         return self._message(pending.revive_queue_id, CHECK_POINT_TAG, unique_key, _write(check_point))
 
-    def ack(self, pending: InFlightPop, offsets: list[int]) -> PutMessage:
+    def ack(self, pending: InFlightPop, offsets: list[int]) -> InnerMessage:
         """The record that messages of a pop are consumed."""
         assert offsets, "an ack names messages"
         topic, group, queue_id, start, pop_time = pending.key
@@ -210,13 +209,13 @@ class ReviveRecords:
         key = f"{topic}@{queue_id}@{body.ack_offset}@{group}@{pop_time}@{name}@ack"
         return self._message(pending.revive_queue_id, ACK_TAG if is_one else ACKS_TAG, key, _write(body))
 
-    def _message(self, queue_id: int, tag: str, unique_key: str, body: bytes) -> PutMessage:
+    def _message(self, queue_id: int, tag: str, unique_key: str, body: bytes) -> InnerMessage:
         now_ms, host = self._clock.now_ms(), self._store_host
         if "\x01" in unique_key or "\x02" in unique_key:
             raise ValueError(f"{unique_key!r} contains the separator 0x01 or 0x02: rename topic, group or broker")
         properties = (_PROPERTIES[tag] % (now_ms, unique_key)).encode("utf-8", "replace")
-        code = _TAGS_CODES[tag]
-        return PutMessage(self._topic, queue_id, body, properties, 0, 0, now_ms, host, host, tags_code=code)
+        keys = (unique_key.encode("utf-8", "replace"), b"", tag.encode())
+        return InnerMessage(self._topic, queue_id, body, properties, 0, 0, now_ms, host, host, keys=keys)
 
 
 class PopCounts:

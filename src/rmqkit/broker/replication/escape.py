@@ -32,13 +32,11 @@ from rmqkit.errors import NoRoute, RmqError
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import COMPRESSED, COMPRESSION_MASK
 from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.protocol.schemas.topics import Permission, TopicRoute
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.rpc import BrokerCalls
-from rmqkit.store.message_store import PutMessage
+from rmqkit.store.message_store import InnerMessage
 
 __all__ = ["EscapeBridge"]
 
@@ -84,9 +82,9 @@ class EscapeBridge:
         self._failures: dict[str, str] = {}
         self._asking = asyncio.Lock()
 
-    async def put(self, message: PutMessage) -> bool:
+    async def put(self, message: InnerMessage) -> bool:
         """Send a message; whether another broker has stored it. A failure is logged once for each topic."""
-        properties = decode_properties(message.properties)
+        properties = message.parsed
         is_half = message.topic == names.HALF_TOPIC
         place = real_place(properties) if is_half else (message.topic, message.queue_id)
         if place is None:
@@ -110,7 +108,7 @@ class EscapeBridge:
     # -- inside
 
     def _header(
-        self, message: PutMessage, topic: str, properties: dict[str, str], *, is_half: bool
+        self, message: InnerMessage, topic: str, properties: dict[str, str], *, is_half: bool
     ) -> SendMessageV2Request:
         changes = dict.fromkeys(_OF_THIS_BROKER if is_half else (*_OF_THIS_BROKER, *_DUE))
         return SendMessageV2Request(

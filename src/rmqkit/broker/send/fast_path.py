@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from functools import partial
-from operator import countOf, itemgetter
+from operator import attrgetter, countOf
 from typing import TYPE_CHECKING
 
 from rmqkit.broker.durability import CODES, Outcome, Release
@@ -34,21 +34,20 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, Frame, reply
 from rmqkit.protocol.ids import RecallHandle, encode_recall_handle
 from rmqkit.protocol.names import TIMER_TOPIC
-from rmqkit.protocol.properties import encoded_tags_code
 from rmqkit.protocol.schemas.send import SendMessageRequest
 from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.protocol.templates import SendAnswers, SendShape, SendShapes, Stored
 from rmqkit.remoting.connection import Connection
-from rmqkit.store.message_store import PutMessage
+from rmqkit.store.message_store import InnerMessage
 
 if TYPE_CHECKING:
-    from rmqkit.broker.counts import Counts, PlainSend
+    from rmqkit.broker.counts import Counts
 
 __all__ = ["SendRun"]
 
 _log = logging.getLogger(__name__)
 
-_shape_of = itemgetter(4)
+_shape_of = attrgetter("shape")
 _NOT_PLAIN = (
     property_names.INNER_NUM,
     property_names.DELAY,
@@ -66,6 +65,22 @@ _NOT_PLAIN_OR_TIMED = (
     property_names.REAL_QUEUE_ID,
 )
 _NO_WAIT = b"WAIT\x01false\x02"
+
+
+class PlainSend(InnerMessage, gc=False):
+    """A plain send: what is stored, and what its answer repeats. One object for both, as a second costs 2 % of a send.
+
+    Attributes:
+        queue_digits, opaque: queue id, as its sender sees it, and opaque, in digits.
+        recall_handle: of a message for a time, else empty.
+        shape: the one that it had.
+    """
+
+    queue_digits: bytes = b""
+    unique_key: bytes = b""
+    recall_handle: bytes = b""
+    opaque: bytes = b""
+    shape: SendShape = None  # type: ignore[assignment]  # always given; what is required cannot follow what is not
 
 
 class SendRun:
@@ -115,7 +130,7 @@ class SendRun:
             return None
         shape, values = found
         sent = shape.header
-        digits, born_timestamp, opaque, unique_key, tags = shape.read(values)
+        digits, born_timestamp, opaque, unique_key, words, tags = shape.read(values)
         queue_count = queue_counts.get(sent.topic)
         if queue_count is None:
             queue_count = queue_counts[sent.topic] = self._queue_count(connection, sent)
@@ -131,7 +146,7 @@ class SendRun:
             recall = RecallHandle(topic, self._broker_name, out_ms, unique_key.decode())
             topic, queue_id, handle = TIMER_TOPIC, 0, encode_recall_handle(recall).encode()
             values = (*values, b"%d" % out_ms)
-        message = PutMessage(
+        plain = PlainSend(
             topic,
             queue_id,
             frame.body,
@@ -143,11 +158,17 @@ class SendRun:
             self._store_host,
             sent.reconsume_times or 0,
             0,
-            encoded_tags_code(tags) if shape.has_tags else 0,
+            (unique_key, words, tags),
+            None,
+            digits,
+            unique_key,
+            handle,
+            opaque,
+            shape,
         )
-        if self._durability is not None and _NO_WAIT in message.properties:
+        if self._durability is not None and _NO_WAIT in plain.properties:
             return None
-        return message, digits, unique_key, opaque, shape, handle
+        return plain
 
     def _store_all(self, connection: Connection, run: list[PlainSend]) -> bool:
         """Store some messages with one write and answer them; False when they have to be handled one by one."""
@@ -155,17 +176,20 @@ class SendRun:
         if durability is not None and (durability.is_full or durability.lacks_replicas):
             return False
         try:
-            stored = self._store.put_run([plain[0] for plain in run])
+            stored = self._store.put_run(run)
         except Exception:  # noqa: BLE001 - the outer edge of these requests: none is answered, each is tried alone
             _log.exception("%d sends of %s cannot be stored together", len(run), connection.peer)
             return False
         if stored is None:
             return False
         answers = [
-            (one.physical_offset, digits, one.queue_offset, unique_key, handle, opaque)
-            if handle
-            else (one.physical_offset, digits, one.queue_offset, unique_key, opaque)
-            for one, (_, digits, unique_key, opaque, _, handle) in zip(stored, run, strict=True)
+            (one.physical_offset, plain.queue_digits, one.queue_offset, plain.unique_key, plain.opaque)
+            if not plain.recall_handle
+            else (
+                *(one.physical_offset, plain.queue_digits, one.queue_offset, plain.unique_key),
+                *(plain.recall_handle, plain.opaque),
+            )
+            for one, plain in zip(stored, run, strict=True)
         ]
         end_offset = stored[-1].physical_offset + stored[-1].size
         assert len(stored) == len(run), "all messages of a run are stored, or none"
@@ -179,25 +203,25 @@ class SendRun:
             connection.send_frame(self._answers[ResponseCode.SUCCESS].frames(answers))
             counts = self._counts
             if counts is not None:  # spelled out: a call would cost as much as what it does
-                noted, count = counts.by_shape.get(run[0][4]), len(run)
+                noted, count = counts.by_shape.get(run[0].shape), len(run)
                 if count == 1 and noted is not None:
                     noted.alone_ms.append(ms)
                     noted.stored.append(stored[0])
-                elif noted is not None and countOf(map(_shape_of, run), run[0][4]) == count:
+                elif noted is not None and countOf(map(_shape_of, run), run[0].shape) == count:
                     noted.runs_ms.append(ms)
                     noted.counts.append(count)
                     noted.stored += stored
                 else:
-                    counts.run(run, stored, ms)
+                    counts.run(map(_shape_of, run), stored, ms)
                     return True
                 if len(noted.stored) >= counts.noted_max:
                     noted.fold()
         else:
             release = partial(self._answer_late, connection, answers)
             if self._counts is not None:
-                shapes = [plain[4] for plain in run]
+                shapes = [plain.shape for plain in run]
                 release = partial(self._count_late, self._counts, shapes, connection.active_ms, release)
-                self._counts.run(run, stored, None)
+                self._counts.run(shapes, stored, None)
             durability.hold(end_offset, release, answers=len(answers))
         return True
 

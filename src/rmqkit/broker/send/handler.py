@@ -22,7 +22,6 @@ from rmqkit.broker.durability import CODES, NOT_ENOUGH_REPLICAS, REJECTED, Outco
 from rmqkit.broker.handlers import Handlers, OwnAddress, answers, by_global_number, when_published
 from rmqkit.broker.messages import (
     TIMER_NAMES,
-    InnerMessage,
     changed,
     is_half,
     to_dead_letters,
@@ -46,8 +45,7 @@ from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import OVERLOADED, Router
 from rmqkit.remoting.tasks import Slice
 from rmqkit.store.long_batch import LongBatch, is_long
-from rmqkit.store.message_store import PutMessage, PutResult, PutStatus
-from rmqkit.store.settings import delay_level
+from rmqkit.store.message_store import InnerMessage, PutResult, PutStatus
 
 __all__ = ["RefusalHandlers", "SendHandlers"]
 
@@ -135,7 +133,8 @@ class SendHandlers(Handlers[SendContext]):
             topic=header.topic,
             queue_id=queue_id if queue_id >= 0 else random.randrange(topic.write_queue_nums or 1),
             body=command.payload,
-            properties=decode_properties((header.properties or "").encode("utf-8", "replace")),
+            string=None,
+            values=decode_properties((header.properties or "").encode("utf-8", "replace")),
             flag=header.flag,
             sys_flag=header.sys_flag | (MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0),
             born_timestamp=header.born_timestamp,
@@ -166,42 +165,41 @@ class SendHandlers(Handlers[SendContext]):
             if sent.reconsume_times > tries_max(command, header.max_reconsume_times, config) or self._is_orderly(group):
                 message = to_dead_letters(sent, group)
                 self._context.topics.ensure(message.topic, 1)
-        if property_names.PRIORITY in message.properties:
+        properties = message.parsed
+        if property_names.PRIORITY in properties:
             is_dead, message = message is not sent, to_priority(message, topic.write_queue_nums)
             queue_id = queue_id if is_dead else message.queue_id
+            properties = message.parsed
         if not _has_needed_key(topic, message):
             return self._refuse(command, ResponseCode.MESSAGE_ILLEGAL, _NO_KEYS)
-        kept = message if _UNUSUAL.isdisjoint(message.properties) else self._scheduled(message)
+        kept = message if _UNUSUAL.isdisjoint(properties) else self._scheduled(message)
         if isinstance(kept, tuple):
             return self._refuse(command, *kept)
-        unique_key = kept.properties.get(property_names.UNIQ_KEY) or self._unique_keys.next(
-            self._context.clock.now_ms()
-        )
+        unique_key = kept.parsed.get(property_names.UNIQ_KEY) or self._unique_keys.next(self._context.clock.now_ms())
         kept = changed(kept, {property_names.UNIQ_KEY: unique_key, **self._stamps})
         if is_half(kept):  # behind the stamps: the half message has them, and its commit copies them
             kept = to_half(kept)
         waits = self._waits(kept)
         if waits and self._lacks_replicas:
             return self._refuse(command, *NOT_ENOUGH_REPLICAS)
-        stored = kept.encoded()
-        put = self._context.store.put(stored)
-        self._context.statistics.sent_one(stored, put, self._context.clock.monotonic_ms() - connection.active_ms)
+        put = self._context.store.put(kept)
+        self._context.statistics.sent_one(kept, put, self._context.clock.monotonic_ms() - connection.active_ms)
         if self._context.counts is not None:
-            self._context.counts.put(stored, put)
+            self._context.counts.put(kept, put)
         answer = {  # SendMessageResponse, spelled out: one call in place of a dozen
-            "msgId": offset_id(stored.store_host, put.physical_offset),
+            "msgId": offset_id(kept.store_host, put.physical_offset),
             "queueId": str(self._context.topics.static.everywhere(header.topic, queue_id)),
             "queueOffset": str(put.queue_offset),
             "transactionId": unique_key,
             **self._answer_fields,
         }
-        if property_names.TIMER_OUT_MS in kept.properties:
+        if property_names.TIMER_OUT_MS in kept.parsed:
             self._add_recall_handle(answer, kept)
         return self._answer(connection, command, put, answer, waits=waits)
 
     def _scheduled(self, message: InnerMessage) -> InnerMessage | Refusal:
         """A message without the brokers' own properties, delayed or timed if it asks for that; or why it is refused."""
-        properties = message.properties
+        properties = message.parsed
         if property_names.POP_CHECK_POINT in properties:
             message = changed(message, {property_names.POP_CHECK_POINT: None})
         if is_half(message):  # its delay begins when it is committed
@@ -218,14 +216,14 @@ class SendHandlers(Handlers[SendContext]):
 
     def _waits(self, message: InnerMessage) -> bool:
         """Whether the answer waits for disk and slaves."""
-        return self._context.durability is not None and message.properties.get(property_names.WAIT) != "false"
+        return self._context.durability is not None and message.parsed.get(property_names.WAIT) != "false"
 
     def _add_recall_handle(self, answer: dict[str, str], message: InnerMessage) -> None:
         """Give what RECALL_MESSAGE calls a timed message back with, if its names hold no blank."""
-        topic = message.properties.get(property_names.REAL_TOPIC, "")
+        topic = message.parsed.get(property_names.REAL_TOPIC, "")
         if topic and not topic.startswith(names.RETRY_PREFIX):
             with suppress(ValueError):
-                out_ms = int(message.properties[property_names.TIMER_OUT_MS])
+                out_ms = int(message.parsed[property_names.TIMER_OUT_MS])
                 handle = RecallHandle(topic, self._context.settings.broker_name, out_ms, answer["transactionId"])
                 answer["recallHandle"] = encode_recall_handle(handle)
 
@@ -238,8 +236,8 @@ class SendHandlers(Handlers[SendContext]):
         waits = self._waits(sent)
         if waits and self._lacks_replicas:
             return self._refuse(command, *NOT_ENOUGH_REPLICAS)
-        unique_key = sent.properties.get(property_names.UNIQ_KEY)
-        message = changed(sent, self._stamps).encoded()  # its properties are stored with an inner batch only
+        unique_key = sent.parsed.get(property_names.UNIQ_KEY)
+        message = changed(sent, self._stamps)  # its properties are stored with an inner batch only
         if is_long(message.body) and len(message.body) <= self._store_settings.message_bytes_max:
             if self._long_batches >= _LONG_BATCHES_MAX:
                 return self._refuse(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
@@ -255,7 +253,7 @@ class SendHandlers(Handlers[SendContext]):
         return self._answer_batch(connection, command, message, put, unique_key, ids, waits=waits)
 
     async def _store_long_batch(
-        self, connection: Connection, command: Command, message: PutMessage, unique_key: str | None, *, waits: bool
+        self, connection: Connection, command: Command, message: InnerMessage, unique_key: str | None, *, waits: bool
     ) -> Command | None:
         """`_store_batch` for one of many messages: in slices, but for the put. One at a time, as each takes a hundred
         bytes a message; its connection waits, so that later sends stay behind it."""
@@ -292,7 +290,7 @@ class SendHandlers(Handlers[SendContext]):
         self,
         connection: Connection,
         command: Command,
-        message: PutMessage,
+        message: InnerMessage,
         put: PutResult,
         unique_key: str | None,
         ids: str,
@@ -316,7 +314,7 @@ class SendHandlers(Handlers[SendContext]):
             return ResponseCode.MESSAGE_ILLEGAL, f"message topic length too long {topic_characters}"
         if message.topic.startswith(names.RETRY_PREFIX):
             return ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {message.topic}"
-        kept = message if _UNUSUAL.isdisjoint(message.properties) else self._scheduled(message)
+        kept = message if _UNUSUAL.isdisjoint(message.parsed) else self._scheduled(message)
         if isinstance(kept, tuple):
             return kept
         if kept.sys_flag & TRANSACTION_MASK or kept.topic in _SCHEDULED:
@@ -372,7 +370,7 @@ def _has_needed_key(topic: TopicConfig, message: InnerMessage) -> bool:
     """Whether a message can be told apart by its key where older ones of the same key are compacted away."""
     if (topic.attributes or {}).get("cleanup.policy") != "COMPACTION":
         return True
-    return bool(message.properties.get(property_names.KEYS, "").strip())
+    return bool(message.parsed.get(property_names.KEYS, "").strip())
 
 
 class RefusalContext(Protocol):

@@ -11,7 +11,6 @@ import random
 
 from rmqkit.broker.durability import REJECTED, Outcome
 from rmqkit.broker.handlers import Handlers, answers
-from rmqkit.broker.messages import InnerMessage
 from rmqkit.broker.send.checks import NO_BODY, SendChecks, SendContext, decode_v1, decode_v2, stamps_of
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.errors import PeerRefused, RemotingError
@@ -23,7 +22,7 @@ from rmqkit.protocol.properties import decode_properties, encode_in_stored_order
 from rmqkit.protocol.record import host_text
 from rmqkit.protocol.schemas.send import PushReplyRequest, SendMessageRequest, SendMessageResponse
 from rmqkit.remoting.connection import Connection
-from rmqkit.store.message_store import PutStatus
+from rmqkit.store.message_store import InnerMessage, PutStatus
 
 __all__ = ["ReplyHandlers"]
 
@@ -62,7 +61,8 @@ class ReplyHandlers(Handlers[SendContext]):
             topic=topic.topic_name,
             queue_id=queue_id,
             body=command.payload,
-            properties=sent | self._answer_fields,
+            string=None,
+            values=sent | self._answer_fields,
             flag=header.flag,
             sys_flag=header.sys_flag,
             born_timestamp=header.born_timestamp,
@@ -79,14 +79,14 @@ class ReplyHandlers(Handlers[SendContext]):
 
     async def _push(self, connection: Connection, header: SendMessageRequest, message: InnerMessage) -> str | None:
         """Hand a reply to its requester; the remark of a failure."""
-        client_id = message.properties.get(property_names.REPLY_TO_CLIENT)
+        client_id = message.parsed.get(property_names.REPLY_TO_CLIENT)
         if client_id is None:
             return "reply message properties[REPLY_TO_CLIENT] is null"
         requester = self._context.clients.producer_connection(client_id)
         if requester is None:
             return f"push reply message fail, channel of <{client_id}> not found."
         now_ms = self._context.clock.now_ms()
-        properties = message.properties | {property_names.PUSH_REPLY_TIME: str(now_ms)}
+        properties = message.parsed | {property_names.PUSH_REPLY_TIME: str(now_ms)}
         pushed = PushReplyRequest(
             producer_group=header.producer_group,
             topic=header.topic,
@@ -112,13 +112,12 @@ class ReplyHandlers(Handlers[SendContext]):
 
     async def _store_reply(self, message: InnerMessage) -> SendMessageResponse | None:
         """Keep a reply in its topic; None when the store does not take it, which the replier is not told."""
-        stored = message.encoded()
-        put = self._context.store.put(stored)
+        put = self._context.store.put(message)
         if put.status is not PutStatus.OK:
             return None
-        self._context.statistics.sent_one(stored, put, 0.0)
+        self._context.statistics.sent_one(message, put, 0.0)
         if self._context.counts is not None:
-            self._context.counts.put(stored, put)
+            self._context.counts.put(message, put)
         if self._context.durability is not None and not self._context.durability.has(put.end_offset):
             outcome, _ = await self._context.durability.wait(put.end_offset)
             if outcome is Outcome.FAILED:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable
 
 from rmqkit.broker.durability import CODES, Outcome
 from rmqkit.broker.handlers import Handlers, answers
-from rmqkit.broker.messages import changed, message_from, parsed
+from rmqkit.broker.messages import changed, message_from
 from rmqkit.broker.send.checks import SendContext, tries_max
 from rmqkit.broker.transaction.half import record_at
 from rmqkit.protocol import properties as property_names
@@ -29,7 +29,7 @@ from rmqkit.protocol.schemas.send import ConsumerSendBackRequest
 from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import OVERLOADED
-from rmqkit.store.message_store import PutMessage, PutStatus
+from rmqkit.store.message_store import InnerMessage, PutStatus
 
 __all__ = ["SendBackHandlers"]
 
@@ -67,7 +67,7 @@ class SendBackHandlers(Handlers[SendContext]):
 
     def _copy(
         self, command: Command, header: ConsumerSendBackRequest, group: SubscriptionGroupConfig, record: Record
-    ) -> PutMessage:
+    ) -> InnerMessage:
         """What is stored for a message: in the delay topic, or in the dead letters."""
         level = header.delay_level
         is_given_up = level < 0 or record.reconsume_times >= tries_max(command, header.max_reconsume_times, group)
@@ -85,13 +85,12 @@ class SendBackHandlers(Handlers[SendContext]):
             reconsume_times=record.reconsume_times + 1,
             store_host=self._context.identity.store_host,
         )
-        known = parsed(kept)
         first_id = offset_id(record.store_host, record.physical_offset)
         message = changed(
-            known,
+            kept,
             {
-                property_names.RETRY_TOPIC: known.properties.get(property_names.RETRY_TOPIC, record.topic),
-                property_names.ORIGIN_MESSAGE_ID: known.properties.get(property_names.ORIGIN_MESSAGE_ID, "").strip()
+                property_names.RETRY_TOPIC: kept.parsed.get(property_names.RETRY_TOPIC, record.topic),
+                property_names.ORIGIN_MESSAGE_ID: kept.parsed.get(property_names.ORIGIN_MESSAGE_ID, "").strip()
                 or first_id,
                 property_names.DELAY: str(level),
                 property_names.WAIT: "false",
@@ -99,9 +98,9 @@ class SendBackHandlers(Handlers[SendContext]):
         )
         if level > 0 and message.sys_flag & TRANSACTION_MASK in (0, TRANSACTION_COMMIT):
             message = self._context.schedule.schedule(message, level)
-        return message.encoded()
+        return message
 
-    def _put(self, command: Command, message: PutMessage, topic: str, group: str) -> Command | Awaitable[Command]:
+    def _put(self, command: Command, message: InnerMessage, topic: str, group: str) -> Command | Awaitable[Command]:
         put = self._context.store.put(message)
         if put.status is not PutStatus.OK:
             return reply(command, ResponseCode.SYSTEM_ERROR, put.status.value)

@@ -52,7 +52,7 @@ from rmqkit.protocol.properties import decode_properties, in_stored_order
 from rmqkit.protocol.record import Record, decode_record, encode_record
 from rmqkit.protocol.schemas.send import CheckTransactionRequest
 from rmqkit.remoting.connection import Connection
-from rmqkit.store.message_store import GetStatus, MessageStore, PutMessage, PutResult, PutStatus
+from rmqkit.store.message_store import GetStatus, InnerMessage, MessageStore, PutResult, PutStatus
 
 __all__ = ["CheckBack"]
 
@@ -215,7 +215,7 @@ class CheckBack:
     def _put_again(self, walk: _Walk, half: Record, changes: dict[str, str], *, asks: bool) -> bool:
         """Put a half message at the end of its queue, so that the position can move past it."""
         again = message_from(half, topic=names.HALF_TOPIC, queue_id=walk.queue_id, changes=changes, reconsume_times=0)
-        again.properties = in_stored_order(again.properties)
+        again.string = in_stored_order(again.properties)
         put = self._store.put(again)
         if put.status in _UNSTORABLE:  # the counter made it too long
             return self._give_up(walk, half)
@@ -227,9 +227,9 @@ class CheckBack:
             self._ask(half, again, put)
         return True
 
-    def _ask(self, half: Record, again: PutMessage, put: PutResult) -> None:
+    def _ask(self, half: Record, again: InnerMessage, put: PutResult) -> None:
         """Send CHECK_TRANSACTION_STATE for a half message that was put again. Source: remoting.md §4.3.5."""
-        properties = decode_properties(again.properties)
+        properties = again.parsed
         group = properties.get(property_names.PRODUCER_GROUP, "")
         place = real_place(properties)
         producer = None if place is None else self._pick_producer(group, place[0])

@@ -32,7 +32,7 @@ from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record, decode_record
-from rmqkit.store.message_store import MessageStore, PutMessage, PutStatus
+from rmqkit.store.message_store import InnerMessage, MessageStore, PutStatus
 from rmqkit.store.settings import StoreSettings
 
 if TYPE_CHECKING:
@@ -170,11 +170,11 @@ class OpMessages:
         # At a comma: half a number would name another half message as decided.
         end = body.find(b",", self._body_bytes_max) + 1
         body = body[:end] if end else body
-        message = PutMessage(
+        message = InnerMessage(
             topic=names.OP_HALF_TOPIC,
             queue_id=queue_id,
             body=body,
-            properties=_OP_PROPERTIES,
+            string=_OP_PROPERTIES,
             flag=0,
             sys_flag=0,
             born_timestamp=self._clock.now_ms(),

@@ -114,7 +114,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
         if message is None:
             remark = f"half message at {half.physical_offset} does not say for which topic and queue it is"
             return reply(command, ResponseCode.SYSTEM_ERROR, remark)
-        level = number(message.properties.get(property_names.DELAY))
+        level = number(message.parsed.get(property_names.DELAY))
         kept = (
             self._context.schedule.schedule(message, level)
             if level > 0
@@ -125,11 +125,10 @@ class TransactionHandlers(Handlers[TransactionContext]):
         # Before the put: afterwards the message would be there, and the producer be answered that it is not.
         if self._context.durability is not None and self._context.durability.lacks_replicas:
             return reply(command, *NOT_ENOUGH_REPLICAS)
-        stored = kept.encoded()
-        put = self._context.store.put(stored)
+        put = self._context.store.put(kept)
         if put.status is not PutStatus.OK:
             return reply(command, *put_refusal(put, self._store_settings.message_bytes_max))
-        self._context.statistics.moved(stored, put)
+        self._context.statistics.moved(kept, put)
         self._decided(half, is_commit=True)
         if self._context.durability is None:
             return reply(command)

@@ -26,14 +26,13 @@ from __future__ import annotations
 
 import functools
 import mmap
-import re
 import struct
 from bisect import bisect_left
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rmqkit.protocol.properties import java_hash
+from rmqkit.protocol.properties import Keys, find_keys, java_hash
 from rmqkit.store.files import reserve
 from rmqkit.store.log.mapped_file import MappedFile
 
@@ -50,8 +49,6 @@ SLOT = struct.Struct(">i")
 ENTRY = struct.Struct(">iqii")
 _I32_MAX = 0x7FFFFFFF
 _UNIQUE_KEY_HEAD = 28
-_KEYS = re.compile(rb"(?:^|\x02)(UNIQ_KEY|KEYS|TAGS)\x01([^\x02]+)")
-"""Finds what `find_property` finds, for all three names at once; tested equal."""
 assert (HEADER.size, ENTRY.size) == (40, 20)
 
 _pack_entry = ENTRY.pack
@@ -81,25 +78,20 @@ def _tags_hash(topic: str, tags: bytes) -> int:
 
 def keys_of(properties: bytes) -> set[str]:
     """The keys that a record is found by: its UNIQ_KEY, the words of its KEYS, ``T#`` and its TAGS."""
-    found = {name: value.decode("utf-8", "replace") for name, value in _KEYS.findall(properties)}
-    keys = {found.get(b"UNIQ_KEY", ""), *found.get(b"KEYS", "").split(" ")}
-    if tags := found.get(b"TAGS"):
-        keys.add(f"T#{tags}")
-    return keys - {""}
+    unique_key, words, tags = [value.decode("utf-8", "replace") for value in find_keys(properties)]
+    return {unique_key, *words.split(" "), *([f"T#{tags}"] if tags else [])} - {""}
 
 
-def key_hashes(topic: str, properties: bytes, *, with_tags: bool) -> list[int]:
+def key_hashes(topic: str, keys: Keys, *, with_tags: bool) -> list[int]:
     """The hashes a record is indexed under, in the order of its entries. Source: store.md §7.2.
-    ``properties``: the record's property string.
     ``with_tags``: whether TAGS is a key, too, as with 5.4 brokers."""
-    found = dict(_KEYS.findall(properties))
+    unique_key, words, tags = keys
     hashes: list[int] = []
-    if unique_key := found.get(b"UNIQ_KEY"):
+    if unique_key:
         hashes.append(key_hash(topic, unique_key.decode("utf-8", "replace")))
-    if keys := found.get(b"KEYS"):
-        words = keys.decode("utf-8", "replace").split(" ")
-        hashes += [key_hash(topic, word) for word in words if word]
-    if with_tags and (tags := found.get(b"TAGS")):
+    if words:
+        hashes += [key_hash(topic, word) for word in words.decode("utf-8", "replace").split(" ") if word]
+    if with_tags and tags:
         hashes.append(_tags_hash(topic, tags))
     return hashes
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct
 
 from rmqkit.errors import StoreMismatch
+from rmqkit.protocol.properties import Keys, find_keys
 from rmqkit.store.files import read_note, sync_directory, write_note
 from rmqkit.store.index.file import ENTRY, HEADER, SLOT, IndexFile, key_hash, key_hashes
 from rmqkit.store.log.mapped_file import MappedFile
@@ -73,6 +74,7 @@ class HasKeys(Protocol):
     physical_offset: int
     store_timestamp: int
     properties: bytes
+    keys: Keys | None
 
 
 class _Keyed(Struct, gc=False):
@@ -80,6 +82,7 @@ class _Keyed(Struct, gc=False):
     physical_offset: int
     store_timestamp: int
     properties: bytes
+    keys: Keys | None = None
 
 
 class _NotedFile(Struct, array_like=True, frozen=True):
@@ -237,12 +240,15 @@ class MessageIndex:
         """Take over the keys of one record; they are entered with those of the following ones, or by `enter`.
         Records come in log order; one that came before is ignored.
         Raises OSError: the disk refused; another try goes on where this one stopped."""
-        if physical_offset <= self._taken and not self._is_behind:
+        self._put(_Keyed(topic, physical_offset, store_timestamp, properties))
+
+    def _put(self, record: HasKeys) -> None:
+        if record.physical_offset <= self._taken and not self._is_behind:
             return
-        if physical_offset > self._taken:
-            self._taken = physical_offset
-            self._waiting.append(_Keyed(topic, physical_offset, store_timestamp, properties))
-        if self._is_behind or self._is_due(store_timestamp):
+        if record.physical_offset > self._taken:
+            self._taken = record.physical_offset
+            self._waiting.append(record)
+        if self._is_behind or self._is_due(record.store_timestamp):
             self.enter()
 
     def _is_due(self, store_timestamp: int) -> bool:
@@ -263,7 +269,7 @@ class MessageIndex:
         """`put` for several records, which are kept until they are entered. Raises OSError: as `put`."""
         if self._is_behind or not records or records[0].physical_offset <= self._taken:
             for one in records:
-                self.put(one.topic, one.physical_offset, one.store_timestamp, one.properties)
+                self._put(one)
             return
         self._waiting += records
         self._taken = records[-1].physical_offset
@@ -329,7 +335,10 @@ class MessageIndex:
         topics = [one.topic for one in waiting]
         numbers = {topic: number for number, topic in enumerate(dict.fromkeys(topics))}
         topic_of_row = np.fromiter(map(numbers.__getitem__, topics), "i8", len(topics))
-        columns = PropertyColumns([one.properties for one in waiting])
+        known = [one.keys for one in waiting if one.keys is not None]
+        # Members of batches and what is read from the log were not taken apart before: all strings are, at once.
+        is_known = len(known) == len(waiting)
+        columns = PropertyColumns.of_keys(known) if is_known else PropertyColumns([one.properties for one in waiting])
         rows, hashes = columns.keys(list(numbers), topic_of_row, with_tags=self.tags_as_keys)
         offset_of = np.array([one.physical_offset for one in waiting], "i8")
         timestamp_of = np.array([one.store_timestamp for one in waiting], "i8")
@@ -341,7 +350,8 @@ class MessageIndex:
 
     def _enter(self, record: HasKeys) -> None:
         physical_offset, store_timestamp = record.physical_offset, record.store_timestamp
-        hashes = key_hashes(record.topic, record.properties, with_tags=self.tags_as_keys)
+        keys = record.keys or find_keys(record.properties)
+        hashes = key_hashes(record.topic, keys, with_tags=self.tags_as_keys)
         if not hashes:
             return
         current = self._current

@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rmqkit.protocol.properties import java_hash
+from rmqkit.protocol.properties import Keys, java_hash
 from rmqkit.store.index.file import key_hash
 
 __all__ = ["PropertyColumns"]
 
 Ints = NDArray[np.int64]
+
+NAMES = (b"UNIQ_KEY", b"KEYS", b"TAGS")
+"""The properties that are keys, in the order of `Keys`."""
 
 _PAD = b"\x02" * 10
 _TEXT_BYTES_MAX = 64
@@ -42,6 +46,19 @@ class PropertyColumns:
         bytes_each = np.fromiter(map(len, strings), "i8", len(strings)) + 1
         self._starts: Ints = np.cumsum(bytes_each) - bytes_each + len(_PAD)
         self._found: dict[bytes, _Values] = {}
+
+    @classmethod
+    def of_keys(cls, keys: Sequence[Keys]) -> PropertyColumns:
+        """Those of records whose `NAMES` are known: their values are laid end to end, nothing is searched."""
+        values = list(chain.from_iterable(keys))
+        columns = cls(values)
+        starts = columns._starts
+        ends = starts + np.fromiter(map(len, values), "i8", len(values))
+        for column, name in enumerate(NAMES):
+            at, end = starts[column :: len(NAMES)], ends[column :: len(NAMES)]
+            rows = np.flatnonzero(end > at)
+            columns._found[name] = rows, at[rows], end[rows]
+        return columns
 
     @functools.cached_property
     def _separators(self) -> tuple[Ints, Ints, Ints]:
@@ -113,7 +130,7 @@ class PropertyColumns:
 
     def _words(self, topics: Sequence[str | None], topic: Ints) -> Iterator[tuple[Ints, Ints, Ints]]:
         """`_key_column` of KEYS, whose words are keys."""
-        rows, at, end = self.values(b"KEYS")
+        rows, at, end = self.values(NAMES[1])
         joined = self.joined
         spaces = np.flatnonzero(self._octets == 32) if b" " in joined else rows[:0]
         is_many = np.searchsorted(spaces, at) < np.searchsorted(spaces, end)

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 
 from rmqkit.errors import RecordCorrupt, StoreMismatch
+from rmqkit.protocol.properties import find_keys
 from rmqkit.protocol.record import Record
 from rmqkit.store.dispatcher import request_of
 from rmqkit.store.index.file import ENTRY as INDEX_ENTRY
@@ -520,7 +521,7 @@ class DerivedFiles:
         """Key hashes and storeTimestamp of a record, or what `_record` says instead."""
         record = self._record(physical_offset)
         return (
-            (key_hashes(record.topic, record.properties, with_tags=True), record.store_timestamp)
+            (key_hashes(record.topic, find_keys(record.properties), with_tags=True), record.store_timestamp)
             if isinstance(record, Record)
             else record
         )
