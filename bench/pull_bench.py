@@ -31,8 +31,8 @@ from rmqkit.broker.send.handler import SendHandlers
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.clients import Member
 from rmqkit.clock import SYSTEM_CLOCK
+from rmqkit.filter import subscription
 from rmqkit.filter.sql92 import compile_expression
-from rmqkit.filter.tags import subscription
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, FrameSplitter, decode_command, encode_command, request
 from rmqkit.protocol.schemas.clients import ConsumerData, MessageQueue

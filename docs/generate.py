@@ -22,15 +22,14 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, this folder alone is on the path
 from docs.served import codes_page
 
-from rmqkit import errors
+from rmqkit import errors, metrics
 from rmqkit import settings as configuration
 from rmqkit.broker.settings import PROMISES, WITHOUT_EFFECT, BrokerSettings
 from rmqkit.broker.unused_settings import UNUSED
 from rmqkit.cli import app
 from rmqkit.cli.logging_setup import LoggingSettings
 from rmqkit.client.runtime import settings as client
-from rmqkit.metrics import counters as metrics
-from rmqkit.metrics.exposition import ExporterSettings
+from rmqkit.metrics import ExporterSettings
 from rmqkit.namesrv import settings as namesrv
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.remoting.authentication import AuthenticationSettings

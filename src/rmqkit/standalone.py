@@ -10,7 +10,7 @@ import msgspec
 from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.metrics.exposition import ExporterType
+from rmqkit.metrics import ExporterType
 from rmqkit.namesrv.server import KV_FILE, NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.remoting.authentication import AuthenticationSettings

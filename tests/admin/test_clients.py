@@ -11,7 +11,7 @@ from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.pop.consumer import PopConsumer
 from rmqkit.client.producer.producer import Producer
 from rmqkit.errors import ConnectFailed, PeerRefused, UnknownName
-from rmqkit.filter.tags import subscription
+from rmqkit.filter import subscription
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.schemas.clients import (
     ConsumerConnection,

@@ -13,7 +13,7 @@ from rmqkit.admin.explain import At, Explainer, Key, explain
 from rmqkit.admin.messages import TraceRow
 from rmqkit.client.producer.producer import Producer
 from rmqkit.errors import SettingsError, UnknownName
-from rmqkit.filter.tags import SQL92, TAG, subscription
+from rmqkit.filter import SQL92, TAG, subscription
 from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.protocol.names import TRACE_TOPIC
 from rmqkit.protocol.schemas.clients import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.filter.tags import subscription
+from rmqkit.filter import subscription
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, request

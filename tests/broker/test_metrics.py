@@ -18,8 +18,7 @@ from rmqkit.broker.counts import Counts, kind_of
 from rmqkit.broker.metrics import BrokerMetrics
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import SYSTEM_CLOCK
-from rmqkit.metrics.counters import TABLE, Server
-from rmqkit.metrics.exposition import ExporterType
+from rmqkit.metrics import TABLE, ExporterType, Server
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.record import BatchEntry, encode_batch

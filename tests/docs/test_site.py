@@ -21,7 +21,7 @@ from docs.generate import API, FOLDER, PAGES, public_names
 import rmqkit
 from rmqkit.cli import app
 from rmqkit.errors import ExitCode
-from rmqkit.metrics.counters import TABLE
+from rmqkit.metrics import TABLE
 from rmqkit.settings import setting_table
 from tests.docs.pages import ROOT
 

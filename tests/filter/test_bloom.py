@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.filter.bloom import BloomFilter
+from rmqkit.filter.sql92 import BloomFilter
 
 STANDARD = BloomFilter.of(20, 32)
 

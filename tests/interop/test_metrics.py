@@ -19,9 +19,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.filter.tags import subscription
-from rmqkit.metrics.counters import COMMON, TABLE
-from rmqkit.metrics.exposition import ExporterType, MetricLabels
+from rmqkit.filter import subscription
+from rmqkit.metrics import COMMON, TABLE, ExporterType, MetricLabels
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.command import Command, decode_fields, decode_header
 from rmqkit.protocol.message import read_messages

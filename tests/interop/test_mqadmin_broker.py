@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rmqkit.filter.tags import subscription
+from rmqkit.filter import subscription
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, reply, request

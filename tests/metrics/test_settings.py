@@ -7,7 +7,7 @@ import pytest
 from rmqkit import settings as configuration
 from rmqkit.broker.settings import PROMISES, BrokerSettings, refuse_unsupported
 from rmqkit.errors import SettingsError
-from rmqkit.metrics.exposition import EXPORTERS_WITHOUT_EFFECT, ExporterType, MetricLabels
+from rmqkit.metrics import EXPORTERS_WITHOUT_EFFECT, ExporterType, MetricLabels
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.standalone import Standalone
 

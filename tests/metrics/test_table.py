@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rmqkit.metrics.counters import TABLE, Kind
+from rmqkit.metrics import TABLE, Kind
 
 ROOT = Path(__file__).parents[2]
 NAME = re.compile(r'"((?:rocketmq|rmqkit)_[a-z0-9_]+)"')

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from rmqkit.metrics.counters import Histogram, RpcLatency
-from rmqkit.metrics.exposition import exposition
+from rmqkit.metrics import Histogram, RpcLatency, exposition
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 
 TEXT = """\

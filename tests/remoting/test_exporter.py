@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rmqkit.clock import SYSTEM_CLOCK
-from rmqkit.metrics.counters import histogram
+from rmqkit.metrics import histogram
 from rmqkit.remoting.exporter import Exporter
 from rmqkit.remoting.server import ListenFailed
 from tests.client.peers import until

@@ -4,8 +4,9 @@
 of a store by one Spark task. Requests are followed at the broker, from the bytes that come in to those that go out; the
 client is a plain socket, and what the first requests make is there. A scan is followed without Spark.
 
-Counted is what handles the request itself. Not counted is who only hears of it, `TOLD`: the statistics, those whom the
-dispatcher tells of new messages (waiting pulls and pops, slaves), and the clock.
+Printed are two counts: of all files, and of those in `broker/`. Counted is what handles the request itself; not counted
+is who only hears of it, `TOLD`: the statistics, those whom the dispatcher tells of new messages (waiting pulls and
+pops, slaves), and the clock.
 """
 
 from __future__ import annotations
@@ -161,4 +162,5 @@ class Walk:
 
 if __name__ == "__main__":
     for walk, files in walks().items():
-        print(f"{walk}: {len(files)} files\n  " + "\n  ".join(files))
+        in_broker = sum(name.startswith("broker/") for name in files)
+        print(f"{walk}: all {len(files)} files, in broker/ {in_broker}\n  " + "\n  ".join(files))

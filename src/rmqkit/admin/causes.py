@@ -34,7 +34,7 @@ from msgspec import Struct, field
 
 from rmqkit.admin.messages import TraceRow
 from rmqkit.client.observe.status import utc
-from rmqkit.filter.tags import codes_of, is_tag_type, matches_tags
+from rmqkit.filter import codes_of, is_tag_type, matches_tags
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as prop
 from rmqkit.protocol.message import ReceivedMessage

@@ -44,8 +44,8 @@ from rmqkit.client.producer.selectors import PlacedMessage
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import MessageIllegal, NoNameServer, NoRoute, RemotingError, RmqError, SettingsError
+from rmqkit.filter import matches_tags, subscription
 from rmqkit.filter.sql92 import ExpressionRejected, compile_expression
-from rmqkit.filter.tags import matches_tags, subscription
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import DLQ_PREFIX, NOT_OF_APPLICATIONS, RETRY_PREFIX, SYSTEM_TOPICS
 from rmqkit.protocol.properties import DLQ_ORIGIN_TOPIC, RETRY_TOPIC, SHARDING_KEY, encode_properties, own_properties

@@ -28,7 +28,7 @@ from msgspec import Struct, field
 from rmqkit.admin.calls import MASTER_ID, AdminCalls
 from rmqkit.client.runtime.routes import subscribe_queues
 from rmqkit.errors import BodyError, ClientError, NoRoute, PeerRefused, RemotingError, RmqError, SettingsError
-from rmqkit.filter.tags import TAG, is_tag_type, matches_tags, subscription
+from rmqkit.filter import TAG, is_tag_type, matches_tags, subscription
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.message import ReceivedMessage, read_messages
 from rmqkit.protocol.properties import encode_properties

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from rmqkit.clock import Clock
-from rmqkit.metrics.counters import Histogram, histogram
+from rmqkit.metrics import Histogram, histogram
 from rmqkit.protocol import names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields

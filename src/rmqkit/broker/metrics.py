@@ -24,7 +24,7 @@ from rmqkit.broker.tables.groups import GroupTable
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import Clock
-from rmqkit.metrics.counters import Gathered, Histogram
+from rmqkit.metrics import Gathered, Histogram
 from rmqkit.protocol import names
 from rmqkit.protocol.codes import version_name
 from rmqkit.protocol.schemas.topics import Permission

@@ -28,7 +28,7 @@ from rmqkit.broker.unused_settings import UnusedSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import RmqError
 from rmqkit.filter import sql92
-from rmqkit.metrics.exposition import ExporterType
+from rmqkit.metrics import ExporterType
 from rmqkit.protocol.command import Command
 from rmqkit.remoting.address import advertised_ip, join_address
 from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, inner_credentials

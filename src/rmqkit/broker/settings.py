@@ -10,7 +10,7 @@ from msgspec import field
 
 from rmqkit.broker.replication.members import HaAddresses
 from rmqkit.errors import SettingsError
-from rmqkit.metrics.exposition import EXPORTER_PROMISES
+from rmqkit.metrics import EXPORTER_PROMISES
 from rmqkit.remoting.address import AdminAddresses
 from rmqkit.remoting.limits import ConnectionSettings
 from rmqkit.settings import Setting

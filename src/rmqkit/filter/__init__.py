@@ -1,1 +1,57 @@
-"""Subscriptions and what they match: properties in, verdict out; no I/O. Source: behaviour.md §6."""
+"""Tag subscriptions (``FilterAPI``): from ``A || B`` to the codes a broker filters by and the tags a client re-checks.
+
+A broker compares only the 32-bit hash of a tag; two tags may share one, so the client compares the text again.
+Source: behaviour.md §6.1, store.md §17.1.
+"""
+
+from __future__ import annotations
+
+from rmqkit.protocol.properties import java_hash
+from rmqkit.protocol.schemas.clients import SubscriptionData
+
+ALL = "*"
+TAG = "TAG"
+SQL92 = "SQL92"
+
+
+def is_tag_type(expression_type: str | None) -> bool:
+    """Whether an expression is a tag expression; a missing type means so."""
+    return expression_type is None or expression_type in ("", TAG)
+
+
+def subscription(
+    topic: str, expression: str | None, *, expression_type: str = TAG, version: int = 0
+) -> SubscriptionData:
+    """The subscription a client announces and a broker filters by.
+
+    Args:
+        topic: what is subscribed.
+        expression: ``*``, empty or None for everything; ``A || B`` for some tags; an SQL92 text with that type.
+        version: ms since the epoch; the newest of a group's subscriptions wins.
+
+    Raises:
+        ValueError: a tag expression without any tag in it.
+    """
+    text = (expression or "").strip()
+    if not is_tag_type(expression_type):
+        return SubscriptionData(topic=topic, sub_string=text, expression_type=expression_type, sub_version=version)
+    if text in ("", ALL):
+        return SubscriptionData(topic=topic, sub_string=ALL, sub_version=version)
+    tags = list(dict.fromkeys(tag for part in text.split("||") if (tag := part.strip())))
+    if not tags:
+        raise ValueError(f"subscription expression {expression!r} names no tag: use '*' or 'A || B'")
+    return SubscriptionData(
+        topic=topic, sub_string=text, tags_set=tags, code_set=[java_hash(tag) for tag in tags], sub_version=version
+    )
+
+
+def codes_of(data: SubscriptionData) -> frozenset[int] | None:
+    """The tag codes a subscription wants; None when tags do not restrict it."""
+    if data.sub_string in ("", ALL) or not is_tag_type(data.expression_type):
+        return None
+    return frozenset(data.code_set)
+
+
+def matches_tags(data: SubscriptionData, tags: str | None) -> bool:
+    """Whether a message's tag text is one a subscription wants: the client's exact re-check."""
+    return not data.tags_set or (tags is not None and tags in data.tags_set)

@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.metrics.counters import Gathered, histogram
-from rmqkit.metrics.exposition import ExporterType
+from rmqkit.metrics import ExporterType, Gathered, histogram
 from rmqkit.namesrv.admin_handlers import AdminHandlers
 from rmqkit.namesrv.brokers import Claims, Notices, Unregistration
 from rmqkit.namesrv.handlers import BrokerHandlers, KeyValues, RouteHandlers

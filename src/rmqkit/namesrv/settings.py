@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import field
 
-from rmqkit.metrics.exposition import EXPORTER_PROMISES, EXPORTERS_WITHOUT_EFFECT
+from rmqkit.metrics import EXPORTER_PROMISES, EXPORTERS_WITHOUT_EFFECT
 from rmqkit.remoting.address import AdminAddresses
 from rmqkit.remoting.limits import ConnectionSettings
 from rmqkit.settings import Setting

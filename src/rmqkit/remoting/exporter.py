@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmqkit.clock import Clock
-from rmqkit.metrics import exposition
-from rmqkit.metrics.counters import Gathered, Histogram, RpcLatency
+from rmqkit.metrics import CONTENT_TYPE, Gathered, Histogram, RpcLatency, exposition
 from rmqkit.protocol.command import RESPONSE, Command, Frame, decode_command
 from rmqkit.remoting.address import advertised_ip, join_address
 from rmqkit.remoting.connection import Connection
@@ -108,11 +107,11 @@ class Exporter:
         if path.partition(b"?")[0] != b"/metrics":
             return _response("404 Not Found", b"only /metrics\n")
         try:
-            text = await asyncio.to_thread(exposition.exposition, await self._gather(), self._common)
+            text = await asyncio.to_thread(exposition, await self._gather(), self._common)
         except Exception:  # noqa: BLE001 - the outer edge of a request: logged once, answered as a failure
             _log.exception("metrics cannot be gathered")
             return _response("500 Internal Server Error", b"metrics cannot be gathered; see the log\n")
-        return _response("200 OK", text, f"Content-Type: {exposition.CONTENT_TYPE}\r\n")
+        return _response("200 OK", text, f"Content-Type: {CONTENT_TYPE}\r\n")
 
 
 async def _watch_lag(lag_ms: Histogram, clock: Clock) -> None:

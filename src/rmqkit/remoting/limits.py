@@ -15,8 +15,7 @@ import logging
 from collections import Counter
 from typing import Annotated, Protocol
 
-from rmqkit.metrics.counters import Gathered
-from rmqkit.metrics.exposition import ExporterSettings
+from rmqkit.metrics import ExporterSettings, Gathered
 from rmqkit.remoting.address import IpAddress
 from rmqkit.settings import Setting
 

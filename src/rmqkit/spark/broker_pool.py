@@ -22,7 +22,7 @@ from rmqkit.client.runtime.process import portal
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings
 from rmqkit.errors import NoRoute, PeerRefused, RemotingError, RmqError
-from rmqkit.filter.tags import subscription
+from rmqkit.filter import subscription
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest

@@ -189,7 +189,7 @@ class Dispatcher:
         self.pending += parts
 
     def run(self, limit: int) -> bool:
-        """Router what waits, up to a physical offset, of long batches one part; stands still, with ``failure``, when
+        """Dispatch what waits, up to a physical offset, of long batches one part; stands still, with ``failure``, when
         the disk refuses. Returns whether more can be dispatched at once."""
         pending = self.pending
         while pending and pending[0][0] <= limit:

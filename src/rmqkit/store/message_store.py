@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,6 @@ from rmqkit.store.log.commit_log import CommitLog, LogStart
 from rmqkit.store.log.recovery import LogEnd, find_log_end
 from rmqkit.store.log.remains import check_heads, is_filler, keep_remains, tell_lost_end
 from rmqkit.store.log.scan import RECORD_BYTES_MIN, Records
-from rmqkit.store.long_batch import LongBatch
 from rmqkit.store.put import Appender
 from rmqkit.store.queue_recovery import mend_after_crash, mend_queues, tell_odd_queues
 from rmqkit.store.queues.base import ConsumeQueueBase
@@ -94,6 +93,7 @@ class MessageStore:
         reader: reads queues that were looked up.
         retention: what deletes old files; `retention_round` runs it.
         flusher: what makes log and queues durable; its rounds can be run by hand.
+        put, put_run, put_batch, prepare, put_long_batch, batch: those of `Appender`.
     """
 
     def __init__(
@@ -144,7 +144,9 @@ class MessageStore:
             on_flushed=on_flushed,
             note_queues=lambda: self._ends.note_new(self.queues, self._flush_log),
         )
-        self._appender = Appender(self.log, self.queues, self._dispatcher, self.flusher, settings, clock)
+        self._appender = appender = Appender(self.log, self.queues, self._dispatcher, self.flusher, settings, clock)
+        self.put, self.put_run, self.put_batch = appender.put, appender.put_run, appender.put_batch
+        self.prepare, self.put_long_batch, self.batch = appender.prepare, appender.put_long_batch, appender.batch
         self.retention = Retention(
             root,
             self.log,
@@ -357,7 +359,7 @@ class MessageStore:
         return is_own or (is_light(queue.topic) and queue.topic in light_numbers(record.topic, record.properties))
 
     def _dispatch_again(self, record: Record) -> None:
-        """Router one record in a recovery."""
+        """Dispatch one record in a recovery."""
         queue = self.queues.get(record.topic, record.queue_id)
         if is_filler(record):
             self._gap_max += record.prepared_transaction_offset // RECORD_BYTES_MIN
@@ -438,32 +440,7 @@ class MessageStore:
         if self._index is not None:
             self._index.close()
 
-    # ---- putting
-
-    def put(self, message: InnerMessage) -> PutResult:
-        """Append one message; readable when this returns (SYNC_FLUSH: when durable; with the pool: when committed)."""
-        return self._appender.put(message)
-
-    def put_run(self, messages: Sequence[InnerMessage]) -> list[DispatchRequest] | None:
-        """Append plain messages of one sender with one write; None, with nothing done, when each has to be put."""
-        return self._appender.put_run(messages)
-
-    def put_batch(self, message: InnerMessage) -> PutResult:
-        """Append a wire batch body, all or nothing: its members, or one inner batch for a batch topic."""
-        return self._appender.put_batch(message)
-
-    def prepare(self, batch: LongBatch) -> Iterator[None]:
-        """Make a long batch ready to be put: each step takes a few milliseconds, and nothing is stored meanwhile."""
-        return self._appender.prepare(batch)
-
-    def put_long_batch(self, batch: LongBatch) -> PutResult:
-        """`put_batch` for one that was made ready by all steps of `prepare`: one step of at most 40 ms for 190,000
-        messages. Readable when `dispatch`, called again while it says so, has no more to do."""
-        return self._appender.put_long_batch(batch)
-
-    def batch(self) -> AbstractContextManager[None]:
-        """What is put inside becomes readable at its end, at less cost; a read inside makes it readable before."""
-        return self._appender.batch()
+    # ---- putting: `put` and its kin are those of `Appender`
 
     def request_flush(self) -> None:
         """Ask for a flush round that covers everything put so far; cheap when one is asked for already."""
@@ -554,7 +531,7 @@ class MessageStore:
         # Puts of an open batch(): a reader must see what was put before, as it would without the batch.
         if self._dispatcher.pending:
             self._dispatch_for_read()
-        return self.queues.get(topic, queue_id)
+        return self.queues.table.get((topic, queue_id))
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """One past the last readable message, 0 for an unknown queue."""

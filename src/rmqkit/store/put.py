@@ -115,12 +115,12 @@ class Appender:
         self._variable_bytes_max = settings.commit_log_file_bytes - _FIXED_BYTES_MAX
 
     def dispatch(self) -> bool:
-        """Router what may be: under SYNC_FLUSH what is on the disk, else what was committed; of long batches one
+        """Dispatch what may be: under SYNC_FLUSH what is on the disk, else what was committed; of long batches one
         part. Returns whether more can be dispatched at once."""
         return bool(self.dispatcher.pending) and self.dispatcher.run(self._readable_offset)
 
     def batch(self) -> AbstractContextManager[None]:
-        """Router what is put inside at the end, all at once."""
+        """What is put inside becomes readable at its end, at less cost; a read inside makes it readable before."""
         return _Batch(self)
 
     @property
@@ -299,7 +299,7 @@ class Appender:
         return PutResult(PutStatus.OK, physical_offset, end, first, now, starts[:-1])
 
     def prepare(self, batch: LongBatch) -> Iterator[None]:
-        """Make a long batch ready to be put, in steps of a few milliseconds; nothing is stored or held meanwhile."""
+        """Make a long batch ready to be put: each step takes a few milliseconds, and nothing is stored meanwhile."""
         message, body = batch.message, batch.message.body
         batch.refused = self._refuse(message, is_new=(message.topic, message.queue_id) not in self._queues.table)
         try:
@@ -331,8 +331,9 @@ class Appender:
             batch.refused = _too_long_for_file(batch.size)
 
     def put_long_batch(self, batch: LongBatch) -> PutResult:
-        """`put_batch` for one that `prepare` made ready, all with one write; `dispatch` makes it readable in parts.
-        Where its messages lie the batch says itself."""
+        """`put_batch` for one that all steps of `prepare` made ready, with one write: one step of at most 40 ms for
+        190,000 messages. Readable when `dispatch`, called again while it says so, has no more to do. Where its messages
+        lie the batch says itself."""
         message = batch.message
         is_new = (message.topic, message.queue_id) not in self._queues.table
         refused = batch.refused or self._refuse(message, is_new=is_new)

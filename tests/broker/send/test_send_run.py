@@ -19,9 +19,10 @@ from rmqkit.protocol.command import Command, FrameSplitter, decode_command, deco
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.schemas.send import SendMessageV2Request
-from rmqkit.store.message_store import MessageStore
+from rmqkit.store.put import Appender
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import Cluster
+from tests.broker.pops import context_of
 from tests.store.stores import read_all
 from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
@@ -77,14 +78,14 @@ async def warm(cluster):
 def runs(monkeypatch):
     """How many messages each put of a run had, refused ones negative."""
     seen = []
-    real = MessageStore.put_run
+    real = Appender.put_run
 
-    def put_run(store, messages):
-        stored = real(store, messages)
+    def put_run(appender, messages):
+        stored = real(appender, messages)
         seen.append(len(messages) if stored is not None else -len(messages))
         return stored
 
-    monkeypatch.setattr(MessageStore, "put_run", put_run)
+    monkeypatch.setattr(Appender, "put_run", put_run)
     return seen
 
 
@@ -188,16 +189,17 @@ def test_timed_sends_of_one_read_are_kept_as_one_by_one(tmp_path, runs, flush):
 
 async def test_a_run_that_cannot_be_put_fails_exactly_the_sends_that_fail(runs, monkeypatch, cluster):
     async with warm(cluster) as peer:
-        monkeypatch.setattr(MessageStore, "put_run", lambda store, messages: None)
+        store = context_of(cluster).store
+        monkeypatch.setattr(store, "put_run", lambda messages: None)
         calls = itertools.count()
-        real = MessageStore.put
+        real = store.put
 
-        def put(store, message):
+        def put(message):
             if message.topic == "T" and next(calls) == 1:
-                return real(store, msgspec.structs.replace(message, properties=b"\0"))
-            return real(store, message)
+                return real(msgspec.structs.replace(message, string=b"\0"))
+            return real(message)
 
-        monkeypatch.setattr(MessageStore, "put", put)
+        monkeypatch.setattr(store, "put", put)
         answers = await peer.ask(*(frame(number) for number in range(4, 8)))
         assert [answers[number].code for number in range(4, 8)] == [0, ResponseCode.MESSAGE_ILLEGAL, 0, 0]
 
@@ -294,12 +296,12 @@ async def test_runs_are_refused_while_too_many_answers_wait(runs, monkeypatch, t
 
 
 async def test_a_fault_of_the_store_is_told_to_every_sender(monkeypatch, caplog, cluster):
-    def fail(store, messages):
+    def fail(messages):
         raise ZeroDivisionError
 
     async with warm(cluster) as peer:
-        monkeypatch.setattr(MessageStore, "put_run", fail)
-        monkeypatch.setattr(MessageStore, "put", fail)
+        monkeypatch.setattr(context_of(cluster).store, "put_run", fail)
+        monkeypatch.setattr(context_of(cluster).store, "put", fail)
         answers = await peer.ask(*(frame(number) for number in range(4, 8)))
         assert {answer.code for answer in answers.values()} == {ResponseCode.SYSTEM_ERROR}
         assert "4 sends" in caplog.text

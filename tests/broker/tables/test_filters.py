@@ -10,7 +10,7 @@ import pytest
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.filters import FilterTable, inline_filter
 from rmqkit.errors import StoreMismatch
-from rmqkit.filter.bloom import BloomFilter
+from rmqkit.filter.sql92 import BloomFilter
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import decode_record, encode_record, record_properties
 from rmqkit.protocol.schemas.clients import SubscriptionData

@@ -15,7 +15,7 @@ from rmqkit.client.consumer.offsets import RemoteOffsetStore
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
-from rmqkit.filter.tags import subscription
+from rmqkit.filter import subscription
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import reply
 from rmqkit.protocol.properties import encode_properties

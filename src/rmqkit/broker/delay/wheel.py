@@ -41,7 +41,7 @@ import msgspec
 
 from rmqkit.clock import Clock
 from rmqkit.errors import RecordCorrupt, StoreMismatch
-from rmqkit.metrics.counters import Histogram, histogram
+from rmqkit.metrics import Histogram, histogram
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.properties import find_property, java_hash

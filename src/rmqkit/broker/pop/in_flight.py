@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import Clock
-from rmqkit.metrics.counters import histogram
+from rmqkit.metrics import histogram
 from rmqkit.protocol.properties import TIMER_DELIVER_MS, encode_properties
 from rmqkit.protocol.schemas.pop import PopCheckPoint, StoredAck
 from rmqkit.store.message_store import InnerMessage, PutStatus

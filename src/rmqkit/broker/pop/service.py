@@ -40,7 +40,7 @@ from rmqkit.broker.tables.groups import GroupTable
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import Clock
-from rmqkit.metrics.counters import Gathered
+from rmqkit.metrics import Gathered
 from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.tasks import Turns

@@ -32,7 +32,7 @@ from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import Clock
 from rmqkit.errors import HeaderError
-from rmqkit.filter.tags import is_tag_type
+from rmqkit.filter import is_tag_type
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
 from rmqkit.protocol.names import RETRY_PREFIX

@@ -15,7 +15,7 @@ from rmqkit.broker.durability import REJECTED
 from rmqkit.broker.handlers import Handlers, answers
 from rmqkit.broker.pull.handler import PullContext
 from rmqkit.broker.tables.filters import EVERYTHING, inline_filter
-from rmqkit.filter.tags import is_tag_type
+from rmqkit.filter import is_tag_type
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply

@@ -1,24 +1,52 @@
 """SEND_MESSAGE, SEND_MESSAGE_V2, SEND_BATCH_MESSAGE (``SendMessageProcessor``).
 
-The checks come in the reference's order with its codes and remarks. The stored properties are the producer's with
-CLUSTER, MSG_REGION and TRACE_ON added (a batch's members are stored as they came). A message with a delay level goes to
-the delay topic, one for a time to the timer topic, a retried one that was tried too often to its group's dead letters.
-The answer waits until the message is on the disk under SYNC_FLUSH, and at the slaves under SYNC_MASTER.
+The checks come in the reference's order with its codes and remarks; a topic that is missing is created here. The stored
+properties are the producer's with CLUSTER, MSG_REGION and TRACE_ON added (a batch's members are stored as they came). A
+message with a delay level goes to the delay topic, one for a time to the timer topic, a retried one that was tried too
+often to its group's dead letters. The answer waits until the message is on the disk under SYNC_FLUSH, and at the slaves
+under SYNC_MASTER.
+
+The plain sends that one read of a connection brought are stored with one write to the log (`SendRun`). The boundaries
+are the same for a send that goes alone (`SendHandlers`), which is tested to do the same:
+
+==============================  =======================================  ==========================================
+from                            by                                       to
+==============================  =======================================  ==========================================
+a frame                         `SendRun.read` · `SendHandlers.send`     `InnerMessage`, None for every request that
+                                                                         is no plain send
+`InnerMessage`                  ``put_run`` · ``put`` of the store       record bytes, queue entry, index keys
+`DispatchRequest` · `PutResult`  `SendAnswers.frames` · `reply`           the frame of the answer
+==============================  =======================================  ==========================================
+
 Source: behaviour.md §3.1 to §3.6; remoting.md §4.3.1.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from datetime import datetime
+from functools import partial
+from operator import attrgetter, countOf
+from typing import TYPE_CHECKING, Protocol
 
-from rmqkit.broker.delay.timer import schedule_timed
-from rmqkit.broker.durability import CODES, NOT_ENOUGH_REPLICAS, REJECTED, Outcome, Refusal, put_refusal
+from rmqkit.broker.delay.levels import Schedule
+from rmqkit.broker.delay.timer import Timer, schedule_timed
+from rmqkit.broker.durability import (
+    CODES,
+    NOT_ENOUGH_REPLICAS,
+    REJECTED,
+    Durability,
+    Outcome,
+    Refusal,
+    Release,
+    put_refusal,
+)
 from rmqkit.broker.handlers import Handlers, OwnAddress, answers, by_global_number, when_published
 from rmqkit.broker.messages import (
     TIMER_NAMES,
@@ -28,26 +56,164 @@ from rmqkit.broker.messages import (
     to_half,
     to_priority,
 )
-from rmqkit.broker.send.checks import NO_BODY, SendChecks, SendContext, decode_v1, decode_v2, stamps_of, tries_max
-from rmqkit.broker.send.fast_path import SendRun
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.errors import PeerRefused
+from rmqkit.broker.statistics import Statistics
+from rmqkit.broker.tables.clients import ClientTable, QueueLocks
+from rmqkit.broker.tables.groups import GroupTable
+from rmqkit.broker.tables.topics import TopicTable
+from rmqkit.clock import Clock
+from rmqkit.errors import HeaderError, PeerRefused
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, header_fields, reply
+from rmqkit.protocol.command import Command, Frame, decode_header, decode_header_leniently, header_fields, reply
 from rmqkit.protocol.ids import RecallHandle, UniqueKeys, encode_recall_handle, offset_id, offset_ids
+from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.properties import decode_properties, encode_properties
 from rmqkit.protocol.record import MULTI_TAGS, TRANSACTION_COMMIT, TRANSACTION_MASK
-from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageResponse
-from rmqkit.protocol.schemas.topics import TopicConfig
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageResponse, SendMessageV2Request
+from rmqkit.protocol.schemas.topics import Permission, TopicConfig
+from rmqkit.protocol.templates import SendAnswers, SendShape, SendShapes, Stored
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import OVERLOADED, Router
 from rmqkit.remoting.tasks import Slice
 from rmqkit.store.long_batch import LongBatch, is_long
-from rmqkit.store.message_store import InnerMessage, PutResult, PutStatus
+from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, PutStatus
+from rmqkit.store.settings import StoreSettings
 
-__all__ = ["RefusalHandlers", "SendHandlers"]
+if TYPE_CHECKING:
+    from rmqkit.broker.counts import Counts
+
+__all__ = ["RefusalHandlers", "SendContext", "SendHandlers"]
+
+_log = logging.getLogger(__name__)
+
+# ---- what every send has to pass
+
+_ASKS_FOR_TRIES_SINCE = 121  # 3.4.9
+
+_MAY_MISS_LONG = {"producerGroup": "", "defaultTopic": "", "defaultTopicQueueNums": "4"}
+_MAY_MISS_SHORT = {"a": "", "c": "", "d": "4"}
+
+NO_BODY = "the message has no body"
+
+
+class SendContext(Protocol):
+    """What sends may touch."""
+
+    clients: ClientTable
+    clock: Clock
+    counts: Counts | None
+    durability: Durability | None
+    groups: GroupTable
+    identity: OwnAddress
+    queue_locks: QueueLocks
+    schedule: Schedule
+    settings: BrokerSettings
+    statistics: Statistics
+    store: MessageStore
+    store_settings: StoreSettings
+    timer: Timer | None
+    topics: TopicTable
+
+    @property
+    def topics_published(self) -> Callable[[], Awaitable[None]]: ...
+
+
+def tries_max(command: Command, asked: int | None, group: SubscriptionGroupConfig) -> int:
+    """How often a message may be consumed: what the client asks for if it is not too old, else the group's limit."""
+    return group.retry_max_times if asked is None or command.version < _ASKS_FOR_TRIES_SINCE else asked
+
+
+def stamps_of(settings: BrokerSettings) -> tuple[dict[str, str], dict[str, str]]:
+    """The properties that every message gets, and those of them that the answer tells."""
+    told = {
+        property_names.MSG_REGION: settings.region_id,
+        property_names.TRACE_ON: "true" if settings.trace_on else "false",
+    }
+    return {**told, property_names.CLUSTER: settings.cluster_name}, told
+
+
+def decode_v1(command: Command, **missing: str) -> SendMessageRequest:
+    """The header of a send in its long form; what it may lack besides is ``missing``.
+    Raises HeaderError: another field is missing, or a number is none."""
+    may_miss = {**_MAY_MISS_LONG, **missing} if missing else _MAY_MISS_LONG
+    return decode_header_leniently(command, SendMessageRequest, missing=may_miss)
+
+
+def decode_v2(command: Command, **missing: str) -> SendMessageV2Request:
+    """The header of a send in its short form, like `decode_v1`."""
+    try:
+        return decode_header(command, SendMessageV2Request)
+    except HeaderError:
+        may_miss = {**_MAY_MISS_SHORT, **missing}
+        return decode_header_leniently(command, SendMessageV2Request, missing=may_miss, drops_unreadable=False)
+
+
+class SendChecks:
+    """Lets sends in."""
+
+    def __init__(self, context: SendContext) -> None:
+        self._settings = context.settings
+        self._identity = context.identity
+        self._topics = context.topics
+        self._clock = context.clock
+
+    def topic_of(self, connection: Connection, header: SendMessageRequest) -> TopicConfig | Refusal:
+        """The topic that a message goes to, or why it does not."""
+        settings, name = self._settings, header.topic
+        if settings.accept_sends_from_ms and self._clock.now_ms() < settings.accept_sends_from_ms:
+            remark = f"broker unable to service, until {_human_time(settings.accept_sends_from_ms)}"
+            return ResponseCode.SYSTEM_ERROR, remark
+        topic = self._topics.get(name)
+        if topic is None and (fault := names.topic_fault(name)) is not None:
+            return ResponseCode.INVALID_PARAMETER, fault
+        if topic is not None and topic.order and not settings.broker_permission & Permission.WRITE:
+            return ResponseCode.NO_PERMISSION, f"the broker[{self._identity.ip}] sending message is forbidden"
+        if name in names.FORBIDDEN_TO_SEND:
+            return ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden."
+        if topic is None:
+            template, queues = header.default_topic, header.default_topic_queue_nums
+            unit = bool(header.unit_mode)
+            topic = self._topics.create_for_send(name, template=template, queue_count=queues, unit=unit)
+        if topic is None:
+            return ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!{FAQ}"
+        if header.queue_id >= topic.read_queue_nums and header.queue_id >= topic.write_queue_nums:
+            remark = f"request queueId[{header.queue_id}] is illegal, {_describe(topic)} Producer: {connection.peer}"
+            return ResponseCode.INVALID_PARAMETER, remark
+        return topic
+
+    def is_new(self, topic: str) -> bool:
+        """Whether a topic has to be made first."""
+        return self._topics.get(topic) is None
+
+    def is_static(self, topic: str) -> bool:
+        """Whether a topic's queues are numbered over several brokers."""
+        return topic in self._topics.static.local
+
+
+def _human_time(timestamp_ms: int) -> str:
+    """Local time as the reference prints it."""
+    whole_seconds = datetime.fromtimestamp(timestamp_ms // 1000)
+    return f"{whole_seconds:%Y-%m-%d %H:%M:%S},{timestamp_ms % 1000:03d}"
+
+
+def _describe(topic: TopicConfig) -> str:
+    """A topic as the reference prints it in remarks."""
+    perm = "".join(
+        letter if topic.perm & bit else "-"
+        for letter, bit in (("R", Permission.READ), ("W", Permission.WRITE), ("X", Permission.INHERIT))
+    )
+    attributes = ", ".join(f"{name}={value}" for name, value in (topic.attributes or {}).items())
+    return (
+        f"TopicConfig [topicName={topic.topic_name}, readQueueNums={topic.read_queue_nums}, "
+        f"writeQueueNums={topic.write_queue_nums}, perm={perm}, topicFilterType={topic.topic_filter_type}, "
+        f"topicSysFlag={topic.topic_sys_flag}, order={str(topic.order).lower()}, attributes={{{attributes}}}]"
+    )
+
+
+# ---- one by one
 
 _SCHEDULED = (names.SCHEDULE_TOPIC, names.TIMER_TOPIC)
 _UNUSUAL = frozenset(
@@ -371,6 +537,220 @@ def _has_needed_key(topic: TopicConfig, message: InnerMessage) -> bool:
     if (topic.attributes or {}).get("cleanup.policy") != "COMPACTION":
         return True
     return bool(message.parsed.get(property_names.KEYS, "").strip())
+
+
+# ---- many at once
+
+_shape_of = attrgetter("shape")
+_NOT_PLAIN = (
+    property_names.INNER_NUM,
+    property_names.DELAY,
+    property_names.TRANSACTION_PREPARED,
+    property_names.POP_CHECK_POINT,
+    property_names.INNER_MULTI_DISPATCH,
+    property_names.PRIORITY,
+    *TIMER_NAMES,
+)
+_NOT_PLAIN_OR_TIMED = (
+    *(name for name in _NOT_PLAIN if name not in TIMER_NAMES),
+    property_names.TIMER_DELETE_KEY,
+    property_names.TIMER_OUT_MS,
+    property_names.REAL_TOPIC,
+    property_names.REAL_QUEUE_ID,
+)
+_NO_WAIT = b"WAIT\x01false\x02"
+
+
+class PlainSend(InnerMessage, gc=False):
+    """A plain send: what is stored, and what its answer repeats. One object for both, as a second costs 2 % of a send.
+
+    Attributes:
+        queue_digits, opaque: queue id, as its sender sees it, and opaque, in digits.
+        recall_handle: of a message for a time, else empty.
+        shape: the one that it had.
+    """
+
+    queue_digits: bytes = b""
+    unique_key: bytes = b""
+    recall_handle: bytes = b""
+    opaque: bytes = b""
+    shape: SendShape = None  # type: ignore[assignment]  # always given; what is required cannot follow what is not
+
+
+class SendRun:
+    """Takes plain sends out of what was read: where nothing can be refused, headers of a known shape, a topic that is
+    there and wants nothing special, a queue that has messages. One for a time goes to the timer topic. All others, and
+    all of those when the store does not take them together, are left to be handled one by one. Answers are given when
+    the one write is done, or together when the last message is as safe as it has to be (`durability`).
+    ``stamps``: the properties that every message gets.
+    ``told``: the fields that every answer has."""
+
+    def __init__(self, context: SendContext, checks: SendChecks, stamps: bytes, told: dict[str, str]) -> None:
+        self._store = context.store
+        self._checks = checks
+        self._store_host = context.identity.store_host
+        self._shapes = SendShapes(stamps, _NOT_PLAIN if context.timer is None else _NOT_PLAIN_OR_TIMED)
+        self._timer = context.timer
+        self._broker_name = context.settings.broker_name
+        self._told = told
+        self._durability = context.durability
+        self._statistics = context.statistics
+        self._counts = context.counts
+        self._monotonic_ms = context.clock.monotonic_ms
+        self._answers = {code: SendAnswers(self._store_host, told, code) for code in CODES.values()}
+
+    def rest(self, connection: Connection, frames: list[Frame]) -> Iterator[Frame]:
+        """Store and answer plain sends; the other requests in their order, each when those before it are stored."""
+        run: list[PlainSend] = []
+        queue_counts: dict[str, int] = {}
+        first = 0
+        for place, frame in enumerate(frames):
+            try:
+                plain = self.read(connection, frame, queue_counts)
+            except Exception:  # noqa: BLE001 - the plain way meets it too, and answers
+                plain = None
+            if plain is not None:
+                run.append(plain)
+                continue
+            if run and not self._store_all(connection, run):
+                yield from frames[first:place]
+            yield frame
+            run, first = [], place + 1
+            queue_counts.clear()
+        if run and not self._store_all(connection, run):
+            yield from frames[first:]
+
+    def read(self, connection: Connection, frame: Frame, queue_counts: dict[str, int]) -> PlainSend | None:
+        """The message of a plain send; None for any other request."""
+        found = self._shapes.find(frame) if frame.body else None
+        if found is None:
+            return None
+        shape, values = found
+        sent = shape.header
+        digits, born_timestamp, opaque, unique_key, words, tags = shape.read(values)
+        queue_count = queue_counts.get(sent.topic)
+        if queue_count is None:
+            queue_count = queue_counts[sent.topic] = self._queue_count(connection, sent)
+        queue_id = int(digits)
+        if queue_id >= queue_count:
+            return None
+        topic, handle = sent.topic, b""
+        if shape.asks is not None:
+            at, unit_ms = shape.asks
+            out_ms = None if self._timer is None else self._timer.kept_until(int(values[at]), unit_ms)
+            if out_ms is None:
+                return None
+            recall = RecallHandle(topic, self._broker_name, out_ms, unique_key.decode())
+            topic, queue_id, handle = TIMER_TOPIC, 0, encode_recall_handle(recall).encode()
+            values = (*values, b"%d" % out_ms)
+        plain = PlainSend(
+            topic,
+            queue_id,
+            frame.body,
+            shape.properties % shape.values(values),
+            sent.flag,
+            sent.sys_flag,
+            int(born_timestamp),
+            connection.peer_host,
+            self._store_host,
+            sent.reconsume_times or 0,
+            0,
+            (unique_key, words, tags),
+            None,
+            digits,
+            unique_key,
+            handle,
+            opaque,
+            shape,
+        )
+        if self._durability is not None and _NO_WAIT in plain.properties:
+            return None
+        return plain
+
+    def _store_all(self, connection: Connection, run: list[PlainSend]) -> bool:
+        """Store some messages with one write and answer them; False when they have to be handled one by one."""
+        durability = self._durability
+        if durability is not None and (durability.is_full or durability.lacks_replicas):
+            return False
+        try:
+            stored = self._store.put_run(run)
+        except Exception:  # noqa: BLE001 - the outer edge of these requests: none is answered, each is tried alone
+            _log.exception("%d sends of %s cannot be stored together", len(run), connection.peer)
+            return False
+        if stored is None:
+            return False
+        answers = [
+            (one.physical_offset, plain.queue_digits, one.queue_offset, plain.unique_key, plain.opaque)
+            if not plain.recall_handle
+            else (
+                *(one.physical_offset, plain.queue_digits, one.queue_offset, plain.unique_key),
+                *(plain.recall_handle, plain.opaque),
+            )
+            for one, plain in zip(stored, run, strict=True)
+        ]
+        end_offset = stored[-1].physical_offset + stored[-1].size
+        assert len(stored) == len(run), "all messages of a run are stored, or none"
+        ms = self._monotonic_ms() - connection.active_ms
+        if len({one.topic for one in stored}) == 1:
+            self._statistics.sent(stored[0].topic, end_offset - stored[0].physical_offset, ms, len(stored))
+        else:
+            for one in stored:
+                self._statistics.sent(one.topic, one.size, ms)
+        if durability is None or durability.has(end_offset):
+            connection.send_frame(self._answers[ResponseCode.SUCCESS].frames(answers))
+            counts = self._counts
+            if counts is not None:  # spelled out: a call would cost as much as what it does
+                noted, count = counts.by_shape.get(run[0].shape), len(run)
+                if count == 1 and noted is not None:
+                    noted.alone_ms.append(ms)
+                    noted.stored.append(stored[0])
+                elif noted is not None and countOf(map(_shape_of, run), run[0].shape) == count:
+                    noted.runs_ms.append(ms)
+                    noted.counts.append(count)
+                    noted.stored += stored
+                else:
+                    counts.run(map(_shape_of, run), stored, ms)
+                    return True
+                if len(noted.stored) >= counts.noted_max:
+                    noted.fold()
+        else:
+            release = partial(self._answer_late, connection, answers)
+            if self._counts is not None:
+                shapes = [plain.shape for plain in run]
+                release = partial(self._count_late, self._counts, shapes, connection.active_ms, release)
+                self._counts.run(shapes, stored, None)
+            durability.hold(end_offset, release, answers=len(answers))
+        return True
+
+    def _answer_late(self, connection: Connection, answers: list[Stored], outcome: Outcome, reason: str) -> None:
+        """Answer a run that waited for disk or slaves."""
+        if outcome is not Outcome.FAILED:
+            connection.send_frame(self._answers[CODES[outcome]].frames(answers))
+            return
+        for *_, opaque in answers:
+            request = Command(RequestCode.SEND_MESSAGE_V2, int(opaque))
+            connection.send(reply(request, ResponseCode.SYSTEM_ERROR, reason, fields=self._told))
+
+    @staticmethod
+    def _count_late(
+        counts: Counts, shapes: list[SendShape], since_ms: float, release: Release, outcome: Outcome, reason: str
+    ) -> None:
+        release(outcome, reason)
+        counts.answered_late(shapes, CODES[outcome], since_ms)
+
+    def _queue_count(self, connection: Connection, sent: SendMessageRequest) -> int:
+        """How many queues of a topic can be sent to; 0 when its messages have to be looked at one by one."""
+        if self._checks.is_new(sent.topic):
+            return 0
+        topic = self._checks.topic_of(connection, sent)
+        if not isinstance(topic, TopicConfig) or topic.attributes or topic.topic_filter_type == "MULTI_TAG":
+            return 0
+        if self._checks.is_static(topic.topic_name):
+            return 0
+        return max(topic.read_queue_nums, topic.write_queue_nums)
+
+
+# ---- at a slave
 
 
 class RefusalContext(Protocol):

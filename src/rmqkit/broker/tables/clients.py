@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.filters import FilterTable, PullFilter
 from rmqkit.clock import Clock
-from rmqkit.filter.tags import TAG, codes_of, is_tag_type, subscription
+from rmqkit.filter import TAG, codes_of, is_tag_type, subscription
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.schemas.clients import ConsumerData, ConsumerGroupRequest, MessageQueue, SubscriptionData

@@ -20,9 +20,8 @@ from msgspec.structs import replace
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.files import LazyTable
 from rmqkit.clock import Clock
-from rmqkit.filter.bloom import BloomFilter
-from rmqkit.filter.sql92 import Expression, ExpressionRejected, compile_expression
-from rmqkit.filter.tags import SQL92, codes_of, is_tag_type, subscription
+from rmqkit.filter import SQL92, codes_of, is_tag_type, subscription
+from rmqkit.filter.sql92 import BloomFilter, Expression, ExpressionRejected, compile_expression
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import record_properties
 from rmqkit.protocol.schemas.clients import SubscriptionData

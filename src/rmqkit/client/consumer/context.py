@@ -15,7 +15,7 @@ from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ConsumerSettings
 from rmqkit.errors import SettingsError
-from rmqkit.filter.tags import is_tag_type, subscription
+from rmqkit.filter import is_tag_type, subscription
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import topic_fault
 from rmqkit.protocol.schemas.clients import ConsumeMessageDirectlyResult, SubscriptionData

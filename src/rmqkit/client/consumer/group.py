@@ -31,7 +31,7 @@ from rmqkit.client.runtime.lifecycle import Client
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings, ConsumerSettings
 from rmqkit.errors import ClientError, RmqError
-from rmqkit.filter.tags import TAG
+from rmqkit.filter import TAG
 from rmqkit.protocol.codes import CURRENT_VERSION, version_name
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import retry_topic, with_namespace

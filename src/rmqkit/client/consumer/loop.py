@@ -41,7 +41,7 @@ from rmqkit.client.runtime.namespace import remove_namespace
 from rmqkit.client.runtime.routes import LOGICAL_BROKER_PREFIX, MASTER_ID
 from rmqkit.client.runtime.settings import StartFrom
 from rmqkit.errors import BodyError, ConnectFailed, ConnectionLost, PeerRefused, RemotingError, RmqError
-from rmqkit.filter.tags import matches_tags
+from rmqkit.filter import matches_tags
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.message import ReceivedMessage, messages_of_record, records_of

@@ -33,7 +33,7 @@ from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PullConsumerSettings, check
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ClientError, NoRoute, PeerRefused, RmqError
-from rmqkit.filter.tags import TAG, matches_tags, subscription
+from rmqkit.filter import TAG, matches_tags, subscription
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import ReceivedMessage, read_messages

@@ -31,7 +31,7 @@ from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings, check
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ClientError, SettingsError
-from rmqkit.filter.tags import TAG
+from rmqkit.filter import TAG
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import RETRY_PREFIX, retry_topic
 from rmqkit.remoting.tasks import Tasks

@@ -18,7 +18,7 @@ from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.pop.session import ANY_QUEUE, PopSession
 from rmqkit.client.runtime.lifecycle import keeps_open
 from rmqkit.errors import ClientError, RemotingError
-from rmqkit.filter.tags import TAG, subscription
+from rmqkit.filter import TAG, subscription
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.schemas.clients import MessageQueue
 

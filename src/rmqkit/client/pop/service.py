@@ -58,7 +58,7 @@ from rmqkit.client.consumer.process_queue import NOTHING_HELD, ProcessQueue
 from rmqkit.client.observe.status import ConsumerStats
 from rmqkit.client.pop.session import ANY_QUEUE, PopProcessQueue, PopSession
 from rmqkit.errors import PeerRefused, RmqError
-from rmqkit.filter.tags import TAG
+from rmqkit.filter import TAG
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic, with_namespace, without_namespace

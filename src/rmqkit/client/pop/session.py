@@ -37,7 +37,7 @@ from rmqkit.client.observe.status import ConsumerStats
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.errors import ClientError, RemotingError, RmqError
-from rmqkit.filter.tags import matches_tags
+from rmqkit.filter import matches_tags
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.ids import (
     NORMAL_TOPIC,

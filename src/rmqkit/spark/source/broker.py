@@ -41,7 +41,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from rmqkit.errors import NoRoute, SettingsError
-from rmqkit.filter.tags import TAG, subscription
+from rmqkit.filter import TAG, subscription
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, Offsets, Range, broker_pool, wanted_topics
 from rmqkit.spark.failures import CHECKPOINT_REMEDY

@@ -1,1 +1,0 @@
-"""Metrics: the table of their names, the values they have, and the text that Prometheus reads."""
