@@ -2,6 +2,7 @@
 
     python bench/broker_bench.py                     both brokers, interleaved, every load
     python bench/broker_bench.py --only ours         ours alone
+    python bench/broker_bench.py --only ours --before ../old   ours of this checkout and of another one, interleaved
 
 Needs Java 17 and Maven, as `tests/interop` does. Both brokers run all the time, one is loaded at a time; CPU times are
 user + system of the broker's process per message. A round goes over all loads and both brokers; the median counts.
@@ -53,15 +54,18 @@ APACHE_CONF = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("ours", "apache"), help="measure one broker")
+    parser.add_argument("--before", type=Path, help="another checkout, whose broker is measured, too")
     parser.add_argument("--messages", type=int, default=60_000, help="of the load with 256 in flight")
     parser.add_argument("--body-bytes", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--latency-seconds", type=int, default=5)
     arguments = parser.parse_args()
     names = [arguments.only] if arguments.only else ["ours", "apache"]
+    if arguments.before is not None:
+        names.insert(0, "before")
     with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder:
         kit = replace(prepare(default_version()), is_short_lived=False)
-        peers = [stack.enter_context(peer(kit, name, Path(folder), arguments.body_bytes)) for name in names]
+        peers = [stack.enter_context(peer(kit, name, Path(folder), arguments)) for name in names]
         figures = measure(peers, arguments)
     machine = {"machine": platform.machine(), "python": platform.python_version(), "cpus": os.cpu_count()}
     print(json.dumps({"bench": "broker", "body_bytes": arguments.body_bytes, **machine, "figures": figures}, indent=1))
@@ -77,13 +81,14 @@ class Peer:
 
     def run(self, job: str) -> dict[str, float]:
         """One job: messages, seconds, and microseconds of the broker's CPU per message."""
-        before = cpu_seconds(self.pid)
+        user_before, before = cpu_seconds(self.pid)
         answer = self.ask(job).split()
         assert answer[0] == "done", f"{self.name}, {job}: {answer}"
         count, seconds = int(answer[1]), float(answer[2])
         told = {name: float(value) for name, _, value in (part.partition("=") for part in answer[3:])}
-        cpu_us = (cpu_seconds(self.pid) - before) / count * 1e6
-        return {"messages_per_second": count / seconds, "cpu_us": cpu_us, **told}
+        user, all_of_it = cpu_seconds(self.pid)
+        costs = {"cpu_us": (all_of_it - before) / count * 1e6, "user_us": (user - user_before) / count * 1e6}
+        return {"messages_per_second": count / seconds, **costs, **told}
 
     def ask(self, job: str) -> str:
         assert self.load.stdin is not None
@@ -99,7 +104,7 @@ class Peer:
 
 
 @contextlib.contextmanager
-def peer(kit: ApacheKit, name: str, folder: Path, body_bytes: int) -> Iterator[Peer]:
+def peer(kit: ApacheKit, name: str, folder: Path, arguments: argparse.Namespace) -> Iterator[Peer]:
     """A broker with nothing in its store, and its load."""
     work_dir = folder / name
     work_dir.mkdir()
@@ -108,9 +113,12 @@ def peer(kit: ApacheKit, name: str, folder: Path, body_bytes: int) -> Iterator[P
             pair = stack.enter_context(open_store_with_apache(kit, work_dir / "store", work_dir, APACHE_CONF))
             namesrv_addr, pid = pair.namesrv_addr, pair.broker.pid
         else:
+            if name == "before":
+                os.environ["PYTHONPATH"] = str(arguments.before.resolve() / "src")
             ours = stack.enter_context(run_standalone(work_dir / "store", work_dir))
+            os.environ.pop("PYTHONPATH", None)
             namesrv_addr, pid = ours.namesrv_addr, ours.process.pid
-        running = Peer(name, pid, stack.enter_context(load_of(kit, namesrv_addr, body_bytes, work_dir)))
+        running = Peer(name, pid, stack.enter_context(load_of(kit, namesrv_addr, arguments.body_bytes, work_dir)))
         running.ask("")
         yield running
 
@@ -152,6 +160,9 @@ def measure(peers: list[Peer], arguments: argparse.Namespace) -> dict[str, Any]:
             by_name["messages_per_cpu_second_ours_to_apache"] = round(
                 by_name["apache"]["cpu_us"] / by_name["ours"]["cpu_us"], 2
             )
+        if {"before", "ours"} <= by_name.keys():
+            before, now = by_name["before"]["user_us"], by_name["ours"]["user_us"]
+            by_name["user_us_percent_of_before"] = round(now / max(before, 0.1) * 100, 1)
     return medians
 
 
@@ -159,9 +170,10 @@ def median_of(runs: list[dict[str, float]]) -> dict[str, float]:
     return {name: round(statistics.median(run[name] for run in runs), 1) for name in runs[0]}
 
 
-def cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> tuple[float, float]:
+    """What a process has used: in user mode, and in all."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+    return int(fields[11]) / TICKS_PER_SECOND, (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
 
 
 if __name__ == "__main__":
