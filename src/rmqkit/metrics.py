@@ -212,6 +212,8 @@ class Histogram:
         while counted < len(in_order):
             bucket = bisect_left(self.bounds, in_order[counted])
             until = len(in_order) if bucket == len(self.bounds) else bisect_right(in_order, self.bounds[bucket])
+            # Each round moves on: the value at `counted` is not above its own bucket's bound.
+            assert until > counted, "the bucket of a value holds it"
             counts[bucket] += until - counted
             counted = until
         self.sum += sum(values)
@@ -233,6 +235,7 @@ Gathered = dict[str, Mapping[tuple[str, ...], "float | Histogram"]]
 """Metric name → label values in the table's order → value."""
 
 _BOUNDS = {metric.name: metric.buckets for metric in TABLE}
+assert len(_BOUNDS) == len(TABLE), "a metric has one row"
 
 
 def histogram(name: str) -> Histogram:
@@ -250,6 +253,7 @@ class RpcLatency(dict[tuple[int, int, bool, str], Histogram]):
     _KEYS_MAX = 2048
 
     def __missing__(self, key: tuple[int, int, bool, str]) -> Histogram:
+        # Codes come from peers: without a bound a stranger could have the table grow for ever.
         if len(self) >= self._KEYS_MAX:
             key = -1, *key[1:]
         return self.setdefault(key, histogram("rocketmq_rpc_latency"))
@@ -290,6 +294,7 @@ def exposition(gathered: Gathered, common: Mapping[str, str]) -> bytes:
 
     def family(metric: Metric, values: Mapping[tuple[str, ...], float | Histogram]) -> Family:
         name = metric.exposed_name
+        # The library puts the ending of counters back on, and would write it twice.
         made = Family(name.removesuffix("_total"), metric.help, metric.kind.value)
         for texts, value in values.items():
             labels = {**common, **dict(zip(metric.labels, texts, strict=True))}
@@ -313,6 +318,7 @@ def exposition(gathered: Gathered, common: Mapping[str, str]) -> bytes:
 def _samples(value: Histogram) -> Iterator[tuple[str, dict[str, str], float]]:
     """The samples of a histogram: cumulated buckets, the count, the sum."""
     count = 0
+    # Prometheus wants each bucket with all below it; here they are apart, which costs one addition a value.
     for bound, added in zip((*map(str, value.bounds), "+Inf"), value.counts, strict=True):
         count += added
         yield "bucket", {"le": bound}, count

@@ -100,6 +100,7 @@ def message_from(
     ``sys_flag``, ``reconsume_times``, ``store_host``: in place of the record's."""
     properties = record.properties
     values = None
+    # A checksum covers the record's place too: readers would take the copy with the old one for a damaged record.
     if changes or _PROPERTY_CRC in properties:
         values = _merged(decode_properties(properties), {PROPERTY_CRC: None, **(changes or {})})
     return InnerMessage(
@@ -159,6 +160,7 @@ def to_delay_level(message: InnerMessage, level: int, level_max: int) -> InnerMe
         level = level_max
         changes[property_names.DELAY] = str(level)
     changes |= _real_place_of(message)
+    assert 0 < level <= level_max, "queue n - 1 of the delay topic is that of level n"
     return changed(message, changes, topic=names.SCHEDULE_TOPIC, queue_id=level - 1)
 
 
@@ -181,6 +183,7 @@ def to_half(message: InnerMessage) -> InnerMessage:
     """The half message that is stored for a message of a transaction. Source: store.md §19.2."""
     unique_key = message.parsed.get(property_names.UNIQ_KEY)
     changes = {property_names.TRANSACTION_ID: unique_key, **_real_place_of(message)}
+    # Without the bits a half message is in its queue like any other: markers of old brokers were in none.
     sys_flag = message.sys_flag & ~TRANSACTION_MASK
     return changed(message, changes, topic=names.HALF_TOPIC, queue_id=0, sys_flag=sys_flag)
 
@@ -197,6 +200,7 @@ def committed(half: Record) -> InnerMessage | None:
     place = real_place(kept.parsed)
     if place is None:
         return None
+    assert kept.sys_flag & TRANSACTION_MASK == TRANSACTION_COMMIT, "a commit is readable, a half message is not"
     changes = {property_names.REAL_TOPIC: None, property_names.REAL_QUEUE_ID: None}
     return changed(kept, changes, topic=place[0], queue_id=place[1])
 

@@ -127,7 +127,7 @@ class Expression:
     def matches(self, properties: bytes) -> bool:
         """Whether a message with this property string is wanted."""
         try:
-            return self.evaluate(properties) is True
+            return self.evaluate(properties) is True  # unknown is not wanted
         except ValueError:
             return False
 
@@ -525,10 +525,13 @@ class BloomFilter:
 
     def positions(self, group: str, topic: str) -> tuple[int, ...]:
         """The bits of a subscription."""
+        # Unsigned: the two halves are taken out of the bits, as Java's casts to int do.
         low64 = mmh3.hash64(f"{group}#{topic}".encode(), 0, x64arch=True, signed=False)[0]
         h1, h2 = low64 & 0xFFFFFFFF, low64 >> 32
         sums = ((h1 + i * h2) & 0xFFFFFFFF for i in range(1, self.position_count + 1))
-        return tuple((one ^ 0xFFFFFFFF if one >> 31 else one) % self.bit_count for one in sums)
+        positions = tuple((one ^ 0xFFFFFFFF if one >> 31 else one) % self.bit_count for one in sums)
+        assert len(positions) == self.position_count, "k bits, of which some may be the same"
+        return positions
 
     def mask(self, positions: tuple[int, ...]) -> int:
         """A bitmap with some bits set, as a number; combine with ``|``, see `bitmap`."""
@@ -536,6 +539,7 @@ class BloomFilter:
 
     def bitmap(self, mask: int) -> bytes:
         """The bytes that are stored for a mask."""
+        assert self.bit_count % 8 == 0, "whole bytes are stored"
         return mask.to_bytes(self.bit_count // 8, "little")
 
     def has(self, bitmap: bytes, mask: int) -> bool:

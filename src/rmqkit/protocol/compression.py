@@ -25,6 +25,7 @@ DECOMPRESSED_BYTES_MAX = 64 << 20
 """A body that would grow beyond this is refused: sixteen times the largest message a default broker takes."""
 
 _LZ4_GROWTH = 4
+assert not COMPRESSED & COMPRESSION_MASK, "bit 0 says that, bits 8 to 10 how"
 _ZSTD_GROWTH_MAX = (128 << 10) // 4  # a block of four bytes can stand for 128 KiB
 _ZSTD_STEP_BYTES_MIN = 16
 

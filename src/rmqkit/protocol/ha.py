@@ -23,7 +23,9 @@ _REPORT = struct.Struct(">q")
 HEAD_BYTES = _HEAD.size
 LINK_BUFFER_BYTES = 4 << 20
 DATA_BYTES_MAX = LINK_BUFFER_BYTES - HEAD_BYTES
+# So far below the end of 64 bits that offset + size of a frame is a physical offset, too.
 _OFFSET_MAX = (1 << 63) - 1 - LINK_BUFFER_BYTES
+assert (_HEAD.size, _REPORT.size) == (12, 8), "frozen: slaves of other brokers read these bytes"
 
 encode_report = _REPORT.pack
 """The bytes of a report."""

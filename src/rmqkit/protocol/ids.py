@@ -91,6 +91,7 @@ class UniqueKeys:
         if not self._month_start_ms <= now_ms < self._month_end_ms:
             self._enter_month(now_ms)
         self._counter = (self._counter + 1) & 0xFFFF
+        # Two keys of a millisecond differ in the counter, of which there are 65,536.
         tail = _UNIQUE_TAIL.pack(now_ms - self._month_start_ms, self._counter)
         return self._prefix + tail.hex().upper()
 
@@ -100,6 +101,7 @@ class UniqueKeys:
         following = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
         self._month_start_ms = int(first.timestamp() * 1000)
         self._month_end_ms = int(following.timestamp() * 1000)
+        assert self._month_end_ms - self._month_start_ms < 1 << 32, "the time part of a key has 32 bits"
 
 
 NORMAL_TOPIC = "0"

@@ -86,6 +86,7 @@ _KEPT = b"TIMER_OUT_MS\x01\0%d\0\x02REAL_TOPIC\x01%b\x02REAL_QID\x01\0%d\0\x02"
 _NUMBERS = {"queue_id": 87, "born_timestamp": 1234567890123, "opaque": 4711}
 """The open numbers, with the values of a header that a new shape is tried on."""
 _OTHER = b"Other"
+assert _NUMBERS.keys() <= _PATTERNS.keys(), "an open number has a pattern"
 _HEADERS = {RequestCode.SEND_MESSAGE: SendMessageRequest, RequestCode.SEND_MESSAGE_V2: SendMessageV2Request}
 _HEAD_BYTES = 32
 _SHAPES_MAX = 1024
@@ -149,6 +150,7 @@ class SendShapes:
     def _learn(self, frame: Frame) -> None:
         shape = learn_shape(frame, self._stamps, self._not_plain)
         if shape is not None:
+            # Whoever sends different headers all the time must not fill memory; busy producers are learned again.
             if self._count == _SHAPES_MAX:
                 self._by_head.clear()
                 self._count = 0
@@ -176,6 +178,7 @@ def learn_shape(frame: Frame, stamps: bytes, not_plain: Collection[str]) -> Send
         other += closed + (b"%d" % _NUMBERS[key] if isinstance(key, str) else _OTHER)
     # The last group is always empty: it stands for the keys that these messages have not.
     match = re.compile(pattern + re.escape(frame.header[at:]) + rb"()").fullmatch
+    # Tried on another header: a value that stands in two places, or a name inside a value, shows itself here.
     if _plain_header(other + frame.header[at:]) != _with_others(header, names):
         return None
     asks = next(((places[name], unit_ms) for name, unit_ms in _TIMES.items() if name in places), None)

@@ -63,6 +63,7 @@ class InnerMessage(Struct, gc=False):
     @property
     def properties(self) -> bytes:
         """The property string. Raises ValueError: a value holds the separator 0x02."""
+        # Late and once: a special send goes through several steps, of which only the last is written.
         if self.string is None:
             assert self.values is not None, "a message says its properties in one of both forms"
             self.string = encode_in_stored_order(self.values)
@@ -82,6 +83,7 @@ class InnerMessage(Struct, gc=False):
             if values is None:
                 self.keys = find_keys(self.properties)
             else:
+                # What readers of the string find: an entry without a value is dropped when it is joined.
                 get = values.get
                 unique_key, words, tags = get(UNIQ_KEY, ""), get(KEYS, ""), get(TAGS, "")
                 self.keys = (

@@ -135,6 +135,7 @@ class PullHandlers(Handlers[PullContext]):
         except _Refused as refused:
             why = None if refused.forbidden is None else {"forbiddenType": str(refused.forbidden.value)}
             return reply(command, refused.code, refused.remark, fields=why)
+        # Before the read: an old client that was moved would otherwise go on, and commit, from where it was.
         reset_to = self._context.offsets.take_reset(group, topic, queue_id)
         if reset_to is not None:
             return self._moved(command, header, reset_to)
@@ -153,6 +154,7 @@ class PullHandlers(Handlers[PullContext]):
             self._context.statistics.given(topic, group, queue_id, len(found.records), found.size, ms)
         else:
             self._context.statistics.pulls_missed += 1
+        # Not again when it is woken: the group may have committed further on another connection meanwhile.
         if may_hold:
             if header.sys_flag & _COMMIT:
                 self._context.offsets.commit(group, topic, queue_id, header.commit_offset)
@@ -191,6 +193,7 @@ class PullHandlers(Handlers[PullContext]):
         topic: TopicConfig,
         group: SubscriptionGroupConfig,
     ) -> Command:
+        assert not found.records or found.status is GetStatus.FOUND, "records are an answer that found some"
         code, following, broker_id = _code_of(found, header), found.next_begin_offset, 0
         if self._context.settings.slave_read:
             broker_id = group.which_broker_when_consume_slowly if found.suggest_slave else group.broker_id
@@ -332,6 +335,7 @@ async def stop_slow_groups(context: PullContext) -> None:
         if group in context.clients.all_consumers:
             for _, position, _, _ in store.entries(topic, queue_id, offset, count_max=1):
                 positions[group] = min(position, positions.get(group, position))
+    assert all(position >= 0 for position in positions.values()), "an entry points into the log"
     slow = []
     for group, position in positions.items():
         config, behind_bytes = context.groups.get(group), store.max_physical_offset - position

@@ -90,7 +90,9 @@ class LongPolling:
     def hold(self, topic: str, queue_id: int, held: WaitingPull) -> None:
         """Keep a pull until a message for it comes or its time is up."""
         held._key = key = (topic, queue_id)
-        self._queues.setdefault(key, {})[held] = None
+        waiting = self._queues.setdefault(key, {})
+        assert held not in waiting, "a pull waits once, until it is answered"
+        waiting[held] = None
         if held.connection is not None:
             self._connections.setdefault(held.connection, {})[held] = None
             self._count += 1
@@ -170,6 +172,7 @@ class LongPolling:
     def _answer(self, held: WaitingPull) -> None:
         if held._is_gone or held not in self._queues.get(held._key, ()):
             return  # the answer to another one closed its connection
+        # Dropped first: its answer may close the connection, which drops all that wait there.
         self._drop(held)
         try:
             held.retry()

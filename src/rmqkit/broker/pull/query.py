@@ -66,9 +66,11 @@ class QueryHandlers(Handlers[PullContext]):
         left = _ANSWER_BYTES_MAX
         for physical_offset in found.physical_offsets:
             record = self._context.store.log.record_at(physical_offset)
+            # The first one whatever its size: who asks for one long message gets it.
             if record is not None and (len(record) <= left or not records):
                 records.append(record)
                 left -= len(record)
+        assert records or left == _ANSWER_BYTES_MAX, "what was left out made room for nothing"
         if not records:
             remark = "can not find message, maybe time range not correct"
             return reply(command, ResponseCode.QUERY_NOT_FOUND, remark, header=QueryMessageResponse(0, 0))
@@ -118,7 +120,7 @@ class QueryHandlers(Handlers[PullContext]):
                 by_code = wanted.codes is None or code in wanted.codes
                 by_unit = wanted.accept_entry is None or wanted.accept_entry(code, unit)
                 verdicts.append(unit is not None and by_code and by_unit)
-                return False
+                return False  # no record is read for it
 
             self._context.store.get(topic, queue_id, header.index, count_max=count, accept_entry=judge)
         entries = self._context.store.entries(topic, queue_id, header.index, count_max=count) if count else []

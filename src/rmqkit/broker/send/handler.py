@@ -144,6 +144,7 @@ def decode_v1(command: Command, **missing: str) -> SendMessageRequest:
 
 def decode_v2(command: Command, **missing: str) -> SendMessageV2Request:
     """The header of a send in its short form, like `decode_v1`."""
+    # The strict way first: it is one call, and takes what clients write; Java's broker takes more than that.
     try:
         return decode_header(command, SendMessageV2Request)
     except HeaderError:
@@ -346,6 +347,7 @@ class SendHandlers(Handlers[SendContext]):
         if is_half(kept):  # behind the stamps: the half message has them, and its commit copies them
             kept = to_half(kept)
         waits = self._waits(kept)
+        # Before the put: its producer tries another broker, and what was refused here would be consumed twice.
         if waits and self._lacks_replicas:
             return self._refuse(command, *NOT_ENOUGH_REPLICAS)
         put = self._context.store.put(kept)
@@ -405,10 +407,11 @@ class SendHandlers(Handlers[SendContext]):
         unique_key = sent.parsed.get(property_names.UNIQ_KEY)
         message = changed(sent, self._stamps)  # its properties are stored with an inner batch only
         if is_long(message.body) and len(message.body) <= self._store_settings.message_bytes_max:
+            # Each holds its body, and a hundred bytes a message once its turn comes.
             if self._long_batches >= _LONG_BATCHES_MAX:
                 return self._refuse(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
             self._long_batches += 1
-            connection.hold()
+            connection.hold()  # sends behind it on this connection must not overtake it
             return self._store_long_batch(connection, command, message, unique_key, waits=waits)
         put = self._context.store.put_batch(message)
         ms = self._context.clock.monotonic_ms() - connection.active_ms
@@ -492,8 +495,10 @@ class SendHandlers(Handlers[SendContext]):
     ) -> Command | None:
         if put.status is not PutStatus.OK:
             return self._refuse(command, *put_refusal(put, self._store_settings.message_bytes_max))
+        assert 0 <= put.physical_offset < put.end_offset, "what is stored has a place in the log"
         if self._context.durability is None:
             return reply(command, fields=fields)
+        # With WAIT=false it is answered now, and flushed soon all the same.
         if not waits or self._context.durability.has(put.end_offset):
             self._context.durability.wake()
             return reply(command, fields=fields)
@@ -615,6 +620,7 @@ class SendRun:
             if run and not self._store_all(connection, run):
                 yield from frames[first:place]
             yield frame
+            # What was handled alone may have made or changed a topic: those behind it are looked at anew.
             run, first = [], place + 1
             queue_counts.clear()
         if run and not self._store_all(connection, run):
@@ -663,6 +669,7 @@ class SendRun:
             opaque,
             shape,
         )
+        # Answered with its run it would wait for the disk, which it asks not to.
         if self._durability is not None and _NO_WAIT in plain.properties:
             return None
         return plain
@@ -670,6 +677,8 @@ class SendRun:
     def _store_all(self, connection: Connection, run: list[PlainSend]) -> bool:
         """Store some messages with one write and answer them; False when they have to be handled one by one."""
         durability = self._durability
+        assert run, "a run has a message"
+        # Refusals are left to the handler: their codes and remarks are the reference's, in its order of checks.
         if durability is not None and (durability.is_full or durability.lacks_replicas):
             return False
         try:
@@ -740,6 +749,7 @@ class SendRun:
 
     def _queue_count(self, connection: Connection, sent: SendMessageRequest) -> int:
         """How many queues of a topic can be sent to; 0 when its messages have to be looked at one by one."""
+        # One that has to be made is made by the handler, whose answer waits until the name servers know it.
         if self._checks.is_new(sent.topic):
             return 0
         topic = self._checks.topic_of(connection, sent)

@@ -72,6 +72,7 @@ class ReplyHandlers(Handlers[SendContext]):
         )
         failure = await self._push(connection, header, message)
         answer = SendMessageResponse("0", queue_id, 0) if failure is None else None
+        # Stored also when nobody took it, and then the answer still says that the push failed.
         if self._context.settings.store_replies:
             answer = await self._store_reply(message) or answer
         code = ResponseCode.SUCCESS if failure is None else ResponseCode.SYSTEM_ERROR

@@ -78,6 +78,7 @@ class SendBackHandlers(Handlers[SendContext]):
         else:
             level = level or _FIRST_LEVEL + record.reconsume_times
             topic, queue_id = retry_topic(header.group), random.randrange(group.retry_queue_nums)
+        assert level >= 0, "what is given up has no level left"
         kept = message_from(
             record,
             topic=topic,
@@ -85,6 +86,7 @@ class SendBackHandlers(Handlers[SendContext]):
             reconsume_times=record.reconsume_times + 1,
             store_host=self._context.identity.store_host,
         )
+        # The id of the first delivery stays through all retries: applications tell by it what they had before.
         first_id = offset_id(record.store_host, record.physical_offset)
         message = changed(
             kept,
@@ -108,6 +110,7 @@ class SendBackHandlers(Handlers[SendContext]):
         self._context.statistics.sent_back(message, put, topic=topic, group=group, owner=owner)
         if self._context.counts is not None:
             self._context.counts.given_up(message)
+        # Whatever WAIT says: the consumer moves its offset past the message as soon as it has the answer.
         if self._context.durability is None or self._context.durability.has(put.end_offset):
             return reply(command)
         return _answer_when_durable(command, self._context.durability.wait(put.end_offset))

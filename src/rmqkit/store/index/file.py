@@ -149,6 +149,7 @@ class IndexFile:
         for hashed in hashes[:count]:
             slot = hashed % slot_count
             previous = newest.get(slot) or _unpack_slot(slots, HEADER.size + slot * 4)[0]
+            # A number behind the own one is damage, and would make a chain that runs in a circle.
             if not 0 < previous <= number:
                 previous = 0
                 self.slots_used += 1
@@ -157,6 +158,7 @@ class IndexFile:
             if number == 1:  # the first entry of a file moves its beginning
                 self.begin_offset, self.begin_timestamp, seconds = physical_offset, store_timestamp, 0
             number += 1
+        assert number <= self._entry_count, "numbers begin at 1: a full file has one entry less than room for"
         self.index_count = number
         self.end_offset, self.end_timestamp = physical_offset, store_timestamp
         return count
@@ -189,6 +191,7 @@ class IndexFile:
         entries["hash"], entries["offset"], entries["seconds"] = hashes[:count], physical_offsets[:count], seconds
         entries["previous"][order] = np.where(is_first, known, np.roll(numbers[order], 1))
         self.file.write(self._entries_at + first * ENTRY.size, entries.tobytes())
+        assert len(in_order) == count, "every key has a slot"
         table[in_order] = numbers[order]  # of a slot that comes several times the last one stays
         self._is_header_due = True
         self.index_count += count

@@ -267,6 +267,7 @@ class MessageIndex:
 
     def put_all(self, records: Sequence[HasKeys]) -> None:
         """`put` for several records, which are kept until they are entered. Raises OSError: as `put`."""
+        assert not records or records[0].physical_offset <= records[-1].physical_offset, "records come in log order"
         if self._is_behind or not records or records[0].physical_offset <= self._taken:
             for one in records:
                 self._put(one)
@@ -310,6 +311,7 @@ class MessageIndex:
             waiting.popleft()
         if self._current is not None:
             self._current.write()
+        # Only now: where the disk refused, the next put comes back here, with what still waits.
         self._is_behind = False
 
     def _has_columns(self) -> bool:
@@ -359,6 +361,7 @@ class MessageIndex:
             current = self._create(store_timestamp)
         if physical_offset < current.end_offset:
             return
+        # A message of many keys goes on in the next file; a reader finds it by whichever key it asks for.
         while hashes:
             entered = current.put(hashes, physical_offset, store_timestamp)
             hashes = hashes[entered:]
@@ -370,7 +373,9 @@ class MessageIndex:
         if self._current is not None:
             self._current.write()
             self._current.release()
-        name = file_name(now_ms, self.files[-1].file.path.name if self.files else "")
+        newest = self.files[-1].file.path.name if self.files else ""
+        name = file_name(now_ms, newest)
+        assert name > newest, "files are found oldest first by their names, also where a clock was set back"
         file = IndexFile.create(self.directory / name, self._slot_count, self._entry_count)
         if self.files:
             try:

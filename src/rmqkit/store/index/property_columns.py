@@ -51,6 +51,7 @@ class PropertyColumns:
     def of_keys(cls, keys: Sequence[Keys]) -> PropertyColumns:
         """Those of records whose `NAMES` are known: their values are laid end to end, nothing is searched."""
         values = list(chain.from_iterable(keys))
+        assert len(values) == len(NAMES) * len(keys), "each record has a value, or an empty one, of each name"
         columns = cls(values)
         starts = columns._starts
         ends = starts + np.fromiter(map(len, values), "i8", len(values))
@@ -79,6 +80,7 @@ class PropertyColumns:
             return self._found[name]
         octets = self._octets
         name_ends, entry_ends, before = self._separators
+        # Eight bytes are one comparison for all names at once; those they do not tell apart have another length.
         tail = (b"\x02" + name)[-8:]
         mask = (1 << 8 * len(tail)) - 1
         is_named = (before if len(tail) == 8 else before & mask) == int.from_bytes(tail, "big")
