@@ -141,6 +141,7 @@ def measure(peers: list[Peer], arguments: argparse.Namespace) -> dict[str, Any]:
         each.run(f"inflight 256 {arguments.messages}")  # warms up both virtual machines
     for turn in range(arguments.rounds):
         sent = 0
+        peers.reverse()  # who comes first has the same chance to meet what else the machine does
         for load, (job, share) in LOADS.items():
             count = int(arguments.messages * share)
             sent += count

@@ -6,7 +6,7 @@ client is a plain socket, and what the first requests make is there. A scan is f
 
 Printed are two counts: of all files, and of those in `broker/`. Counted is what handles the request itself; not counted
 is who only hears of it, `TOLD`: the statistics, those whom the dispatcher tells of new messages (waiting pulls and
-pops, slaves), and the clock.
+pops, slaves), the clock, and what goes by time meanwhile.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PULL = {
     "subscription": "*",
     "subVersion": "0",
 }
-TOLD = ("store/dispatcher._tell", "broker/statistics", "broker/counts", "clock")
+TOLD = ("store/dispatcher._tell", "broker/statistics", "broker/counts", "clock", "remoting/tasks", "broker/delay/timer")
 POP = {
     "consumerGroup": "g",
     "topic": "T",
