@@ -70,7 +70,7 @@ from rmqkit.remoting.router import Router
 from rmqkit.remoting.tls import ClientTls, ServerTls
 from rmqkit.settings import Configuration
 from rmqkit.store.message_store import DispatchRequest, InnerMessage, MessageStore, PutResult
-from rmqkit.store.settings import FlushDiskType, StoreSettings
+from rmqkit.store.settings import FlushDiskType, StoreSettings, parse_delay_levels
 
 if TYPE_CHECKING:
     from rmqkit.broker.counts import Counts

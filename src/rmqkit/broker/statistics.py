@@ -42,6 +42,7 @@ from rmqkit.protocol import names
 from rmqkit.protocol.properties import DELAY
 from rmqkit.protocol.schemas.offsets import BrokerStatsData, StatsItem
 from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, PutStatus
+from rmqkit.store.settings import delay_level
 
 # What the tools show, and the largest ms of each.
 _PUT_SPANS = {

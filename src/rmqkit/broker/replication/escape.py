@@ -36,6 +36,7 @@ from rmqkit.protocol.record import COMPRESSED, COMPRESSION_MASK
 from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.protocol.schemas.topics import Permission, TopicRoute
 from rmqkit.remoting.client import RemotingClient
+from rmqkit.rpc import BrokerCalls
 from rmqkit.store.message_store import InnerMessage
 
 __all__ = ["EscapeBridge"]

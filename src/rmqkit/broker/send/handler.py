@@ -80,7 +80,7 @@ from rmqkit.remoting.router import OVERLOADED, Router
 from rmqkit.remoting.tasks import Slice
 from rmqkit.store.long_batch import LongBatch, is_long
 from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, PutStatus
-from rmqkit.store.settings import StoreSettings
+from rmqkit.store.settings import StoreSettings, delay_level
 
 if TYPE_CHECKING:
     from rmqkit.broker.counts import Counts
