@@ -304,7 +304,7 @@ class Replica:
         return position < dispatcher.position < limit
 
     def _dispatch_run(self, file: MappedFile, position: int, end: int) -> bool:
-        """Router a run of records of one file; whether there was one at all."""
+        """Dispatch a run of records of one file; whether there was one at all."""
         buffer = _release(file.view)
         records = next(scan.runs(buffer, file.start, position - file.start, end - file.start), None)
         run = None if records is None else records.text_only()
