@@ -5,6 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 FUZZER := $(VENV)/.fuzzer
+CLASSES := .cache/spark-classes.jsa
 UV     := requirements/uv.sh $(VENV)
 LOCKS  := requirements/run.txt requirements/spark.txt requirements/otel.txt requirements/lake.txt requirements/report.txt requirements/examples.txt requirements/dev.txt requirements/docs.txt
 ARGS   ?=
@@ -32,9 +33,13 @@ check: $(STAMP) ## format, lint, types, import contracts
 	@echo "check: import contracts"
 	@$(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
 
+.PHONY: ready
+ready: $(STAMP)
+	@$(MAKE) -j2 check $(FUZZER) $(CLASSES)
+
 PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/.cache/bytecode $(BIN)/python -m pytest
 
-test: check $(FUZZER) ## check, then every test that needs Python alone, and Java for Spark
+test: ready ## check, then every test that needs Python alone, and Java for Spark
 	@echo "test: pytest"
 	@$(PYTEST) $(if $(filter-out 1,$(JOBS)),-n $(JOBS)) --ignore=tests/interop $(ARGS)
 
@@ -42,7 +47,7 @@ interop: $(STAMP) ## the tests beside Apache's brokers and clients, Go, Node and
 	@$(PYTEST) tests/interop $(ARGS)
 
 # One run for both: while the tests of other programs wait, the others compute.
-ci: check $(FUZZER)
+ci: ready
 	@$(PYTEST) $(if $(filter-out 1,$(JOBS)),-n $(JOBS)) --second-try $(ARGS)
 
 test-unit: $(STAMP) ## the tests that need only Python
@@ -135,6 +140,11 @@ $(STAMP): pyproject.toml requirements/uv.txt $(LOCKS)
 	@touch $@
 
 # Not every machine has a wheel of the fuzzer: its tests are skipped there, with the reason.
+$(CLASSES): $(STAMP) tests/spark/classes.py
+	@rm -f $@
+	@$(BIN)/python -m tests.spark.classes
+	@test ! -e $@ || touch -c $@
+
 $(FUZZER): $(STAMP) requirements/fuzz.txt
 	@echo "env: installing the fuzzer"
 	@$(UV) pip install --quiet --python $(BIN)/python --only-binary :all: --require-hashes -r requirements/fuzz.txt \

@@ -111,7 +111,7 @@ class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-t
             self._happened = time.monotonic()
             return events
         while not is_settled or timeout is None:
-            events = super().select(_SETTLE_SECONDS if _HAS_PROC else 5 * _SETTLE_SECONDS)
+            events = super().select(self._settle_seconds)
             if events:
                 self._happened = time.monotonic()
                 return events
@@ -124,6 +124,14 @@ class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-t
         self._has_woken = False
         self._loop.go_on(timeout)
         return []
+
+    @property
+    def _settle_seconds(self) -> float:
+        """How long what the kernel has may take to come."""
+        if not _HAS_PROC:
+            return 5 * _SETTLE_SECONDS
+        # With the loop's own pipe alone there is no connection: who writes to that pipe is a thread, which shows.
+        return _SETTLE_SECONDS if len(self.get_map()) > 1 else 0.0
 
     def _is_worked_on(self) -> bool:
         """Whether something is under way that may wake the loop."""

@@ -215,9 +215,7 @@ def test_a_program_gets_json_alone(golden, tmp_path):
     """With a Java machine of its own: what Java and the workers write to the process's streams is part of it."""
     command = [RMQ, "pipeline", "summary", golden.root, "--master", "local[1]", "--json", "-o", "topic=GoldTag"]
     command += small_options()
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False, env=small(tmp_path)
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False, env=small())
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert {row["topic"] for row in rows} == {"GoldTag"}

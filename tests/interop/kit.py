@@ -10,6 +10,7 @@ The cache is `.cache/interop` in the repository; `RMQKIT_INTEROP_CACHE` names an
 checkouts. What is missing raises `Unavailable` with the reason, which the fixtures show as a skip.
 """
 
+import functools
 import hashlib
 import os
 import re
@@ -102,7 +103,9 @@ def cache_folder() -> Path:
     return Path(shared) if shared else Path(__file__).parents[2] / ".cache" / "interop"
 
 
+@functools.cache
 def find_java() -> Path:
+    """The program, asked once for its version. Raises Unavailable: there is none, or it is too old."""
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     if found is None:

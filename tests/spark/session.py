@@ -1,8 +1,10 @@
 """The Spark session that all tests of a process share: it costs more to start than most tests take.
 
-What such a session computes is small and runs once, so what pays off in hours is off: the second compiler of Java, code
-that Spark generates for each query, plans that follow what was measured. Spark's own Python sources come as a zip file
-which each kind of Python worker would compile anew; without it workers import the installed, compiled ones.
+What such a session computes is small and runs once, so what pays off in hours is off: the second compiler of Java,
+code that Spark generates for each query, plans that follow what was measured. Spark's own Python sources come as a
+zip file which each kind of Python worker would compile anew; without it workers import the installed, compiled ones.
+Half of what a Java machine costs is the loading of Spark's classes; ``python -m tests.spark.classes`` keeps them
+loaded in a file.
 """
 
 from __future__ import annotations
@@ -19,9 +21,12 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SHORT_LIVED", "SMALL", "small", "small_options", "spark_home"]
+__all__ = ["CLASSES", "SHORT_LIVED", "SMALL", "short_lived", "small", "small_options", "spark_home"]
 
 ROOT = Path(__file__).parents[2]
+HOME = ROOT / ".cache"
+"""Where the session's ``SPARK_HOME`` lies: Java takes the archive of classes only with the jars under the same path."""
+CLASSES = HOME / "spark-classes.jsa"
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of Java machines that run too briefly to earn back the second compiler: half of what they cost."""
 
@@ -35,11 +40,18 @@ SMALL: Mapping[str, str] = {
 """Settings of sessions whose queries are small."""
 
 
-def spark_home(folder: Path) -> Path:
-    """Spark's programs under a folder that may be written to (executors keep their logs below it), without the zipped
-    Python sources."""
+def short_lived() -> str:
+    """`SHORT_LIVED`, with the archive of classes where there is one. Another Java than the one that made it goes on
+    without it."""
+    # What Java says when it cannot use the archive would be taken for what the program under test says.
+    return f"{SHORT_LIVED} -XX:SharedArchiveFile={CLASSES} -Xlog:disable" if CLASSES.exists() else SHORT_LIVED
+
+
+def spark_home(folder: Path = HOME) -> Path:
+    """Spark's programs under a folder that may be written to (executors of a cluster keep their logs below it), without
+    the zipped Python sources."""
     home = folder / "spark"
-    home.mkdir(exist_ok=True)
+    home.mkdir(parents=True, exist_ok=True)
     spec = importlib.util.find_spec("pyspark")
     assert spec is not None, "pyspark is installed"
     assert spec.origin is not None, "it is a folder with files"
@@ -49,14 +61,14 @@ def spark_home(folder: Path) -> Path:
     return home
 
 
-def small(folder: Path) -> dict[str, str]:
+def small() -> dict[str, str]:
     """The environment of a program that starts a session of its own, for a test about the process."""
-    return {**os.environ, "SPARK_HOME": str(spark_home(folder))}
+    return {**os.environ, "SPARK_HOME": str(spark_home())}
 
 
 def small_options() -> list[str]:
     """Options of ``rmq pipeline`` for a short life, which Java says nothing about, as it does of the environment."""
-    settings = {**SMALL, "spark.driver.extraJavaOptions": SHORT_LIVED}
+    settings = {**SMALL, "spark.driver.extraJavaOptions": short_lived()}
     return [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
 
 
@@ -67,19 +79,19 @@ def spark_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def spark(spark_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(spark_folder: Path) -> Iterator[SparkSession]:
     """A session on two cores, in UTC."""
     from rmqkit.spark import spark_session
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(spark_folder)
-        patch.setenv("SPARK_HOME", str(spark_home(tmp_path_factory.mktemp("home"))))
+        patch.setenv("SPARK_HOME", str(spark_home()))
         # Workers begin in that folder, too, and import what tests send to them.
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
         session = spark_session(
             "rmqkit-tests",
             "local[2]",
-            {**SMALL, "spark.sql.session.timeZone": "UTC", "spark.driver.extraJavaOptions": SHORT_LIVED},
+            {**SMALL, "spark.sql.session.timeZone": "UTC", "spark.driver.extraJavaOptions": short_lived()},
         )
     yield session
     session.stop()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tests.interop.server_process import wait_until
-from tests.spark.session import SHORT_LIVED, spark_home
+from tests.spark.session import short_lived, spark_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,8 +70,8 @@ class Program:
                 env={
                     **os.environ,
                     "PYTHONPATH": PYTHON_PATH,
-                    "SPARK_HOME": str(spark_home(log.parent)),
-                    "JAVA_TOOL_OPTIONS": SHORT_LIVED,
+                    "SPARK_HOME": str(spark_home()),
+                    "JAVA_TOOL_OPTIONS": short_lived(),
                 },
                 start_new_session=True,
             )

@@ -144,7 +144,7 @@ def test_a_killed_replay_goes_on(spark: SparkSession, broker: Standalone, live: 
         *small_options(),
     ]  # fmt: skip
     with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=small(tmp_path), start_new_session=True)
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=small(), start_new_session=True)
     try:
         wait_until(lambda: process.poll() is not None or len(seen(live, "killed")) >= 20, 300, "some messages")
         assert process.poll() is None, (tmp_path / "log").read_text()
