@@ -98,21 +98,21 @@ def test_torn_properties_end_the_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize("properties", [b"K\x01v\0", b"K\x01" + bytes(512) + b"\x02"])
 def test_properties_that_look_torn_are_not_stored(tmp_path: Path, properties: bytes) -> None:
     with opened(tmp_path / "s", quiet()) as store:
-        assert store.put(message(properties=properties)).status is PutStatus.MESSAGE_ILLEGAL
+        assert store.put(message(string=properties)).status is PutStatus.MESSAGE_ILLEGAL
         batch = encode_batch([BatchEntry(b"sound", b""), BatchEntry(b"odd", properties)])
         assert store.put_batch(message(body=batch)).status is PutStatus.MESSAGE_ILLEGAL
-        assert store.put(message(properties=b"")).status is PutStatus.OK
+        assert store.put(message(string=b"")).status is PutStatus.OK
 
 
 def test_record_without_properties_at_a_sector_boundary_is_sound(tmp_path: Path) -> None:
     """The length of its properties, two zeros, may have a sector of its own."""
     with opened(tmp_path / "s", quiet()) as store:
-        overhead = put_all(store, message(body=b"", properties=b""))[0].end_offset
+        overhead = put_all(store, message(body=b"", string=b""))[0].end_offset
         bodies = [b"x" * (512 - 2 * overhead + shift) for shift in range(4)]
         for body in bodies:
-            put_all(store, message(body=body, properties=b""))
+            put_all(store, message(body=body, string=b""))
             pad = -store.max_physical_offset % 512
-            put_all(store, message(body=b"y" * ((pad - overhead) % 512 + overhead), properties=b""))
+            put_all(store, message(body=b"y" * ((pad - overhead) % 512 + overhead), string=b""))
         count = store.max_offset("TopicTest", 0)
         left = crash(store, tmp_path / "left")
     with opened(left, quiet()) as store:

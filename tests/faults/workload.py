@@ -213,7 +213,7 @@ class Work:
         assert self.store is not None
         topic, queue_id, body = self.chance.choice(PLAIN), self.chance.randrange(3), self._body()
         extra = {"DELAY": "3", "REAL_TOPIC": "A", "REAL_QID": "0"} if topic == "SCHEDULE_TOPIC_XXXX" else {}
-        one = message(topic, queue_id, body, properties=self._properties(**extra), flag=self._number)
+        one = message(topic, queue_id, body, string=self._properties(**extra), flag=self._number)
         if result := self._accepted(self.store.put(one)):
             key = topic, queue_id, result.queue_offset
             self.note(Stored(key, result.physical_offset, result.end_offset, body, one.properties))

@@ -45,10 +45,10 @@ QUICK_CONF: Mapping[str, object] = {
     **TRANSACTION_CONF,
 }
 
-# Small files, so that a test's store rolls over and stays small; everything else as Apache ships it, but for two threads
-# that would take the cores from all others. One looks for what changed in the 37 MB of the timer's wheel, byte by byte:
-# once a second that is a quarter of a core. The other spins, from the start on, until 10 s are over when it writes the
-# metrics of transactions for the first time (`TransactionMetricsFlushService`): a whole core.
+# Small files, so that a test's store rolls over and stays small; everything else as Apache ships it, but for two
+# threads that would take the cores from all others. One looks for what changed in the 37 MB of the timer's wheel,
+# byte by byte: once a second that is a quarter of a core. The other spins, from the start on, until 10 s are over
+# when it writes the metrics of transactions for the first time (`TransactionMetricsFlushService`): a whole core.
 BROKER_CONF: Mapping[str, object] = {
     "brokerClusterName": CLUSTER,
     "brokerName": BROKER_NAME,

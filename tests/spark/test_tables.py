@@ -201,8 +201,8 @@ def test_half_messages_wait_until_an_op_message_names_them(tmp_path):
             properties = (
                 f"PGROUP\x01shop\x02REAL_TOPIC\x01Orders\x02REAL_QID\x01{i}\x02TRANSACTION_CHECK_TIMES\x01{i}\x02"
             )
-            made.put(message(HALF_TOPIC, queue_id=0, body=b"half %d" % i, properties=properties.encode()))
-        made.put(message(OP_HALF_TOPIC, queue_id=0, body=b"2,4,", properties=b"TAGS\x01d\x02"))
+            made.put(message(HALF_TOPIC, queue_id=0, body=b"half %d" % i, string=properties.encode()))
+        made.put(message(OP_HALF_TOPIC, queue_id=0, body=b"2,4,", string=b"TAGS\x01d\x02"))
     config = tmp_path / "store" / "config"
     config.mkdir(exist_ok=True)
     progress = {"offsetTable": {f"{HALF_TOPIC}@{TRANSACTION_GROUP}": {"0": 1}}}

@@ -25,6 +25,7 @@ def message(
     topic: str = "TopicTest", queue_id: int = 0, body: bytes = b"hello", **properties: str | int | bytes
 ) -> InnerMessage:
     """A message; keyword arguments that are fields of `InnerMessage` set those, the others are properties."""
+    assert "properties" not in properties, "the property string is the argument `string`"
     fields: dict[str, Any] = {
         name: properties.pop(name) for name in InnerMessage.__struct_fields__ if name in properties
     }
