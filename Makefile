@@ -6,6 +6,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 FUZZER := $(VENV)/.fuzzer
 CLASSES := .cache/spark-classes.jsa
+NATIVE := $(VENV)/.native
+CARGO_PATH := $(PATH):$(HOME)/.cargo/bin
 UV     := requirements/uv.sh $(VENV)
 LOCKS  := requirements/run.txt requirements/spark.txt requirements/otel.txt requirements/lake.txt requirements/report.txt requirements/examples.txt requirements/dev.txt requirements/docs.txt
 ARGS   ?=
@@ -20,7 +22,7 @@ help: ## list the tasks
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  PYTHON=python3.12 chooses the interpreter of a new environment; ARGS="-k name" goes to pytest and the demo; tests share two cores where there are two, JOBS=1 takes one.'
 
-env: $(STAMP) ## make .venv with everything that the tasks below need
+env: $(STAMP) $(NATIVE) ## make .venv with everything that the tasks below need
 	@echo "env: $(VENV) is up to date ($$($(BIN)/python --version))"
 
 check: $(STAMP) ## format, lint, types, import contracts
@@ -35,7 +37,7 @@ check: $(STAMP) ## format, lint, types, import contracts
 
 .PHONY: ready
 ready: $(STAMP)
-	@$(MAKE) -j2 check $(FUZZER) $(CLASSES)
+	@$(MAKE) -j2 check $(FUZZER) $(CLASSES) $(NATIVE)
 
 PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/.cache/bytecode $(BIN)/python -m pytest
 
@@ -117,7 +119,7 @@ fuzz: $(FUZZER) ## look for bytes that break a decoder, SECONDS=600 long
 	@$(BIN)/python -m tests.fuzz.fuzz_decoders --seconds $(SECONDS)
 
 lock: $(STAMP) ## compile requirements/*.in to exact versions with hashes
-	@for name in uv run spark otel lake report dev docs examples fuzz peers; do \
+	@for name in uv run spark otel lake report dev docs examples fuzz peers native; do \
 	  echo "lock: requirements/$$name.txt"; \
 	  (cd requirements && ./uv.sh ../$(VENV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-header --no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade) $$name.in -o $$name.txt) || exit 1; \
@@ -139,12 +141,24 @@ $(STAMP): pyproject.toml requirements/uv.txt $(LOCKS)
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Not every machine has a wheel of the fuzzer: its tests are skipped there, with the reason.
+# Without a compiler, or its packages, everything is computed in Python; a core that does not compile is a fault.
+$(NATIVE): $(STAMP) requirements/native.txt $(wildcard native/src/*.rs) native/Cargo.toml native/Cargo.lock native/pyproject.toml
+	@if ! PATH="$(CARGO_PATH)" command -v cargo >/dev/null; then \
+	  echo "env: no cargo, so there is no native core: rmqkit computes everything in Python"; \
+	elif ! PATH="$(CARGO_PATH)" cargo fetch --quiet --locked --manifest-path native/Cargo.toml 2> $(VENV)/cargo.log; then \
+	  echo "env: cargo finds no packages ($(VENV)/cargo.log), so there is no native core: rmqkit computes everything in Python"; \
+	else echo "env: compiling the native core"; rm -rf .cache/native && \
+	  $(UV) pip install --quiet --python $(BIN)/python --only-binary :all: --require-hashes -r requirements/native.txt && \
+	  { PATH="$(CARGO_PATH)" $(BIN)/maturin build --release --locked -m native/Cargo.toml -i $(BIN)/python -o .cache/native \
+    > $(VENV)/cargo.log 2>&1 || { cat $(VENV)/cargo.log; exit 1; }; } && \
+	  $(UV) pip install --quiet --python $(BIN)/python --no-deps --force-reinstall .cache/native/*.whl && touch $@; fi
+
 $(CLASSES): $(STAMP) tests/spark/classes.py
 	@rm -f $@
 	@$(BIN)/python -m tests.spark.classes
 	@test ! -e $@ || touch -c $@
 
+# Not every machine has a wheel of the fuzzer: its tests are skipped there, with the reason.
 $(FUZZER): $(STAMP) requirements/fuzz.txt
 	@echo "env: installing the fuzzer"
 	@$(UV) pip install --quiet --python $(BIN)/python --only-binary :all: --require-hashes -r requirements/fuzz.txt \

@@ -24,6 +24,7 @@ from rmqkit.protocol.command import (
     FrameSplitter,
     decode_command,
     decode_header,
+    each_frame,
     encode_command,
     reply,
     request,
@@ -81,7 +82,7 @@ def _decode_us(command: Command, serialize_type: int) -> float:
     splitter = FrameSplitter()
 
     def decode() -> None:
-        for frame in splitter.feed(chunk):
+        for frame in each_frame(splitter.feed(chunk)):
             decode_header(decode_command(frame), SendMessageV2Request)
 
     return _per_call_us(decode, _CHUNK_FRAMES)

@@ -210,7 +210,7 @@ def test_a_run_counts_as_its_messages_do_one_by_one(sent):
         at += size
     together.run(run, stored, 1.0)
     assert seen(together) == seen(alone)
-    together.answered_late(run, ResponseCode.FLUSH_DISK_TIMEOUT, 1.0)
+    together.answered_late(together.requests_of(run), ResponseCode.FLUSH_DISK_TIMEOUT, 1.0)
     v1_count = sum(place == 0 for place, _ in sent)
     wanted = {RequestCode.SEND_MESSAGE: v1_count, RequestCode.SEND_MESSAGE_V2: len(sent) - v1_count}
     assert {key[:2]: sum(found.counts) for key, found in together.meter.latency.items()} == {

@@ -10,6 +10,7 @@ import shutil
 import socket
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -19,6 +20,7 @@ from rmqkit.admin.doctor import Host, State, Target
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.cli.doctor import app
 from rmqkit.errors import ConnectFailed
+from rmqkit.protocol.core import FORMAT
 from rmqkit.remoting.tls import ServerTlsSettings
 from rmqkit.store.files import StoreLock
 from rmqkit.store.settings import StoreSettings
@@ -54,6 +56,18 @@ def plant(folder: Path, **broker):
     (folder / "sys/dev/block/8:1").symlink_to(folder / "sys/devices/sda/sda1")
     settings = BrokerSettings(bind_address="127.0.0.1", **broker)
     return Target(settings, StoreSettings(), root, machine=Host(folder / "proc", folder / "sys"))
+
+
+def test_who_reads_plain_sends(tmp_path, monkeypatch):
+    target = plant(tmp_path)
+    monkeypatch.setenv("RMQKIT_NATIVE", "0")
+    assert "plain Python" in found(target, doctor.sends)["sends"].found
+    monkeypatch.setattr("rmqkit.protocol.core._native", SimpleNamespace(FORMAT=1))
+    finding = found(target, doctor.sends)["sends"]
+    assert (finding.state, finding.remedy) == (
+        doctor.State.WARN,
+        f"rmqkit_native has format 1, {FORMAT} is needed: install the one beside this rmqkit",
+    )
 
 
 def found(target, *checks):

@@ -20,6 +20,7 @@ from rmqkit.protocol.command import (
     decode_fields,
     decode_header,
     encode_command,
+    frame_start,
 )
 from rmqkit.protocol.compression import Compression, decompress
 from rmqkit.protocol.fastjson import decode_as, dumps, loads
@@ -36,10 +37,12 @@ from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.protocol.schemas.topics import TopicRoute
 from rmqkit.protocol.trace import decode_traces, encode_traces
 from rmqkit.remoting.sniffer import parse_proxy_header
+from tests.native.equal import FAULT, check_members, check_stream
 
 __all__ = ["TARGETS"]
 
 _GROWN_BYTES_MAX = 1 << 20
+_HEADER_BYTES_MAX = 0xFFFFFF
 
 
 def frame(data: bytes) -> None:
@@ -51,15 +54,25 @@ def frame(data: bytes) -> None:
     except FrameError:
         return
     assert cut.feed(data[:at]) + cut.feed(data[at:]) == frames
+    if not FAULT:
+        check_stream(data)
     assert whole.buffered_bytes + sum(8 + len(one.header) + len(one.body) for one in frames) == len(data)
 
 
 def json_header(data: bytes) -> None:
     _header(Frame(JSON, data, b""))
+    _core_reads(JSON, data)
 
 
 def binary_header(data: bytes) -> None:
     _header(Frame(ROCKETMQ, data, b""))
+    _core_reads(ROCKETMQ, data)
+
+
+def _core_reads(kind: int, header: bytes) -> None:
+    """What the compiled core takes for a plain send the decoders read in the same way."""
+    if not FAULT and len(header) <= _HEADER_BYTES_MAX:
+        check_stream(frame_start(kind, len(header), 1) + header + b"x")
 
 
 def _header(received: Frame) -> None:
@@ -123,6 +136,8 @@ def batch(data: bytes) -> None:
     except BodyError:
         return
     assert decode_batch(encode_batch(entries)) == entries
+    if not FAULT:
+        check_members(data)
 
 
 def fastjson(data: bytes) -> None:

@@ -28,6 +28,7 @@ from msgspec import Struct
 from rmqkit.admin.api import Admin
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.errors import RmqError, SettingsError, StoreLocked
+from rmqkit.protocol.core import core_fault
 from rmqkit.remoting.address import advertised_ip, join_address, split_addresses
 from rmqkit.remoting.authentication import AuthenticationSettings, inner_credentials
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings
@@ -449,7 +450,18 @@ def leftovers(target: Target) -> Iterator[Finding]:
         yield Finding("store", State.OK, f"{target.root} {'was stopped cleanly' if target.root.exists() else 'is new'}")
 
 
+def sends(target: Target) -> Iterator[Finding]:
+    """Whether plain sends are read by the compiled core: twice as many messages for each CPU second."""
+    fault = core_fault(os.environ)
+    if not fault:
+        yield Finding("sends", State.OK, "read by the compiled core")
+    elif "format" in fault:
+        yield Finding("sends", State.WARN, "read in plain Python", fault)
+    else:
+        yield Finding("sends", State.OK, f"read in plain Python: {fault}")
+
+
 CHECKS: tuple[Callable[[Target], Iterator[Finding]], ...] = (
-    *(configuration, open_files, disk, file_system, block_device, memory, clock, name_servers, certificates),
+    *(configuration, open_files, disk, file_system, block_device, memory, clock, name_servers, certificates, sends),
 )
 OF_EACH_SHARD: tuple[Callable[[Target], Iterator[Finding]], ...] = (leftovers, ports, advertised)

@@ -11,7 +11,7 @@ retry topic; half messages are counted from the start on. Loop only, but for ``f
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -64,20 +64,20 @@ class _Came:
 
 
 class Noted:
-    """Messages of one shape, which are entered many at once: that costs a fraction.
+    """Messages of one topic, request code and kind, which are entered many at once: that costs a fraction.
 
     Attributes:
-        stored: their records.
+        sizes: the bytes of their records.
         alone_ms: until the answers of those that came alone.
         runs_ms, counts: until the answers of runs, and how many messages were in each.
     """
 
-    __slots__ = ("_came", "_latency", "alone_ms", "counts", "runs_ms", "stored")
+    __slots__ = ("_came", "_latency", "alone_ms", "counts", "runs_ms", "sizes")
 
     def __init__(self, came: _Came, latency: Histogram) -> None:
         self._came = came
         self._latency = latency
-        self.stored: list[DispatchRequest] = []
+        self.sizes: list[int] = []
         self.alone_ms: list[float] = []
         self.runs_ms: list[float] = []
         self.counts: list[int] = []
@@ -85,11 +85,11 @@ class Noted:
     def fold(self) -> None:
         """Enter them."""
         assert len(self.runs_ms) == len(self.counts), "each run has its time and its messages"
-        if self.stored:
-            self._came.add_all([one.size for one in self.stored])
+        if self.sizes:
+            self._came.add_all(self.sizes)
             self._latency.observe_all(self.alone_ms)
             self._latency.observe_each(self.runs_ms, self.counts)
-            for noted in (self.stored, self.alone_ms, self.runs_ms, self.counts):
+            for noted in (self.sizes, self.alone_ms, self.runs_ms, self.counts):
                 noted.clear()
 
 
@@ -108,6 +108,7 @@ class Counts:
         self._monotonic_ms = clock.monotonic_ms
         self._puts: list[tuple[str, bytes, int, int]] = []
         self.by_shape: dict[SendShape, Noted] = {}
+        self._by_kind: dict[tuple[str, int, str], Noted] = {}
         self.meter = Meter(
             also={
                 RequestCode.UPDATE_AND_CREATE_TOPIC: self._topic_created,
@@ -131,17 +132,37 @@ class Counts:
         for shape, one in zip(shapes, stored, strict=True):
             noted = self.by_shape.get(shape) or self._of(shape)
             # Folded before it is noted: nobody folds while a shape rests, and its memory is bounded all the same.
-            if len(noted.stored) >= _NOTED_MAX:
+            if len(noted.sizes) >= _NOTED_MAX:
                 noted.fold()
-            noted.stored.append(one)
+            noted.sizes.append(one.size)
             if ms is not None:
                 noted.alone_ms.append(ms)
 
-    def answered_late(self, shapes: list[SendShape], response_code: int, since_ms: float) -> None:
-        """Count the answers to plain sends that waited."""
+    def sends(self, kinds: Iterable[tuple[str, int, bool, list[int]]], ms: float | None) -> None:
+        """`run` for plain sends that the core read, by topic, request code, whether they are in order, and sizes."""
+        for topic, code, is_fifo, sizes in kinds:
+            noted = self._kind(topic, code, "fifo" if is_fifo else "normal")
+            noted.sizes += sizes
+            if ms is None:
+                pass
+            elif len(sizes) == 1:
+                noted.alone_ms.append(ms)
+            else:
+                noted.runs_ms.append(ms)
+                noted.counts.append(len(sizes))
+            if len(noted.sizes) >= _NOTED_MAX:
+                noted.fold()
+
+    @staticmethod
+    def requests_of(shapes: Iterable[SendShape]) -> Counter[int]:
+        """How many plain sends there are of each request code."""
+        return Counter(map(_code_of, shapes))
+
+    def answered_late(self, requests: Mapping[int, int], response_code: int, since_ms: float) -> None:
+        """Count the answers to plain sends that waited; ``requests``: how many of each request code."""
         ms = self._monotonic_ms() - since_ms
-        for shape, count in Counter(shapes).items():
-            self.meter.latency[_code_of(shape), response_code, False, "success"].observe(ms, count)
+        for code, count in requests.items():
+            self.meter.latency[code, response_code, False, "success"].observe(ms, count)
 
     def put(self, message: InnerMessage, put: PutResult, count: int = 1) -> None:
         """Count a message that was stored for a producer. ``count``: its messages, where it is a batch."""
@@ -161,7 +182,7 @@ class Counts:
 
     def fold(self) -> None:
         """Enter what was noted since the last time."""
-        for noted in self.by_shape.values():
+        for noted in self._by_kind.values():
             noted.fold()
         puts, self._puts = self._puts, []
         for topic, properties, size, count in puts:
@@ -184,14 +205,23 @@ class Counts:
             if len(self.by_shape) >= _SHAPES_MAX:
                 self._drop_shapes()
             topic = shape.header.topic if shape.asks is None else names.TIMER_TOPIC
-            came = _Came() if topic.startswith(NOT_COUNTED) else self.came[topic, kind_of(shape.properties)]
-            latency = self.meter.latency[_code_of(shape), ResponseCode.SUCCESS, False, "success"]
-            found = self.by_shape[shape] = Noted(came, latency)
+            found = self.by_shape[shape] = self._kind(topic, _code_of(shape), kind_of(shape.properties))
+        return found
+
+    def _kind(self, topic: str, code: int, kind: str) -> Noted:
+        found = self._by_kind.get((topic, code, kind))
+        if found is None:
+            if len(self._by_kind) >= _SHAPES_MAX:
+                self._drop_shapes()
+            came = _Came() if topic.startswith(NOT_COUNTED) else self.came[topic, kind]
+            latency = self.meter.latency[code, ResponseCode.SUCCESS, False, "success"]
+            found = self._by_kind[topic, code, kind] = Noted(came, latency)
         return found
 
     def _drop_shapes(self) -> None:
         self.fold()
         self.by_shape.clear()
+        self._by_kind.clear()
 
     # ---- what becomes of them
 

@@ -32,14 +32,15 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Mapping
-from typing import Any, TypeVar, get_args
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar, cast, get_args
 
 import msgspec
 from msgspec import Raw, Struct
 
 from rmqkit.errors import FrameError, HeaderError
 from rmqkit.protocol.codes import CURRENT_VERSION, LANGUAGES, ResponseCode
+from rmqkit.protocol.core import Sends, SendsReader
 
 FRAME_BYTES_MAX = 16 << 20
 """Largest frame, its length field included (``com.rocketmq.remoting.frameMaxLength``)."""
@@ -68,11 +69,19 @@ class Frame(Struct, gc=False):
 class FrameSplitter:
     """Cuts a byte stream into frames, one call per read; a frame over ``frame_bytes_max`` is refused.
     ``header_bytes_max``: a power of two that headers have to stay below; None: any header that fits into its frame.
+    ``sends``: takes plain sends that follow one another together, as a `Sends` in the place of their frames.
     ``buffered_bytes``: how much of an incomplete frame is held."""
 
-    __slots__ = ("_frame_bytes_max", "_held", "_refused_bits", "_wanted_bytes", "buffered_bytes")
+    __slots__ = ("_frame_bytes_max", "_held", "_refused_bits", "_sends", "_wanted_bytes", "buffered_bytes")
 
-    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX, *, header_bytes_max: int | None = None) -> None:
+    def __init__(
+        self,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        *,
+        header_bytes_max: int | None = None,
+        sends: SendsReader | None = None,
+    ) -> None:
+        self._sends = sends
         self._held: list[bytes | bytearray] = []
         self.buffered_bytes = 0
         self._wanted_bytes = 0
@@ -83,7 +92,7 @@ class FrameSplitter:
             assert header_bytes_max.bit_count() == 1, "a power of two"
             self._refused_bits |= _HEADER_BYTES_MAX & -header_bytes_max
 
-    def feed(self, chunk: bytes) -> list[Frame]:
+    def feed(self, chunk: bytes) -> list[Frame | Sends]:
         """Take what one read delivered and return the frames it completes, in order.
         Raises FrameError: lengths that cannot be, an unknown serialize type or a frame over the limit. Frames before
         the broken one in the same chunk are lost with the connection, as the reference does."""
@@ -96,9 +105,14 @@ class FrameSplitter:
             if self.buffered_bytes < self._wanted_bytes:
                 return []  # joined only once, when the frame is whole: a large one must not be copied per read
             chunk = b"".join(self._held)
-        frames: list[Frame] = []
+        frames: list[Frame | Sends] = []
+        sends = self._sends
         position, available, wanted = 0, len(chunk), 8
         while available - position >= 8:
+            if sends is not None and (run := sends.read(chunk, position)) is not None:
+                frames.append(run)
+                position = run.end
+                continue
             length, word = _START.unpack_from(chunk, position)
             header_bytes = word & _HEADER_BYTES_MAX
             if length + 4 > self._frame_bytes_max or header_bytes > length - 4 or word & self._refused_bits:
@@ -132,6 +146,16 @@ class FrameSplitter:
         if header_bytes > length - 4:
             return FrameError(f"header of {header_bytes} bytes does not fit into a frame of {length} bytes")
         return FrameError(f"header of {header_bytes} bytes: requests must have less than {REQUEST_HEADER_BYTES_MAX}")
+
+
+def frames_of(sends: Sends) -> list[Frame]:
+    """The frames of plain sends that were taken together, before their bodies are forgotten."""
+    return cast("list[Frame]", FrameSplitter().feed(sends.chunk[sends.start : sends.end]))
+
+
+def each_frame(units: Iterable[Frame | Sends]) -> list[Frame]:
+    """What was read, with the frames of plain sends one by one."""
+    return [frame for unit in units for frame in ([unit] if isinstance(unit, Frame) else frames_of(unit))]
 
 
 def frame_start(serialize_type: int, header_bytes: int, body_bytes: int) -> bytes:

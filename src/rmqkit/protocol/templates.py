@@ -240,14 +240,21 @@ class SendAnswers:
     """Writes such frames.
     ``store_host``: the packed address that begins every message id.
     ``told``: further fields of every answer.
-    ``code``: what is answered; the message is stored in any case."""
+    ``code``: what is answered; the message is stored in any case.
 
-    __slots__ = ("_template", "_timed")
+    Attributes:
+        pieces: what stands before, between and behind the values of a message that is not timed, for `Sends.answers`.
+    """
+
+    __slots__ = ("_template", "_timed", "pieces")
 
     def __init__(self, store_host: bytes, told: Mapping[str, str], code: int = ResponseCode.SUCCESS) -> None:
         forms = {"<id>": f"{store_host.hex().upper()}%016X", "<queue>": "%b", "<offset>": "%d", "<key>": "%b"}
         values = dict(zip(("msgId", "queueId", "queueOffset", "transactionId"), forms, strict=True))
         self._template = answer_template({**values, **told}, forms, code=code)
+        marks = {"<id>": f"{store_host.hex().upper()}\0", "<queue>": "\0", "<offset>": "\0", "<key>": "\0"}
+        self.pieces = answer_template({**values, **told}, marks, code=code).replace(b"%b", b"\0").split(b"\0")
+        assert len(self.pieces) == 6, "five values stand between six pieces"
         timed = {**values, **told, "recallHandle": "<handle>"}
         handle = {'"recallHandle":"<handle>"': '"recallHandle":"%b"'}
         self._timed = answer_template(timed, forms | handle, code=code)

@@ -30,6 +30,7 @@ from rmqkit.protocol.command import (
     decode_command,
     encode_command,
 )
+from rmqkit.protocol.core import CoreFault, Sends, SendsReader
 from rmqkit.protocol.record import pack_host
 from rmqkit.remoting.address import IpAddress, join_address
 from rmqkit.remoting.limits import Limits
@@ -54,8 +55,9 @@ class RequestHandling(Protocol):
     """What a connection asks of the `Router` that answers its peer's requests."""
 
     batch: Callable[[], AbstractContextManager[None]] | None
+    sends: SendsReader | None
 
-    def remaining(self, connection: Connection, frames: list[Frame]) -> Iterable[Frame]: ...
+    def remaining(self, connection: Connection, units: list[Frame | Sends]) -> Iterable[Frame]: ...
     def handle(self, connection: Connection, command: Command) -> None: ...
 
 
@@ -112,12 +114,13 @@ class Connection(asyncio.Protocol):
         self._tls = tls
         self._always_reads = always_reads
         self._limits = limits
-        self._splitter = FrameSplitter(header_bytes_max=None if sniffer is None else REQUEST_HEADER_BYTES_MAX)
+        header_bytes_max = None if sniffer is None else REQUEST_HEADER_BYTES_MAX
+        self._splitter = FrameSplitter(header_bytes_max=header_bytes_max, sends=router.sends)
         self._incomplete_bytes = 0
         self._is_unsent_reported = False
         self._is_held = False
         self._left: Iterator[Frame] | None = None
-        self._later: list[Frame] = []
+        self._later: list[Frame | Sends] = []
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         # asyncio's own writelines() copies (3.11) or never pauses the writer (3.12.0-3.13.0, CVE-2024-12254).
@@ -287,24 +290,26 @@ class Connection(asyncio.Protocol):
         self.active_ms = self._clock.monotonic_ms()
         self._chunks += 1
         self._flush_due = True  # everything answered below leaves in the one write at the end
-        frames: list[Frame] = []
+        units: list[Frame | Sends] = []
         try:
             if self._sniffer is not None:
                 data = self._open(self._sniffer, data)
             elif self._tls is not None:
                 data = self._tls.feed(data)
-            frames = self._splitter.feed(data)
+            units = self._splitter.feed(data)
             # Reading is paused then, but what the kernel handed over before, and all that TLS held, still comes.
             if self._is_held:
-                self._later.extend(frames)
-            elif frames:
-                self._handle_all(frames)
+                self._later.extend(units)
+            elif units:
+                self._handle_all(units)
         except ProtocolError as error:
             self._give_up(error)
+        except CoreFault as error:
+            self.cut(f"a fault of the compiled core: {error}")
         finally:
             self._finish_read()
         if self._splitter.buffered_bytes != self._incomplete_bytes:
-            self._keep_incomplete(bool(frames))
+            self._keep_incomplete(bool(units))
 
     def pause_writing(self) -> None:
         self._taken = self._loop.create_future()
@@ -335,11 +340,11 @@ class Connection(asyncio.Protocol):
 
     # -- inside
 
-    def _handle_all(self, frames: list[Frame]) -> None:
+    def _handle_all(self, units: list[Frame | Sends]) -> None:
         """Handle what was read in its order, up to a request that holds the connection."""
         assert not self._is_held, "what comes behind a request that holds the connection waits for it"
-        left = iter(self._router.remaining(self, frames))
-        if len(frames) == 1 or self._router.batch is None:
+        left = iter(self._router.remaining(self, units))
+        if len(units) == 1 or self._router.batch is None:
             self._handle_left(left)
         # Not for nothing: most reads of a busy port are plain sends, and the fast path leaves none of them.
         elif (first := next(left, None)) is not None:
@@ -363,10 +368,12 @@ class Connection(asyncio.Protocol):
             if left is not None:
                 self._handle_left(left)
             if self._later and not self._is_held:
-                frames, self._later = self._later, []
-                self._handle_all(frames)
+                later, self._later = self._later, []
+                self._handle_all(later)
         except ProtocolError as error:
             self._give_up(error)
+        except CoreFault as error:
+            self.cut(f"a fault of the compiled core: {error}")
         finally:
             self._finish_read()
         self._resume_reading()

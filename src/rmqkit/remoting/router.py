@@ -42,7 +42,8 @@ from typing import Any, TypeVar
 
 from rmqkit.errors import BodyError, PeerRefused, ProtocolError, SettingsError
 from rmqkit.protocol.codes import ResponseCode, version_number
-from rmqkit.protocol.command import Command, Frame, reply
+from rmqkit.protocol.command import Command, Frame, each_frame, reply
+from rmqkit.protocol.core import Sends, SendsReader
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.remoting.address import AdminAddresses
 from rmqkit.remoting.connection import Connection
@@ -54,7 +55,7 @@ Handler = Callable[[Connection, Command], "Command | Awaitable[Command | None] |
 # Looks at a request before it is handled: the remark for one that is not let in (NO_PERMISSION), else None.
 Refusal = Callable[[Connection, Command], str | None]
 
-FastPath = Callable[[Connection, list[Frame]], Iterable[Frame]]
+FastPath = Callable[[Connection, list[Frame | Sends]], Iterable[Frame]]
 
 # The reference's remark for a full lane.
 OVERLOADED = "[OVERLOAD]system busy, start flow control for a while"
@@ -81,6 +82,7 @@ class Router:
     """The handlers of one listening port or one client; loop only.
     ``refusal``: looks at every request first.
     ``batch``: wraps the handling of several requests that one read brought.
+    ``sends``: takes plain sends out of what connections read, for `fast_path`.
     ``fast_path(connection, frames)`` stores and answers runs of plain sends and yields every other frame. Handle each
     yielded frame before asking for the next: order within a connection depends on it. It is not asked about a single
     frame without a body, which is no send."""
@@ -88,6 +90,7 @@ class Router:
     def __init__(self, refusal: Refusal | None = None) -> None:
         self.batch: Callable[[], AbstractContextManager[None]] | None = None
         self.fast_path: FastPath | None = None
+        self.sends: SendsReader | None = None
         self._refusal = refusal
         self._handlers: dict[int, tuple[Handler, Lane | None]] = {}
         self._tasks = Tasks()
@@ -117,14 +120,14 @@ class Router:
         """Answer new requests with GO_AWAY from now on, where the peer knows it. Source: remoting.md §2."""
         self._is_going_away = True
 
-    def remaining(self, connection: Connection, frames: list[Frame]) -> Iterable[Frame]:
+    def remaining(self, connection: Connection, units: list[Frame | Sends]) -> Iterable[Frame]:
         """The requests of one read that have to be handled one by one, after `fast_path` has answered those before."""
         # Where every request has to be looked at first, or sent away, none is plain.
         if self.fast_path is None or self._refusal is not None or self._is_going_away:
-            return frames
-        if len(frames) == 1 and not frames[0].body:
-            return frames
-        return self.fast_path(connection, frames)
+            return each_frame(units)
+        if len(units) == 1 and isinstance(first := units[0], Frame) and not first.body:
+            return [first]
+        return self.fast_path(connection, units)
 
     def handle(self, connection: Connection, command: Command) -> None:
         """Answer one request; the reply goes out with the others of this tick."""

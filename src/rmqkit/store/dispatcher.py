@@ -56,7 +56,8 @@ class DispatchRequest(Struct, gc=False):
         physical_offset, size: where the record lies in the log, in bytes.
         properties: the stored property string.
         batch_count: messages in the record, for an inner batch; its ``queue_offset`` is the first one's.
-        keys: what the index enters, where the put knew it; else it is read out of ``properties``.
+        keys, hashes: what the index enters, or its hashes (4 bytes each in the machine's order), where the put knew
+            it; else it is read out of ``properties``.
     """
 
     topic: str
@@ -70,6 +71,7 @@ class DispatchRequest(Struct, gc=False):
     properties: bytes
     batch_count: int = 1
     keys: Keys | None = None
+    hashes: bytes | None = None
 
 
 def queue_tags_code(
@@ -165,14 +167,22 @@ class Dispatcher:
         self._bitmap_of = bitmap_of
         self.has_light = has_light
 
+    @property
+    def tags_as_keys(self) -> bool:
+        """Whether TAGS are keys of the index."""
+        return self._index is not None and self._index.tags_as_keys
+
     def without_index(self) -> Dispatcher:
         """One that enters records in the same queues of their own only."""
         return Dispatcher(self._queues, bitmap_of=self._bitmap_of)
 
-    def submit(self, arrivals: list[DispatchRequest], end: int, limit: int) -> None:
+    def submit(
+        self, arrivals: list[DispatchRequest], end: int, limit: int, enter: Callable[[], bool] | None = None
+    ) -> None:
         """Take over what was just appended up to ``end``, one record or several that were put together.
-        It is dispatched at once if it lies before ``limit``, unless ``is_batching``."""
-        if not self.pending and end <= limit and not self.is_batching and self._dispatch(arrivals, end):
+        It is dispatched at once if it lies before ``limit``, unless ``is_batching``.
+        ``enter``: a faster way to enter all of them into their queues, which may say False."""
+        if not self.pending and end <= limit and not self.is_batching and self._dispatch(arrivals, end, enter=enter):
             return
         self.pending.append((end, arrivals))
         if not self.is_batching:
@@ -203,12 +213,22 @@ class Dispatcher:
                 return False
         return False
 
-    def _dispatch(self, arrivals: list[DispatchRequest], end: int, pending_count: int = 0) -> bool:
+    def _dispatch(
+        self,
+        arrivals: list[DispatchRequest],
+        end: int,
+        pending_count: int = 0,
+        enter: Callable[[], bool] | None = None,
+    ) -> bool:
         """Enter the records that end at a physical offset, and tell of them; False when the disk refuses.
         ``pending_count``: how many of ``pending`` they were."""
         light = _light_requests(arrivals) if self.has_light else []
         try:
-            self._enter(arrivals, light)
+            if enter is None or self._bitmap_of is not None or not enter():
+                self._enter(arrivals)
+            for one in light:
+                self._append(one)
+            self._enter_keys(arrivals)
         except OSError as error:
             self._stand_still(error)
             return False
@@ -248,17 +268,15 @@ class Dispatcher:
     def apply(self, arrival: DispatchRequest) -> None:
         """Enter one record into the queues and the index; repeated calls change nothing.
         Raises OSError: the disk refused."""
-        self._enter([arrival], _light_requests([arrival]) if self.has_light else [])
+        for one in [arrival, *(_light_requests([arrival]) if self.has_light else [])]:
+            self._append(one)
+        self._enter_keys([arrival])
 
-    def _enter(self, arrivals: list[DispatchRequest], light: list[DispatchRequest]) -> None:
-        """``light``: the same records in their light queues."""
+    def _enter(self, arrivals: list[DispatchRequest]) -> None:
         if len(arrivals) == 1:
             self._append(arrivals[0])
         else:
             self._append_all(arrivals)
-        for one in light:
-            self._append(one)
-        self._enter_keys(arrivals)
 
     def enter_light(
         self, arrival: DispatchRequest, only: Container[tuple[str, int]] | None = None

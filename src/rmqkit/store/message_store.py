@@ -93,7 +93,7 @@ class MessageStore:
         reader: reads queues that were looked up.
         retention: what deletes old files; `retention_round` runs it.
         flusher: what makes log and queues durable; its rounds can be run by hand.
-        put, put_run, put_batch, prepare, put_long_batch, batch: those of `Appender`.
+        put, put_run, put_sends, put_batch, prepare, put_long_batch, batch: those of `Appender`.
     """
 
     def __init__(
@@ -146,6 +146,7 @@ class MessageStore:
         )
         self._appender = appender = Appender(self.log, self.queues, self._dispatcher, self.flusher, settings, clock)
         self.put, self.put_run, self.put_batch = appender.put, appender.put_run, appender.put_batch
+        self.put_sends = appender.put_sends
         self.prepare, self.put_long_batch, self.batch = appender.prepare, appender.put_long_batch, appender.batch
         self.retention = Retention(
             root,

@@ -15,13 +15,15 @@ import logging
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from itertools import accumulate, pairwise
+from functools import partial
+from itertools import accumulate, pairwise, starmap
 
 import msgspec
 
 from rmqkit.clock import Clock
 from rmqkit.errors import BodyError
-from rmqkit.protocol.names import RETRY_PREFIX
+from rmqkit.protocol.core import Sends
+from rmqkit.protocol.names import RETRY_PREFIX, SCHEDULE_TOPIC
 from rmqkit.protocol.properties import NO_KEYS, PROPERTIES_BYTES_MAX, encoded_tags_code, find_property, in_stored_order
 from rmqkit.protocol.record import (
     BATCH_ENTRY_BYTES_MIN,
@@ -159,13 +161,20 @@ class Appender:
                 one.next_offset += one is not queue
         return appended
 
-    def put_batch(self, message: InnerMessage) -> PutResult:
+    def put_batch(self, message: InnerMessage, members: Sends | None = None) -> PutResult:
         """Append a wire batch body: its members one by one, or as one inner batch where the topic's queues want that.
-        Members lie together in one file. Source: store.md §3.7."""
+        Members lie together in one file. ``members``: what the core makes of the body. Source: store.md §3.7."""
         queue = self._queues.table.get((message.topic, message.queue_id))
         refused = self._refuse(message, is_new=queue is None)
         if refused is not None:
             return refused
+        if members is not None and queue is not None and message.topic != SCHEDULE_TOPIC:
+            first = queue.next_offset
+            end = self.put_sends(members, message.born_host, message.store_host)
+            if end is not None:
+                offsets, now = members.physical_offsets, self._commit_log.last_store_timestamp
+                ids = members.ids(message.store_host)
+                return PutResult(PutStatus.OK, offsets[0], end, first, now, offsets, ids=ids)
         try:
             bounds = batch_bounds(message.body)
         except BodyError as error:
@@ -361,11 +370,9 @@ class Appender:
         """Append plain messages of one sender with one write: what `put` does for each of them, in their order.
         Returns what the dispatcher got; None, with nothing done, when they have to be put one by one: one of them is
         not plain, is refused or opens a queue, the log file has no room for all, or the disk refused."""
-        log, table, flusher, dispatcher = self._commit_log, self._queues.table, self._flusher, self.dispatcher
-        has_failed = flusher.failure or flusher.commit_failure or dispatcher.failure
+        log, table, dispatcher = self._commit_log, self._queues.table, self.dispatcher
         now = self._clock.now_ms()
-        # A clock that went back, a checksum that needs the record's place and a failure's reason are left to `put`.
-        if has_failed or self.refusal or not self.is_open or self._trailer_bytes or now < log.last_store_timestamp:
+        if not self._takes_runs(now):
             return None
         if self._has_light and any(MULTI_DISPATCH in one.properties for one in messages):
             return None
@@ -420,6 +427,43 @@ class Appender:
             queue.next_offset = number
         dispatcher.submit(arrivals, at, at if self._is_readable_at_once else self._readable_offset)
         return arrivals
+
+    def put_sends(self, sends: Sends, born_host: bytes, store_host: bytes) -> int | None:
+        """`put_run` for plain sends as the core reads them. Returns the physical offset at which they end."""
+        log, now = self._commit_log, self._clock.now_ms()
+        if not self._takes_runs(now) or sends.body_bytes_max > self._settings.message_bytes_max:
+            return None
+        places, table = sends.queues, self._queues.table
+        queues: list[ConsumeQueue] = []
+        for topic, queue_id, _, _ in places:
+            queue = table.get((topic, queue_id))
+            if type(queue) is not ConsumeQueue:
+                return None
+            queues.append(queue)
+        numbers = [queue.next_offset for queue in queues]
+        try:
+            data = sends.encode(numbers, log.max_offset, born_host, now, store_host)
+        except ValueError:
+            return None
+        if not log.has_room(len(data)) or self._write(data, now) is not None:
+            return None
+        sends.forget_bodies()
+        # Only now: a number given before a write that fails would leave a hole in the queue, at which consumers stop.
+        for queue, (_, _, count, _) in zip(queues, places, strict=True):
+            queue.next_offset += count
+        end, dispatcher = log.max_offset, self.dispatcher
+        arrivals = list(starmap(DispatchRequest, sends.requests(dispatcher.tags_as_keys)))
+        limit = end if self._is_readable_at_once else self._readable_offset
+        dispatcher.submit(arrivals, end, limit, partial(_enter_runs, queues, numbers, sends))
+        return end
+
+    def _takes_runs(self, now: int) -> bool:
+        """Whether several messages may be written at once, stored at a time."""
+        flusher = self._flusher
+        has_failed = flusher.failure or flusher.commit_failure or self.dispatcher.failure
+        # A clock that went back, a checksum that needs the record's place and a failure's reason are left to `put`.
+        is_refused = has_failed or self.refusal or not self.is_open or self._trailer_bytes
+        return not is_refused and now >= self._commit_log.last_store_timestamp
 
     def _refuse(self, message: InnerMessage, *, is_new: bool) -> PutResult | None:
         """The first reason not to store a message. Source: store.md §3.6, §14."""
@@ -513,6 +557,15 @@ class _Batch(AbstractContextManager[None]):
     def __exit__(self, *raised: object) -> None:
         self._appender.dispatcher.is_batching = False
         self._appender.dispatch()
+
+
+def _enter_runs(queues: list[ConsumeQueue], numbers: list[int], sends: Sends) -> bool:
+    """Index records of several queues, those of each with one write; False when they have to go one by one, of which
+    those that are indexed then are ignored. Raises OSError: the disk refused."""
+    return all(
+        queue.append_run(number, start, end, entries)
+        for queue, number, (entries, start, end) in zip(queues, numbers, sends.queue_entries(), strict=True)
+    )
 
 
 def _batch_rows(

@@ -31,7 +31,8 @@ from msgspec.structs import replace
 from rmqkit.broker.tables.clients import ClientTable
 from rmqkit.errors import HeaderError, SettingsError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, Frame, decode_fields, decode_header, reply, request
+from rmqkit.protocol.command import Command, Frame, decode_fields, decode_header, each_frame, reply, request
+from rmqkit.protocol.core import Sends
 from rmqkit.protocol.schemas.clients import ConsumerGroupRequest
 from rmqkit.protocol.schemas.pull import PullMessageRequest
 from rmqkit.remoting.connection import Connection
@@ -142,8 +143,8 @@ class ChaosDispatch(Router):
         self.turn(None)
         await super().close()
 
-    def remaining(self, connection: Connection, frames: list[Frame]) -> Iterable[Frame]:
-        return frames if self._chaos is not None else super().remaining(connection, frames)
+    def remaining(self, connection: Connection, units: list[Frame | Sends]) -> Iterable[Frame]:
+        return each_frame(units) if self._chaos is not None else super().remaining(connection, units)
 
     def handle(self, connection: Connection, command: Command) -> None:
         chaos = self._chaos

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import re
 import threading
 import time
 
@@ -16,6 +17,7 @@ from rmqkit.broker.durability import Durability, Outcome
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, FrameSplitter, decode_command, decode_fields, encode_command, header_fields
+from rmqkit.protocol.core import CoreFault, core_fault
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.schemas.send import SendMessageV2Request
@@ -35,6 +37,16 @@ def frame(number, properties=None, body=b"hello", code=RequestCode.SEND_MESSAGE_
     sent = SendMessageV2Request("p", "T", "TBW102", 4, number % 2, 0, 1_700_000_000_000 + number, 0, properties)
     command = Command(code, number, 2 if one_way else 0, header_fields(msgspec.structs.replace(sent, **fields)), body)
     return b"".join(encode_command(command))
+
+
+@pytest.fixture(autouse=True, params=["compiled core", "plain Python"])
+def core(request, monkeypatch):
+    """All of this holds with the compiled core and without."""
+    if request.param == "plain Python":
+        monkeypatch.setenv("RMQKIT_NATIVE", "0")
+    elif fault := core_fault(os.environ):
+        pytest.skip(fault)
+    return request.param
 
 
 class Peer:
@@ -78,14 +90,17 @@ async def warm(cluster):
 def runs(monkeypatch):
     """How many messages each put of a run had, refused ones negative."""
     seen = []
-    real = Appender.put_run
 
-    def put_run(appender, messages):
-        stored = real(appender, messages)
-        seen.append(len(messages) if stored is not None else -len(messages))
-        return stored
+    def noted(real):
+        def put(appender, messages, *hosts):
+            stored = real(appender, messages, *hosts)
+            seen.append(len(messages) if stored is not None else -len(messages))
+            return stored
 
-    monkeypatch.setattr(Appender, "put_run", put_run)
+        return put
+
+    for name in ("put_run", "put_sends"):
+        monkeypatch.setattr(Appender, name, noted(getattr(Appender, name)))
     return seen
 
 
@@ -191,6 +206,7 @@ async def test_a_run_that_cannot_be_put_fails_exactly_the_sends_that_fail(runs, 
     async with warm(cluster) as peer:
         store = context_of(cluster).store
         monkeypatch.setattr(store, "put_run", lambda messages: None)
+        monkeypatch.setattr(store, "put_sends", lambda sends, *hosts: None)
         calls = itertools.count()
         real = store.put
 
@@ -296,15 +312,35 @@ async def test_runs_are_refused_while_too_many_answers_wait(runs, monkeypatch, t
 
 
 async def test_a_fault_of_the_store_is_told_to_every_sender(monkeypatch, caplog, cluster):
-    def fail(messages):
+    def fail(messages, *hosts):
         raise ZeroDivisionError
 
     async with warm(cluster) as peer:
         monkeypatch.setattr(context_of(cluster).store, "put_run", fail)
+        monkeypatch.setattr(context_of(cluster).store, "put_sends", fail)
         monkeypatch.setattr(context_of(cluster).store, "put", fail)
         answers = await peer.ask(*(frame(number) for number in range(4, 8)))
         assert {answer.code for answer in answers.values()} == {ResponseCode.SYSTEM_ERROR}
         assert "4 sends" in caplog.text
+
+
+async def test_a_fault_of_the_core_closes_its_connection_and_no_other(core, monkeypatch, caplog, cluster):
+    if core == "plain Python":
+        return
+    async with warm(cluster) as peer, warm(cluster) as other:
+        monkeypatch.setattr(context_of(cluster).store, "put_sends", panic)
+        peer.writer.write(frame(4))
+        async with asyncio.timeout(SECONDS):
+            assert await peer.reader.read() == b""
+        monkeypatch.undo()
+        assert (await other.ask(frame(8)))[8].code == 0
+        lines = [record.message for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+        assert len(lines) == 1
+        assert re.fullmatch(r"closing connection of \S+: a fault of the compiled core: boom", lines[0])
+
+
+def panic(*arguments):
+    raise CoreFault("boom")
 
 
 async def test_a_topic_that_cannot_be_made_is_told_to_every_sender(monkeypatch, cluster):

@@ -16,8 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.errors import StoreMismatch
+from rmqkit.protocol.core import core_fault
 from rmqkit.protocol.properties import decode_properties, encode_properties, find_keys
 from rmqkit.protocol.record import decode_record
+from rmqkit.store.dispatcher import DispatchRequest
 from rmqkit.store.index import index as message_index
 from rmqkit.store.index.file import key_hash, key_hashes
 from rmqkit.store.index.index import MessageIndex, missing_files
@@ -538,9 +540,14 @@ def test_runs_leave_the_files_that_single_puts_leave(tmp_path_factory, records, 
     one_by_one.enter()
     bounds = sorted({0, *(min(cut, len(records)) for cut in cuts), len(records)})
     for number, (low, high) in enumerate(itertools.pairwise(bounds)):
-        if number % 2:
+        if number % 3 == 1:
             for row in range(low, high):
                 mixed.put("T", int(offsets[row]), int(times[row]), properties[row])
+        elif number % 3 == 2 and not core_fault({}):
+            mixed.put_all(
+                [hashed("T", int(offsets[row]), int(times[row]), properties[row]) for row in range(low, high)]
+            )
+            mixed.enter()
         else:
             low = max(0, low - again)
             found = [find_keys(one) for one in properties]
@@ -558,6 +565,13 @@ def test_runs_leave_the_files_that_single_puts_leave(tmp_path_factory, records, 
     ]
 
 
+def hashed(topic, physical_offset, store_timestamp, properties):
+    """What the dispatcher passes on of a record that the core read."""
+    hashes = key_hashes(topic, find_keys(properties), with_tags=True)
+    packed = struct.pack(f"={len(hashes)}i", *hashes)
+    return DispatchRequest(topic, 0, 0, 0, store_timestamp, physical_offset, 99, 0, properties, 1, None, packed)
+
+
 _VALUES = st.sampled_from(["a", "b", "a b", "é", "x" * 70, "7F0000010C9D18B4AAC2" + "0" * 12, "T#t"])
 _PROPERTIES = st.dictionaries(st.sampled_from(["KEYS", "UNIQ_KEY", "TAGS", "other"]), _VALUES, max_size=4)
 
@@ -567,26 +581,31 @@ _PROPERTIES = st.dictionaries(st.sampled_from(["KEYS", "UNIQ_KEY", "TAGS", "othe
     messages=st.lists(st.tuples(st.sampled_from(["T", "U"]), _PROPERTIES, st.integers(0, 900)), max_size=25),
     room=st.integers(0, 3),
 )
-def test_numpy_leaves_the_files_that_the_plain_code_leaves(tmp_path_factory, messages, room):
+def test_numpy_and_the_core_leave_the_files_that_the_plain_code_leaves(tmp_path_factory, messages, room):
     """Also when the disk refuses a new file now and then and the index tries again."""
     folder = tmp_path_factory.mktemp("columns")
-    plain, columns = (MessageIndex(folder / name, 3, 8) for name in ("plain", "columns"))
+    names = ["plain", "columns", *([] if core_fault({}) else ["core"])]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(message_index, "_COLUMNS_MIN", 0)
-        for index, has_columns in ((plain, False), (columns, True)):
-            patch.setattr(index, "_has_columns", lambda has_columns=has_columns: has_columns)
+        for name in names:
+            index = MessageIndex(folder / name, 3, 8)
+            patch.setattr(index, "_has_columns", lambda name=name: name == "columns")
             patch.setattr(index, "_create", _refusing(index._create, room))
             now = 1_700_000_000_000
             for row, (topic, properties, milliseconds) in enumerate(messages):
                 now += milliseconds
+                encoded = encode_properties(properties)
                 with contextlib.suppress(OSError):
-                    index.put(topic, row * 100, now, encode_properties(properties))
+                    if name == "core":
+                        index.put_all([hashed(topic, row * 100, now, encoded)])
+                    else:
+                        index.put(topic, row * 100, now, encoded)
             for _ in range(60):
                 with contextlib.suppress(OSError):
                     index.enter()
             index.close()
-    contents = [[path.read_bytes() for path in sorted((folder / name).glob("*"))] for name in ("plain", "columns")]
-    assert contents[0] == contents[1]
+    plain, *others = [[path.read_bytes() for path in sorted((folder / name).glob("*"))] for name in names]
+    assert all(one == plain for one in others)
 
 
 def _refusing(create, room):

@@ -27,7 +27,8 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -66,7 +67,18 @@ from rmqkit.errors import HeaderError, PeerRefused
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, Frame, decode_header, decode_header_leniently, header_fields, reply
+from rmqkit.protocol.command import (
+    FRAME_BYTES_MAX,
+    REQUEST_HEADER_BYTES_MAX,
+    Command,
+    Frame,
+    decode_header,
+    decode_header_leniently,
+    frames_of,
+    header_fields,
+    reply,
+)
+from rmqkit.protocol.core import Sends, members, sends_reader
 from rmqkit.protocol.ids import RecallHandle, UniqueKeys, encode_recall_handle, offset_id, offset_ids
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.properties import decode_properties, encode_properties
@@ -185,13 +197,21 @@ class SendChecks:
             return ResponseCode.INVALID_PARAMETER, remark
         return topic
 
-    def is_new(self, topic: str) -> bool:
-        """Whether a topic has to be made first."""
-        return self._topics.get(topic) is None
-
-    def is_static(self, topic: str) -> bool:
-        """Whether a topic's queues are numbered over several brokers."""
-        return topic in self._topics.static.local
+    def plain_queue_count(self, name: str) -> int:
+        """How many queues of a topic plain sends can go to; 0 when its messages have to be looked at one by one: some
+        check of `topic_of` refuses them, or the topic asks for more than storing."""
+        topic, settings = self._topics.get(name), self._settings
+        # One that has to be made is made by the handler, whose answer waits until the name servers know it.
+        if topic is None or topic.attributes or topic.topic_filter_type == "MULTI_TAG":
+            return 0
+        # Of a static topic the queues are numbered over several brokers.
+        if name in names.FORBIDDEN_TO_SEND or name in self._topics.static.local:
+            return 0
+        if settings.accept_sends_from_ms and self._clock.now_ms() < settings.accept_sends_from_ms:
+            return 0
+        if topic.order and not settings.broker_permission & Permission.WRITE:
+            return 0
+        return max(topic.read_queue_nums, topic.write_queue_nums)
 
 
 def _human_time(timestamp_ms: int) -> str:
@@ -263,7 +283,7 @@ class SendHandlers(Handlers[SendContext]):
     def register(self, dispatch: Router) -> None:
         """Answer sends from a port, plain ones of one read all at once."""
         super().register(dispatch)
-        dispatch.fast_path = self._run.rest
+        dispatch.fast_path, dispatch.sends = self._run.rest, self._run.reader
 
     # -- inside
 
@@ -406,20 +426,29 @@ class SendHandlers(Handlers[SendContext]):
             return self._refuse(command, *NOT_ENOUGH_REPLICAS)
         unique_key = sent.parsed.get(property_names.UNIQ_KEY)
         message = changed(sent, self._stamps)  # its properties are stored with an inner batch only
-        if is_long(message.body) and len(message.body) <= self._store_settings.message_bytes_max:
+        found = self._members(message)
+        if found is None and is_long(message.body) and len(message.body) <= self._store_settings.message_bytes_max:
             # Each holds its body, and a hundred bytes a message once its turn comes.
             if self._long_batches >= _LONG_BATCHES_MAX:
                 return self._refuse(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
             self._long_batches += 1
             connection.hold()  # sends behind it on this connection must not overtake it
             return self._store_long_batch(connection, command, message, unique_key, waits=waits)
-        put = self._context.store.put_batch(message)
+        put = self._context.store.put_batch(message, found)
         ms = self._context.clock.monotonic_ms() - connection.active_ms
         self._context.statistics.sent_one(message, put, ms, len(put.physical_offsets))
         if self._context.counts is not None:
             self._context.counts.put_batch(message, put)
-        ids = offset_ids(message.store_host, put.physical_offsets)
+        ids = put.ids or offset_ids(message.store_host, put.physical_offsets)
         return self._answer_batch(connection, command, message, put, unique_key, ids, waits=waits)
+
+    def _members(self, batch: InnerMessage) -> Sends | None:
+        """The messages of a batch where the core reads them."""
+        if self._run.reader is None:
+            return None
+        return members(
+            batch.body, batch.topic, batch.queue_id, batch.sys_flag, batch.born_timestamp, batch.reconsume_times
+        )
 
     async def _store_long_batch(
         self, connection: Connection, command: Command, message: InnerMessage, unique_key: str | None, *, waits: bool
@@ -595,6 +624,14 @@ class SendRun:
         self._checks = checks
         self._store_host = context.identity.store_host
         self._shapes = SendShapes(stamps, _NOT_PLAIN if context.timer is None else _NOT_PLAIN_OR_TIMED)
+        self.reader = sends_reader(
+            os.environ,
+            decode_properties(stamps),
+            _NOT_PLAIN,
+            frame_bytes_max=FRAME_BYTES_MAX,
+            header_bytes_max=REQUEST_HEADER_BYTES_MAX,
+        )
+        _log.info("plain sends are read by %s", "the compiled core" if self.reader else "plain Python")
         self._timer = context.timer
         self._broker_name = context.settings.broker_name
         self._told = told
@@ -604,8 +641,28 @@ class SendRun:
         self._monotonic_ms = context.clock.monotonic_ms
         self._answers = {code: SendAnswers(self._store_host, told, code) for code in CODES.values()}
 
-    def rest(self, connection: Connection, frames: list[Frame]) -> Iterator[Frame]:
+    def rest(self, connection: Connection, units: Sequence[Frame | Sends]) -> Iterator[Frame]:
         """Store and answer plain sends; the other requests in their order, each when those before it are stored."""
+        if len(units) == 1 and not isinstance(units[0], Frame) and self._store_sends(connection, units[0]):
+            return iter(())
+        return self._rest(connection, units)
+
+    def _rest(self, connection: Connection, units: Sequence[Frame | Sends]) -> Iterator[Frame]:
+        frames: list[Frame] = []
+        for unit in units:
+            if isinstance(unit, Frame):
+                frames.append(unit)
+                continue
+            if frames:
+                yield from self._rest_of(connection, frames)
+                frames = []
+            if not self._store_sends(connection, unit):
+                yield from self._rest_of(connection, frames_of(unit))
+        if frames:
+            yield from self._rest_of(connection, frames)
+
+    def _rest_of(self, connection: Connection, frames: list[Frame]) -> Iterator[Frame]:
+        """`rest` of frames that the core left, or has not seen."""
         run: list[PlainSend] = []
         queue_counts: dict[str, int] = {}
         first = 0
@@ -636,7 +693,7 @@ class SendRun:
         digits, born_timestamp, opaque, unique_key, words, tags = shape.read(values)
         queue_count = queue_counts.get(sent.topic)
         if queue_count is None:
-            queue_count = queue_counts[sent.topic] = self._queue_count(connection, sent)
+            queue_count = queue_counts[sent.topic] = self._checks.plain_queue_count(sent.topic)
         queue_id = int(digits)
         if queue_id >= queue_count:
             return None
@@ -712,21 +769,22 @@ class SendRun:
                 noted, count = counts.by_shape.get(run[0].shape), len(run)
                 if count == 1 and noted is not None:
                     noted.alone_ms.append(ms)
-                    noted.stored.append(stored[0])
+                    noted.sizes.append(stored[0].size)
                 elif noted is not None and countOf(map(_shape_of, run), run[0].shape) == count:
                     noted.runs_ms.append(ms)
                     noted.counts.append(count)
-                    noted.stored += stored
+                    noted.sizes += [one.size for one in stored]
                 else:
                     counts.run(map(_shape_of, run), stored, ms)
                     return True
-                if len(noted.stored) >= counts.noted_max:
+                if len(noted.sizes) >= counts.noted_max:
                     noted.fold()
         else:
             release = partial(self._answer_late, connection, answers)
             if self._counts is not None:
                 shapes = [plain.shape for plain in run]
-                release = partial(self._count_late, self._counts, shapes, connection.active_ms, release)
+                codes = self._counts.requests_of(shapes)
+                release = partial(self._count_late, self._counts, codes, connection.active_ms, release)
                 self._counts.run(shapes, stored, None)
             durability.hold(end_offset, release, answers=len(answers))
         return True
@@ -736,28 +794,62 @@ class SendRun:
         if outcome is not Outcome.FAILED:
             connection.send_frame(self._answers[CODES[outcome]].frames(answers))
             return
-        for *_, opaque in answers:
-            request = Command(RequestCode.SEND_MESSAGE_V2, int(opaque))
+        self._refuse_all(connection, [int(opaque) for *_, opaque in answers], reason)
+
+    def _refuse_all(self, connection: Connection, opaques: Iterable[int], reason: str) -> None:
+        for opaque in opaques:
+            request = Command(RequestCode.SEND_MESSAGE_V2, opaque)
             connection.send(reply(request, ResponseCode.SYSTEM_ERROR, reason, fields=self._told))
 
     @staticmethod
     def _count_late(
-        counts: Counts, shapes: list[SendShape], since_ms: float, release: Release, outcome: Outcome, reason: str
+        counts: Counts, codes: Counter[int], since_ms: float, release: Release, outcome: Outcome, reason: str
     ) -> None:
         release(outcome, reason)
-        counts.answered_late(shapes, CODES[outcome], since_ms)
+        counts.answered_late(codes, CODES[outcome], since_ms)
 
-    def _queue_count(self, connection: Connection, sent: SendMessageRequest) -> int:
-        """How many queues of a topic can be sent to; 0 when its messages have to be looked at one by one."""
-        # One that has to be made is made by the handler, whose answer waits until the name servers know it.
-        if self._checks.is_new(sent.topic):
-            return 0
-        topic = self._checks.topic_of(connection, sent)
-        if not isinstance(topic, TopicConfig) or topic.attributes or topic.topic_filter_type == "MULTI_TAG":
-            return 0
-        if self._checks.is_static(topic.topic_name):
-            return 0
-        return max(topic.read_queue_nums, topic.write_queue_nums)
+    # -- what the core read
+
+    def _store_sends(self, connection: Connection, sends: Sends) -> bool:
+        """`_store_all` for plain sends that the core read; False also when one of them is no plain one after all."""
+        durability = self._durability
+        if durability is not None and (durability.is_full or durability.lacks_replicas or sends.waits_not):
+            return False
+        queues = sends.queues
+        for topic, queue_id, _, _ in queues:
+            if queue_id >= self._checks.plain_queue_count(topic):
+                return False
+        try:
+            end_offset = self._store.put_sends(sends, connection.peer_host, self._store_host)
+        except Exception:  # noqa: BLE001 - the outer edge of these requests: none is answered, each is tried alone
+            _log.exception("%d sends of %s cannot be stored together", len(sends), connection.peer)
+            return False
+        if end_offset is None:
+            return False
+        ms = self._monotonic_ms() - connection.active_ms
+        for topic, _, count, record_bytes in sends.queues:
+            self._statistics.sent(topic, record_bytes, ms, count)
+        if durability is None or durability.has(end_offset):
+            connection.send_frame(sends.answers(self._answers[ResponseCode.SUCCESS].pieces))
+            if self._counts is not None:
+                self._counts.sends(sends.kinds, ms)
+            return True
+        release: Release = partial(self._answer_sends_late, connection, sends)
+        if self._counts is not None:
+            codes: Counter[int] = Counter()
+            for _, code, _, sizes in sends.kinds:
+                codes[code] += len(sizes)
+            release = partial(self._count_late, self._counts, codes, connection.active_ms, release)
+            self._counts.sends(sends.kinds, None)
+        durability.hold(end_offset, release, answers=len(sends))
+        return True
+
+    def _answer_sends_late(self, connection: Connection, sends: Sends, outcome: Outcome, reason: str) -> None:
+        """Answer plain sends that waited for disk or slaves."""
+        if outcome is not Outcome.FAILED:
+            connection.send_frame(sends.answers(self._answers[CODES[outcome]].pieces))
+            return
+        self._refuse_all(connection, sends.opaques, reason)
 
 
 # ---- at a slave

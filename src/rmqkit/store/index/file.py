@@ -32,6 +32,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rmqkit.protocol.core import index_entries, set_slots
 from rmqkit.protocol.properties import Keys, find_keys, java_hash
 from rmqkit.store.files import reserve
 from rmqkit.store.log.mapped_file import MappedFile
@@ -197,6 +198,29 @@ class IndexFile:
         self.index_count += count
         self.end_offset, self.end_timestamp = int(physical_offsets[count - 1]), int(store_timestamps[count - 1])
         return count
+
+    def put_hashed(self, rows: list[tuple[bytes, int, int]]) -> bool:
+        """`put` for many records with the compiled core; all but the header is written. False, with nothing done, when
+        not all of their keys fit. ``rows``: hashes, physical offset and storeTimestamp of each record.
+        Raises OSError: the disk refused."""
+        if self._entries:
+            self.write()
+        first, count = self.index_count, sum([len(hashes) for hashes, _, _ in rows]) // SLOT.size
+        if not count or first + count > self._entry_count:
+            return not count
+        table = self._mapped_slots()
+        entries, changes, used = index_entries(table, self._slot_count, first, self.begin_timestamp, rows)
+        assert len(entries) == count * ENTRY.size, "every key has an entry"
+        self.file.write(self._entries_at + first * ENTRY.size, entries)
+        set_slots(table, self._slot_count, changes)
+        keyed = [row for row in rows if row[0]]
+        if first == 1:  # the first entry of a file moves its beginning
+            _, self.begin_offset, self.begin_timestamp = keyed[0]
+        _, self.end_offset, self.end_timestamp = keyed[-1]
+        self.slots_used += used
+        self.index_count += count
+        self._is_header_due = True
+        return True
 
     def _seconds(self, store_timestamps: Ints) -> Ints:
         begin = self.begin_timestamp

@@ -75,6 +75,7 @@ class HasKeys(Protocol):
     store_timestamp: int
     properties: bytes
     keys: Keys | None
+    hashes: bytes | None
 
 
 class _Keyed(Struct, gc=False):
@@ -83,6 +84,7 @@ class _Keyed(Struct, gc=False):
     store_timestamp: int
     properties: bytes
     keys: Keys | None = None
+    hashes: bytes | None = None
 
 
 class _NotedFile(Struct, array_like=True, frozen=True):
@@ -304,6 +306,8 @@ class MessageIndex:
         self._is_behind = True
         self._looked = self._words = self._bytes = 0
         waiting = self._waiting
+        if waiting and waiting[0].hashes is not None and waiting[-1].hashes is not None:
+            self._enter_hashed()
         if len(waiting) >= _COLUMNS_MIN and self._has_columns():
             self._enter_run()
         while waiting:
@@ -313,6 +317,18 @@ class MessageIndex:
             self._current.write()
         # Only now: where the disk refused, the next put comes back here, with what still waits.
         self._is_behind = False
+
+    def _enter_hashed(self) -> None:
+        """Enter the keys that wait with the compiled core, where it has hashed all of them and they fit into the file;
+        equal to doing it one by one."""
+        waiting, current = self._waiting, self._current
+        rows = [(one.hashes, one.physical_offset, one.store_timestamp) for one in waiting if one.hashes]
+        if len(rows) < len(waiting) and any(one.hashes is None for one in waiting):
+            return
+        if rows and (current is None or current.is_full):
+            current = self._create(rows[0][2])
+        if current is None or not rows or (rows[0][1] >= current.end_offset and current.put_hashed(rows)):
+            waiting.clear()
 
     def _has_columns(self) -> bool:
         """Whether numpy is there; who could use it first has it loaded, in a thread: that takes a quarter second."""
@@ -329,19 +345,10 @@ class MessageIndex:
         """Enter the keys that wait with numpy, equal to doing it one by one."""
         import numpy as np
 
-        from rmqkit.store.index.property_columns import PropertyColumns
-
         waiting = self._waiting
         while self._current is not None and waiting and waiting[0].physical_offset < self._current.end_offset:
             waiting.popleft()
-        topics = [one.topic for one in waiting]
-        numbers = {topic: number for number, topic in enumerate(dict.fromkeys(topics))}
-        topic_of_row = np.fromiter(map(numbers.__getitem__, topics), "i8", len(topics))
-        known = [one.keys for one in waiting if one.keys is not None]
-        # Members of batches and what is read from the log were not taken apart before: all strings are, at once.
-        is_known = len(known) == len(waiting)
-        columns = PropertyColumns.of_keys(known) if is_known else PropertyColumns([one.properties for one in waiting])
-        rows, hashes = columns.keys(list(numbers), topic_of_row, with_tags=self.tags_as_keys)
+        rows, hashes = self._waiting_hashes()
         offset_of = np.array([one.physical_offset for one in waiting], "i8")
         timestamp_of = np.array([one.store_timestamp for one in waiting], "i8")
         for entered in self._put_keys(offset_of[rows], timestamp_of[rows], hashes):
@@ -350,10 +357,33 @@ class MessageIndex:
                     waiting.popleft()
         waiting.clear()
 
+    def _waiting_hashes(self) -> tuple[Ints, Ints]:
+        """The keys of the records that wait, in their order: which record each belongs to, and its hash."""
+        import numpy as np
+
+        from rmqkit.store.index.property_columns import PropertyColumns
+
+        waiting = self._waiting
+        known_hashes = [one.hashes for one in waiting if one.hashes is not None]
+        if len(known_hashes) == len(waiting):
+            counts = np.fromiter(map(len, known_hashes), "i8", len(waiting)) // 4
+            return np.repeat(np.arange(len(waiting)), counts), np.frombuffer(b"".join(known_hashes), "i4").astype("i8")
+        topics = [one.topic for one in waiting]
+        numbers = {topic: number for number, topic in enumerate(dict.fromkeys(topics))}
+        topic_of_row = np.fromiter(map(numbers.__getitem__, topics), "i8", len(topics))
+        known = [one.keys for one in waiting if one.keys is not None]
+        # Members of batches and what is read from the log were not taken apart before: all strings are, at once.
+        is_known = len(known) == len(waiting)
+        columns = PropertyColumns.of_keys(known) if is_known else PropertyColumns([one.properties for one in waiting])
+        return columns.keys(list(numbers), topic_of_row, with_tags=self.tags_as_keys)
+
     def _enter(self, record: HasKeys) -> None:
         physical_offset, store_timestamp = record.physical_offset, record.store_timestamp
-        keys = record.keys or find_keys(record.properties)
-        hashes = key_hashes(record.topic, keys, with_tags=self.tags_as_keys)
+        if record.hashes is not None:
+            hashes: list[int] = memoryview(record.hashes).cast("i").tolist()
+        else:
+            keys = record.keys or find_keys(record.properties)
+            hashes = key_hashes(record.topic, keys, with_tags=self.tags_as_keys)
         if not hashes:
             return
         current = self._current

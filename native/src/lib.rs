@@ -1,0 +1,553 @@
+//! What a broker computes for each plain send, in one call for all that a read brought.
+//!
+//! `Core.read` takes sends out of the bytes of a connection up to the first that asks for more than storing; the `Run`
+//! that it returns makes of them log records, queue entries and answers when Python has numbered them. Everything that
+//! could be refused, and everything that touches a file, a clock or a table, stays in Python.
+
+#![forbid(unsafe_code)]
+
+mod header;
+mod index;
+mod properties;
+mod record;
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::panic::PanicException;
+use pyo3::types::{PyBytes, PyString};
+
+use properties::{Keys, Rules, STORED_BYTES_MAX, Span, java_hash, key_hash};
+use record::{Message, Shared};
+
+/// Raised whenever calls or their results change: Python takes a core of its own number only.
+const FORMAT: u32 = 2;
+const JSON: u8 = 0;
+const BINARY: u8 = 1;
+const START_BYTES: usize = 8;
+const ENTRY_BYTES: usize = 20;
+const MEMBER_HEAD_BYTES: usize = 20;
+const SEND_BATCH_MESSAGE: u16 = 320;
+const MEMBERS_MAX: usize = 2048;
+const MEMBERS_PROPERTIES_BYTES_MAX: usize = 32 << 10;
+const TOPIC_BYTES_MAX: usize = 127;
+
+struct Sent {
+    queue: usize,
+    code: u16,
+    opaque: i32,
+    flag: i32,
+    sys_flag: i32,
+    born_timestamp: i64,
+    reconsume_times: i32,
+    body: Range<usize>,
+    properties: Range<usize>,
+    keys: Keys,
+}
+
+struct Place {
+    queue_offset: i64,
+    physical_offset: i64,
+    size: i32,
+}
+
+/// A queue that messages of a run go to: how many, and how long their records are together.
+struct Queue {
+    topic: String,
+    queue_id: i32,
+    count: usize,
+    bytes: i64,
+}
+
+/// A row of `Run.requests`.
+type Request<'py> = (
+    Bound<'py, PyString>,
+    i32,
+    i64,
+    i64,
+    i64,
+    i64,
+    i32,
+    i32,
+    Bound<'py, PyBytes>,
+    i32,
+    Option<i32>,
+    Bound<'py, PyBytes>,
+);
+
+/// Entries of a queue, and the physical offsets between which their records lie.
+type Entries<'py> = (Bound<'py, PyBytes>, i64, i64);
+
+/// Reads plain sends.
+#[pyclass(frozen)]
+struct Core {
+    rules: Rules,
+    frame_bytes_max: usize,
+    header_bytes_max: usize,
+}
+
+#[pymethods]
+impl Core {
+    /// `stamps`: the properties that every message gets. `not_plain`: names of those that ask for more than storing.
+    #[new]
+    fn new(stamps: Vec<(String, String)>, not_plain: Vec<String>, frame_bytes_max: usize, header_bytes_max: usize) -> Self {
+        Core { rules: Rules { stamps, not_plain }, frame_bytes_max, header_bytes_max }
+    }
+
+    /// The plain sends that some bytes begin with, from a place on; None when the first frame is none.
+    #[pyo3(signature = (chunk, start = 0))]
+    fn read(&self, chunk: Bound<'_, PyBytes>, start: usize) -> Option<Run> {
+        let data = chunk.as_bytes();
+        let mut run = Run {
+            chunk: Some(chunk.clone().unbind()),
+            start,
+            end: start,
+            sent: Vec::new(),
+            queues: Vec::new(),
+            text: Vec::new(),
+            places: Vec::new(),
+            store_timestamp: 0,
+            waits_not: false,
+            body_bytes_max: 0,
+        };
+        let mut known: HashMap<(String, i32), usize> = HashMap::new();
+        while let Some(end) = self.read_one(data, &mut run, &mut known) {
+            run.end = end;
+        }
+        (!run.sent.is_empty()).then_some(run)
+    }
+}
+
+impl Core {
+    /// The lengths of a frame (without its own field) and of its header; None for a start that the splitter refuses.
+    fn lengths(&self, start: &[u8; START_BYTES]) -> Option<(usize, usize)> {
+        let length = usize::try_from(i32::from_be_bytes([start[0], start[1], start[2], start[3]])).ok()?;
+        let header_bytes = u32::from_be_bytes([0, start[5], start[6], start[7]]) as usize;
+        let is_sound = start[4] <= BINARY
+            && length + 4 <= self.frame_bytes_max
+            && header_bytes < self.header_bytes_max
+            && header_bytes + 4 <= length;
+        is_sound.then_some((length, header_bytes))
+    }
+
+    /// Take the next send, and say where it ends; None, with the run as it was, when the next frame is not whole, or no
+    /// plain send.
+    fn read_one(&self, data: &[u8], run: &mut Run, known: &mut HashMap<(String, i32), usize>) -> Option<usize> {
+        let at = run.end;
+        let (length, header_bytes) = self.lengths(data.get(at..)?.first_chunk()?)?;
+        let end = at + 4 + length;
+        let body = at + START_BYTES + header_bytes..end;
+        if body.is_empty() {
+            return None;
+        }
+        let header = data.get(..end)?.get(at + START_BYTES..body.start)?;
+        let header = match data[at + 4] {
+            JSON => header::read_json(header)?,
+            BINARY => header::read_binary(header)?,
+            _ => return None,
+        };
+        let text_start = run.text.len();
+        let keys = properties::store(&header.properties, &self.rules, &mut run.text)?;
+        let properties = text_start..run.text.len();
+        let unique_key = keys.unique_key.of(&run.text);
+        let is_odd = unique_key.is_empty() || !unique_key.iter().all(u8::is_ascii_alphanumeric);
+        if is_odd || properties.len() > STORED_BYTES_MAX {
+            run.text.truncate(text_start);
+            return None;
+        }
+        run.waits_not |= contains(&run.text[properties.clone()], b"WAIT\x01false\x02");
+        let key = (header.topic.to_owned(), header.queue_id);
+        let queue = *known.entry(key).or_insert_with_key(|(topic, queue_id)| {
+            run.queues.push(Queue { topic: topic.clone(), queue_id: *queue_id, count: 0, bytes: 0 });
+            run.queues.len() - 1
+        });
+        run.queues[queue].count += 1;
+        run.body_bytes_max = run.body_bytes_max.max(body.len());
+        run.sent.push(Sent {
+            queue,
+            code: header.code,
+            opaque: header.opaque,
+            flag: header.flag,
+            sys_flag: header.sys_flag,
+            born_timestamp: header.born_timestamp,
+            reconsume_times: header.reconsume_times,
+            body,
+            properties,
+            keys,
+        });
+        Some(end)
+    }
+}
+
+fn key_hash_start(topic: &str) -> i32 {
+    java_hash(topic).wrapping_mul(31).wrapping_add(i32::from(b'#'))
+}
+
+/// The messages of a batch's body, to be stored as they came; `queue_id` and what follows is said by its header.
+/// None where the plain way has to decide, also about what is no batch.
+#[pyfunction]
+fn members(
+    body: Bound<'_, PyBytes>,
+    topic: String,
+    queue_id: i32,
+    sys_flag: i32,
+    born_timestamp: i64,
+    reconsume_times: i32,
+) -> Option<Run> {
+    let data = body.as_bytes();
+    if topic.len() > TOPIC_BYTES_MAX {
+        return None;
+    }
+    let mut run = Run {
+        chunk: Some(body.clone().unbind()),
+        start: 0,
+        end: data.len(),
+        sent: Vec::new(),
+        queues: Vec::new(),
+        text: Vec::new(),
+        places: Vec::new(),
+        store_timestamp: 0,
+        waits_not: false,
+        body_bytes_max: 0,
+    };
+    let mut at = 0;
+    while at < data.len() {
+        let number = |from: usize| data.get(at + from..)?.first_chunk().map(|four| i32::from_be_bytes(*four));
+        let body_start = at + MEMBER_HEAD_BYTES;
+        let end = at.checked_add(usize::try_from(number(0)?).ok()?)?;
+        let body_end = body_start.checked_add(usize::try_from(number(16)?).ok()?)?;
+        let properties_bytes = i16::from_be_bytes(*data.get(body_end..)?.first_chunk()?);
+        let properties = body_end + 2..body_end + 2 + usize::try_from(properties_bytes).ok()?;
+        let stored = data.get(properties.clone())?;
+        if properties.end != end || stored.len() > STORED_BYTES_MAX || stored.last() == Some(&0) {
+            return None;
+        }
+        // What is longer is stored in slices, with turns for others between.
+        if run.sent.len() >= MEMBERS_MAX || run.text.len() + stored.len() > MEMBERS_PROPERTIES_BYTES_MAX {
+            return None;
+        }
+        let text_start = run.text.len();
+        let keys = properties::find(std::str::from_utf8(stored).ok()?)?;
+        run.text.extend_from_slice(stored);
+        run.body_bytes_max = run.body_bytes_max.max(body_end - body_start);
+        run.sent.push(Sent {
+            queue: 0,
+            code: SEND_BATCH_MESSAGE,
+            opaque: 0,
+            flag: number(12)?,
+            sys_flag,
+            born_timestamp,
+            reconsume_times,
+            body: body_start..body_end,
+            properties: text_start..run.text.len(),
+            keys: keys.moved(text_start),
+        });
+        at = end;
+    }
+    run.queues.push(Queue { topic, queue_id, count: run.sent.len(), bytes: 0 });
+    (!run.sent.is_empty()).then_some(run)
+}
+
+fn contains(text: &[u8], wanted: &[u8]) -> bool {
+    text.windows(wanted.len()).any(|window| window == wanted)
+}
+
+/// Plain sends of one connection that came one behind the other, and once `encode` was called, where they are stored.
+#[pyclass]
+struct Run {
+    /// The bytes that they came in, until `forget_bodies`.
+    chunk: Option<Py<PyBytes>>,
+    /// Where the first of them begins in these bytes.
+    #[pyo3(get)]
+    start: usize,
+    /// Where the last of them ends in the bytes.
+    #[pyo3(get)]
+    end: usize,
+    sent: Vec<Sent>,
+    queues: Vec<Queue>,
+    text: Vec<u8>,
+    places: Vec<Place>,
+    store_timestamp: i64,
+    /// Whether one of them asks not to wait for the disk.
+    #[pyo3(get)]
+    waits_not: bool,
+    /// The longest body.
+    #[pyo3(get)]
+    body_bytes_max: usize,
+}
+
+#[pymethods]
+impl Run {
+    fn __len__(&self) -> usize {
+        self.sent.len()
+    }
+
+    /// The bytes that they came in. Raises ValueError: they are forgotten.
+    #[getter]
+    fn chunk<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        self.chunk_of(py).cloned()
+    }
+
+    /// The queues they go to: topic, queue id, how many, and the bytes of their records, 0 before `encode`.
+    #[getter]
+    fn queues(&self) -> Vec<(&str, i32, usize, i64)> {
+        self.queues.iter().map(|queue| (queue.topic.as_str(), queue.queue_id, queue.count, queue.bytes)).collect()
+    }
+
+    /// Let go of the bytes that they came in: the records are stored, and the answers need other things only.
+    fn forget_bodies(&mut self) {
+        self.chunk = None;
+    }
+
+    /// The records, one behind the other. `numbers`: the next offset of each of `queues`.
+    /// Raises ValueError: there are more or fewer of these, or the records do not fit into the log's numbers.
+    fn encode<'py>(
+        &mut self,
+        py: Python<'py>,
+        numbers: Vec<i64>,
+        physical_offset: i64,
+        born_host: &[u8],
+        store_timestamp: i64,
+        store_host: &[u8],
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        if numbers.len() != self.queues.len() {
+            return Err(PyValueError::new_err(format!("{} numbers for {} queues", numbers.len(), self.queues.len())));
+        }
+        let mut numbers = numbers;
+        let shared = Shared { born_host, store_host, store_timestamp };
+        let chunk = self.chunk_of(py)?.as_bytes();
+        let mut out = Vec::with_capacity(self.end + 200 * self.sent.len());
+        let mut places = Vec::with_capacity(self.sent.len());
+        let mut bytes = vec![0; self.queues.len()];
+        for sent in &self.sent {
+            let queue = &self.queues[sent.queue];
+            let message = Message {
+                topic: queue.topic.as_bytes(),
+                queue_id: queue.queue_id,
+                flag: sent.flag,
+                queue_offset: numbers[sent.queue],
+                sys_flag: sent.sys_flag,
+                born_timestamp: sent.born_timestamp,
+                reconsume_times: sent.reconsume_times,
+                body: &chunk[sent.body.clone()],
+                properties: &self.text[sent.properties.clone()],
+            };
+            let at = i64::try_from(out.len()).ok().and_then(|length| physical_offset.checked_add(length));
+            let next = numbers[sent.queue].checked_add(1);
+            let written = at.zip(next).and_then(|(at, next)| Some((at, next, record::write(&message, &shared, at, &mut out)?)));
+            let Some((at, next, size)) = written else {
+                return Err(PyValueError::new_err("a record does not fit into the log's numbers"));
+            };
+            places.push(Place { queue_offset: numbers[sent.queue], physical_offset: at, size });
+            bytes[sent.queue] += i64::from(size);
+            numbers[sent.queue] = next;
+        }
+        self.places = places;
+        self.store_timestamp = store_timestamp;
+        for (queue, bytes) in self.queues.iter_mut().zip(bytes) {
+            queue.bytes = bytes;
+        }
+        Ok(PyBytes::new(py, &out))
+    }
+
+    /// The entries for each of `queues`, with the physical offsets between which these records lie.
+    /// Raises ValueError: there are no records yet.
+    fn queue_entries<'py>(&self, py: Python<'py>) -> PyResult<Vec<Entries<'py>>> {
+        self.must_be_encoded()?;
+        let mut entries: Vec<(Vec<u8>, i64, i64)> =
+            self.queues.iter().map(|queue| (Vec::with_capacity(ENTRY_BYTES * queue.count), -1, -1)).collect();
+        for (sent, place) in self.sent.iter().zip(&self.places) {
+            let (written, start, end) = &mut entries[sent.queue];
+            record::write_entry(place.physical_offset, place.size, self.tags_code(sent), written);
+            if *start < 0 {
+                *start = place.physical_offset;
+            }
+            *end = place.physical_offset + i64::from(place.size);
+        }
+        Ok(entries.iter().map(|(one, start, end)| (PyBytes::new(py, one), *start, *end)).collect())
+    }
+
+    /// The frames of the answers, one behind the other.
+    /// `pieces`: the six parts of such a header, between which come the physical offset in hexadecimal, queue id, queue
+    /// offset, unique key and opaque.
+    /// Raises ValueError: there are no records yet, or other than six pieces.
+    fn answers<'py>(&self, py: Python<'py>, pieces: Vec<Vec<u8>>) -> PyResult<Bound<'py, PyBytes>> {
+        self.must_be_encoded()?;
+        let [before, id, queue, offset, key, opaque] = &pieces[..] else {
+            return Err(PyValueError::new_err(format!("{} pieces of an answer: it has six", pieces.len())));
+        };
+        let fixed: usize = pieces.iter().map(Vec::len).sum();
+        let mut out: Vec<u8> = Vec::with_capacity((fixed + 96) * self.sent.len());
+        for (sent, place) in self.sent.iter().zip(&self.places) {
+            let start = out.len();
+            out.extend_from_slice(&[0; START_BYTES]);
+            out.extend_from_slice(before);
+            out.extend_from_slice(format!("{:016X}", place.physical_offset).as_bytes());
+            out.extend_from_slice(id);
+            out.extend_from_slice(self.queues[sent.queue].queue_id.to_string().as_bytes());
+            out.extend_from_slice(queue);
+            out.extend_from_slice(place.queue_offset.to_string().as_bytes());
+            out.extend_from_slice(offset);
+            out.extend_from_slice(sent.keys.unique_key.of(&self.text));
+            out.extend_from_slice(key);
+            out.extend_from_slice(sent.opaque.to_string().as_bytes());
+            out.extend_from_slice(opaque);
+            let header_bytes = (out.len() - start - START_BYTES) as u32;
+            out[start..start + 4].copy_from_slice(&(header_bytes + 4).to_be_bytes());
+            out[start + 4..start + START_BYTES].copy_from_slice(&header_bytes.to_be_bytes());
+        }
+        Ok(PyBytes::new(py, &out))
+    }
+
+    /// One of the messages: queue (its place in `queues`), request code, opaque, flag, system flag, born timestamp,
+    /// reconsume times, body, stored properties, and of these UNIQ_KEY, KEYS and TAGS.
+    #[allow(clippy::type_complexity)]
+    fn message<'py>(&self, py: Python<'py>, at: usize) -> PyResult<(usize, u16, i32, i32, i32, i64, i32, [Bound<'py, PyBytes>; 5])> {
+        let sent = self.sent.get(at).ok_or_else(|| PyIndexError::new_err("no such message"))?;
+        let chunk = self.chunk_of(py)?.as_bytes();
+        let bytes = |one: &[u8]| PyBytes::new(py, one);
+        Ok((
+            sent.queue,
+            sent.code,
+            sent.opaque,
+            sent.flag,
+            sent.sys_flag,
+            sent.born_timestamp,
+            sent.reconsume_times,
+            [
+                bytes(&chunk[sent.body.clone()]),
+                bytes(&self.text[sent.properties.clone()]),
+                bytes(sent.keys.unique_key.of(&self.text)),
+                bytes(sent.keys.keys.of(&self.text)),
+                bytes(sent.keys.tags.of(&self.text)),
+            ],
+        ))
+    }
+
+    /// What the dispatch passes on of each record: topic, queue id, queue offset, tags code, time of storing, physical
+    /// offset, size, system flag, properties, 1 message in it, no keys, and in their place the hashes that the index
+    /// enters, 4 bytes each in the machine's order. `with_tags`: whether TAGS is a key.
+    /// Raises ValueError: there are no records yet.
+    fn requests<'py>(&self, py: Python<'py>, with_tags: bool) -> PyResult<Vec<Request<'py>>> {
+        self.must_be_encoded()?;
+        let before: Vec<i32> = self.queues.iter().map(|queue| key_hash_start(&queue.topic)).collect();
+        let topics: Vec<Bound<'py, PyString>> = self.queues.iter().map(|queue| PyString::new(py, &queue.topic)).collect();
+        let bytes = |one: &[u8]| PyBytes::new(py, one);
+        let request = |(sent, place): (&Sent, &Place)| {
+            let hashes = self.hashes(sent, before[sent.queue], with_tags);
+            (
+                topics[sent.queue].clone(),
+                self.queues[sent.queue].queue_id,
+                place.queue_offset,
+                self.tags_code(sent),
+                self.store_timestamp,
+                place.physical_offset,
+                place.size,
+                sent.sys_flag,
+                bytes(&self.text[sent.properties.clone()]),
+                1,
+                None,
+                bytes(&hashes),
+            )
+        };
+        Ok(self.sent.iter().zip(&self.places).map(request).collect())
+    }
+
+    /// The physical offsets of the records. Raises ValueError: there are none yet.
+    #[getter]
+    fn physical_offsets(&self) -> PyResult<Vec<i64>> {
+        self.must_be_encoded()?;
+        Ok(self.places.iter().map(|place| place.physical_offset).collect())
+    }
+
+    /// The ids of the messages, joined by commas. Raises ValueError: there are no records yet.
+    fn ids(&self, store_host: &[u8]) -> PyResult<String> {
+        self.must_be_encoded()?;
+        let host: String = store_host.iter().map(|byte| format!("{byte:02X}")).collect();
+        let ids: Vec<String> = self.places.iter().map(|place| format!("{host}{:016X}", place.physical_offset)).collect();
+        Ok(ids.join(","))
+    }
+
+    /// The numbers by which the senders know their requests.
+    #[getter]
+    fn opaques(&self) -> Vec<i32> {
+        self.sent.iter().map(|sent| sent.opaque).collect()
+    }
+
+    /// What metrics count: topic, request code, whether the messages are in order (they have a sharding key), and the
+    /// bytes of each record. Raises ValueError: there are no records yet.
+    #[getter]
+    fn kinds(&self) -> PyResult<Vec<(&str, u16, bool, Vec<i32>)>> {
+        self.must_be_encoded()?;
+        let mut kinds: Vec<(&str, u16, bool, Vec<i32>)> = Vec::with_capacity(1);
+        let mut known: HashMap<(&str, u16, bool), usize> = HashMap::new();
+        for (sent, place) in self.sent.iter().zip(&self.places) {
+            let (topic, code, is_fifo) = (self.queues[sent.queue].topic.as_str(), sent.code, sent.keys.is_fifo);
+            let kind = *known.entry((topic, code, is_fifo)).or_insert_with(|| {
+                kinds.push((topic, code, is_fifo, Vec::new()));
+                kinds.len() - 1
+            });
+            kinds[kind].3.push(place.size);
+        }
+        Ok(kinds)
+    }
+
+    /// Queue offset, physical offset and size of each record. Raises ValueError: there are none yet.
+    #[getter]
+    fn places(&self) -> PyResult<Vec<(i64, i64, i32)>> {
+        self.must_be_encoded()?;
+        Ok(self.places.iter().map(|place| (place.queue_offset, place.physical_offset, place.size)).collect())
+    }
+}
+
+impl Run {
+    fn chunk_of<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<&'a Bound<'py, PyBytes>> {
+        let chunk = self.chunk.as_ref().ok_or_else(|| PyValueError::new_err("the bodies of these messages are forgotten"))?;
+        Ok(chunk.bind(py))
+    }
+
+    fn must_be_encoded(&self) -> PyResult<()> {
+        if self.places.len() == self.sent.len() {
+            return Ok(());
+        }
+        Err(PyValueError::new_err("these messages have no records yet: call encode first"))
+    }
+
+    /// A part of `text`, which consists of whole texts.
+    fn part(&self, span: Span) -> &str {
+        std::str::from_utf8(span.of(&self.text)).expect("it was cut out of a text")
+    }
+
+    fn tags_code(&self, sent: &Sent) -> i64 {
+        i64::from(java_hash(self.part(sent.keys.tags)))
+    }
+
+    fn hashes(&self, sent: &Sent, before: i32, with_tags: bool) -> Vec<u8> {
+        let mut hashes = Vec::with_capacity(16);
+        let unique_key = Some(self.part(sent.keys.unique_key)).filter(|key| !key.is_empty());
+        let words = self.part(sent.keys.keys).split(' ').filter(|word| !word.is_empty());
+        for key in unique_key.into_iter().chain(words) {
+            hashes.extend_from_slice(&key_hash(before, key).to_ne_bytes());
+        }
+        let tags = self.part(sent.keys.tags);
+        if with_tags && !tags.is_empty() {
+            hashes.extend_from_slice(&key_hash(before, &format!("T#{tags}")).to_ne_bytes());
+        }
+        hashes
+    }
+}
+
+#[pymodule]
+fn rmqkit_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    // A panic is told of by the exception that it becomes, which closes one connection: not by a line of its own, too.
+    std::panic::set_hook(Box::new(|_| {}));
+    module.add("FORMAT", FORMAT)?;
+    module.add("PanicException", module.py().get_type::<PanicException>())?;
+    module.add_function(wrap_pyfunction!(members, module)?)?;
+    module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
+    module.add_function(wrap_pyfunction!(index::set_slots, module)?)?;
+    module.add_class::<Core>()?;
+    module.add_class::<Run>()
+}

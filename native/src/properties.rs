@@ -1,0 +1,176 @@
+//! Property strings (`name 0x01 value 0x02` repeated) in the order in which a broker stores them.
+//! Source: remoting.md §7.3, store.md §3.4.
+
+const BUCKETS: u32 = 128;
+/// With more entries Java's map has more buckets.
+const ENTRIES_MAX: usize = 96;
+/// Longer strings are left to Python, which looks whether recovery would take them for torn. This also bounds the search
+/// for names that come twice.
+pub const STORED_BYTES_MAX: usize = 511;
+
+/// Java's `String.hashCode` of a text.
+pub fn java_hash(text: &str) -> i32 {
+    let mut hash: i32 = 0;
+    for unit in text.encode_utf16() {
+        hash = hash.wrapping_mul(31).wrapping_add(i32::from(unit));
+    }
+    hash
+}
+
+fn bucket(name: &str) -> u32 {
+    let hash = java_hash(name) as u32;
+    (hash ^ (hash >> 16)) % BUCKETS
+}
+
+/// Where values lie in the stored string, empty for none.
+#[derive(Clone, Copy, Default)]
+pub struct Span {
+    pub start: usize,
+    pub end: usize,
+}
+
+impl Span {
+    pub fn moved(self, by: usize) -> Span {
+        if self.end == 0 { self } else { Span { start: self.start + by, end: self.end + by } }
+    }
+
+    pub fn of<'a>(&self, text: &'a [u8]) -> &'a [u8] {
+        &text[self.start..self.end]
+    }
+}
+
+/// The hash that an index file keeps for a key: `abs` of Java's hash of topic, `#` and key. Source: store.md §7.2.
+/// `before`: the hash of topic and `#`.
+pub fn key_hash(before: i32, key: &str) -> i32 {
+    let mut hash = before;
+    for unit in key.encode_utf16() {
+        hash = hash.wrapping_mul(31).wrapping_add(i32::from(unit));
+    }
+    hash.checked_abs().unwrap_or(0)
+}
+
+/// What the dispatch needs of a property string.
+#[derive(Clone, Copy, Default)]
+pub struct Keys {
+    pub unique_key: Span,
+    pub keys: Span,
+    pub tags: Span,
+    /// Whether there is a sharding key: its messages are in order.
+    pub is_fifo: bool,
+}
+
+impl Keys {
+    /// The same of a string that lies further back.
+    pub fn moved(self, by: usize) -> Keys {
+        let (unique_key, keys, tags) = (self.unique_key.moved(by), self.keys.moved(by), self.tags.moved(by));
+        Keys { unique_key, keys, tags, is_fifo: self.is_fifo }
+    }
+}
+
+/// The broker's own properties and the names that make a send a special one.
+pub struct Rules {
+    pub stamps: Vec<(String, String)>,
+    pub not_plain: Vec<String>,
+}
+
+/// Where UNIQ_KEY, KEYS and TAGS lie in a property string that is stored as it came, as a batch's members are.
+/// None where the plain way has to decide: an entry without name or value, or one of them twice.
+pub fn find(stored: &str) -> Option<Keys> {
+    let mut keys = Keys::default();
+    let mut start = 0;
+    let body = stored.strip_suffix('\u{2}').unwrap_or(stored);
+    if stored.is_empty() {
+        return Some(keys);
+    }
+    for piece in body.split('\u{2}') {
+        let (name, value) = piece.split_once('\u{1}')?;
+        if name.is_empty() || value.is_empty() || value.contains('\u{1}') {
+            return None;
+        }
+        let value_start = start + name.len() + 1;
+        let span = Span { start: value_start, end: value_start + value.len() };
+        let place = match name {
+            "UNIQ_KEY" => Some(&mut keys.unique_key),
+            "KEYS" => Some(&mut keys.keys),
+            "TAGS" => Some(&mut keys.tags),
+            _ => None,
+        };
+        if let Some(place) = place {
+            if place.end > 0 {
+                return None;
+            }
+            *place = span;
+        }
+        keys.is_fifo |= name == "__SHARDINGKEY";
+        start = span.end + 1;
+    }
+    Some(keys)
+}
+
+/// Append the stored form of a property string to `out`. None, with `out` as it was, where the plain way has to decide:
+/// a name twice, an entry without name or value, a name that asks for more than storing.
+pub fn store(sent: &str, rules: &Rules, out: &mut Vec<u8>) -> Option<Keys> {
+    if sent.len() > STORED_BYTES_MAX {
+        return None;
+    }
+    let mut entries: Vec<(u32, &str, &str)> = Vec::with_capacity(12);
+    let body = sent.strip_suffix('\u{2}').unwrap_or(sent);
+    for piece in body.split('\u{2}') {
+        let (name, value) = piece.split_once('\u{1}')?;
+        if name.is_empty() || value.is_empty() || value.contains('\u{1}') {
+            return None;
+        }
+        if entries.iter().any(|(_, known, _)| *known == name) {
+            return None;
+        }
+        if rules.not_plain.iter().any(|one| one == name) || rules.stamps.iter().any(|(one, _)| one == name) {
+            return None;
+        }
+        entries.push((bucket(name), name, value));
+    }
+    for (name, value) in &rules.stamps {
+        entries.push((bucket(name), name, value));
+    }
+    if entries.len() > ENTRIES_MAX {
+        return None;
+    }
+    entries.sort_by_key(|entry| entry.0);
+    let mut keys = Keys::default();
+    for (_, name, value) in entries {
+        out.extend_from_slice(name.as_bytes());
+        out.push(1);
+        let span = Span { start: out.len(), end: out.len() + value.len() };
+        out.extend_from_slice(value.as_bytes());
+        out.push(2);
+        match name {
+            "UNIQ_KEY" => keys.unique_key = span,
+            "KEYS" => keys.keys = span,
+            "TAGS" => keys.tags = span,
+            "__SHARDINGKEY" => keys.is_fifo = true,
+            _ => {}
+        }
+    }
+    Some(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_are_javas() {
+        assert_eq!(java_hash(""), 0);
+        assert_eq!(java_hash("TagA"), 2598919);
+        assert_eq!(java_hash("polygenelubricants"), i32::MIN);
+    }
+
+    #[test]
+    fn odd_strings_are_left() {
+        let rules = Rules { stamps: vec![], not_plain: vec!["DELAY".into()] };
+        for odd in ["", "a", "\u{1}b\u{2}", "a\u{1}\u{2}", "a\u{1}b\u{2}a\u{1}c\u{2}", "DELAY\u{1}3\u{2}", "a\u{1}b\u{2}\u{2}"] {
+            let mut out = vec![];
+            assert!(store(odd, &rules, &mut out).is_none(), "{odd:?}");
+            assert!(out.is_empty());
+        }
+    }
+}

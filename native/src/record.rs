@@ -1,0 +1,79 @@
+//! Records of the commit log and entries of consume queues. Source: store.md §3.4, §4.1.
+
+const MAGIC_V1: i32 = 0xDAA3_20A7_u32 as i32;
+const BORN_HOST_V6: i32 = 0x10;
+const STORE_HOST_V6: i32 = 0x20;
+const HOST_V6_BYTES: usize = 20;
+/// All fixed fields but the two hosts: 12 numbers and the three lengths.
+const FIXED_BYTES: usize = 75;
+
+/// One message as the log keeps it, but for its place and its time.
+pub struct Message<'a> {
+    pub topic: &'a [u8],
+    pub queue_id: i32,
+    pub flag: i32,
+    pub queue_offset: i64,
+    pub sys_flag: i32,
+    pub born_timestamp: i64,
+    pub reconsume_times: i32,
+    pub body: &'a [u8],
+    pub properties: &'a [u8],
+}
+
+/// What the records of one run share.
+pub struct Shared<'a> {
+    pub born_host: &'a [u8],
+    pub store_host: &'a [u8],
+    pub store_timestamp: i64,
+}
+
+/// How many bytes the record has. None: more than the log's 32 bits can say.
+pub fn record_bytes(message: &Message, shared: &Shared) -> Option<i32> {
+    let hosts = shared.born_host.len() + shared.store_host.len();
+    let variable = message.body.len() + message.topic.len() + message.properties.len();
+    i32::try_from(FIXED_BYTES + hosts + variable).ok()
+}
+
+/// Append one record. None, with nothing appended, for lengths that its fields cannot carry.
+pub fn write(message: &Message, shared: &Shared, physical_offset: i64, out: &mut Vec<u8>) -> Option<i32> {
+    let size = record_bytes(message, shared)?;
+    let topic_bytes = u8::try_from(message.topic.len()).ok()?;
+    let properties_bytes = i16::try_from(message.properties.len()).ok()?;
+    let mut sys_flag = message.sys_flag & !(BORN_HOST_V6 | STORE_HOST_V6);
+    if shared.born_host.len() == HOST_V6_BYTES {
+        sys_flag |= BORN_HOST_V6;
+    }
+    if shared.store_host.len() == HOST_V6_BYTES {
+        sys_flag |= STORE_HOST_V6;
+    }
+    let start = out.len();
+    out.extend_from_slice(&size.to_be_bytes());
+    out.extend_from_slice(&MAGIC_V1.to_be_bytes());
+    out.extend_from_slice(&(crc32fast::hash(message.body) & 0x7FFF_FFFF).to_be_bytes());
+    out.extend_from_slice(&message.queue_id.to_be_bytes());
+    out.extend_from_slice(&message.flag.to_be_bytes());
+    out.extend_from_slice(&message.queue_offset.to_be_bytes());
+    out.extend_from_slice(&physical_offset.to_be_bytes());
+    out.extend_from_slice(&sys_flag.to_be_bytes());
+    out.extend_from_slice(&message.born_timestamp.to_be_bytes());
+    out.extend_from_slice(shared.born_host);
+    out.extend_from_slice(&shared.store_timestamp.to_be_bytes());
+    out.extend_from_slice(shared.store_host);
+    out.extend_from_slice(&message.reconsume_times.to_be_bytes());
+    out.extend_from_slice(&0_i64.to_be_bytes());
+    out.extend_from_slice(&(message.body.len() as i32).to_be_bytes());
+    out.extend_from_slice(message.body);
+    out.push(topic_bytes);
+    out.extend_from_slice(message.topic);
+    out.extend_from_slice(&properties_bytes.to_be_bytes());
+    out.extend_from_slice(message.properties);
+    assert_eq!(out.len() - start, size as usize, "the size was worked out before");
+    Some(size)
+}
+
+/// Append an entry of a consume queue.
+pub fn write_entry(physical_offset: i64, size: i32, tags_code: i64, out: &mut Vec<u8>) {
+    out.extend_from_slice(&physical_offset.to_be_bytes());
+    out.extend_from_slice(&size.to_be_bytes());
+    out.extend_from_slice(&tags_code.to_be_bytes());
+}

@@ -1,0 +1,374 @@
+"""The compiled core makes of sends what the plain Python decoders and encoders make of them, byte for byte, and leaves
+to them whatever it does not know."""
+
+from __future__ import annotations
+
+import struct
+import time
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from rmqkit.broker.counts import kind_of
+from rmqkit.errors import FrameError
+from rmqkit.protocol.command import (
+    FRAME_BYTES_MAX,
+    JSON,
+    REQUEST_HEADER_BYTES_MAX,
+    ROCKETMQ,
+    Frame,
+    FrameSplitter,
+    each_frame,
+    encode_command,
+    request,
+)
+from rmqkit.protocol.properties import (
+    decode_properties,
+    encode_in_stored_order,
+    encoded_tags_code,
+    find_keys,
+)
+from rmqkit.protocol.record import (
+    BatchEntry,
+    decode_record,
+    encode_batch,
+    encode_record,
+    encode_records,
+)
+from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Request
+from rmqkit.protocol.templates import SendAnswers
+from rmqkit.store.dispatcher import DispatchRequest, request_of
+from rmqkit.store.index.file import key_hashes
+from tests.native.equal import CORE, NOT_PLAIN, STAMPS, check, check_members, check_stream, plain, taken
+
+native = pytest.importorskip("rmqkit_native", reason="there is no compiled core: make env builds it where cargo is")
+
+HOST, BORN = bytes.fromhex("7f000001 00002a9f"), bytes.fromhex("0a000001 0000c350")
+HOST_V6 = bytes(15) + b"\x01" + bytes.fromhex("00002a9f")
+
+
+def send(
+    fields: dict[str, str] | None = None, *, code: int = 310, body: bytes = b"hello", kind: int = JSON, opaque: int = 7
+) -> bytes:
+    header = SendMessageV2Request(
+        "p", "Orders", "TBW102", 4, 1, 0, 1_700_000_000_000, 0, "UNIQ_KEY\x01A1\x02", 0, False
+    )
+    command = request(code, header, body)
+    assert isinstance(command.fields, dict), "it was just made"
+    command.fields |= fields or {}
+    command.opaque = opaque
+    return b"".join(bytes(piece) for piece in encode_command(command, kind))
+
+
+def string(pairs: list[tuple[str, str]]) -> str:
+    return "".join(f"{name}\x01{value}\x02" for name, value in [*pairs, ("UNIQ_KEY", "7F00AB")])
+
+
+PLAIN_NAMES = ["KEYS", "TAGS", "WAIT", "a", "größe", "\U0001f600", "x" * 40, "INSTANCE_ID", "Aa", "BB", "1", "2", "3"]
+names = st.sampled_from([*PLAIN_NAMES, *NOT_PLAIN, *STAMPS, ""])
+values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), max_size=12)
+plain_values = values.filter(bool)
+plain_strings = st.dictionaries(st.sampled_from(PLAIN_NAMES), plain_values, max_size=8).map(
+    lambda pairs: string(list(pairs.items()))
+)
+odd_strings = st.lists(st.tuples(names, values), max_size=14).map(string)
+strings = plain_strings | odd_strings
+odd = st.sampled_from(["", "0", "00", "-1", "+1", " 1", "1.0", "true", "false", "99999999999", "9" * 25, "x", "\x00"])
+changes = st.dictionaries(st.sampled_from("abcdefghijklmnopX"), odd | values, max_size=3)
+
+
+@given(strings, changes, st.binary(max_size=40), st.sampled_from([JSON, ROCKETMQ]), st.sampled_from([10, 310, 320, 11]))
+def test_what_the_core_takes_it_reads_as_python_does(text, fields, body, kind, code):
+    check(send({"i": text, **fields}, code=code, body=body, kind=kind))
+
+
+@given(plain_strings, st.binary(min_size=1, max_size=2000), st.sampled_from([JSON, ROCKETMQ]))
+def test_it_takes_what_is_plain(text, body, kind):
+    stored = encode_in_stored_order({**decode_properties(text.encode()), **STAMPS})
+    assert check(send({"i": text}, body=body, kind=kind)) == (len(stored) < 512)
+
+
+@given(odd_strings, st.sampled_from([JSON, ROCKETMQ]))
+def test_it_leaves_what_is_not(text, kind):
+    pairs = [piece.split("\x01") for piece in text.split("\x02")[:-1]]
+    is_plain = all(name and value for name, value in pairs) and len(dict(pairs)) == len(pairs)
+    is_plain = is_plain and dict(pairs).keys().isdisjoint([*NOT_PLAIN, *STAMPS])
+    assert check(send({"i": text}, kind=kind)) == is_plain
+
+
+@pytest.mark.parametrize("kind", [JSON, ROCKETMQ])
+@pytest.mark.parametrize("length", [511, 512])
+def test_longest_properties(kind, length):
+    stored = encode_in_stored_order({"UNIQ_KEY": "A1", "a": "x", **STAMPS})
+    text = string([("a", "x" * (1 + length - len(stored) - len("7F00AB") + len("A1")))])
+    assert check(send({"i": text}, kind=kind)) == (length == 511)
+
+
+def test_a_name_that_is_looked_for_among_very_many_costs_little():
+    """The string is refused for its length before anything is compared: the search is quadratic."""
+    text = string([(f"{at:05}", "v") for at in range(26_000)])
+    data = send({"i": text}, kind=ROCKETMQ)
+    assert len(data) < REQUEST_HEADER_BYTES_MAX
+    started = time.process_time()
+    assert CORE.read(data) is None
+    assert time.process_time() - started < 0.5  # quadratic it is seconds
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        struct.pack(">iI", FRAME_BYTES_MAX, 0),
+        struct.pack(">iI", -1, 0),
+        struct.pack(">iI", 3, 0),
+        struct.pack(">iI", 10, 7),
+        struct.pack(">iI", 300_000, REQUEST_HEADER_BYTES_MAX),
+        struct.pack(">iI", 100, 2 << 24),
+    ],
+)
+def test_the_splitter_loses_sends_before_a_broken_frame_with_the_core_and_without(broken):
+    for core in (None, CORE):
+        with pytest.raises(FrameError):
+            FrameSplitter(header_bytes_max=REQUEST_HEADER_BYTES_MAX, sends=core).feed(send() + broken)
+
+
+@given(st.data())
+def test_the_splitter_finds_the_same_frames_with_the_core_and_without(data):
+    parts = st.sampled_from([send(), send(body=b"x" * 300), send(code=11), send(body=b""), send({"f": "4"})])
+    stream = b"".join(data.draw(st.lists(parts, max_size=8)))
+    cuts = sorted({0, len(stream), *data.draw(st.lists(st.integers(0, len(stream)), max_size=6))})
+    plain_one, with_core = FrameSplitter(), FrameSplitter(sends=CORE)
+    for start, end in pairwise(cuts):
+        units = with_core.feed(stream[start:end])
+        assert each_frame(units) == plain_one.feed(stream[start:end])
+        assert with_core.buffered_bytes == plain_one.buffered_bytes
+        assert all(plain(unit) is None for unit in units if isinstance(unit, Frame))
+
+
+def test_limits_of_frames():
+    data = send(body=b"x" * 100)
+    header_bytes = int.from_bytes(data[5:8])
+    for frame_max, header_max, count in [
+        (len(data), header_bytes + 1, 1),
+        (len(data) - 1, header_bytes + 1, 0),
+        (len(data), header_bytes, 0),
+    ]:
+        run = native.Core(list(STAMPS.items()), NOT_PLAIN, frame_max, header_max).read(data)
+        assert (0 if run is None else len(run)) == count
+
+
+def test_it_reads_from_a_place_on():
+    one, two = send(opaque=1), send(opaque=2)
+    run = CORE.read(one + two, len(one))
+    assert (len(run), run.end, run.message(0)[2]) == (1, len(one + two), 2)
+    assert CORE.read(one, len(one)) is None
+    assert CORE.read(one, 10_000) is None
+
+
+@given(st.data())
+def test_changed_bytes_are_read_as_python_reads_them(data):
+    whole = bytearray(send({"i": data.draw(strings)}, kind=data.draw(st.sampled_from([JSON, ROCKETMQ]))))
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole[data.draw(st.integers(8, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    check(bytes(whole))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_left(data):
+    check(data)
+    check_stream(data)
+    check_members(data)
+
+
+@given(st.integers(0, 4), st.integers(0, 400))
+def test_what_is_not_whole_is_left(count, cut):
+    data = b"".join(send(opaque=at) for at in range(count)) + send(opaque=99)[: min(cut, len(send(opaque=99)) - 1)]
+    assert check(data) == count
+    run = CORE.read(data)
+    assert (0 if run is None else run.end) == count * len(send(opaque=1))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        # Java, Go and Node as they write it, then what must be left: spaces, a name twice, unknown fields, an escape in
+        # a topic, half a pair of surrogates, null
+        '{"code":310,"extFields":%s,"flag":0,"language":"JAVA","opaque":5,"serializeTypeCurrentRPC":"JSON","version":477}',
+        '{"code":310,"language":"GO","version":317,"opaque":5,"flag":0,"extFields":%s}',
+        '{"code": 310, "language": "NODE", "version": 399, "opaque": 5, "flag": 0, "extFields": %s}',
+        '{"code":310,"code":311,"opaque":5,"flag":0,"extFields":%s}',
+        '{ "code":310,"opaque":5,"flag":0,"extFields":%s}',
+        '{"code":310,"opaque":5,"flag":0,"remark":null,"extFields":%s}',
+        '{"code":310,"opaque":5,"flag":2,"extFields":%s}',
+        '{"code":310,"opaque":-5,"flag":0,"extFields":%s}',
+        '{"code":310,"opaque":5,"flag":0,"extFields":%s}x',
+    ],
+)
+@pytest.mark.parametrize("topic", ["Orders", "Ord\\u0065rs", "Größe", "\\ud83d", "%RETRY%g", "x" * 128])
+def test_headers_of_clients_and_odd_ones(header, topic):
+    short = '{"a":"p","b":"%s","c":"TBW102","d":"4","e":"1","f":"0","g":"17","h":"0","i":"UNIQ_KEY\\u0001A1\\u0002"}'
+    text = (header % (short % topic)).encode()
+    count = check(struct.pack(">iI", len(text) + 9, len(text)) + text + b"hello")
+    is_clients = '"JAVA"' in header or '"GO"' in header or '"NODE"' in header
+    assert count == (is_clients and topic == "Orders")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), plain_strings, st.binary(min_size=1, max_size=600)), min_size=1, max_size=8),
+    st.sampled_from([(BORN, HOST), (HOST_V6, HOST), (BORN, HOST_V6)]),
+    st.integers(0, 1 << 50),
+)
+def test_records_entries_and_answers_are_equal(sends, hosts, physical_offset):
+    data = b"".join(
+        send({"i": text, "e": str(queue)}, body=body, opaque=at) for at, (queue, text, body) in enumerate(sends)
+    )
+    run = CORE.read(data)
+    assume(run is not None and len(run) == len(sends))  # else one has more than 511 bytes of properties
+    born, host = hosts
+    numbers = {queue[:2]: 100 * at for at, queue in enumerate(run.queues)}
+    records = run.encode([numbers[queue[:2]] for queue in run.queues], physical_offset, born, 1_234, host)
+    entries = dict.fromkeys(numbers, b"")
+    at, wanted, answers = physical_offset, b"", []
+    for place in range(len(run)):
+        queue, _, opaque, flag, sys_flag, born_ms, tries, body, properties, unique_key, _, tags = taken(run, place)
+        record = encode_record(
+            topic=queue[0].encode(), queue_id=queue[1], flag=flag, queue_offset=numbers[queue], physical_offset=at,
+            sys_flag=sys_flag, born_timestamp=born_ms, born_host=born, store_timestamp=1_234, store_host=host,
+            reconsume_times=tries, prepared_transaction_offset=0, body=body, properties=properties,
+        )  # fmt: skip
+        entries[queue] += struct.pack(">qiq", at, len(record), encoded_tags_code(tags))
+        answers.append((at, b"%d" % queue[1], numbers[queue], unique_key, b"%d" % opaque))
+        assert run.places[place] == (numbers[queue], at, len(record))
+        wanted += record
+        at += len(record)
+        numbers[queue] += 1
+    assert records == wanted
+    found = run.queue_entries()
+    assert [one[0] for one in found] == [entries[queue[:2]] for queue in run.queues]
+    spans = [
+        [place for at, place in enumerate(run.places) if run.message(at)[0] == queue] for queue in range(len(found))
+    ]
+    assert [one[1:] for one in found] == [(places[0][1], places[-1][1] + places[-1][2]) for places in spans]
+    told = {name: STAMPS[name] for name in ("MSG_REGION", "TRACE_ON")}
+    answers_of = SendAnswers(host, told)
+    assert run.answers(answers_of.pieces) == answers_of.frames(answers)
+    assert run.opaques == list(range(len(sends)))
+    assert sum(queue[3] for queue in run.queues) == len(records)
+    assert sorted(size for *_, sizes in run.kinds for size in sizes) == sorted(place[2] for place in run.places)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), plain_strings, st.sampled_from([10, 310])), min_size=1, max_size=6),
+    st.booleans(),
+)
+def test_what_is_dispatched_is_what_a_decoded_record_says(sends, with_tags):
+    fields = SendMessageRequest.__struct_encode_fields__
+    data = b""
+    for queue, text, code in sends:
+        letters = {"i": text + "__SHARDINGKEY\x01k\x02" * (queue == 2), "e": str(queue)}
+        data += (
+            send(letters, code=310)
+            if code == 310
+            else long_send({fields["abcdefghijklmn".index(k)]: v for k, v in letters.items()})
+        )
+    run = CORE.read(data)
+    assume(run is not None and len(run) == len(sends))
+    records = run.encode([7] * len(run.queues), 4096, BORN, 1_234, HOST)
+    at, kinds = 0, {}
+    for place, fields in enumerate(run.requests(with_tags)):
+        record = decode_record(records, at)
+        assert DispatchRequest(*fields) == msgspec.structs.replace(
+            request_of(record, ()), hashes=hashes_of(record, with_tags)
+        )
+        key = record.topic, sends[place][2], kind_of(record.properties) == "fifo"
+        kinds.setdefault(key, []).append(record.size)
+        at += record.size
+    assert {(topic, code, is_fifo): sizes for topic, code, is_fifo, sizes in run.kinds} == kinds
+    run.forget_bodies()
+    with pytest.raises(ValueError, match="forgotten"):
+        run.chunk  # noqa: B018
+    assert len(run.requests(True)) == len(sends)
+
+
+def hashes_of(record, with_tags):
+    hashes = key_hashes(record.topic, find_keys(record.properties), with_tags=with_tags)
+    return struct.pack(f"={len(hashes)}i", *hashes)
+
+
+entries = st.tuples(
+    st.binary(max_size=300), plain_strings | strings | st.just(""), st.integers(-(1 << 31), (1 << 31) - 1)
+)
+
+
+@given(st.lists(entries, min_size=1, max_size=5), st.booleans(), st.sampled_from([(BORN, HOST), (HOST_V6, HOST_V6)]))
+def test_members_of_a_batch_are_stored_as_python_stores_them(members, with_tags, hosts):
+    body = encode_batch([BatchEntry(text, properties.encode(), flag) for text, properties, flag in members])
+    run = native.members(body, "Orders", 3, 0x40, 1_700, 2)
+    stored = [properties for _, properties, _ in members]
+    # What recovery might take for torn, and what names UNIQ_KEY, KEYS or TAGS twice, is left.
+    if run is None:
+        assert any(len(one.encode()) > 511 or is_odd(one) for one in stored)
+        return
+    rows = [(b"\x06Orders", 3, flag, number, 0x40, 1_700, 2, text, struct.pack(">h", len(one.encode())) + one.encode())
+            for number, (text, one, flag) in enumerate(members, 7)]  # fmt: skip
+    wanted, sizes = encode_records(
+        rows, physical_offset=4096, born_host=hosts[0], store_timestamp=1_234, store_host=hosts[1]
+    )
+    assert run.encode([7], 4096, hosts[0], 1_234, hosts[1]) == wanted
+    at = 0
+    for fields, size, offset in zip(run.requests(with_tags), sizes, run.physical_offsets, strict=True):
+        record = decode_record(wanted, at)
+        found = DispatchRequest(*fields)
+        request = msgspec.structs.replace(request_of(record, ()), hashes=hashes_of(record, with_tags))
+        assert msgspec.structs.replace(found, sys_flag=0) == msgspec.structs.replace(request, sys_flag=0)
+        assert (found.sys_flag, found.size, offset) == (0x40, size, 4096 + at)
+        at += size
+
+
+def is_odd(text):
+    pairs = [piece.split("\x01") for piece in text.removesuffix("\x02").split("\x02")] if text else []
+    return not all(len(pair) == 2 and all(pair) for pair in pairs) or len({pair[0] for pair in pairs}) < len(pairs)
+
+
+@given(st.data())
+def test_bodies_that_are_no_batch_are_left(data):
+    count = data.draw(st.integers(1, 3))
+    body = bytearray(encode_batch([BatchEntry(b"hello", b"UNIQ_KEY\x01A\x02", 0)] * count))
+    assert check_members(bytes(body)) == count
+    for _ in range(data.draw(st.integers(0, 2))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    check_members(bytes(body[: data.draw(st.integers(0, len(body)))]))
+
+
+def test_members_at_the_bounds():
+    def of(body, topic="Orders"):
+        return native.members(encode_batch([BatchEntry(b"x", body, 0)]), topic, 0, 0, 0, 0)
+
+    assert of(b"a\x01" + b"b" * 508 + b"\x02") is not None
+    assert of(b"a\x01" + b"b" * 509 + b"\x02") is None
+    assert of(b"a\x01b\0") is None
+    assert of(b"a\x01\xff") is None
+    assert of(b"", "T" * 127) is not None
+    assert of(b"", "T" * 128) is None
+    assert native.members(b"", "Orders", 0, 0, 0, 0) is None
+
+
+def long_send(fields):
+    header = SendMessageRequest("p", "Orders", "TBW102", 4, 1, 0, 1_700_000_000_000, 0, "", 0, False)
+    command = request(10, header, b"hello")
+    command.fields |= fields
+    return b"".join(bytes(piece) for piece in encode_command(command, JSON))
+
+
+def test_calls_that_cannot_be_are_refused():
+    run = CORE.read(send())
+    with pytest.raises(ValueError, match="call encode first"):
+        run.queue_entries()
+    with pytest.raises(ValueError, match="2 numbers for 1 queues"):
+        run.encode([1, 2], 0, BORN, 1, HOST)
+    with pytest.raises(ValueError, match="does not fit into the log's numbers"):
+        run.encode([(1 << 63) - 1], 0, BORN, 1, HOST)
+    with pytest.raises(IndexError):
+        run.message(1)
