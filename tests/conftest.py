@@ -1,8 +1,9 @@
 """What every run reports besides pass and fail, the seconds of each file and folder, and how two processes share tests.
 
 Set-up and tear-down count, so a session-wide fixture shows up in the file that first asked for it. With ``-n 2`` the
-tests of a file stay in one process, and so do all that share what is dear to start: a pair of Apache's servers, a Spark
-session. Files that start servers of their own wait for them beside the others.
+tests of a file stay in one process, and so do all that share a pair of Apache's servers. Files that need a Spark
+session go to at most `SESSIONS_MAX` processes, which share them out as they get on; the pages of the documents are
+shared out one by one. Files that start servers of their own wait for them beside the others.
 """
 
 import functools
@@ -12,6 +13,7 @@ from collections import Counter
 from collections.abc import Generator
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -26,10 +28,22 @@ unsynced.leave_unsynced()
 
 pytest_plugins = ["tests.second_try", "tests.spark.session", "tests.virtual_time"]
 
-INTEROP, SPARK = "tests/interop/", "tests/spark/"
+INTEROP = "tests/interop/"
 PAGES, PAGES_WITH_SPARK = "tests/docs/test_blocks.py", "tests/docs/test_blocks.py::test_a_page_with_spark"
 TAKES_SESSION = re.compile(r"[(, ]spark(: SparkSession)?[,)]")
 """An argument of a test that is the session."""
+SESSIONS_MAX = 2
+"""Processes with a Spark session: one alone would be the last to end, and each costs 15 s of CPU before it is warm."""
+
+LONG = (
+    "tests/spark/test_local_cluster.py",
+    "tests/faults/spark/test_eos.py",
+    "tests/faults/spark/test_streams.py",
+    "tests/faults/test_damage.py",
+    "tests/fuzz/test_fuzz.py",
+    "tests/broker/test_loop_not_held.py",
+)
+"""Files that take long and need no session of the process, the longest first."""
 
 CAPTURED_LINES = 20
 ROOT = Path(__file__).parents[1]
@@ -39,10 +53,8 @@ _seconds_per_file: Counter[str] = Counter()
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With several processes put what takes longest first: what is left at the end can then be shared out."""
-    if not hasattr(config, "workerinput"):
-        return
-    order = [INTEROP, SPARK]
-    items.sort(key=lambda item: order.index(group) if (group := _group(item.nodeid)) in order else _rank(group))
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: _rank(_group(item.nodeid)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -50,31 +62,51 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     from xdist.scheduler import LoadScopeScheduling
 
     class Groups(LoadScopeScheduling):
+        """Gives a process that asks for work the first group that it may take."""
+
         def _split_scope(self, nodeid: str) -> str:
             return _group(nodeid)
+
+        def _assign_work_unit(self, node: Any) -> None:
+            with_session = {one for one, groups in self.assigned_work.items() if any(map(_takes_session, groups))}
+            if node not in with_session and len(with_session) >= self._sessions_max():
+                group = next((one for one in self.workqueue if not _takes_session(one)), next(iter(self.workqueue)))
+                self.workqueue.move_to_end(group, last=False)
+            super()._assign_work_unit(node)
+
+        def _sessions_max(self) -> int:
+            """One process less while another one is with Apache's servers, which are as long."""
+            has_servers = INTEROP in self.workqueue or any(INTEROP in groups for groups in self.assigned_work.values())
+            return min(SESSIONS_MAX, max(1, self.numnodes - has_servers))
 
     config.option.loadscopereorder = False
     return Groups(config, log)
 
 
 def _group(nodeid: str) -> str:
-    """The tests that run one after the other in one process: with the shared servers, with the session, of a file."""
+    """The tests that run one after the other in one process: with the shared servers, of a file, of a page."""
     file = nodeid.partition("::")[0]
     if file.startswith(INTEROP) and shares_servers(ROOT / file):
         return INTEROP
-    if nodeid.startswith(PAGES_WITH_SPARK) or (file != PAGES and _takes_session(file)):
-        return SPARK
-    return file
+    return nodeid if file == PAGES and "::test_a_page_" in nodeid else file
 
 
-def _rank(file: str) -> int:
+def _rank(group: str) -> tuple[int, int]:
     """What is left at the end are small files."""
-    return 2 if file.startswith((INTEROP, SPARK, "tests/faults/")) else 3
+    if group in LONG:
+        return 2, LONG.index(group)
+    if group == INTEROP:
+        return 0, 0
+    if _takes_session(group):
+        return 1, 0
+    return (3 if group.startswith((INTEROP, "tests/faults/", PAGES)) else 4), 0
 
 
 @functools.cache
-def _takes_session(file: str) -> bool:
-    return TAKES_SESSION.search((ROOT / file).read_text(encoding="utf-8")) is not None
+def _takes_session(group: str) -> bool:
+    if group == INTEROP or group.startswith(PAGES):
+        return group.startswith(PAGES_WITH_SPARK)
+    return TAKES_SESSION.search((ROOT / group).read_text(encoding="utf-8")) is not None
 
 
 @pytest.hookimpl(wrapper=True)
