@@ -7,6 +7,7 @@ shared out one by one. Files that start servers of their own wait for them besid
 """
 
 import functools
+import gc
 import logging
 import re
 from collections import Counter
@@ -55,6 +56,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """With several processes put what takes longest first: what is left at the end can then be shared out."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: _rank(_group(item.nodeid)))
+
+
+def pytest_collection_finish() -> None:
+    """Have no later collection of garbage look at all tests and modules again."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

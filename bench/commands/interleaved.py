@@ -21,6 +21,9 @@ Figure = dict[str, Any]
 Work = Callable[[], float | None]
 """Does something; returns CPU seconds where it knows them better than the caller."""
 
+WARM_UPS = 1
+"""Rounds that do not count."""
+
 
 class Ratio(Struct, frozen=True):
     """The cost of one piece of work by that of ours, by message; with ``at_most`` the other way round.
@@ -63,10 +66,10 @@ class Rounds:
         self._works.setdefault(ratio.other, other)
 
     def run(self, repeats: int) -> list[Figure]:
-        """What the ratios are after so many rounds, and one before them to warm up."""
-        for turn in range(repeats + 1):
+        """What the ratios are after so many rounds, and `WARM_UPS` before them."""
+        for turn in range(WARM_UPS + repeats):
             for name, work in self._works.items():
-                self.take(name, work, counts=turn > 0)
+                self.take(name, work, counts=turn >= WARM_UPS)
         return [self.figure(ratio) for ratio in self._ratios]
 
     def take(self, name: str, work: Work, *, counts: bool = True) -> None:

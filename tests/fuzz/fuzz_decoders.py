@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CORPUS = HERE / "corpus"
 OPTIONS = ("-max_len=4096", "-rss_limit_mb=1024", "-timeout=60")
+SECONDS_MAX = 7200  # of a target
 # libFuzzer holds its peak of memory against the limit, and Linux hands a process the peak of the one that started it
 # through exec: a small shell between them forks a child that begins at its own.
 FRESH_PEAK = ("sh", "-c", '"$@"; exit $?', "fuzz")
@@ -46,13 +47,14 @@ def targets() -> list[str]:
     return sorted(folder.name for folder in CORPUS.iterdir())
 
 
-def fuzz(target: str, seconds: int, kept: Path) -> Run:
-    """Fuzz one target in a process of its own; ``kept`` gets new inputs and, of a failing run, the one that fails."""
+def fuzz(target: str, kept: Path, *limits: str) -> Run:
+    """Fuzz one target in a process of its own; ``kept`` gets new inputs and, of a failing run, the one that fails.
+    ``limits`` are the options of libFuzzer that say when it ends."""
     learned = kept / target
     learned.mkdir(parents=True, exist_ok=True)
-    options = [f"-max_total_time={seconds}", f"-artifact_prefix={kept}/{target}-", "-print_final_stats=1"]
+    options = [*limits, f"-artifact_prefix={kept}/{target}-", "-print_final_stats=1"]
     command = [*FRESH_PEAK, sys.executable, "-m", "tests.fuzz.fuzz_decoders", target, str(learned), *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", timeout=seconds + 500)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", timeout=SECONDS_MAX)
     return Run(
         target,
         executions=max(map(int, re.findall(r"number_of_executed_units: (\d+)", done.stderr)), default=0),
@@ -65,7 +67,7 @@ def fuzz_all(seconds: int, kept: Path) -> int:
     """Fuzz every target for its share of the time; the number of findings."""
     runs = []
     for target in targets():
-        run = fuzz(target, max(1, seconds // len(targets())), kept)
+        run = fuzz(target, kept, f"-max_total_time={max(1, seconds // len(targets()))}")
         print(f"fuzz: {run.target:14}{run.executions:>12,} runs {run.coverage:>6} places", flush=True)
         if run.finding is not None:
             print(f"{run.finding}\nfuzz: {run.target} failed; the input is in {kept}", flush=True)

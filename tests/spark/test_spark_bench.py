@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from bench.commands import naive_spark
+from bench.commands import interleaved, naive_spark
 from bench.commands import spark as spark_figures
 from bench.commands.interleaved import Ratio, Rounds, verdict
 from bench.commands.sample_store import QUEUES, TOPICS, write_log
@@ -144,6 +144,7 @@ def bench_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("bench_session")
 def test_every_ratio_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_figures, "_SMALL_BATCHES", 6)
+    monkeypatch.setattr(interleaved, "WARM_UPS", 0)
     figures = spark_figures.measure(mib=2, repeats=1, rows=range(1, 11), directory=tmp_path)
     assert {figure["row"] for figure in figures} == set(range(1, 11))
     measured = [figure for figure in figures if "ratio" in figure]
