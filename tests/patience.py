@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from rmqkit import ProducerSettings, PullConsumerSettings, PushConsumerSettings, rpc
-from rmqkit.admin.api import Admin
+from rmqkit.admin import Admin
 from rmqkit.admin.calls import AdminCalls
 from rmqkit.broker import registration
 from rmqkit.broker.pop import handlers as pop

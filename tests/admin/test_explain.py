@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from rmqkit.admin.api import Admin
+from rmqkit.admin import Admin
 from rmqkit.admin.causes import Cause, Facts, Lookup, Place, Transaction, judge
 from rmqkit.admin.explain import At, Explainer, Key, explain
 from rmqkit.admin.messages import TraceRow

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from rmqkit.admin.api import Admin
+from rmqkit.admin import Admin
 from rmqkit.admin.tail import Span, age, listed
 from rmqkit.errors import ClientError, SettingsError, UnknownName
 from rmqkit.protocol.message import Message

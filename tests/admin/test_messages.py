@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rmqkit.admin.api import Admin
+from rmqkit.admin import Admin
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.producer.transaction import TransactionProducer, TransactionState
 from rmqkit.errors import ClientError, ConnectFailed, PeerRefused, SettingsError, UnknownName

@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
+from rmqkit.admin import Admin
 from rmqkit.admin import tail as tail_module
-from rmqkit.admin.api import Admin
 from rmqkit.admin.tail import TOOLS_GROUP, Start, Tail, Wanted
 from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerSettings

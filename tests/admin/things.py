@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from rmqkit.admin.api import Admin
+from rmqkit.admin import Admin
 from rmqkit.admin.messages import Sent
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.message import ReceivedMessage as Received

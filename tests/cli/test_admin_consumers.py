@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rmqkit import sync
-from rmqkit.admin.api import Admin
+from rmqkit.admin import Admin
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.cli import app
 from rmqkit.client.runtime.settings import PushConsumerSettings

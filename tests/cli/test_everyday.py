@@ -17,7 +17,7 @@ import pytest
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
-from rmqkit.admin.api import Admin
+from rmqkit.admin import Admin
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.cli import app
 from rmqkit.client.consumer.pull import PullConsumer

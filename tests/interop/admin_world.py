@@ -19,7 +19,7 @@ import msgspec
 from typer.testing import CliRunner
 
 from rmqkit import Message, sync
-from rmqkit.admin.api import Admin
+from rmqkit.admin import Admin
 from rmqkit.cli import app
 from rmqkit.client.runtime.settings import StartFrom
 from rmqkit.errors import RmqError, UnknownName, exit_code

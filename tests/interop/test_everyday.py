@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rmqkit.admin.api import Admin
+from rmqkit.admin import Admin
 from rmqkit.cli import app
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.runtime.runtime import ClientRuntime

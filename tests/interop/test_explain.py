@@ -29,7 +29,7 @@ from rmqkit import (
     SendResult,
     StartFrom,
 )
-from rmqkit.admin.api import Admin
+from rmqkit.admin import Admin
 from rmqkit.admin.causes import Cause, Explanation
 from rmqkit.admin.explain import At, Explainer, Key
 from rmqkit.broker.settings import BrokerSettings

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rmqkit import Message, sync
-from rmqkit.admin.api import Admin
+from rmqkit.admin import Admin
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command
 from rmqkit.testing import LocalCluster

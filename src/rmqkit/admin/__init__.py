@@ -2,10 +2,99 @@
 
 `Admin` has one attribute per noun (``admin.topics``, ``admin.brokers`` …), each a class of operations. Its methods ask
 through `AdminCalls` and return structs. Nothing here prints; the command line (`rmqkit.cli.admin`) does. Works against
-Apache's servers and ours. Source: behaviour.md §9.9.
+Apache's servers and ours.
+
+::
+
+    async with Admin("127.0.0.1:9876") as admin:
+        for row in await admin.clusters.brokers():
+            print(row.broker_name, row.addr)
+
+A noun's module is imported when it is first used. Source: behaviour.md §9.9.
 """
 
-from rmqkit.admin.api import Admin
-from rmqkit.admin.calls import AdminCalls, Done
+from __future__ import annotations
+
+from importlib import import_module
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rmqkit.admin.calls import TIMEOUT_MS, AdminCalls, Done
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.remoting.authentication import Credentials
+from rmqkit.remoting.tls import ClientTls
+
+if TYPE_CHECKING:
+    from rmqkit.admin.brokers import Brokers
+    from rmqkit.admin.clients import Clients
+    from rmqkit.admin.clusters import Clusters, NameServers
+    from rmqkit.admin.groups import Groups, Offsets
+    from rmqkit.admin.messages import Messages
+    from rmqkit.admin.topics import Topics
 
 __all__ = ["Admin", "AdminCalls", "Done"]
+
+_NOUNS = {
+    "clusters": "Clusters",
+    "topics": "Topics",
+    "brokers": "Brokers",
+    "name_servers": "NameServers",
+    "groups": "Groups",
+    "offsets": "Offsets",
+    "messages": "Messages",
+    "clients": "Clients",
+}
+"""The class of each."""
+_MODULES = {"name_servers": "clusters", "offsets": "groups"}
+"""Where it is not in the module of the same name."""
+
+
+class Admin:
+    """A connection to a cluster, for administration. Use it as an async context manager, in one event loop.
+
+    Args:
+        name_servers: ``host:port;host:port``.
+        timeout_ms: of each request.
+        tls: encrypts every connection.
+        credentials: sign every request.
+    """
+
+    clusters: Clusters
+    topics: Topics
+    brokers: Brokers
+    name_servers: NameServers
+    groups: Groups
+    offsets: Offsets
+    messages: Messages
+    clients: Clients
+
+    def __init__(
+        self,
+        name_servers: str,
+        *,
+        timeout_ms: float = TIMEOUT_MS,
+        tls: ClientTls | None = None,
+        credentials: Credentials | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.calls = AdminCalls(name_servers, timeout_ms=timeout_ms, tls=tls, credentials=credentials, clock=clock)
+
+    async def __aenter__(self) -> Admin:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self.calls.remoting.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """A noun, when it is first asked for."""
+        if name not in _NOUNS:
+            raise AttributeError(f"Admin has no {name}: it has {', '.join(_NOUNS)}")
+        noun = getattr(import_module(f"rmqkit.admin.{_MODULES.get(name, name)}"), _NOUNS[name])(self.calls)
+        setattr(self, name, noun)
+        return noun

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from rmqkit.admin.api import Admin
+from rmqkit.admin import Admin
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.errors import RmqError, SettingsError, StoreLocked
 from rmqkit.protocol.core import core_fault

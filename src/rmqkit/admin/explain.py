@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from rmqkit.admin.api import Admin
+from rmqkit.admin import Admin
 from rmqkit.admin.causes import Explanation, Facts, Place, Transaction, judge
 from rmqkit.admin.messages import traces_of
 from rmqkit.admin.tail import readers

@@ -187,7 +187,7 @@ class Asserts(ABC):
 
     def _why(self, group: str, topic: str, left: Record) -> str:
         """What ``rmq explain`` says."""
-        from rmqkit.admin.api import Admin
+        from rmqkit.admin import Admin
         from rmqkit.admin.explain import explain
 
         async def ask() -> str:

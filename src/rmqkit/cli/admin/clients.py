@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from msgspec import Struct
 
-from rmqkit.admin.api import Admin
+from rmqkit.admin import Admin
 from rmqkit.admin.clients import GroupStatus, ProducerRow
 from rmqkit.cli.admin.frame import Broker, Cluster, Group, Named, Noun, View
 from rmqkit.protocol.codes import version_name

@@ -34,7 +34,7 @@ import typer
 from msgspec import Struct
 from typer.core import TyperGroup
 
-from rmqkit.admin.api import Admin
+from rmqkit.admin import Admin
 from rmqkit.admin.calls import Done
 from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from rmqkit.admin.api import Admin
+from rmqkit.admin import Admin
 from rmqkit.admin.groups import END_MS, Moved
 from rmqkit.cli.admin.frame import Broker, Cluster, Group, Named, Noun, Topic, View
 from rmqkit.cli.printing import time_ms

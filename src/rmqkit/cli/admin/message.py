@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec import UNSET, Struct, UnsetType
 
-from rmqkit.admin.api import Admin
+from rmqkit.admin import Admin
 from rmqkit.admin.tail import Span, listed
 from rmqkit.cli.admin.frame import Broker, Group, Named, Noun, Topic, View, command_of
 from rmqkit.cli.printing import time_ms

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec import UNSET
 
-from rmqkit.admin.api import Admin
+from rmqkit.admin import Admin
 from rmqkit.admin.brokers import GroupProgress
 from rmqkit.admin.calls import Done
 from rmqkit.admin.clusters import BrokerRow

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rmqkit.admin.api import Admin
+from rmqkit.admin import Admin
 from rmqkit.admin.calls import Done
 from rmqkit.admin.topics import Assigned, TopicStats, permission_of
 from rmqkit.cli.admin.frame import Broker, Cluster, Named, Noun, Topic, View
