@@ -13,6 +13,7 @@ mod record;
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
@@ -33,6 +34,8 @@ const SEND_BATCH_MESSAGE: u16 = 320;
 const MEMBERS_MAX: usize = 2048;
 const MEMBERS_PROPERTIES_BYTES_MAX: usize = 32 << 10;
 const TOPIC_BYTES_MAX: usize = 127;
+/// How much longer the properties of a message for a time become, but for its topic.
+const TIMED_BYTES_MAX: usize = 66;
 
 struct Sent {
     queue: usize,
@@ -45,6 +48,11 @@ struct Sent {
     body: Range<usize>,
     properties: Range<usize>,
     keys: Keys,
+    /// The queue that its sender sees.
+    queue_id: i32,
+    /// Of a message for a time: its properties as they came, then the handle by which it is recalled.
+    sent_properties: String,
+    recall_handle: String,
 }
 
 struct Place {
@@ -83,7 +91,7 @@ type Entries<'py> = (Bound<'py, PyBytes>, i64, i64);
 /// Reads plain sends.
 #[pyclass(frozen)]
 struct Core {
-    rules: Rules,
+    rules: Arc<Rules>,
     frame_bytes_max: usize,
     header_bytes_max: usize,
 }
@@ -91,29 +99,25 @@ struct Core {
 #[pymethods]
 impl Core {
     /// `stamps`: the properties that every message gets. `not_plain`: names of those that ask for more than storing.
+    /// `timed`: names of those that ask for a time, the one that counts first, and their units in ms.
     #[new]
-    fn new(stamps: Vec<(String, String)>, not_plain: Vec<String>, frame_bytes_max: usize, header_bytes_max: usize) -> Self {
-        Core { rules: Rules { stamps, not_plain }, frame_bytes_max, header_bytes_max }
+    fn new(
+        stamps: Vec<(String, String)>,
+        not_plain: Vec<String>,
+        timed: Vec<(String, i64)>,
+        frame_bytes_max: usize,
+        header_bytes_max: usize,
+    ) -> Self {
+        Core { rules: Arc::new(Rules { stamps, not_plain, timed }), frame_bytes_max, header_bytes_max }
     }
 
-    /// The plain sends that some bytes begin with, from a place on; None when the first frame is none.
-    #[pyo3(signature = (chunk, start = 0))]
-    fn read(&self, chunk: Bound<'_, PyBytes>, start: usize) -> Option<Run> {
+    /// The plain sends that some bytes begin with, from a place on, at most so many; None when the first frame is none.
+    #[pyo3(signature = (chunk, start = 0, count_max = usize::MAX))]
+    fn read(&self, chunk: Bound<'_, PyBytes>, start: usize, count_max: usize) -> Option<Run> {
         let data = chunk.as_bytes();
-        let mut run = Run {
-            chunk: Some(chunk.clone().unbind()),
-            start,
-            end: start,
-            sent: Vec::new(),
-            queues: Vec::new(),
-            text: Vec::new(),
-            places: Vec::new(),
-            store_timestamp: 0,
-            waits_not: false,
-            body_bytes_max: 0,
-        };
+        let mut run = Run::of(chunk.clone().unbind(), start, start, self.rules.clone());
         let mut known: HashMap<(String, i32), usize> = HashMap::new();
-        while let Some(end) = self.read_one(data, &mut run, &mut known) {
+        while run.sent.len() < count_max && let Some(end) = self.read_one(data, &mut run, &mut known) {
             run.end = end;
         }
         (!run.sent.is_empty()).then_some(run)
@@ -149,11 +153,12 @@ impl Core {
             _ => return None,
         };
         let text_start = run.text.len();
-        let keys = properties::store(&header.properties, &self.rules, &mut run.text)?;
+        let keys = properties::store(&header.properties, &[], &self.rules, &mut run.text)?;
         let properties = text_start..run.text.len();
         let unique_key = keys.unique_key.of(&run.text);
         let is_odd = unique_key.is_empty() || !unique_key.iter().all(u8::is_ascii_alphanumeric);
-        if is_odd || properties.len() > STORED_BYTES_MAX {
+        let more_bytes = if keys.asked.is_some() { TIMED_BYTES_MAX + header.topic.len() } else { 0 };
+        if is_odd || properties.len() + more_bytes > STORED_BYTES_MAX {
             run.text.truncate(text_start);
             return None;
         }
@@ -176,6 +181,9 @@ impl Core {
             body,
             properties,
             keys,
+            queue_id: header.queue_id,
+            sent_properties: if keys.asked.is_some() { header.properties.into_owned() } else { String::new() },
+            recall_handle: String::new(),
         });
         Some(end)
     }
@@ -200,18 +208,7 @@ fn members(
     if topic.len() > TOPIC_BYTES_MAX {
         return None;
     }
-    let mut run = Run {
-        chunk: Some(body.clone().unbind()),
-        start: 0,
-        end: data.len(),
-        sent: Vec::new(),
-        queues: Vec::new(),
-        text: Vec::new(),
-        places: Vec::new(),
-        store_timestamp: 0,
-        waits_not: false,
-        body_bytes_max: 0,
-    };
+    let mut run = Run::of(body.clone().unbind(), 0, data.len(), Arc::default());
     let mut at = 0;
     while at < data.len() {
         let number = |from: usize| data.get(at + from..)?.first_chunk().map(|four| i32::from_be_bytes(*four));
@@ -243,11 +240,28 @@ fn members(
             body: body_start..body_end,
             properties: text_start..run.text.len(),
             keys: keys.moved(text_start),
+            queue_id,
+            sent_properties: String::new(),
+            recall_handle: String::new(),
         });
         at = end;
     }
     run.queues.push(Queue { topic, queue_id, count: run.sent.len(), bytes: 0 });
     (!run.sent.is_empty()).then_some(run)
+}
+
+/// Base64 with the letters of URLs, padded. Source: RFC 4648 §5.
+fn base64_url(data: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let mut text = String::with_capacity(data.len().div_ceil(3) * 4);
+    for three in data.chunks(3) {
+        let bits = three.iter().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - three.len()));
+        for place in 0..4 {
+            let letter = LETTERS[(bits >> (18 - 6 * place)) as usize & 63];
+            text.push(if place <= three.len() { char::from(letter) } else { '=' });
+        }
+    }
+    text
 }
 
 fn contains(text: &[u8], wanted: &[u8]) -> bool {
@@ -270,6 +284,7 @@ struct Run {
     text: Vec<u8>,
     places: Vec<Place>,
     store_timestamp: i64,
+    rules: Arc<Rules>,
     /// Whether one of them asks not to wait for the disk.
     #[pyo3(get)]
     waits_not: bool,
@@ -369,31 +384,76 @@ impl Run {
         Ok(entries.iter().map(|(one, start, end)| (PyBytes::new(py, one), *start, *end)).collect())
     }
 
+    /// The times that messages ask for, and their units in ms.
+    #[getter]
+    fn asked(&self) -> Vec<(i64, i64)> {
+        self.sent.iter().filter_map(|sent| sent.keys.asked).collect()
+    }
+
+    /// Have the messages that ask for a time stored in the timer's queue instead. `outs`: until when each is kept.
+    /// Raises ValueError: more or fewer of these than messages that ask, or a name holds a blank, which separates the
+    /// parts of a handle.
+    fn keep(&mut self, outs: Vec<i64>, timer_topic: &str, broker_name: &str) -> PyResult<()> {
+        let count = self.sent.iter().filter(|sent| sent.keys.asked.is_some()).count();
+        if outs.len() != count || broker_name.is_empty() || broker_name.contains(' ') {
+            return Err(PyValueError::new_err(format!("{} times for {count} messages at {broker_name:?}", outs.len())));
+        }
+        let queues = std::mem::take(&mut self.queues);
+        let mut known: HashMap<(String, i32), usize> = HashMap::new();
+        let mut outs = outs.into_iter();
+        for sent in &mut self.sent {
+            let Queue { topic, queue_id, .. } = &queues[sent.queue];
+            let mut place = (topic.as_str(), *queue_id);
+            if sent.keys.asked.is_some() {
+                let out = outs.next().ok_or_else(|| PyValueError::new_err("a time is missing"))?;
+                let (at, queue) = (out.to_string(), queue_id.to_string());
+                let more = [("TIMER_OUT_MS", at.as_str()), ("REAL_TOPIC", topic.as_str()), ("REAL_QID", queue.as_str())];
+                let start = self.text.len();
+                let stored = properties::store(&sent.sent_properties, &more, &self.rules, &mut self.text);
+                sent.keys = stored.ok_or_else(|| PyValueError::new_err("its properties were stored before"))?;
+                sent.properties = start..self.text.len();
+                let key = String::from_utf8_lossy(sent.keys.unique_key.of(&self.text));
+                sent.recall_handle = base64_url(format!("v1 {topic} {broker_name} {} {key}", out.saturating_add(1)).as_bytes());
+                place = (timer_topic, 0);
+            }
+            sent.queue = *known.entry((place.0.to_owned(), place.1)).or_insert_with_key(|(topic, queue_id)| {
+                self.queues.push(Queue { topic: topic.clone(), queue_id: *queue_id, count: 0, bytes: 0 });
+                self.queues.len() - 1
+            });
+            self.queues[sent.queue].count += 1;
+        }
+        Ok(())
+    }
+
     /// The frames of the answers, one behind the other.
     /// `pieces`: the six parts of such a header, between which come the physical offset in hexadecimal, queue id, queue
-    /// offset, unique key and opaque.
-    /// Raises ValueError: there are no records yet, or other than six pieces.
-    fn answers<'py>(&self, py: Python<'py>, pieces: Vec<Vec<u8>>) -> PyResult<Bound<'py, PyBytes>> {
+    /// offset, unique key and opaque. `timed`: seven for messages for a time; before the opaque comes the recall handle.
+    /// Raises ValueError: there are no records yet, or other numbers of pieces.
+    fn answers<'py>(&self, py: Python<'py>, pieces: Vec<Vec<u8>>, timed: Vec<Vec<u8>>) -> PyResult<Bound<'py, PyBytes>> {
         self.must_be_encoded()?;
-        let [before, id, queue, offset, key, opaque] = &pieces[..] else {
-            return Err(PyValueError::new_err(format!("{} pieces of an answer: it has six", pieces.len())));
-        };
+        if (pieces.len(), timed.len()) != (6, 7) {
+            return Err(PyValueError::new_err(format!("{} and {} pieces of an answer: it has six or seven", pieces.len(), timed.len())));
+        }
         let fixed: usize = pieces.iter().map(Vec::len).sum();
         let mut out: Vec<u8> = Vec::with_capacity((fixed + 96) * self.sent.len());
         for (sent, place) in self.sent.iter().zip(&self.places) {
             let start = out.len();
             out.extend_from_slice(&[0; START_BYTES]);
-            out.extend_from_slice(before);
-            out.extend_from_slice(format!("{:016X}", place.physical_offset).as_bytes());
-            out.extend_from_slice(id);
-            out.extend_from_slice(self.queues[sent.queue].queue_id.to_string().as_bytes());
-            out.extend_from_slice(queue);
-            out.extend_from_slice(place.queue_offset.to_string().as_bytes());
-            out.extend_from_slice(offset);
-            out.extend_from_slice(sent.keys.unique_key.of(&self.text));
-            out.extend_from_slice(key);
-            out.extend_from_slice(sent.opaque.to_string().as_bytes());
-            out.extend_from_slice(opaque);
+            let texts = [
+                format!("{:016X}", place.physical_offset),
+                sent.queue_id.to_string(),
+                place.queue_offset.to_string(),
+                self.part(sent.keys.unique_key).to_owned(),
+            ];
+            let opaque = sent.opaque.to_string();
+            let is_timed = !sent.recall_handle.is_empty();
+            let ends = if is_timed { vec![&sent.recall_handle, &opaque] } else { vec![&opaque] };
+            let parts = if is_timed { &timed } else { &pieces };
+            out.extend_from_slice(&parts[0]);
+            for (text, piece) in texts.iter().chain(ends).zip(&parts[1..]) {
+                out.extend_from_slice(text.as_bytes());
+                out.extend_from_slice(piece);
+            }
             let header_bytes = (out.len() - start - START_BYTES) as u32;
             out[start..start + 4].copy_from_slice(&(header_bytes + 4).to_be_bytes());
             out[start + 4..start + START_BYTES].copy_from_slice(&header_bytes.to_be_bytes());
@@ -476,17 +536,21 @@ impl Run {
         self.sent.iter().map(|sent| sent.opaque).collect()
     }
 
-    /// What metrics count: topic, request code, whether the messages are in order (they have a sharding key), and the
-    /// bytes of each record. Raises ValueError: there are no records yet.
+    /// What metrics count: topic, request code, `message_type`, and the bytes of each record. Raises ValueError: there are no records yet.
     #[getter]
-    fn kinds(&self) -> PyResult<Vec<(&str, u16, bool, Vec<i32>)>> {
+    fn kinds(&self) -> PyResult<Vec<(&str, u16, &str, Vec<i32>)>> {
         self.must_be_encoded()?;
-        let mut kinds: Vec<(&str, u16, bool, Vec<i32>)> = Vec::with_capacity(1);
-        let mut known: HashMap<(&str, u16, bool), usize> = HashMap::new();
+        let mut kinds: Vec<(&str, u16, &str, Vec<i32>)> = Vec::with_capacity(1);
+        let mut known: HashMap<(&str, u16, &str), usize> = HashMap::new();
         for (sent, place) in self.sent.iter().zip(&self.places) {
-            let (topic, code, is_fifo) = (self.queues[sent.queue].topic.as_str(), sent.code, sent.keys.is_fifo);
-            let kind = *known.entry((topic, code, is_fifo)).or_insert_with(|| {
-                kinds.push((topic, code, is_fifo, Vec::new()));
+            let (topic, code) = (self.queues[sent.queue].topic.as_str(), sent.code);
+            let kind = match (sent.keys.is_fifo, sent.keys.asked) {
+                (true, _) => "fifo",
+                (false, Some(_)) => "delay",
+                (false, None) => "normal",
+            };
+            let kind = *known.entry((topic, code, kind)).or_insert_with(|| {
+                kinds.push((topic, code, kind, Vec::new()));
                 kinds.len() - 1
             });
             kinds[kind].3.push(place.size);
@@ -503,6 +567,22 @@ impl Run {
 }
 
 impl Run {
+    fn of(chunk: Py<PyBytes>, start: usize, end: usize, rules: Arc<Rules>) -> Run {
+        Run {
+            chunk: Some(chunk),
+            start,
+            end,
+            sent: Vec::new(),
+            queues: Vec::new(),
+            text: Vec::new(),
+            places: Vec::new(),
+            store_timestamp: 0,
+            rules,
+            waits_not: false,
+            body_bytes_max: 0,
+        }
+    }
+
     fn chunk_of<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<&'a Bound<'py, PyBytes>> {
         let chunk = self.chunk.as_ref().ok_or_else(|| PyValueError::new_err("the bodies of these messages are forgotten"))?;
         Ok(chunk.bind(py))

@@ -57,21 +57,28 @@ pub struct Keys {
     pub tags: Span,
     /// Whether there is a sharding key: its messages are in order.
     pub is_fifo: bool,
+    /// The time that is asked for, and its unit in ms.
+    pub asked: Option<(i64, i64)>,
 }
 
 impl Keys {
     /// The same of a string that lies further back.
     pub fn moved(self, by: usize) -> Keys {
         let (unique_key, keys, tags) = (self.unique_key.moved(by), self.keys.moved(by), self.tags.moved(by));
-        Keys { unique_key, keys, tags, is_fifo: self.is_fifo }
+        Keys { unique_key, keys, tags, ..self }
     }
 }
 
 /// The broker's own properties and the names that make a send a special one.
+/// `timed`: names of those that ask for a time, the one that counts first, and their units in ms.
+#[derive(Default)]
 pub struct Rules {
     pub stamps: Vec<(String, String)>,
     pub not_plain: Vec<String>,
+    pub timed: Vec<(String, i64)>,
 }
+
+const DIGITS_MAX: usize = 17;
 
 /// Where UNIQ_KEY, KEYS and TAGS lie in a property string that is stored as it came, as a batch's members are.
 /// None where the plain way has to decide: an entry without name or value, or one of them twice.
@@ -108,8 +115,9 @@ pub fn find(stored: &str) -> Option<Keys> {
 }
 
 /// Append the stored form of a property string to `out`. None, with `out` as it was, where the plain way has to decide:
-/// a name twice, an entry without name or value, a name that asks for more than storing.
-pub fn store(sent: &str, rules: &Rules, out: &mut Vec<u8>) -> Option<Keys> {
+/// a name twice, an entry without name or value, a name that asks for more than storing, a time that is none.
+/// `more`: properties that are stored with it, before the broker's own.
+pub fn store(sent: &str, more: &[(&str, &str)], rules: &Rules, out: &mut Vec<u8>) -> Option<Keys> {
     if sent.len() > STORED_BYTES_MAX {
         return None;
     }
@@ -128,14 +136,26 @@ pub fn store(sent: &str, rules: &Rules, out: &mut Vec<u8>) -> Option<Keys> {
         }
         entries.push((bucket(name), name, value));
     }
-    for (name, value) in &rules.stamps {
+    let mut asked: Option<(usize, i64)> = None;
+    for (_, name, value) in &entries {
+        if let Some(at) = rules.timed.iter().position(|(one, _)| one == name) {
+            let is_time = value.len() <= DIGITS_MAX && value.bytes().all(|digit| digit.is_ascii_digit());
+            let time = value.parse().ok().filter(|_| is_time)?;
+            if asked.is_none_or(|(first, _)| at < first) {
+                asked = Some((at, time));
+            }
+        }
+    }
+    let own = rules.stamps.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    for (name, value) in more.iter().copied().chain(own) {
         entries.push((bucket(name), name, value));
     }
     if entries.len() > ENTRIES_MAX {
         return None;
     }
     entries.sort_by_key(|entry| entry.0);
-    let mut keys = Keys::default();
+    let asked = asked.map(|(at, time)| (time, rules.timed[at].1));
+    let mut keys = Keys { asked, ..Keys::default() };
     for (_, name, value) in entries {
         out.extend_from_slice(name.as_bytes());
         out.push(1);
@@ -166,10 +186,10 @@ mod tests {
 
     #[test]
     fn odd_strings_are_left() {
-        let rules = Rules { stamps: vec![], not_plain: vec!["DELAY".into()] };
+        let rules = Rules { stamps: vec![], not_plain: vec!["DELAY".into()], timed: vec![] };
         for odd in ["", "a", "\u{1}b\u{2}", "a\u{1}\u{2}", "a\u{1}b\u{2}a\u{1}c\u{2}", "DELAY\u{1}3\u{2}", "a\u{1}b\u{2}\u{2}"] {
             let mut out = vec![];
-            assert!(store(odd, &rules, &mut out).is_none(), "{odd:?}");
+            assert!(store(odd, &[], &rules, &mut out).is_none(), "{odd:?}");
             assert!(out.is_empty());
         }
     }

@@ -24,11 +24,9 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.protocol.schemas.brokers import HaConnectionInfo, HaRuntimeInfo
 from rmqkit.protocol.schemas.pull import PullFlag
-from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Request
-from rmqkit.protocol.templates import SendShape
 from rmqkit.remoting.server import ListenFailed
 from rmqkit.standalone import Standalone
-from rmqkit.store.message_store import DispatchRequest, InnerMessage, PutResult, PutStatus
+from rmqkit.store.message_store import InnerMessage, PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import Cluster
 
@@ -197,22 +195,22 @@ def test_the_kind_of_a_message_is_in_its_properties(properties, kind):
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from((1023, 1024, 1025, 5000, 3 << 20))), min_size=1))
 def test_a_run_counts_as_its_messages_do_one_by_one(sent):
-    v1 = SendMessageRequest("p", "T", "TBW102", 4, 0, 0, 0, 0, "", 0)
-    v2 = SendMessageV2Request("p", "T", "TBW102", 4, 0, 0, 0, 0, "", 0)
-    shapes = [SendShape(h, None, None, p, None) for h, p in ((v1, PLAIN), (v2, PLAIN), (v2, ORDERED))]
+    kinds = [(RequestCode.SEND_MESSAGE, "normal"), (RequestCode.SEND_MESSAGE_V2, "normal")]
+    kinds.append((RequestCode.SEND_MESSAGE_V2, "fifo"))
     together, alone = Counts(SYSTEM_CLOCK), Counts(SYSTEM_CLOCK)
-    run, stored, at = [], [], 0
+    run, at = {}, 0
     for place, size in sent:
-        message = InnerMessage("T", 0, b"", shapes[place].properties % ((b"k",) * (place // 2 + 1)), 0, 0, 0, b"", b"")
-        run.append(shapes[place])
-        stored.append(DispatchRequest("T", 0, len(stored), 0, 0, at, size, 0, message.properties))
-        alone.put(message, PutResult(PutStatus.OK, at, at + size))
+        properties = (ORDERED % (b"k", b"k")) if kinds[place][1] == "fifo" else PLAIN % b"k"
+        alone.put(InnerMessage("T", 0, b"", properties, 0, 0, 0, b"", b""), PutResult(PutStatus.OK, at, at + size))
+        run.setdefault(kinds[place], []).append(size)
         at += size
-    together.run(run, stored, 1.0)
+    together.sends([("T", *kind, sizes) for kind, sizes in run.items()], 1.0)
     assert seen(together) == seen(alone)
-    together.answered_late(together.requests_of(run), ResponseCode.FLUSH_DISK_TIMEOUT, 1.0)
     v1_count = sum(place == 0 for place, _ in sent)
     wanted = {RequestCode.SEND_MESSAGE: v1_count, RequestCode.SEND_MESSAGE_V2: len(sent) - v1_count}
+    together.answered_late(
+        {code: count for code, count in wanted.items() if count}, ResponseCode.FLUSH_DISK_TIMEOUT, 1.0
+    )
     assert {key[:2]: sum(found.counts) for key, found in together.meter.latency.items()} == {
         (code, response): count
         for code, count in wanted.items()

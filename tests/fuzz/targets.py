@@ -54,8 +54,7 @@ def frame(data: bytes) -> None:
     except FrameError:
         return
     assert cut.feed(data[:at]) + cut.feed(data[at:]) == frames
-    if not FAULT:
-        check_stream(data)
+    check_stream(data)
     assert whole.buffered_bytes + sum(8 + len(one.header) + len(one.body) for one in frames) == len(data)
 
 
@@ -70,8 +69,8 @@ def binary_header(data: bytes) -> None:
 
 
 def _core_reads(kind: int, header: bytes) -> None:
-    """What the compiled core takes for a plain send the decoders read in the same way."""
-    if not FAULT and len(header) <= _HEADER_BYTES_MAX:
+    """What is taken for a plain send the decoders read in the same way."""
+    if len(header) <= _HEADER_BYTES_MAX:
         check_stream(frame_start(kind, len(header), 1) + header + b"x")
 
 

@@ -3,6 +3,7 @@ and for the fuzzer."""
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from rmqkit.errors import FrameError, HeaderError
@@ -16,21 +17,27 @@ from rmqkit.protocol.command import (
     decode_header,
     each_frame,
 )
-from rmqkit.protocol.core import core_fault, members, sends_reader
+from rmqkit.protocol.core import compiled_reader, core_fault, members
 from rmqkit.protocol.names import RETRY_PREFIX
 from rmqkit.protocol.properties import decode_properties, encode_in_stored_order, find_keys
 from rmqkit.protocol.record import INNER_BATCH, TRANSACTION_MASK, batch_bounds
 from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Request
+from rmqkit.protocol.sends import PlainSendsReader
+from rmqkit.protocol.templates import answer_pieces
+from rmqkit.store.index.file import key_hashes
 
 STAMPS = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "CLUSTER": "DefaultCluster"}
-NOT_PLAIN = ["DELAY", "INNER_NUM", "TRAN_MSG", "POP_CK", "TIMER_DELAY_SEC"]
+NOT_PLAIN = ["DELAY", "INNER_NUM", "TRAN_MSG", "POP_CK", "REAL_TOPIC"]
+TIMED = {"TIMER_DELAY_SEC": 1000, "TIMER_DELAY_MS": 1, "TIMER_DELIVER_MS": 0}
 HEADERS = {RequestCode.SEND_MESSAGE: SendMessageRequest, RequestCode.SEND_MESSAGE_V2: SendMessageV2Request}
 FAULT = core_fault({})
 """Why there is no core to compare with, or an empty text."""
 
-CORE: Any = sends_reader(
-    {}, STAMPS, NOT_PLAIN, frame_bytes_max=FRAME_BYTES_MAX, header_bytes_max=REQUEST_HEADER_BYTES_MAX
-)
+_RULES = (STAMPS, NOT_PLAIN, TIMED, FRAME_BYTES_MAX, REQUEST_HEADER_BYTES_MAX)
+CORE: Any = None if FAULT else compiled_reader(*_RULES)
+TWIN = PlainSendsReader(*_RULES)
+HOST, BORN = bytes.fromhex("7f000001 00002a9f"), bytes.fromhex("0a000001 0000c350")
+PIECES = answer_pieces(HOST, {"MSG_REGION": "100%b", "TRACE_ON": "true"})
 
 
 def plain(frame: Frame) -> tuple[Any, ...] | None:
@@ -55,6 +62,31 @@ def plain(frame: Frame) -> tuple[Any, ...] | None:
     )
 
 
+def twin_takes(data: bytes) -> int:
+    """Compare what the twin in plain Python takes with what the decoders say of each frame; returns how many."""
+    sends: Any = TWIN.read(data, 0)
+    if sends is None:
+        return 0
+    frames = FrameSplitter(header_bytes_max=REQUEST_HEADER_BYTES_MAX).feed(data[: sends.end])
+    found = [
+        (
+            one.place,
+            one.code,
+            one.opaque,
+            one.flag,
+            one.sys_flag,
+            one.born_timestamp,
+            one.reconsume_times,
+            one.body,
+            one.properties,
+            *one.keys,
+        )
+        for one in sends.sent
+    ]
+    assert found == [plain(frame) for frame in frames]
+    return len(found)
+
+
 def taken(run: Any, at: int) -> tuple[Any, ...]:
     """The same as the core says it."""
     queue, *numbers, parts = run.message(at)
@@ -67,15 +99,53 @@ def check(data: bytes) -> int:
     if run is None:
         return 0
     assert run.end <= len(data)
+    twin = TWIN.read(data[: run.end], 0)
+    assert twin is not None
     frames = FrameSplitter(header_bytes_max=REQUEST_HEADER_BYTES_MAX).feed(data[: run.end])
     assert [taken(run, at) for at in range(len(run))] == [plain(frame) for frame in frames]
+    compare(run, twin)
     return len(run)
 
 
+def compare(run: Any, twin: Any, born: bytes = BORN, host: bytes = HOST, physical_offset: int = 1 << 40) -> bytes:
+    """Take both through all that a broker does with plain sends; returns the records."""
+    assert (len(run), run.end) == (len(twin), twin.end)
+    assert facts(run) == facts(twin)
+    if run.asked:
+        for sends in (run, twin):
+            sends.keep([1_700_000_000_000 + at for at in range(len(run.asked))], "rmq_sys_wheel_timer", "broker-a")
+        assert facts(run) == facts(twin)
+    numbers = [100 * at for at in range(len(run.queues))]
+    records = [sends.encode(numbers, physical_offset, born, 1_234, host) for sends in (run, twin)]
+    assert records[0] == records[1]
+    for with_tags in (False, True):
+        wanted = [(*row[:10], None, hashes(row[0], row[10], with_tags)) for row in twin.requests(with_tags)]
+        assert run.requests(with_tags) == wanted
+    for sends in (run, twin):
+        sends.forget_bodies()
+    assert facts(run) == facts(twin)
+    assert (run.kinds, run.physical_offsets) == (twin.kinds, twin.physical_offsets)
+    assert run.queue_entries() == twin.queue_entries()
+    assert run.answers(*PIECES) == twin.answers(*PIECES)
+    assert run.ids(host) == twin.ids(host)
+    return records[0]
+
+
+def facts(sends: Any) -> tuple[Any, ...]:
+    """What is known of plain sends before they are stored, and after."""
+    return sends.queues, sends.waits_not, sends.body_bytes_max, sends.opaques, sends.asked
+
+
+def hashes(topic: str, keys: Any, with_tags: bool) -> bytes:
+    """The hashes of keys as the core packs them."""
+    found = key_hashes(topic, keys, with_tags=with_tags)
+    return struct.pack(f"={len(found)}i", *found)
+
+
 def check_stream(data: bytes) -> None:
-    """Compare the frames, and the error, of the splitter with the core and without; then every run of sends."""
+    """Compare the frames, and the error, of the splitter with the core, the twin and neither; then every run."""
     outcomes: list[Any] = []
-    for core in (None, CORE):
+    for core in (None, TWIN, *([] if FAULT else [CORE])):
         splitter = FrameSplitter(header_bytes_max=REQUEST_HEADER_BYTES_MAX, sends=core)
         try:
             units = splitter.feed(data)
@@ -84,9 +154,9 @@ def check_stream(data: bytes) -> None:
             continue
         outcomes.append((each_frame(units), splitter.buffered_bytes))
         for unit in units:
-            if core is not None and not isinstance(unit, Frame):
-                check(unit.chunk[unit.start : unit.end])
-    assert outcomes[0] == outcomes[1]
+            if not isinstance(unit, Frame):
+                (twin_takes if core is TWIN else check)(unit.chunk[unit.start : unit.end])
+    assert all(outcome == outcomes[0] for outcome in outcomes)
 
 
 def check_members(body: bytes) -> int:

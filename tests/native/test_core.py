@@ -3,6 +3,7 @@ to them whatever it does not know."""
 
 from __future__ import annotations
 
+import re
 import struct
 import time
 from itertools import pairwise
@@ -12,7 +13,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rmqkit.broker.counts import kind_of
 from rmqkit.errors import FrameError
 from rmqkit.protocol.command import (
     FRAME_BYTES_MAX,
@@ -28,56 +28,36 @@ from rmqkit.protocol.command import (
 from rmqkit.protocol.properties import (
     decode_properties,
     encode_in_stored_order,
-    encoded_tags_code,
     find_keys,
 )
 from rmqkit.protocol.record import (
     BatchEntry,
     decode_record,
     encode_batch,
-    encode_record,
     encode_records,
 )
-from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Request
-from rmqkit.protocol.templates import SendAnswers
+from rmqkit.protocol.schemas.send import SendMessageRequest
 from rmqkit.store.dispatcher import DispatchRequest, request_of
-from rmqkit.store.index.file import key_hashes
-from tests.native.equal import CORE, NOT_PLAIN, STAMPS, check, check_members, check_stream, plain, taken
+from tests.native.equal import (
+    BORN,
+    CORE,
+    HOST,
+    NOT_PLAIN,
+    STAMPS,
+    TIMED,
+    TWIN,
+    check,
+    check_members,
+    check_stream,
+    compare,
+    hashes,
+    plain,
+)
+from tests.native.sends import changes, odd_strings, plain_strings, send, string, strings, timed_strings
 
 native = pytest.importorskip("rmqkit_native", reason="there is no compiled core: make env builds it where cargo is")
 
-HOST, BORN = bytes.fromhex("7f000001 00002a9f"), bytes.fromhex("0a000001 0000c350")
 HOST_V6 = bytes(15) + b"\x01" + bytes.fromhex("00002a9f")
-
-
-def send(
-    fields: dict[str, str] | None = None, *, code: int = 310, body: bytes = b"hello", kind: int = JSON, opaque: int = 7
-) -> bytes:
-    header = SendMessageV2Request(
-        "p", "Orders", "TBW102", 4, 1, 0, 1_700_000_000_000, 0, "UNIQ_KEY\x01A1\x02", 0, False
-    )
-    command = request(code, header, body)
-    assert isinstance(command.fields, dict), "it was just made"
-    command.fields |= fields or {}
-    command.opaque = opaque
-    return b"".join(bytes(piece) for piece in encode_command(command, kind))
-
-
-def string(pairs: list[tuple[str, str]]) -> str:
-    return "".join(f"{name}\x01{value}\x02" for name, value in [*pairs, ("UNIQ_KEY", "7F00AB")])
-
-
-PLAIN_NAMES = ["KEYS", "TAGS", "WAIT", "a", "größe", "\U0001f600", "x" * 40, "INSTANCE_ID", "Aa", "BB", "1", "2", "3"]
-names = st.sampled_from([*PLAIN_NAMES, *NOT_PLAIN, *STAMPS, ""])
-values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), max_size=12)
-plain_values = values.filter(bool)
-plain_strings = st.dictionaries(st.sampled_from(PLAIN_NAMES), plain_values, max_size=8).map(
-    lambda pairs: string(list(pairs.items()))
-)
-odd_strings = st.lists(st.tuples(names, values), max_size=14).map(string)
-strings = plain_strings | odd_strings
-odd = st.sampled_from(["", "0", "00", "-1", "+1", " 1", "1.0", "true", "false", "99999999999", "9" * 25, "x", "\x00"])
-changes = st.dictionaries(st.sampled_from("abcdefghijklmnopX"), odd | values, max_size=3)
 
 
 @given(strings, changes, st.binary(max_size=40), st.sampled_from([JSON, ROCKETMQ]), st.sampled_from([10, 310, 320, 11]))
@@ -96,6 +76,7 @@ def test_it_leaves_what_is_not(text, kind):
     pairs = [piece.split("\x01") for piece in text.split("\x02")[:-1]]
     is_plain = all(name and value for name, value in pairs) and len(dict(pairs)) == len(pairs)
     is_plain = is_plain and dict(pairs).keys().isdisjoint([*NOT_PLAIN, *STAMPS])
+    is_plain = is_plain and all(re.fullmatch("[0-9]{1,17}", value) for name, value in pairs if name in TIMED)
     assert check(send({"i": text}, kind=kind)) == is_plain
 
 
@@ -155,7 +136,7 @@ def test_limits_of_frames():
         (len(data) - 1, header_bytes + 1, 0),
         (len(data), header_bytes, 0),
     ]:
-        run = native.Core(list(STAMPS.items()), NOT_PLAIN, frame_max, header_max).read(data)
+        run = native.Core(list(STAMPS.items()), NOT_PLAIN, list(TIMED.items()), frame_max, header_max).read(data)
         assert (0 if run is None else len(run)) == count
 
 
@@ -216,85 +197,47 @@ def test_headers_of_clients_and_odd_ones(header, topic):
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 3), plain_strings, st.binary(min_size=1, max_size=600)), min_size=1, max_size=8),
+    st.lists(
+        st.tuples(st.integers(0, 3), plain_strings | timed_strings, st.binary(min_size=1, max_size=600), st.booleans()),
+        min_size=1,
+        max_size=8,
+    ),
     st.sampled_from([(BORN, HOST), (HOST_V6, HOST), (BORN, HOST_V6)]),
     st.integers(0, 1 << 50),
 )
 def test_records_entries_and_answers_are_equal(sends, hosts, physical_offset):
     data = b"".join(
-        send({"i": text, "e": str(queue)}, body=body, opaque=at) for at, (queue, text, body) in enumerate(sends)
+        long_send({"properties": text, "queueId": str(queue)}, body, at)
+        if is_long
+        else send({"i": text, "e": str(queue)}, body=body, opaque=at)
+        for at, (queue, text, body, is_long) in enumerate(sends)
     )
     run = CORE.read(data)
     assume(run is not None and len(run) == len(sends))  # else one has more than 511 bytes of properties
-    born, host = hosts
-    numbers = {queue[:2]: 100 * at for at, queue in enumerate(run.queues)}
-    records = run.encode([numbers[queue[:2]] for queue in run.queues], physical_offset, born, 1_234, host)
-    entries = dict.fromkeys(numbers, b"")
-    at, wanted, answers = physical_offset, b"", []
-    for place in range(len(run)):
-        queue, _, opaque, flag, sys_flag, born_ms, tries, body, properties, unique_key, _, tags = taken(run, place)
-        record = encode_record(
-            topic=queue[0].encode(), queue_id=queue[1], flag=flag, queue_offset=numbers[queue], physical_offset=at,
-            sys_flag=sys_flag, born_timestamp=born_ms, born_host=born, store_timestamp=1_234, store_host=host,
-            reconsume_times=tries, prepared_transaction_offset=0, body=body, properties=properties,
-        )  # fmt: skip
-        entries[queue] += struct.pack(">qiq", at, len(record), encoded_tags_code(tags))
-        answers.append((at, b"%d" % queue[1], numbers[queue], unique_key, b"%d" % opaque))
-        assert run.places[place] == (numbers[queue], at, len(record))
-        wanted += record
-        at += len(record)
-        numbers[queue] += 1
-    assert records == wanted
-    found = run.queue_entries()
-    assert [one[0] for one in found] == [entries[queue[:2]] for queue in run.queues]
-    spans = [
-        [place for at, place in enumerate(run.places) if run.message(at)[0] == queue] for queue in range(len(found))
-    ]
-    assert [one[1:] for one in found] == [(places[0][1], places[-1][1] + places[-1][2]) for places in spans]
-    told = {name: STAMPS[name] for name in ("MSG_REGION", "TRACE_ON")}
-    answers_of = SendAnswers(host, told)
-    assert run.answers(answers_of.pieces) == answers_of.frames(answers)
-    assert run.opaques == list(range(len(sends)))
-    assert sum(queue[3] for queue in run.queues) == len(records)
-    assert sorted(size for *_, sizes in run.kinds for size in sizes) == sorted(place[2] for place in run.places)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 2), plain_strings, st.sampled_from([10, 310])), min_size=1, max_size=6),
-    st.booleans(),
-)
-def test_what_is_dispatched_is_what_a_decoded_record_says(sends, with_tags):
-    fields = SendMessageRequest.__struct_encode_fields__
-    data = b""
-    for queue, text, code in sends:
-        letters = {"i": text + "__SHARDINGKEY\x01k\x02" * (queue == 2), "e": str(queue)}
-        data += (
-            send(letters, code=310)
-            if code == 310
-            else long_send({fields["abcdefghijklmn".index(k)]: v for k, v in letters.items()})
-        )
-    run = CORE.read(data)
-    assume(run is not None and len(run) == len(sends))
-    records = run.encode([7] * len(run.queues), 4096, BORN, 1_234, HOST)
-    at, kinds = 0, {}
-    for place, fields in enumerate(run.requests(with_tags)):
+    twin = TWIN.read(data, 0)
+    records = compare(run, twin, *hosts, physical_offset)
+    # Both may err in the same way: what is dispatched is what the decoded records say.
+    at = 0
+    for fields in twin.requests(True):
         record = decode_record(records, at)
-        assert DispatchRequest(*fields) == msgspec.structs.replace(
-            request_of(record, ()), hashes=hashes_of(record, with_tags)
-        )
-        key = record.topic, sends[place][2], kind_of(record.properties) == "fifo"
-        kinds.setdefault(key, []).append(record.size)
+        found = msgspec.structs.replace(DispatchRequest(*fields), keys=None, sys_flag=record.sys_flag)
+        assert found == request_of(record, ())
         at += record.size
-    assert {(topic, code, is_fifo): sizes for topic, code, is_fifo, sizes in run.kinds} == kinds
-    run.forget_bodies()
+    assert (at, run.opaques) == (len(records), list(range(len(sends))))
     with pytest.raises(ValueError, match="forgotten"):
         run.chunk  # noqa: B018
-    assert len(run.requests(True)) == len(sends)
+
+
+def long_send(fields, body, opaque):
+    header = SendMessageRequest("p", "Orders", "TBW102", 4, 1, 0, 1_700_000_000_000, 0, "", 0, False)
+    command = request(10, header, body)
+    command.fields |= fields
+    command.opaque = opaque
+    return b"".join(bytes(piece) for piece in encode_command(command, JSON))
 
 
 def hashes_of(record, with_tags):
-    hashes = key_hashes(record.topic, find_keys(record.properties), with_tags=with_tags)
-    return struct.pack(f"={len(hashes)}i", *hashes)
+    return hashes(record.topic, find_keys(record.properties), with_tags)
 
 
 entries = st.tuples(
@@ -353,13 +296,6 @@ def test_members_at_the_bounds():
     assert of(b"", "T" * 127) is not None
     assert of(b"", "T" * 128) is None
     assert native.members(b"", "Orders", 0, 0, 0, 0) is None
-
-
-def long_send(fields):
-    header = SendMessageRequest("p", "Orders", "TBW102", 4, 1, 0, 1_700_000_000_000, 0, "", 0, False)
-    command = request(10, header, b"hello")
-    command.fields |= fields
-    return b"".join(bytes(piece) for piece in encode_command(command, JSON))
 
 
 def test_calls_that_cannot_be_are_refused():

@@ -10,7 +10,8 @@ from rmqkit.protocol.command import Command, encode_command, header_fields, repl
 from rmqkit.protocol.ids import offset_id
 from rmqkit.protocol.record import pack_host
 from rmqkit.protocol.schemas.send import SendMessageResponse
-from rmqkit.protocol.templates import SendAnswers
+from rmqkit.protocol.sends import PlainSends, _Sent
+from rmqkit.protocol.templates import answer_pieces
 
 HOST = pack_host("192.0.2.1", 10911)
 
@@ -38,8 +39,14 @@ def test_answers_are_those_the_plain_encoder_writes(answers, host, region, code)
         header = SendMessageResponse(offset_id(host, physical_offset), queue_id, queue_offset, unique_key)
         fields = header_fields(header) | told | ({"recallHandle": handle} if handle else {})
         plain += b"".join(encode_command(reply(Command(310, opaque), code, fields=fields)))
-    stored = [
-        (at, b"%d" % queue, number, key.encode(), *([handle.encode()] if handle else []), b"%d" % opaque)
-        for at, queue, number, key, opaque, handle in answers
-    ]
-    assert SendAnswers(host, told, code).frames(stored) == plain
+    sends = PlainSends(None, b"", 0)
+    for _, queue_id, _, unique_key, opaque, handle in answers:
+        keys = (unique_key.encode(), b"", b"")
+        sends.add(_Sent(("T", 0), queue_id, 310, opaque, 0, 0, 0, 0, b"x", b"", keys, None, "", handle), 0)
+    written = b""
+    pieces = answer_pieces(host, told, code)
+    for one, (physical_offset, _, queue_offset, *_) in zip(sends.sent, answers, strict=True):
+        sends.sent, sends._sizes = [one], [1]
+        sends._physical_offset, sends._numbers = physical_offset, [queue_offset]
+        written += sends.answers(*pieces)
+    assert written == plain

@@ -22,8 +22,6 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record, batch_bounds
-from rmqkit.protocol.schemas.send import SendMessageRequest
-from rmqkit.protocol.templates import SendShape
 from rmqkit.remoting.exporter import Meter, MeteredConnection
 from rmqkit.store.message_store import DispatchRequest, InnerMessage, PutResult, PutStatus
 
@@ -34,7 +32,7 @@ NOT_COUNTED = (names.RETRY_PREFIX, names.DLQ_PREFIX)
 
 _Key = tuple[str, ...]
 _SCHEDULE = (names.SCHEDULE_TOPIC, "SCHEDULE_CONSUMER")
-_SHAPES_MAX = 1024
+_KINDS_MAX = 1024
 _NOTED_MAX = 256
 _PUTS_MAX = 128
 _DELAYS = ("DELAY", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "__STARTDELIVERTIME")
@@ -98,7 +96,6 @@ class Counts:
 
     Attributes:
         connection: makes connections whose answers are timed.
-        by_shape: what is noted of each shape; `Noted.fold` is due when those are ``noted_max`` messages.
         came: by topic and kind.
         totals, times: by metric and label values; those of a topic and a group lack ``is_system``.
     """
@@ -107,7 +104,6 @@ class Counts:
         self._clock = clock
         self._monotonic_ms = clock.monotonic_ms
         self._puts: list[tuple[str, bytes, int, int]] = []
-        self.by_shape: dict[SendShape, Noted] = {}
         self._by_kind: dict[tuple[str, int, str], Noted] = {}
         self.meter = Meter(
             also={
@@ -120,28 +116,16 @@ class Counts:
         self.dispatch_ms = histogram("rmqkit_dispatch_latency")
         self.lag_ms = histogram("rmqkit_event_loop_lag")
         self.came: dict[tuple[str, str], _Came] = defaultdict(_Came)
-        self.noted_max = _NOTED_MAX
         self.totals: dict[str, Counter[_Key]] = defaultdict(Counter)
         self.times: dict[str, dict[_Key, Histogram]] = defaultdict(dict)
 
     # ---- messages that come
 
-    def run(self, shapes: Iterable[SendShape], stored: list[DispatchRequest], ms: float | None) -> None:
-        """Count plain sends of any ``shapes`` that were stored with one write, and the ms until they were answered, if
-        they are. What comes all day, runs of one shape, is noted in `by_shape` without a call."""
-        for shape, one in zip(shapes, stored, strict=True):
-            noted = self.by_shape.get(shape) or self._of(shape)
-            # Folded before it is noted: nobody folds while a shape rests, and its memory is bounded all the same.
-            if len(noted.sizes) >= _NOTED_MAX:
-                noted.fold()
-            noted.sizes.append(one.size)
-            if ms is not None:
-                noted.alone_ms.append(ms)
-
-    def sends(self, kinds: Iterable[tuple[str, int, bool, list[int]]], ms: float | None) -> None:
-        """`run` for plain sends that the core read, by topic, request code, whether they are in order, and sizes."""
-        for topic, code, is_fifo, sizes in kinds:
-            noted = self._kind(topic, code, "fifo" if is_fifo else "normal")
+    def sends(self, kinds: Iterable[tuple[str, int, str, list[int]]], ms: float | None) -> None:
+        """Count plain sends that were stored with one write, by topic, request code, kind, and the bytes of each; and
+        the ms until they were answered, if they are."""
+        for topic, code, kind, sizes in kinds:
+            noted = self._kind(topic, code, kind)
             noted.sizes += sizes
             if ms is None:
                 pass
@@ -152,11 +136,6 @@ class Counts:
                 noted.counts.append(len(sizes))
             if len(noted.sizes) >= _NOTED_MAX:
                 noted.fold()
-
-    @staticmethod
-    def requests_of(shapes: Iterable[SendShape]) -> Counter[int]:
-        """How many plain sends there are of each request code."""
-        return Counter(map(_code_of, shapes))
 
     def answered_late(self, requests: Mapping[int, int], response_code: int, since_ms: float) -> None:
         """Count the answers to plain sends that waited; ``requests``: how many of each request code."""
@@ -199,28 +178,18 @@ class Counts:
         if len(self._puts) >= _PUTS_MAX:
             self.fold()
 
-    def _of(self, shape: SendShape) -> Noted:
-        found = self.by_shape.get(shape)
-        if found is None:
-            if len(self.by_shape) >= _SHAPES_MAX:
-                self._drop_shapes()
-            topic = shape.header.topic if shape.asks is None else names.TIMER_TOPIC
-            found = self.by_shape[shape] = self._kind(topic, _code_of(shape), kind_of(shape.properties))
-        return found
-
     def _kind(self, topic: str, code: int, kind: str) -> Noted:
         found = self._by_kind.get((topic, code, kind))
         if found is None:
-            if len(self._by_kind) >= _SHAPES_MAX:
-                self._drop_shapes()
+            if len(self._by_kind) >= _KINDS_MAX:
+                self._drop_kinds()
             came = _Came() if topic.startswith(NOT_COUNTED) else self.came[topic, kind]
             latency = self.meter.latency[code, ResponseCode.SUCCESS, False, "success"]
             found = self._by_kind[topic, code, kind] = Noted(came, latency)
         return found
 
-    def _drop_shapes(self) -> None:
+    def _drop_kinds(self) -> None:
         self.fold()
-        self.by_shape.clear()
         self._by_kind.clear()
 
     # ---- what becomes of them
@@ -255,7 +224,7 @@ class Counts:
         for table in tables:
             for key in [key for key in table if is_gone(key[0])]:
                 del table[key]
-                self._drop_shapes()
+                self._drop_kinds()
 
     # ---- inside
 
@@ -273,10 +242,6 @@ class Counts:
 
 def _real_topic(properties: bytes) -> str:
     return (find_property(properties, b"REAL_TOPIC") or b"").decode("utf-8", "replace")
-
-
-def _code_of(shape: SendShape) -> RequestCode:
-    return RequestCode.SEND_MESSAGE if type(shape.header) is SendMessageRequest else RequestCode.SEND_MESSAGE_V2
 
 
 def kind_of(properties: bytes) -> str:

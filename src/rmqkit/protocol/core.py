@@ -1,14 +1,15 @@
 """The compiled core (``native/``, `rmqkit_native`): what a broker computes for plain sends, all of one read at once.
 
 The core takes frames that ask for nothing but storing, one behind the other, out of the bytes of a connection, and
-makes their records, queue entries and answers without an object for each. What it does not know it leaves to the
-decoders of `rmqkit.protocol.command` and `rmqkit.protocol.templates`, which say the same of every frame that it takes.
+makes their records, queue entries and answers without an object for each. Its twin in plain Python is
+`rmqkit.protocol.sends`, which says the same of every frame that the core takes.
 What could be refused, and what touches a file, a clock or a table, is not its business.
 Source: remoting.md §1.2, §1.3, §4.3.1, §7.3; store.md §3.4, §4.1, §7.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 from mmap import mmap
 from typing import Any, Protocol
@@ -23,10 +24,10 @@ __all__ = [
     "CoreFault",
     "Sends",
     "SendsReader",
+    "compiled_reader",
     "core_fault",
     "index_entries",
     "members",
-    "sends_reader",
     "set_slots",
 ]
 
@@ -47,18 +48,30 @@ class Sends(Protocol):
         body_bytes_max: of the longest body.
         opaques: of the requests, in their order.
         physical_offsets: of the records.
-        kinds: topic, request code, whether there is a sharding key, and the bytes of each record.
+        kinds: topic, request code, ``message_type``, and the bytes of each record.
+        asked: the times that some of them ask for, and their units in ms.
     """
 
-    chunk: bytes
-    start: int
-    end: int
-    queues: list[tuple[str, int, int, int]]
-    waits_not: bool
-    body_bytes_max: int
-    opaques: list[int]
-    physical_offsets: list[int]
-    kinds: list[tuple[str, int, bool, list[int]]]
+    @property
+    def chunk(self) -> bytes: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def queues(self) -> list[tuple[str, int, int, int]]: ...
+    @property
+    def waits_not(self) -> bool: ...
+    @property
+    def body_bytes_max(self) -> int: ...
+    @property
+    def opaques(self) -> list[int]: ...
+    @property
+    def physical_offsets(self) -> list[int]: ...
+    @property
+    def kinds(self) -> list[tuple[str, int, str, list[int]]]: ...
+    @property
+    def asked(self) -> list[tuple[int, int]]: ...
 
     def __len__(self) -> int: ...
 
@@ -74,8 +87,12 @@ class Sends(Protocol):
     def queue_entries(self) -> list[tuple[bytes, int, int]]:
         """For each of ``queues``: its entries, and the physical offsets between which their records lie."""
 
-    def answers(self, pieces: list[bytes]) -> bytes:
-        """The frames of the answers, one behind the other; ``pieces`` are `SendAnswers.pieces`."""
+    def keep(self, outs: list[int], timer_topic: str, broker_name: str) -> None:
+        """Have those that ask for a time stored in the timer's queue instead. ``outs``: until when each is kept.
+        Raises ValueError: the broker's name holds a blank, which separates the parts of a handle."""
+
+    def answers(self, pieces: list[bytes], timed: list[bytes]) -> bytes:
+        """The frames of the answers, one behind the other: `answer_pieces`, with a recall handle in ``timed``."""
 
     def ids(self, store_host: bytes) -> str:
         """The ids of the messages, joined by commas: `rmqkit.protocol.ids.offset_ids`."""
@@ -87,7 +104,7 @@ class Sends(Protocol):
 class SendsReader(Protocol):
     """Takes plain sends out of bytes."""
 
-    def read(self, chunk: bytes, start: int) -> Sends | None:
+    def read(self, chunk: bytes, start: int, count_max: int = sys.maxsize, /) -> Sends | None:
         """Those that begin at a place, as many as follow one another; None when the first frame there is none."""
 
 
@@ -102,19 +119,16 @@ def core_fault(environment: Mapping[str, str]) -> str:
     return ""
 
 
-def sends_reader(
-    environment: Mapping[str, str],
+def compiled_reader(
     stamps: Mapping[str, str],
     not_plain: Collection[str],
-    *,
+    timed: Mapping[str, int],
     frame_bytes_max: int,
     header_bytes_max: int,
-) -> SendsReader | None:
-    """What reads plain sends; None where there is no compiled core.
-    ``stamps``: the properties that every message gets. ``not_plain``: names of those that ask for more than storing."""
-    if core_fault(environment):
-        return None
-    reader: SendsReader = _native.Core(list(stamps.items()), list(not_plain), frame_bytes_max, header_bytes_max)
+) -> SendsReader:
+    """The core's `rmqkit.protocol.sends.sends_reader`."""
+    names = list(timed.items())
+    reader: SendsReader = _native.Core(list(stamps.items()), list(not_plain), names, frame_bytes_max, header_bytes_max)
     return reader
 
 

@@ -12,10 +12,10 @@ are the same for a send that goes alone (`SendHandlers`), which is tested to do 
 ==============================  =======================================  ==========================================
 from                            by                                       to
 ==============================  =======================================  ==========================================
-a frame                         `SendRun.read` · `SendHandlers.send`     `InnerMessage`, None for every request that
-                                                                         is no plain send
-`InnerMessage`                  ``put_run`` · ``put`` of the store       record bytes, queue entry, index keys
-`DispatchRequest` · `PutResult`  `SendAnswers.frames` · `reply`           the frame of the answer
+frames                          `SendsReader.read` · `SendHandlers.send` `Sends`, and frames that are no plain sends ·
+                                                                         `InnerMessage`
+`Sends` · `InnerMessage`        ``put_sends`` · ``put`` of the store     record bytes, queue entry, index keys
+`Sends` · `PutResult`           `Sends.answers` · `reply`                the frame of the answer
 ==============================  =======================================  ==========================================
 
 Source: behaviour.md §3.1 to §3.6; remoting.md §4.3.1.
@@ -33,7 +33,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from operator import attrgetter, countOf
 from typing import TYPE_CHECKING, Protocol
 
 from rmqkit.broker.delay.levels import Schedule
@@ -68,8 +67,6 @@ from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import (
-    FRAME_BYTES_MAX,
-    REQUEST_HEADER_BYTES_MAX,
     Command,
     Frame,
     decode_header,
@@ -78,15 +75,16 @@ from rmqkit.protocol.command import (
     header_fields,
     reply,
 )
-from rmqkit.protocol.core import Sends, members, sends_reader
+from rmqkit.protocol.core import Sends, core_fault, members
 from rmqkit.protocol.ids import RecallHandle, UniqueKeys, encode_recall_handle, offset_id, offset_ids
 from rmqkit.protocol.names import TIMER_TOPIC
-from rmqkit.protocol.properties import decode_properties, encode_properties
+from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import MULTI_TAGS, TRANSACTION_COMMIT, TRANSACTION_MASK
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageResponse, SendMessageV2Request
 from rmqkit.protocol.schemas.topics import Permission, TopicConfig
-from rmqkit.protocol.templates import SendAnswers, SendShape, SendShapes, Stored
+from rmqkit.protocol.sends import sends_reader
+from rmqkit.protocol.templates import answer_pieces
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import OVERLOADED, Router
 from rmqkit.remoting.tasks import Slice
@@ -107,6 +105,9 @@ _ASKS_FOR_TRIES_SINCE = 121  # 3.4.9
 
 _MAY_MISS_LONG = {"producerGroup": "", "defaultTopic": "", "defaultTopicQueueNums": "4"}
 _MAY_MISS_SHORT = {"a": "", "c": "", "d": "4"}
+
+_HARMLESS = frozenset(("message.type",))
+"""Attributes of topics that ask nothing of a plain send: its kind is for those who show it."""
 
 NO_BODY = "the message has no body"
 
@@ -202,7 +203,9 @@ class SendChecks:
         check of `topic_of` refuses them, or the topic asks for more than storing."""
         topic, settings = self._topics.get(name), self._settings
         # One that has to be made is made by the handler, whose answer waits until the name servers know it.
-        if topic is None or topic.attributes or topic.topic_filter_type == "MULTI_TAG":
+        if topic is None or topic.topic_filter_type == "MULTI_TAG":
+            return 0
+        if topic.attributes and not topic.attributes.keys() <= _HARMLESS:
             return 0
         # Of a static topic the queues are numbered over several brokers.
         if name in names.FORBIDDEN_TO_SEND or name in self._topics.static.local:
@@ -263,9 +266,10 @@ class SendHandlers(Handlers[SendContext]):
         self._store_settings = context.store_settings
         self._checks = SendChecks(context)
         self._stamps, self._answer_fields = stamps_of(self._context.settings)
+        self._has_core = not core_fault(os.environ)
         self._long_batch = asyncio.Lock()
         self._long_batches = 0
-        self._run = SendRun(context, self._checks, encode_properties(self._stamps), self._answer_fields)
+        self._run = SendRun(context, self._checks, self._stamps, self._answer_fields)
 
     @answers(RequestCode.SEND_MESSAGE)
     @by_global_number
@@ -444,7 +448,7 @@ class SendHandlers(Handlers[SendContext]):
 
     def _members(self, batch: InnerMessage) -> Sends | None:
         """The messages of a batch where the core reads them."""
-        if self._run.reader is None:
+        if not self._has_core:
             return None
         return members(
             batch.body, batch.topic, batch.queue_id, batch.sys_flag, batch.born_timestamp, batch.reconsume_times
@@ -575,7 +579,6 @@ def _has_needed_key(topic: TopicConfig, message: InnerMessage) -> bool:
 
 # ---- many at once
 
-_shape_of = attrgetter("shape")
 _NOT_PLAIN = (
     property_names.INNER_NUM,
     property_names.DELAY,
@@ -583,218 +586,64 @@ _NOT_PLAIN = (
     property_names.POP_CHECK_POINT,
     property_names.INNER_MULTI_DISPATCH,
     property_names.PRIORITY,
-    *TIMER_NAMES,
 )
-_NOT_PLAIN_OR_TIMED = (
-    *(name for name in _NOT_PLAIN if name not in TIMER_NAMES),
+_NOT_TIMED = (
     property_names.TIMER_DELETE_KEY,
     property_names.TIMER_OUT_MS,
     property_names.REAL_TOPIC,
     property_names.REAL_QUEUE_ID,
 )
-_NO_WAIT = b"WAIT\x01false\x02"
-
-
-class PlainSend(InnerMessage, gc=False):
-    """A plain send: what is stored, and what its answer repeats. One object for both, as a second costs 2 % of a send.
-
-    Attributes:
-        queue_digits, opaque: queue id, as its sender sees it, and opaque, in digits.
-        recall_handle: of a message for a time, else empty.
-        shape: the one that it had.
-    """
-
-    queue_digits: bytes = b""
-    unique_key: bytes = b""
-    recall_handle: bytes = b""
-    opaque: bytes = b""
-    shape: SendShape = None  # type: ignore[assignment]  # always given; what is required cannot follow what is not
+_UNITS_MS = dict(zip(TIMER_NAMES, (1000, 1, 0), strict=True))
 
 
 class SendRun:
-    """Takes plain sends out of what was read: where nothing can be refused, headers of a known shape, a topic that is
-    there and wants nothing special, a queue that has messages. One for a time goes to the timer topic. All others, and
-    all of those when the store does not take them together, are left to be handled one by one. Answers are given when
-    the one write is done, or together when the last message is as safe as it has to be (`durability`).
+    """Stores plain sends of one read (`rmqkit.protocol.sends`) together: where nothing can be refused, to topics that
+    are there and want nothing special, in queues that have messages. One for a time goes to the timer topic. A run of
+    which one message is another case, or that the store does not take together, is handled one by one. Answers are
+    given when the one write is done, or together when the last message is as safe as it has to be (`durability`).
     ``stamps``: the properties that every message gets.
     ``told``: the fields that every answer has."""
 
-    def __init__(self, context: SendContext, checks: SendChecks, stamps: bytes, told: dict[str, str]) -> None:
+    def __init__(self, context: SendContext, checks: SendChecks, stamps: dict[str, str], told: dict[str, str]) -> None:
         self._store = context.store
         self._checks = checks
         self._store_host = context.identity.store_host
-        self._shapes = SendShapes(stamps, _NOT_PLAIN if context.timer is None else _NOT_PLAIN_OR_TIMED)
-        self.reader = sends_reader(
-            os.environ,
-            decode_properties(stamps),
-            _NOT_PLAIN,
-            frame_bytes_max=FRAME_BYTES_MAX,
-            header_bytes_max=REQUEST_HEADER_BYTES_MAX,
-        )
-        _log.info("plain sends are read by %s", "the compiled core" if self.reader else "plain Python")
         self._timer = context.timer
+        not_plain = (*_NOT_PLAIN, *(TIMER_NAMES if context.timer is None else _NOT_TIMED))
+        self.reader = sends_reader(os.environ, stamps, not_plain, {} if context.timer is None else _UNITS_MS)
+        _log.info("plain sends are read by %s", (core_fault(os.environ) and "plain Python") or "the compiled core")
         self._broker_name = context.settings.broker_name
         self._told = told
         self._durability = context.durability
         self._statistics = context.statistics
         self._counts = context.counts
         self._monotonic_ms = context.clock.monotonic_ms
-        self._answers = {code: SendAnswers(self._store_host, told, code) for code in CODES.values()}
+        self._pieces = {code: answer_pieces(self._store_host, told, code) for code in CODES.values()}
 
     def rest(self, connection: Connection, units: Sequence[Frame | Sends]) -> Iterator[Frame]:
         """Store and answer plain sends; the other requests in their order, each when those before it are stored."""
-        if len(units) == 1 and not isinstance(units[0], Frame) and self._store_sends(connection, units[0]):
-            return iter(())
+        if len(units) == 1 and not isinstance(first := units[0], Frame):
+            return iter(()) if self._store_all(connection, first) else self._each(connection, first)
         return self._rest(connection, units)
 
     def _rest(self, connection: Connection, units: Sequence[Frame | Sends]) -> Iterator[Frame]:
-        frames: list[Frame] = []
         for unit in units:
             if isinstance(unit, Frame):
-                frames.append(unit)
-                continue
-            if frames:
-                yield from self._rest_of(connection, frames)
-                frames = []
-            if not self._store_sends(connection, unit):
-                yield from self._rest_of(connection, frames_of(unit))
-        if frames:
-            yield from self._rest_of(connection, frames)
+                yield unit
+            elif not self._store_all(connection, unit):
+                yield from self._each(connection, unit)
 
-    def _rest_of(self, connection: Connection, frames: list[Frame]) -> Iterator[Frame]:
-        """`rest` of frames that the core left, or has not seen."""
-        run: list[PlainSend] = []
-        queue_counts: dict[str, int] = {}
-        first = 0
-        for place, frame in enumerate(frames):
-            try:
-                plain = self.read(connection, frame, queue_counts)
-            except Exception:  # noqa: BLE001 - the plain way meets it too, and answers
-                plain = None
-            if plain is not None:
-                run.append(plain)
-                continue
-            if run and not self._store_all(connection, run):
-                yield from frames[first:place]
-            yield frame
-            # What was handled alone may have made or changed a topic: those behind it are looked at anew.
-            run, first = [], place + 1
-            queue_counts.clear()
-        if run and not self._store_all(connection, run):
-            yield from frames[first:]
-
-    def read(self, connection: Connection, frame: Frame, queue_counts: dict[str, int]) -> PlainSend | None:
-        """The message of a plain send; None for any other request."""
-        found = self._shapes.find(frame) if frame.body else None
-        if found is None:
-            return None
-        shape, values = found
-        sent = shape.header
-        digits, born_timestamp, opaque, unique_key, words, tags = shape.read(values)
-        queue_count = queue_counts.get(sent.topic)
-        if queue_count is None:
-            queue_count = queue_counts[sent.topic] = self._checks.plain_queue_count(sent.topic)
-        queue_id = int(digits)
-        if queue_id >= queue_count:
-            return None
-        topic, handle = sent.topic, b""
-        if shape.asks is not None:
-            at, unit_ms = shape.asks
-            out_ms = None if self._timer is None else self._timer.kept_until(int(values[at]), unit_ms)
-            if out_ms is None:
-                return None
-            recall = RecallHandle(topic, self._broker_name, out_ms, unique_key.decode())
-            topic, queue_id, handle = TIMER_TOPIC, 0, encode_recall_handle(recall).encode()
-            values = (*values, b"%d" % out_ms)
-        plain = PlainSend(
-            topic,
-            queue_id,
-            frame.body,
-            shape.properties % shape.values(values),
-            sent.flag,
-            sent.sys_flag,
-            int(born_timestamp),
-            connection.peer_host,
-            self._store_host,
-            sent.reconsume_times or 0,
-            0,
-            (unique_key, words, tags),
-            None,
-            digits,
-            unique_key,
-            handle,
-            opaque,
-            shape,
-        )
-        # Answered with its run it would wait for the disk, which it asks not to.
-        if self._durability is not None and _NO_WAIT in plain.properties:
-            return None
-        return plain
-
-    def _store_all(self, connection: Connection, run: list[PlainSend]) -> bool:
-        """Store some messages with one write and answer them; False when they have to be handled one by one."""
-        durability = self._durability
-        assert run, "a run has a message"
-        # Refusals are left to the handler: their codes and remarks are the reference's, in its order of checks.
-        if durability is not None and (durability.is_full or durability.lacks_replicas):
-            return False
-        try:
-            stored = self._store.put_run(run)
-        except Exception:  # noqa: BLE001 - the outer edge of these requests: none is answered, each is tried alone
-            _log.exception("%d sends of %s cannot be stored together", len(run), connection.peer)
-            return False
-        if stored is None:
-            return False
-        answers = [
-            (one.physical_offset, plain.queue_digits, one.queue_offset, plain.unique_key, plain.opaque)
-            if not plain.recall_handle
-            else (
-                *(one.physical_offset, plain.queue_digits, one.queue_offset, plain.unique_key),
-                *(plain.recall_handle, plain.opaque),
-            )
-            for one, plain in zip(stored, run, strict=True)
-        ]
-        end_offset = stored[-1].physical_offset + stored[-1].size
-        assert len(stored) == len(run), "all messages of a run are stored, or none"
-        ms = self._monotonic_ms() - connection.active_ms
-        if len({one.topic for one in stored}) == 1:
-            self._statistics.sent(stored[0].topic, end_offset - stored[0].physical_offset, ms, len(stored))
-        else:
-            for one in stored:
-                self._statistics.sent(one.topic, one.size, ms)
-        if durability is None or durability.has(end_offset):
-            connection.send_frame(self._answers[ResponseCode.SUCCESS].frames(answers))
-            counts = self._counts
-            if counts is not None:  # spelled out: a call would cost as much as what it does
-                noted, count = counts.by_shape.get(run[0].shape), len(run)
-                if count == 1 and noted is not None:
-                    noted.alone_ms.append(ms)
-                    noted.sizes.append(stored[0].size)
-                elif noted is not None and countOf(map(_shape_of, run), run[0].shape) == count:
-                    noted.runs_ms.append(ms)
-                    noted.counts.append(count)
-                    noted.sizes += [one.size for one in stored]
-                else:
-                    counts.run(map(_shape_of, run), stored, ms)
-                    return True
-                if len(noted.sizes) >= counts.noted_max:
-                    noted.fold()
-        else:
-            release = partial(self._answer_late, connection, answers)
-            if self._counts is not None:
-                shapes = [plain.shape for plain in run]
-                codes = self._counts.requests_of(shapes)
-                release = partial(self._count_late, self._counts, codes, connection.active_ms, release)
-                self._counts.run(shapes, stored, None)
-            durability.hold(end_offset, release, answers=len(answers))
-        return True
-
-    def _answer_late(self, connection: Connection, answers: list[Stored], outcome: Outcome, reason: str) -> None:
-        """Answer a run that waited for disk or slaves."""
-        if outcome is not Outcome.FAILED:
-            connection.send_frame(self._answers[CODES[outcome]].frames(answers))
-            return
-        self._refuse_all(connection, [int(opaque) for *_, opaque in answers], reason)
+    def _each(self, connection: Connection, sends: Sends) -> Iterator[Frame]:
+        """Store what can be stored alone; the others in their order."""
+        at = sends.start
+        while len(sends) > 1 and at < sends.end:
+            one = self.reader.read(sends.chunk, at, 1)
+            assert one is not None, "it was read before"
+            at = one.end
+            if not self._store_all(connection, one):
+                yield from frames_of(one)
+        if len(sends) == 1:
+            yield from frames_of(sends)
 
     def _refuse_all(self, connection: Connection, opaques: Iterable[int], reason: str) -> None:
         for opaque in opaques:
@@ -808,18 +657,19 @@ class SendRun:
         release(outcome, reason)
         counts.answered_late(codes, CODES[outcome], since_ms)
 
-    # -- what the core read
-
-    def _store_sends(self, connection: Connection, sends: Sends) -> bool:
-        """`_store_all` for plain sends that the core read; False also when one of them is no plain one after all."""
+    def _store_all(self, connection: Connection, sends: Sends) -> bool:
+        """Store some messages with one write and answer them; False when they have to be handled one by one."""
         durability = self._durability
+        # Refusals are left to the handler: their codes and remarks are the reference's, in its order of checks. One
+        # that asks not to wait for the disk would have to, answered with its run.
         if durability is not None and (durability.is_full or durability.lacks_replicas or sends.waits_not):
             return False
-        queues = sends.queues
-        for topic, queue_id, _, _ in queues:
+        for topic, queue_id, _, _ in sends.queues:
             if queue_id >= self._checks.plain_queue_count(topic):
                 return False
         try:
+            if (asked := sends.asked) and not self._keep(sends, asked):
+                return False
             end_offset = self._store.put_sends(sends, connection.peer_host, self._store_host)
         except Exception:  # noqa: BLE001 - the outer edge of these requests: none is answered, each is tried alone
             _log.exception("%d sends of %s cannot be stored together", len(sends), connection.peer)
@@ -830,11 +680,11 @@ class SendRun:
         for topic, _, count, record_bytes in sends.queues:
             self._statistics.sent(topic, record_bytes, ms, count)
         if durability is None or durability.has(end_offset):
-            connection.send_frame(sends.answers(self._answers[ResponseCode.SUCCESS].pieces))
+            connection.send_frame(sends.answers(*self._pieces[ResponseCode.SUCCESS]))
             if self._counts is not None:
                 self._counts.sends(sends.kinds, ms)
             return True
-        release: Release = partial(self._answer_sends_late, connection, sends)
+        release: Release = partial(self._answer_late, connection, sends)
         if self._counts is not None:
             codes: Counter[int] = Counter()
             for _, code, _, sizes in sends.kinds:
@@ -844,10 +694,20 @@ class SendRun:
         durability.hold(end_offset, release, answers=len(sends))
         return True
 
-    def _answer_sends_late(self, connection: Connection, sends: Sends, outcome: Outcome, reason: str) -> None:
+    def _keep(self, sends: Sends, asked: list[tuple[int, int]]) -> bool:
+        """Give those that ask for a time to the timer; False when it does not simply keep all of them."""
+        timer = self._timer
+        assert timer is not None, "without a timer nobody's time is read"
+        outs = [out for time, unit_ms in asked if (out := timer.kept_until(time, unit_ms)) is not None]
+        if len(outs) < len(asked):
+            return False
+        sends.keep(outs, TIMER_TOPIC, self._broker_name)
+        return True
+
+    def _answer_late(self, connection: Connection, sends: Sends, outcome: Outcome, reason: str) -> None:
         """Answer plain sends that waited for disk or slaves."""
         if outcome is not Outcome.FAILED:
-            connection.send_frame(sends.answers(self._answers[CODES[outcome]].pieces))
+            connection.send_frame(sends.answers(*self._pieces[CODES[outcome]]))
             return
         self._refuse_all(connection, sends.opaques, reason)
 

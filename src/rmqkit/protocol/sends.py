@@ -1,0 +1,396 @@
+"""Plain sends of one read, all at once: requests that ask for nothing but storing, with a topic, a queue and a unique
+key. They are read, encoded and answered together, by the compiled core where it is (`rmqkit.protocol.core`), else by
+its twin in plain Python here. Both are tested to say the same of every frame that the core takes.
+
+A frame is no plain send, and left to be handled alone, when it is a batch, one-way, retried, part of a transaction or
+without a body, when its topic is not ASCII or over 127 bytes, when its properties name something twice or over 511
+bytes, or one that asks for more than storing (``not_plain``). One that asks for a time is one: `PlainSends.keep` makes
+it the timer's, with the properties that go there.
+Source: remoting.md §1.2, §1.3, §4.3.1, §7.3; store.md §3.4, §4.1, §18.2; behaviour.md §5.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import struct
+import sys
+from collections.abc import Callable, Collection, Mapping
+from operator import itemgetter
+from typing import Any
+
+from msgspec import Struct
+
+from rmqkit.errors import HeaderError
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import (
+    FRAME_BYTES_MAX,
+    JSON,
+    REQUEST_HEADER_BYTES_MAX,
+    ROCKETMQ,
+    Frame,
+    decode_command,
+    decode_header,
+    frame_start,
+)
+from rmqkit.protocol.core import Sends, SendsReader, compiled_reader, core_fault
+from rmqkit.protocol.ids import RecallHandle, encode_recall_handle, offset_ids
+from rmqkit.protocol.names import RETRY_PREFIX
+from rmqkit.protocol.properties import Keys, decode_properties, encoded_tags_code, in_stored_order
+from rmqkit.protocol.record import INNER_BATCH, TRANSACTION_MASK, RecordRow, encode_records
+from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Request
+
+__all__ = ["PlainSends", "PlainSendsReader", "sends_reader"]
+
+_START = struct.Struct(">iI")
+_ENTRY = struct.Struct(">qiq")
+_LENGTH = struct.Struct(">h")
+_HEADERS: dict[int, type[SendMessageRequest]] = {
+    RequestCode.SEND_MESSAGE: SendMessageRequest,
+    RequestCode.SEND_MESSAGE_V2: SendMessageV2Request,
+}
+_HEADER_BYTES = 0xFFFFFF
+_STORED_BYTES_MAX = 511
+_TIMED_BYTES_MAX = 66
+_TOPIC_BYTES_MAX = 127
+_ENTRIES_MAX = 96
+_I32_MAX, _I64_MAX = (1 << 31) - 1, (1 << 63) - 1
+_TIME = re.compile(r"[0-9]{1,17}", re.ASCII)
+_BINARY_SENDS = frozenset(_LENGTH.pack(code) for code in _HEADERS)
+_is_json_send = re.compile(rb'"code": ?(?:10|310)\b').search
+"""Whether it is worth a look: other requests would be read twice."""
+
+
+def sends_reader(
+    environment: Mapping[str, str],
+    stamps: Mapping[str, str],
+    not_plain: Collection[str],
+    timed: Mapping[str, int],
+) -> SendsReader:
+    """What reads plain sends out of what connections bring.
+    ``stamps``: the properties that every message gets. ``not_plain``: names of those that ask for more than storing.
+    ``timed``: names of those that ask for a time, the one that counts first, and their units in ms; 0 for a time since
+    the epoch."""
+    make = PlainSendsReader if core_fault(environment) else compiled_reader
+    return make(stamps, not_plain, timed, FRAME_BYTES_MAX, REQUEST_HEADER_BYTES_MAX)
+
+
+class _Sent(Struct, gc=False):
+    """One of them. ``place``: topic and queue id. ``asked``: the time it asks for, and its unit."""
+
+    place: tuple[str, int]
+    queue_id: int
+    code: int
+    opaque: int
+    flag: int
+    sys_flag: int
+    born_timestamp: int
+    reconsume_times: int
+    body: bytes
+    properties: bytes
+    keys: Keys
+    asked: tuple[int, int] | None
+    sent_properties: str
+    recall_handle: str = ""
+
+
+class PlainSends:
+    """`Sends` in plain Python."""
+
+    def __init__(self, reader: PlainSendsReader, chunk: bytes, start: int) -> None:
+        self.chunk, self.start, self.end = chunk, start, start
+        self.sent: list[_Sent] = []
+        self.waits_not = False
+        self.body_bytes_max = 0
+        self._reader = reader
+        self._counts: dict[tuple[str, int], int] = {}
+        self._numbers: list[int] = []
+        self._sizes: list[int] = []
+        self._physical_offset = self._store_timestamp = -1
+
+    def __len__(self) -> int:
+        return len(self.sent)
+
+    def add(self, sent: _Sent, end: int) -> None:
+        """Take one more, which ends there."""
+        self.sent.append(sent)
+        self.end = end
+        self._counts[sent.place] = self._counts.get(sent.place, 0) + 1
+        self.body_bytes_max = max(self.body_bytes_max, len(sent.body))
+        self.waits_not = self.waits_not or b"WAIT\x01false\x02" in sent.properties
+
+    @property
+    def queues(self) -> list[tuple[str, int, int, int]]:
+        sizes = dict.fromkeys(self._counts, 0)
+        for sent, size in zip(self.sent, self._sizes, strict=False):
+            sizes[sent.place] += size
+        return [(*place, count, sizes[place]) for place, count in self._counts.items()]
+
+    @property
+    def asked(self) -> list[tuple[int, int]]:
+        return [sent.asked for sent in self.sent if sent.asked is not None]
+
+    @property
+    def opaques(self) -> list[int]:
+        return [sent.opaque for sent in self.sent]
+
+    @property
+    def physical_offsets(self) -> list[int]:
+        at, offsets = self._physical_offset, []
+        for size in self._sizes:
+            offsets.append(at)
+            at += size
+        return offsets
+
+    @property
+    def kinds(self) -> list[tuple[str, int, str, list[int]]]:
+        kinds: dict[tuple[str, int, str], list[int]] = {}
+        for sent, size in zip(self.sent, self._sizes, strict=True):
+            is_fifo = b"__SHARDINGKEY\x01" in sent.properties and b"\x02__SHARDINGKEY\x01" in b"\x02" + sent.properties
+            kind = "fifo" if is_fifo else "normal" if sent.asked is None else "delay"
+            kinds.setdefault((sent.place[0], sent.code, kind), []).append(size)
+        return [(*key, sizes) for key, sizes in kinds.items()]
+
+    def keep(self, outs: list[int], timer_topic: str, broker_name: str) -> None:
+        """Have those that ask for a time stored in the timer's queue instead. ``outs``: until when each is kept.
+        Raises ValueError: the broker's name holds a blank, which separates the parts of a handle."""
+        left = iter(outs)
+        self._counts = {}
+        for sent in self.sent:
+            if sent.asked is not None:
+                out, (topic, queue_id) = next(left), sent.place
+                more = f"TIMER_OUT_MS\x01{out}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x01{queue_id}\x02"
+                sent.properties = self._reader.stored(sent.sent_properties, more)
+                key = sent.keys[0].decode()
+                sent.recall_handle = encode_recall_handle(RecallHandle(topic, broker_name, out, key))
+                sent.place = timer_topic, 0
+            self._counts[sent.place] = self._counts.get(sent.place, 0) + 1
+
+    def encode(
+        self, numbers: list[int], physical_offset: int, born_host: bytes, store_timestamp: int, store_host: bytes
+    ) -> bytes:
+        next_numbers = dict(zip(self._counts, numbers, strict=True))
+        fields = {place: bytes([len(place[0])]) + place[0].encode() for place in self._counts}
+        rows: list[RecordRow] = []
+        self._numbers = []
+        for sent in self.sent:
+            place, properties = sent.place, sent.properties
+            number = next_numbers[place]
+            next_numbers[place] = number + 1
+            self._numbers.append(number)
+            rows.append(
+                (
+                    fields[place],
+                    place[1],
+                    sent.flag,
+                    number,
+                    sent.sys_flag,
+                    sent.born_timestamp,
+                    sent.reconsume_times,
+                    sent.body,
+                    _LENGTH.pack(len(properties)) + properties,
+                )
+            )
+        self._physical_offset, self._store_timestamp = physical_offset, store_timestamp
+        try:
+            data, self._sizes = encode_records(
+                rows,
+                physical_offset=physical_offset,
+                born_host=born_host,
+                store_timestamp=store_timestamp,
+                store_host=store_host,
+            )
+        except struct.error as error:
+            raise ValueError(f"a record does not fit into the log's numbers: {error}") from None
+        return data
+
+    def requests(self, with_tags: bool) -> list[tuple[Any, ...]]:
+        at, rows, now = self._physical_offset, [], self._store_timestamp
+        for sent, number, size in zip(self.sent, self._numbers, self._sizes, strict=True):
+            keys = sent.keys
+            code = encoded_tags_code(keys[2])
+            rows.append((*sent.place, number, code, now, at, size, sent.sys_flag, sent.properties, 1, keys, None))
+            at += size
+        return rows
+
+    def queue_entries(self) -> list[tuple[bytes, int, int]]:
+        entries: dict[tuple[str, int], list[bytes]] = {place: [] for place in self._counts}
+        starts: dict[tuple[str, int], int] = {}
+        ends: dict[tuple[str, int], int] = {}
+        at, pack = self._physical_offset, _ENTRY.pack
+        for sent, size in zip(self.sent, self._sizes, strict=True):
+            place = sent.place
+            entries[place].append(pack(at, size, encoded_tags_code(sent.keys[2])))
+            starts.setdefault(place, at)
+            at += size
+            ends[place] = at
+        return [(b"".join(several), starts[place], ends[place]) for place, several in entries.items()]
+
+    def answers(self, pieces: list[bytes], timed: list[bytes]) -> bytes:
+        at, parts = self._physical_offset, list[bytes]()
+        plain_form, timed_form = _form(tuple(pieces)), _form(tuple(timed))
+        for sent, number, size in zip(self.sent, self._numbers, self._sizes, strict=True):
+            values = (at, sent.queue_id, number, sent.keys[0])
+            if sent.recall_handle:
+                header = timed_form % (*values, sent.recall_handle.encode(), b"%d" % sent.opaque)
+            else:
+                header = plain_form % (*values, b"%d" % sent.opaque)
+            parts += (_frame_start(len(header)), header)
+            at += size
+        return b"".join(parts)
+
+    def ids(self, store_host: bytes) -> str:
+        return offset_ids(store_host, self.physical_offsets)
+
+    def forget_bodies(self) -> None:
+        self.chunk = b""
+        for sent in self.sent:
+            sent.body = b""
+
+
+@functools.lru_cache(maxsize=16)
+def _form(pieces: tuple[bytes, ...]) -> bytes:
+    """The header of an answer as a format."""
+    first, *rest = [piece.replace(b"%", b"%%") for piece in pieces]
+    return first + b"".join(
+        [form + piece for form, piece in zip((b"%016X", b"%d", b"%d", b"%b", b"%b", b"%b"), rest, strict=False)]
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _frame_start(header_bytes: int) -> bytes:
+    return frame_start(JSON, header_bytes, 0)
+
+
+class _Plan(Struct, frozen=True):
+    """What is done with properties of some names.
+    ``arrange``: puts them, and those that every message gets, in the stored order.
+    ``keys``: where UNIQ_KEY, KEYS and TAGS are, -1 for none, and where their values begin.
+    ``times``: where those are that ask for a time, the one that counts first, and their units."""
+
+    arrange: Callable[[list[str]], tuple[str, ...]]
+    keys: list[tuple[int, int]]
+    times: list[tuple[int, int]]
+
+
+class PlainSendsReader:
+    """`SendsReader` in plain Python."""
+
+    def __init__(
+        self,
+        stamps: Mapping[str, str],
+        not_plain: Collection[str],
+        timed: Mapping[str, int],
+        frame_bytes_max: int,
+        header_bytes_max: int,
+    ) -> None:
+        self._stamp_pieces = [f"{name}\x01{value}" for name, value in stamps.items()]
+        self._refused = {*stamps, *not_plain}
+        self._timed = dict(timed)
+        self._frame_bytes_max = frame_bytes_max
+        self._header_bytes_max = header_bytes_max
+        # Producers send the same names in the same order all the time: that order is worked out once.
+        self._plan_of: Callable[[tuple[str, ...]], _Plan | None] = functools.lru_cache(maxsize=1024)(self._plan)
+
+    def read(self, chunk: bytes, start: int, count_max: int = sys.maxsize, /) -> Sends | None:
+        """Those that begin at a place, as many as follow one another; None when the first frame there is none."""
+        sends, available = PlainSends(self, chunk, start), len(chunk)
+        while available - sends.end >= 8 and len(sends.sent) < count_max:
+            at = sends.end
+            length, word = _START.unpack_from(chunk, at)
+            header_bytes, end = word & _HEADER_BYTES, at + 4 + length
+            is_sound = (
+                word >> 24 <= ROCKETMQ
+                and 4 <= length <= self._frame_bytes_max - 4
+                and header_bytes < self._header_bytes_max
+                and header_bytes + 4 <= length
+            )
+            body_at = at + 8 + header_bytes
+            if not is_sound or end > available or end == body_at:
+                break
+            sent = self._read(word >> 24, chunk[at + 8 : body_at], chunk[body_at:end])
+            if sent is None:
+                break
+            sends.add(sent, end)
+        return sends if sends.sent else None
+
+    def _read(self, kind: int, header: bytes, body: bytes) -> _Sent | None:
+        if (_is_json_send(header) is None) if kind == JSON else (header[:2] not in _BINARY_SENDS):
+            return None
+        try:
+            command = decode_command(Frame(kind, header, body))
+            header_type = _HEADERS.get(command.code)
+            if header_type is None or command.flag:
+                return None
+            sent = decode_header(command, header_type)
+        except HeaderError:
+            return None
+        topic, sys_flag, times = sent.topic, sent.sys_flag, sent.reconsume_times or 0
+        is_special = sent.batch or sent.unit_mode or sys_flag & (TRANSACTION_MASK | INNER_BATCH)
+        numbers = (command.opaque, sent.queue_id, sent.flag, sys_flag, sent.born_timestamp, times)
+        if is_special or min(numbers) < 0 or sent.properties is None:
+            return None
+        if not topic.isascii() or not 0 < len(topic) <= _TOPIC_BYTES_MAX or topic.startswith(RETRY_PREFIX):
+            return None
+        read = self._properties(sent.properties, len(topic))
+        if read is None:
+            return None
+        stored, keys, asked = read
+        return _Sent(
+            (topic, sent.queue_id),
+            sent.queue_id,
+            command.code,
+            command.opaque,
+            sent.flag,
+            sys_flag,
+            sent.born_timestamp,
+            times,
+            body,
+            stored,
+            keys,
+            asked,
+            sent.properties if asked is not None else "",
+        )
+
+    def _properties(self, text: str, topic_bytes: int) -> tuple[bytes, Keys, tuple[int, int] | None] | None:
+        """The stored form of properties, the keys among them and the time that they ask for; None for what is odd."""
+        if len(text) > _STORED_BYTES_MAX or "\x01\x02" in text or text.endswith("\x01"):
+            return None
+        pieces = text.removesuffix("\x02").split("\x02")
+        try:
+            plan = self._plan_of(tuple([piece[: piece.index("\x01")] for piece in pieces]))
+            if plan is None or text.count("\x01") != len(pieces):
+                return None
+            stored = ("\x02".join(plan.arrange(pieces + self._stamp_pieces)) + "\x02").encode()
+        except ValueError:  # a piece that is no pair, or half a pair of surrogates
+            return None
+        unique_key, words, tags = [pieces[at][start:] if at >= 0 else "" for at, start in plan.keys]
+        if not (unique_key.isascii() and unique_key.isalnum()) or len(stored) > _STORED_BYTES_MAX:
+            return None
+        asked = None
+        if plan.times:
+            if len(stored) + _TIMED_BYTES_MAX + topic_bytes > _STORED_BYTES_MAX:
+                return None
+            values = [pieces[at].partition("\x01")[2] for at, _ in plan.times]
+            if not all(map(_TIME.fullmatch, values)):
+                return None
+            asked = int(values[0]), plan.times[0][1]
+        return stored, (unique_key.encode(), words.encode(), tags.encode()), asked
+
+    def _plan(self, names: tuple[str, ...]) -> _Plan | None:
+        """What is done with properties of these names; None where they are no plain ones."""
+        is_known = len(set(names)) == len(names) and all(names) and "UNIQ_KEY" in names
+        if not is_known or not self._refused.isdisjoint(names) or len(names) + len(self._stamp_pieces) > _ENTRIES_MAX:
+            return None
+        all_names = [*names, *[piece.partition("\x01")[0] for piece in self._stamp_pieces]]
+        in_order = decode_properties(in_stored_order("".join([f"{one}\x01v\x02" for one in all_names]).encode()))
+        keys = [(names.index(one) if one in names else -1, len(one) + 1) for one in ("UNIQ_KEY", "KEYS", "TAGS")]
+        times = [(names.index(one), unit_ms) for one, unit_ms in self._timed.items() if one in names]
+        return _Plan(itemgetter(*map(all_names.index, in_order)), keys, times)
+
+    def stored(self, text: str, more: str) -> bytes:
+        """Properties as they are stored, with more of them and those that every message gets.
+        Raises ValueError: they cannot be UTF-8."""
+        end = "" if text.endswith("\x02") else "\x02"
+        stamps = "\x02".join([*self._stamp_pieces, ""])
+        return in_stored_order(f"{text}{end}{more}{stamps}".encode())
