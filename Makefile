@@ -52,6 +52,10 @@ interop: $(STAMP) ## the tests beside Apache's brokers and clients, Go, Node and
 ci: ready
 	@$(PYTEST) $(if $(filter-out 1,$(JOBS)),-n $(JOBS)) --second-try $(ARGS)
 
+.PHONY: test-plain
+test-plain: ready ## the tests of `make test`, but those of Spark, on plain Python in place of the compiled core
+	@RMQKIT_NATIVE=0 $(PYTEST) $(if $(filter-out 1,$(JOBS)),-n $(JOBS)) --ignore=tests/interop -m "not spark" $(ARGS)
+
 test-unit: $(STAMP) ## the tests that need only Python
 	@$(PYTEST) --ignore=tests/interop -m "not spark" $(ARGS)
 
