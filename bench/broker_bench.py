@@ -1,6 +1,8 @@
 """Measures the broker beside Apache's, under the same Java load in one run. Prints JSON.
 
-    python bench/broker_bench.py                     both brokers, interleaved, every load
+    python bench/broker_bench.py                     both brokers, interleaved, every load; ours with the compiled core
+                                                     and, as "plain", without
+    python bench/broker_bench.py --sync              the same under SYNC_FLUSH
     python bench/broker_bench.py --only ours         ours alone
     python bench/broker_bench.py --only ours --before ../old   ours of this checkout and of another one, interleaved
 
@@ -27,6 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from rmqkit.protocol.core import core_fault
 from tests.interop.apache import open_store_with_apache
 from tests.interop.kit import ApacheKit, default_version, prepare
 from tests.interop.standalone import run_standalone
@@ -55,19 +58,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("ours", "apache"), help="measure one broker")
     parser.add_argument("--before", type=Path, help="another checkout, whose broker is measured, too")
+    parser.add_argument("--sync", action="store_true", help="an answer waits for the disk (SYNC_FLUSH)")
     parser.add_argument("--messages", type=int, default=60_000, help="of the load with 256 in flight")
     parser.add_argument("--body-bytes", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--latency-seconds", type=int, default=5)
     arguments = parser.parse_args()
     names = [arguments.only] if arguments.only else ["ours", "apache"]
+    if "ours" in names and not core_fault(os.environ):
+        names.insert(1, "plain")
     if arguments.before is not None:
         names.insert(0, "before")
     with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder:
         kit = replace(prepare(default_version()), is_short_lived=False)
         peers = [stack.enter_context(peer(kit, name, Path(folder), arguments)) for name in names]
         figures = measure(peers, arguments)
-    machine = {"machine": platform.machine(), "python": platform.python_version(), "cpus": os.cpu_count()}
+        memory = {each.name: anonymous_mb(each.pid) for each in peers}
+    machine = {
+        "anonymous_mb": memory,
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+    }
     print(json.dumps({"bench": "broker", "body_bytes": arguments.body_bytes, **machine, "figures": figures}, indent=1))
 
 
@@ -110,13 +122,18 @@ def peer(kit: ApacheKit, name: str, folder: Path, arguments: argparse.Namespace)
     work_dir.mkdir()
     with contextlib.ExitStack() as stack:
         if name == "apache":
-            pair = stack.enter_context(open_store_with_apache(kit, work_dir / "store", work_dir, APACHE_CONF))
+            conf = APACHE_CONF | ({"flushDiskType": "SYNC_FLUSH"} if arguments.sync else {})
+            pair = stack.enter_context(open_store_with_apache(kit, work_dir / "store", work_dir, conf))
             namesrv_addr, pid = pair.namesrv_addr, pair.broker.pid
         else:
             if name == "before":
                 os.environ["PYTHONPATH"] = str(arguments.before.resolve() / "src")
-            ours = stack.enter_context(run_standalone(work_dir / "store", work_dir))
+            if name == "plain":
+                os.environ["RMQKIT_NATIVE"] = "0"
+            options = ["--set", "flushDiskType=SYNC_FLUSH"] if arguments.sync else []
+            ours = stack.enter_context(run_standalone(work_dir / "store", work_dir, *options))
             os.environ.pop("PYTHONPATH", None)
+            os.environ.pop("RMQKIT_NATIVE", None)
             namesrv_addr, pid = ours.namesrv_addr, ours.process.pid
         running = Peer(name, pid, stack.enter_context(load_of(kit, namesrv_addr, arguments.body_bytes, work_dir)))
         running.ask("")
@@ -157,10 +174,10 @@ def measure(peers: list[Peer], arguments: argparse.Namespace) -> dict[str, Any]:
         load: {name: median_of(runs) for name, runs in by_name.items()} for load, by_name in figures.items()
     }
     for by_name in medians.values():
-        if {"ours", "apache"} <= by_name.keys():
-            by_name["messages_per_cpu_second_ours_to_apache"] = round(
-                by_name["apache"]["cpu_us"] / by_name["ours"]["cpu_us"], 2
-            )
+        for name in ("ours", "plain"):
+            if {name, "apache"} <= by_name.keys():
+                ratio = by_name["apache"]["cpu_us"] / by_name[name]["cpu_us"]
+                by_name[f"messages_per_cpu_second_{name}_to_apache"] = round(ratio, 2)
         if {"before", "ours"} <= by_name.keys():
             before, now = by_name["before"]["user_us"], by_name["ours"]["user_us"]
             by_name["user_us_percent_of_before"] = round(now / max(before, 0.1) * 100, 1)
@@ -169,6 +186,12 @@ def measure(peers: list[Peer], arguments: argparse.Namespace) -> dict[str, Any]:
 
 def median_of(runs: list[dict[str, float]]) -> dict[str, float]:
     return {name: round(statistics.median(run[name] for run in runs), 1) for name in runs[0]}
+
+
+def anonymous_mb(pid: int) -> float:
+    """The memory of a process that is no file's."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return round(int(status.partition("RssAnon:")[2].split()[0]) / 1024, 1)
 
 
 def cpu_seconds(pid: int) -> tuple[float, float]:

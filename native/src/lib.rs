@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::panic::PanicException;
 use pyo3::types::{PyBytes, PyString};
 
@@ -429,12 +430,12 @@ impl Run {
     /// `pieces`: the six parts of such a header, between which come the physical offset in hexadecimal, queue id, queue
     /// offset, unique key and opaque. `timed`: seven for messages for a time; before the opaque comes the recall handle.
     /// Raises ValueError: there are no records yet, or other numbers of pieces.
-    fn answers<'py>(&self, py: Python<'py>, pieces: Vec<Vec<u8>>, timed: Vec<Vec<u8>>) -> PyResult<Bound<'py, PyBytes>> {
+    fn answers<'py>(&self, py: Python<'py>, pieces: Vec<PyBackedBytes>, timed: Vec<PyBackedBytes>) -> PyResult<Bound<'py, PyBytes>> {
         self.must_be_encoded()?;
         if (pieces.len(), timed.len()) != (6, 7) {
             return Err(PyValueError::new_err(format!("{} and {} pieces of an answer: it has six or seven", pieces.len(), timed.len())));
         }
-        let fixed: usize = pieces.iter().map(Vec::len).sum();
+        let fixed: usize = pieces.iter().map(|piece| piece.len()).sum();
         let mut out: Vec<u8> = Vec::with_capacity((fixed + 96) * self.sent.len());
         for (sent, place) in self.sent.iter().zip(&self.places) {
             let start = out.len();

@@ -39,14 +39,11 @@ def test_answers_are_those_the_plain_encoder_writes(answers, host, region, code)
         header = SendMessageResponse(offset_id(host, physical_offset), queue_id, queue_offset, unique_key)
         fields = header_fields(header) | told | ({"recallHandle": handle} if handle else {})
         plain += b"".join(encode_command(reply(Command(310, opaque), code, fields=fields)))
-    sends = PlainSends(None, b"", 0)
-    for _, queue_id, _, unique_key, opaque, handle in answers:
+    pieces, written = answer_pieces(host, told, code), b""
+    for physical_offset, queue_id, queue_offset, unique_key, opaque, handle in answers:
         keys = (unique_key.encode(), b"", b"")
-        sends.add(_Sent(("T", 0), queue_id, 310, opaque, 0, 0, 0, 0, b"x", b"", keys, None, "", handle), 0)
-    written = b""
-    pieces = answer_pieces(host, told, code)
-    for one, (physical_offset, _, queue_offset, *_) in zip(sends.sent, answers, strict=True):
-        sends.sent, sends._sizes = [one], [1]
-        sends._physical_offset, sends._numbers = physical_offset, [queue_offset]
+        one = _Sent(("T", 0), queue_id, 310, opaque, 0, 0, 0, 0, b"x", b"", keys, None, "", handle)
+        sends = PlainSends(None, b"", 0, 0, [one])
+        sends._sizes, sends._physical_offset, sends._numbers = [1], physical_offset, [queue_offset]
         written += sends.answers(*pieces)
     assert written == plain

@@ -91,7 +91,7 @@ class Sends(Protocol):
         """Have those that ask for a time stored in the timer's queue instead. ``outs``: until when each is kept.
         Raises ValueError: the broker's name holds a blank, which separates the parts of a handle."""
 
-    def answers(self, pieces: list[bytes], timed: list[bytes]) -> bytes:
+    def answers(self, pieces: tuple[bytes, ...], timed: tuple[bytes, ...]) -> bytes:
         """The frames of the answers, one behind the other: `answer_pieces`, with a recall handle in ``timed``."""
 
     def ids(self, store_host: bytes) -> str:

@@ -15,6 +15,7 @@ import functools
 import re
 import struct
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from operator import itemgetter
 from typing import Any
@@ -56,6 +57,7 @@ _TOPIC_BYTES_MAX = 127
 _ENTRIES_MAX = 96
 _I32_MAX, _I64_MAX = (1 << 31) - 1, (1 << 63) - 1
 _TIME = re.compile(r"[0-9]{1,17}", re.ASCII)
+_NO_WAIT = b"WAIT\x01false\x02"
 _BINARY_SENDS = frozenset(_LENGTH.pack(code) for code in _HEADERS)
 _is_json_send = re.compile(rb'"code": ?(?:10|310)\b').search
 """Whether it is worth a look: other requests would be read twice."""
@@ -97,34 +99,27 @@ class _Sent(Struct, gc=False):
 class PlainSends:
     """`Sends` in plain Python."""
 
-    def __init__(self, reader: PlainSendsReader, chunk: bytes, start: int) -> None:
-        self.chunk, self.start, self.end = chunk, start, start
-        self.sent: list[_Sent] = []
-        self.waits_not = False
-        self.body_bytes_max = 0
+    __slots__ = (
+        *("_counts", "_numbers", "_physical_offset", "_reader", "_sizes", "_store_timestamp"),
+        *("body_bytes_max", "chunk", "end", "queues", "sent", "start", "waits_not"),
+    )
+
+    def __init__(self, reader: PlainSendsReader, chunk: bytes, start: int, end: int, sent: list[_Sent]) -> None:
+        self.chunk, self.start, self.end, self.sent = chunk, start, end, sent
+        self.waits_not = any(_NO_WAIT in one.properties for one in sent)
+        self.body_bytes_max = max([len(one.body) for one in sent])
         self._reader = reader
-        self._counts: dict[tuple[str, int], int] = {}
         self._numbers: list[int] = []
         self._sizes: list[int] = []
         self._physical_offset = self._store_timestamp = -1
+        self._count()
 
     def __len__(self) -> int:
         return len(self.sent)
 
-    def add(self, sent: _Sent, end: int) -> None:
-        """Take one more, which ends there."""
-        self.sent.append(sent)
-        self.end = end
-        self._counts[sent.place] = self._counts.get(sent.place, 0) + 1
-        self.body_bytes_max = max(self.body_bytes_max, len(sent.body))
-        self.waits_not = self.waits_not or b"WAIT\x01false\x02" in sent.properties
-
-    @property
-    def queues(self) -> list[tuple[str, int, int, int]]:
-        sizes = dict.fromkeys(self._counts, 0)
-        for sent, size in zip(self.sent, self._sizes, strict=False):
-            sizes[sent.place] += size
-        return [(*place, count, sizes[place]) for place, count in self._counts.items()]
+    def _count(self) -> None:
+        self._counts = Counter([one.place for one in self.sent]) if len(self.sent) > 1 else {self.sent[0].place: 1}
+        self.queues = [(*place, count, 0) for place, count in self._counts.items()]
 
     @property
     def asked(self) -> list[tuple[int, int]]:
@@ -155,7 +150,6 @@ class PlainSends:
         """Have those that ask for a time stored in the timer's queue instead. ``outs``: until when each is kept.
         Raises ValueError: the broker's name holds a blank, which separates the parts of a handle."""
         left = iter(outs)
-        self._counts = {}
         for sent in self.sent:
             if sent.asked is not None:
                 out, (topic, queue_id) = next(left), sent.place
@@ -164,7 +158,7 @@ class PlainSends:
                 key = sent.keys[0].decode()
                 sent.recall_handle = encode_recall_handle(RecallHandle(topic, broker_name, out, key))
                 sent.place = timer_topic, 0
-            self._counts[sent.place] = self._counts.get(sent.place, 0) + 1
+        self._count()
 
     def encode(
         self, numbers: list[int], physical_offset: int, born_host: bytes, store_timestamp: int, store_host: bytes
@@ -202,6 +196,10 @@ class PlainSends:
             )
         except struct.error as error:
             raise ValueError(f"a record does not fit into the log's numbers: {error}") from None
+        record_bytes = dict.fromkeys(self._counts, 0)
+        for sent, size in zip(self.sent, self._sizes, strict=True):
+            record_bytes[sent.place] += size
+        self.queues = [(*place, count, record_bytes[place]) for place, count in self._counts.items()]
         return data
 
     def requests(self, with_tags: bool) -> list[tuple[Any, ...]]:
@@ -226,9 +224,9 @@ class PlainSends:
             ends[place] = at
         return [(b"".join(several), starts[place], ends[place]) for place, several in entries.items()]
 
-    def answers(self, pieces: list[bytes], timed: list[bytes]) -> bytes:
+    def answers(self, pieces: tuple[bytes, ...], timed: tuple[bytes, ...]) -> bytes:
         at, parts = self._physical_offset, list[bytes]()
-        plain_form, timed_form = _form(tuple(pieces)), _form(tuple(timed))
+        plain_form, timed_form = _form(pieces), _form(timed)
         for sent, number, size in zip(self.sent, self._numbers, self._sizes, strict=True):
             values = (at, sent.queue_id, number, sent.keys[0])
             if sent.recall_handle:
@@ -294,9 +292,9 @@ class PlainSendsReader:
 
     def read(self, chunk: bytes, start: int, count_max: int = sys.maxsize, /) -> Sends | None:
         """Those that begin at a place, as many as follow one another; None when the first frame there is none."""
-        sends, available = PlainSends(self, chunk, start), len(chunk)
-        while available - sends.end >= 8 and len(sends.sent) < count_max:
-            at = sends.end
+        sent: list[_Sent] = []
+        at, available = start, len(chunk)
+        while available - at >= 8 and len(sent) < count_max:
             length, word = _START.unpack_from(chunk, at)
             header_bytes, end = word & _HEADER_BYTES, at + 4 + length
             is_sound = (
@@ -308,11 +306,12 @@ class PlainSendsReader:
             body_at = at + 8 + header_bytes
             if not is_sound or end > available or end == body_at:
                 break
-            sent = self._read(word >> 24, chunk[at + 8 : body_at], chunk[body_at:end])
-            if sent is None:
+            one = self._read(word >> 24, chunk[at + 8 : body_at], chunk[body_at:end])
+            if one is None:
                 break
-            sends.add(sent, end)
-        return sends if sends.sent else None
+            sent.append(one)
+            at = end
+        return PlainSends(self, chunk, start, at, sent) if sent else None
 
     def _read(self, kind: int, header: bytes, body: bytes) -> _Sent | None:
         if (_is_json_send(header) is None) if kind == JSON else (header[:2] not in _BINARY_SENDS):

@@ -45,7 +45,7 @@ def answer_template(
 
 def answer_pieces(
     store_host: bytes, told: Mapping[str, str], code: int = ResponseCode.SUCCESS
-) -> tuple[list[bytes], list[bytes]]:
+) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     """What stands before, between and behind the values in the header of an answer to a plain send, which are its
     physical offset in hexadecimal, queue id, queue offset, unique key and opaque; and the same of one to a message for
     a time, with its recall handle before the opaque.
@@ -58,7 +58,7 @@ def answer_pieces(
     plain_form = answer_template(values, marks, code=code)
     timed_form = answer_template(timed, {**marks, '"recallHandle":"<handle>"': '"recallHandle":"\0"'}, code=code)
     opened = [form.replace(b'"opaque":%b', b'"opaque":\0') for form in (plain_form, timed_form)]
-    pieces = [form.replace(b"%%", b"%").split(b"\0") for form in opened]
+    pieces = [tuple(form.replace(b"%%", b"%").split(b"\0")) for form in opened]
     assert [len(one) for one in pieces] == [6, 7], "values stand between the pieces"
     return pieces[0], pieces[1]
 
