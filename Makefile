@@ -11,7 +11,7 @@ CARGO_PATH := $(PATH):$(HOME)/.cargo/bin
 UV     := requirements/uv.sh $(VENV)
 LOCKS  := requirements/run.txt requirements/spark.txt requirements/otel.txt requirements/lake.txt requirements/report.txt requirements/examples.txt requirements/dev.txt requirements/docs.txt
 ARGS   ?=
-JOBS   ?= $(shell [ "$$(getconf _NPROCESSORS_ONLN)" -gt 1 ] && echo 2 || echo 1)
+JOBS   ?= $(shell [ "$$(getconf _NPROCESSORS_ONLN)" -gt 1 ] && echo 3 || echo 1)
 SECONDS ?= 600
 
 MAKEFLAGS += --no-print-directory
@@ -20,7 +20,7 @@ MAKEFLAGS += --no-print-directory
 
 help: ## list the tasks
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo '  PYTHON=python3.12 chooses the interpreter of a new environment; ARGS="-k name" goes to pytest and the demo; tests share two cores where there are two, JOBS=1 takes one.'
+	@echo '  PYTHON=python3.12 chooses the interpreter of a new environment; ARGS="-k name" goes to pytest and the demo; tests run in three processes where there are two cores (one often waits), JOBS=1 runs them in one.'
 
 env: $(STAMP) $(NATIVE) ## make .venv with everything that the tasks below need
 	@echo "env: $(VENV) is up to date ($$($(BIN)/python --version))"
