@@ -21,6 +21,7 @@ from rmqkit.protocol.core import CoreFault, core_fault
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.schemas.send import SendMessageV2Request
+from rmqkit.remoting import connection
 from rmqkit.store.put import Appender
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import Cluster
@@ -74,7 +75,7 @@ class Peer:
 
 @contextlib.asynccontextmanager
 async def warm(cluster):
-    """A connection, with the topic, its queues and the shape of the header known to the broker."""
+    """A connection, with the topic and its queues known to the broker."""
     peer = await Peer.of(cluster)
     try:
         for number in range(4):
@@ -102,6 +103,16 @@ def runs(monkeypatch):
     for name in ("put_run", "put_sends"):
         monkeypatch.setattr(Appender, name, noted(getattr(Appender, name)))
     return seen
+
+
+@pytest.fixture
+def one_by_one(monkeypatch):
+    """Has brokers that start from now on read no plain sends together: each goes through all checks alone."""
+
+    def without(*arguments, sends=None, **others):
+        return FrameSplitter(*arguments, **others)
+
+    return lambda: monkeypatch.setattr(connection, "FrameSplitter", without)
 
 
 def told(answer):
@@ -135,7 +146,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_sends_of_one_read_are_answered_and_stored_as_one_by_one(tmp_path, runs, odd):
+def test_sends_of_one_read_are_answered_and_stored_as_one_by_one(tmp_path, runs, one_by_one, odd):
     frames = [frame(number, **(ODD[odd] if number == 7 else {})) for number in range(4, 12)]
 
     async def outcome(name, reads):
@@ -150,7 +161,9 @@ def test_sends_of_one_read_are_answered_and_stored_as_one_by_one(tmp_path, runs,
             return {opaque: told(answer) for opaque, answer in answered.items()}, await stored(cluster), [*runs]
 
     *together, run_sizes = run_virtual(outcome("together", [frames]))
-    *single, _ = run_virtual(outcome("single", [[one] for one in frames]))
+    one_by_one()
+    *single, single_sizes = run_virtual(outcome("single", [[one] for one in frames]))
+    assert single_sizes == []
     is_no_run = odd in ("large", "timed", "unknown queue", "other topic", "illegal topic")  # each is put alone
     assert max(run_sizes) >= 3 or is_no_run, "some were stored together"
     if odd == "any queue":
@@ -178,11 +191,12 @@ TIMED_ODD = [
 
 
 @pytest.mark.parametrize("flush", FlushDiskType)
-def test_timed_sends_of_one_read_are_kept_as_one_by_one(tmp_path, runs, flush):
+def test_timed_sends_of_one_read_are_kept_as_one_by_one(tmp_path, runs, one_by_one, flush):
     def timed(number, properties):
         return frame(number, f"UNIQ_KEY\x01K{number}\x02{properties}")
 
     frames = [timed(number, one) for number, one in enumerate([*TIMED, *TIMED_ODD, *TIMED], 10)] + [frame(30)]
+    timers_own = frame(32, f"UNIQ_KEY\x01K32\x02{TIMED[0]}", topic=TIMER_TOPIC)
 
     async def outcome(name, reads):
         async with Cluster(tmp_path / name, store={"flush_disk_type": flush}) as cluster, warm(cluster) as peer:
@@ -197,8 +211,10 @@ def test_timed_sends_of_one_read_are_kept_as_one_by_one(tmp_path, runs, flush):
             kept = [(one.body, one.properties, one.sys_flag) for one in read_all(store, TIMER_TOPIC)]
             return {opaque: told(answer) for opaque, answer in answers.items()}, kept, await stored(cluster), [*runs]
 
-    *together, run_sizes = run_virtual(outcome("together", [frames]))
-    *single, _ = run_virtual(outcome("single", [[one] for one in frames]))
+    *together, run_sizes = run_virtual(outcome("together", [frames, [timers_own]]))
+    one_by_one()
+    *single, single_sizes = run_virtual(outcome("single", [[one] for one in [*frames, timers_own]]))
+    assert single_sizes == []
     # Under SYNC_FLUSH one that asks not to wait has its run put one by one.
     assert max(run_sizes) >= (2 if flush is FlushDiskType.ASYNC_FLUSH else 1), "those in a row were stored together"
     assert together == single
@@ -256,7 +272,7 @@ async def test_under_sync_flush_a_run_waits_for_the_disk_as_one(runs, monkeypatc
         await others.writer.wait_closed()
 
 
-def test_under_sync_flush_sends_of_one_read_are_answered_as_one_by_one(tmp_path, runs):
+def test_under_sync_flush_sends_of_one_read_are_answered_as_one_by_one(tmp_path, runs, one_by_one):
     frames = [frame(number, NO_WAIT if number == 9 else None) for number in range(4, 12)]
 
     async def outcome(name, reads):
@@ -271,6 +287,7 @@ def test_under_sync_flush_sends_of_one_read_are_answered_as_one_by_one(tmp_path,
 
     together = run_virtual(outcome("together", [frames]))
     assert max(runs) == 1, "a run of which one waits not is put one by one"
+    one_by_one()
     assert together == run_virtual(outcome("single", [[one] for one in frames]))
 
 
@@ -283,7 +300,9 @@ def test_under_sync_flush_sends_of_one_read_are_answered_as_one_by_one(tmp_path,
         (Outcome.FAILED, ResponseCode.SYSTEM_ERROR, "the disk"),
     ],
 )
-def test_a_run_that_waited_is_answered_like_single_sends(tmp_path, runs, monkeypatch, outcome, code, remark):
+def test_a_run_that_waited_is_answered_like_single_sends(
+    tmp_path, runs, one_by_one, monkeypatch, outcome, code, remark
+):
     async def answers_of(name, reads):
         async with (
             Cluster(tmp_path / name, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as cluster,
@@ -298,6 +317,7 @@ def test_a_run_that_waited_is_answered_like_single_sends(tmp_path, runs, monkeyp
 
     frames = [frame(number) for number in range(4, 8)]
     together = run_virtual(answers_of("together", [frames]))
+    one_by_one()
     assert together == run_virtual(answers_of("single", [[one] for one in frames]))
     assert {(one[0], one[1]) for one in together.values()} == {(code, remark)}
 

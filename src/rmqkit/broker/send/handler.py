@@ -207,8 +207,8 @@ class SendChecks:
             return 0
         if topic.attributes and not topic.attributes.keys() <= _HARMLESS:
             return 0
-        # Of a static topic the queues are numbered over several brokers.
-        if name in names.FORBIDDEN_TO_SEND or name in self._topics.static.local:
+        # Of a static topic the queues are numbered over several brokers; what is in the delay topics asks for no time.
+        if name in names.FORBIDDEN_TO_SEND or name in _SCHEDULED or name in self._topics.static.local:
             return 0
         if settings.accept_sends_from_ms and self._clock.now_ms() < settings.accept_sends_from_ms:
             return 0
