@@ -64,6 +64,17 @@ async def test_an_id_of_an_address_that_is_no_broker_is_not_asked_there():
         assert cluster.broker.asked(RequestCode.QUERY_MESSAGE)[0]["_UNIQUE_KEY_QUERY"] == "true"
 
 
+async def test_an_id_that_is_not_of_the_last_days_is_looked_for_in_all():
+    async with Cluster() as cluster:
+        cluster.topic("T")
+        cluster.broker.answer(RequestCode.QUERY_MESSAGE, lambda command: reply(command, ResponseCode.QUERY_NOT_FOUND))
+        async with PullConsumer("CG", cluster.namesrv) as consumer:
+            assert await consumer.view_message("T", "0" * 32) is None
+        recent, every = (int(one["beginTimestamp"]) for one in cluster.broker.asked(RequestCode.QUERY_MESSAGE))
+        assert recent > 0
+        assert every == 0
+
+
 async def test_keys_are_compared_exactly_and_the_oldest_come_first(tmp_path):
     messages = [keyed(b"0", "Aa"), keyed(b"1", "BB"), keyed(b"2", "BB", "Aa")]
     async with stored(tmp_path, *messages) as (_, consumer):
