@@ -94,6 +94,23 @@ def test_a_wait_may_be_as_long_as_a_client_likes():
     in_loop(scenario)
 
 
+def test_who_waits_for_a_day_over_and_over_leaves_nothing_behind():
+    async def scenario(waiting):
+        for _ in range(10):
+            waiting.hold("for a day", wait_ms=86_400_000)
+            waiting.held.arrived([arrival()])
+            await asyncio.sleep(1)
+        assert len(waiting.answered) == 10
+        assert not waiting.held._slots
+        waiting.hold("soon", wait_ms=1000)
+        waiting.held.arrived([arrival()])
+        assert len(waiting.held._slots) == 1, "for the next pull that ends then"
+        await asyncio.sleep(2)
+        assert not waiting.held._slots
+
+    in_loop(scenario)
+
+
 def test_a_pull_that_messages_passed_by_is_answered_soon(monkeypatch):
     monkeypatch.setattr(long_polling, "PASSED_BY_MS", 1)
 

@@ -28,6 +28,8 @@ HELD_MAX = 100_000
 PASSED_BY_MS = 5_000
 _WAIT_MS_MAX = 86_400_000
 _SLOT_MS = 50
+_KEPT_SECONDS = 60.0
+"""How long before its end a slot is kept that nobody is in."""
 _AT_ONCE_MAX = 32
 
 K = TypeVar("K")
@@ -198,8 +200,15 @@ class LongPolling:
 
     def _leave_slot(self, held: WaitingPull) -> None:
         slot = self._slots.get(held._slot)
-        if slot is not None:
-            slot[0].pop(held, None)
+        if slot is None:
+            return
+        several, timer = slot
+        several.pop(held, None)
+        # Delivery of delayed messages waits for a day, over and over: its slots would be kept for all of it. Those that
+        # end soon stay, for the next pull: a timer for each would cost more.
+        if not several and timer.when() > self._loop.time() + _KEPT_SECONDS:
+            timer.cancel()
+            del self._slots[held._slot]
 
     def _end_by(self, held: WaitingPull, at_ms: float) -> None:
         """Put a pull into the slot of its end; a new slot sets its timer."""
