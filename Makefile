@@ -9,7 +9,7 @@ CLASSES := .cache/spark-classes.jsa
 NATIVE := $(VENV)/.native
 CARGO_PATH := $(PATH):$(HOME)/.cargo/bin
 UV     := requirements/uv.sh $(VENV)
-LOCKS  := requirements/run.txt requirements/spark.txt requirements/otel.txt requirements/lake.txt requirements/report.txt requirements/examples.txt requirements/dev.txt requirements/docs.txt
+LOCKS  := requirements/run.txt requirements/spark.txt requirements/otel.txt requirements/grpc.txt requirements/lake.txt requirements/report.txt requirements/examples.txt requirements/dev.txt requirements/docs.txt
 ARGS   ?=
 JOBS   ?= $(shell [ "$$(getconf _NPROCESSORS_ONLN)" -gt 1 ] && echo 3 || echo 1)
 SECONDS ?= 600
@@ -48,8 +48,13 @@ test: ready ## check, then every test that needs Python alone, and Java for Spar
 interop: $(STAMP) ## the tests beside Apache's brokers and clients, Go, Node and C++; skipped, with the reason, where these are missing
 	@$(PYTEST) tests/interop $(ARGS)
 
-# One run for both: while the tests of other programs wait, the others compute.
+PLAIN = tests/broker/send tests/broker/transaction tests/protocol tests/remoting
+
+# What the compiled core does is tested without it, too: all of it by `make test-plain`, here where most of it is used.
+# Then one run for both: while the tests of other programs wait, the others compute.
 ci: ready
+	@echo "ci: on plain Python"
+	@RMQKIT_NATIVE=0 $(PYTEST) -q $(if $(filter-out 1,$(JOBS)),-n $(JOBS)) $(PLAIN)
 	@$(PYTEST) $(if $(filter-out 1,$(JOBS)),-n $(JOBS)) --second-try $(ARGS)
 
 .PHONY: test-plain
@@ -80,6 +85,15 @@ house: $(STAMP) ## files, lines, comments, asserts and import circles of every r
 soak: SECONDS = 1800
 soak: $(STAMP) ## clients of every kind under load, SECONDS=1800 long: nothing lost, nothing grows
 	@$(BIN)/python -m tests.faults.soak --seconds $(SECONDS) $(ARGS)
+
+.PHONY: grpc-restart
+grpc-restart: $(STAMP) ## 100 clients of gRPC while the broker is stopped and killed 20 times: nothing lost; ARGS="--rounds 5"
+	@GRPC_VERBOSITY=ERROR $(BIN)/python -m tests.faults.grpc_restart $(ARGS)
+
+.PHONY: grpc-soak
+grpc-soak: MINUTES ?= 60
+grpc-soak: $(STAMP) ## clients of gRPC that come and go, MINUTES=60 long: nothing lost, no table grows, nor memory
+	@GRPC_VERBOSITY=ERROR $(BIN)/python -m tests.faults.grpc_soak --minutes $(MINUTES) $(ARGS)
 
 streams: $(STAMP) ## 2,000,000 messages through a stream while its driver and broker are killed, ours and Apache's; ARGS="--seed 7" repeats
 	@$(BIN)/python -m tests.faults.spark.streams $(ARGS)
@@ -123,7 +137,7 @@ fuzz: $(FUZZER) ## look for bytes that break a decoder, SECONDS=600 long
 	@$(BIN)/python -m tests.fuzz.fuzz_decoders --seconds $(SECONDS)
 
 lock: $(STAMP) ## compile requirements/*.in to exact versions with hashes
-	@for name in uv run spark otel lake report dev docs examples fuzz peers native; do \
+	@for name in uv run spark otel grpc lake report dev docs examples fuzz peers sdk native; do \
 	  echo "lock: requirements/$$name.txt"; \
 	  (cd requirements && ./uv.sh ../$(VENV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-header --no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade) $$name.in -o $$name.txt) || exit 1; \

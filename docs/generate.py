@@ -32,6 +32,7 @@ from rmqkit.client.runtime import settings as client
 from rmqkit.metrics import ExporterSettings
 from rmqkit.namesrv import settings as namesrv
 from rmqkit.protocol.codes import ResponseCode
+from rmqkit.proxy.server import ProxySettings
 from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.remoting.limits import ConnectionSettings
 from rmqkit.remoting.tls import ClientTlsSettings, ServerTlsSettings
@@ -48,6 +49,7 @@ SETTINGS: dict[str, tuple[str, Sequence[type[msgspec.Struct]]]] = {
     "Broker": ("In `broker.conf`.", (BrokerSettings,)),
     "Store": ("In `broker.conf`, too.", (StoreSettings,)),
     "Name server": ("In `namesrv.conf`; the file of `rmq standalone` has both kinds.", (namesrv.NamesrvSettings,)),
+    "Proxy": ("Of `rmq proxy`.", (ProxySettings,)),
     "Log": ("In either file.", (LoggingSettings,)),
     "Connections": ("In either file; see [tuning](../how-to/tuning.md).", (ConnectionSettings,)),
     "Metrics": ("In either file; see [metrics](metrics.md).", (ExporterSettings,)),

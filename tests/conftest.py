@@ -9,6 +9,7 @@ shared out one by one. Files that start servers of their own wait for them besid
 import functools
 import gc
 import logging
+import os
 import re
 from collections import Counter
 from collections.abc import Generator
@@ -26,6 +27,8 @@ settings.load_profile(examples.SAME)
 # On loopback only this process can be late.
 patience.be_patient()
 unsynced.leave_unsynced()
+# There is one port of that number: servers that tests start take another, or none.
+os.environ["RMQCONF_grpcServerPort"] = "-1"  # noqa: SIM112 - keys are spelled as in broker.conf
 
 pytest_plugins = ["tests.second_try", "tests.spark.session", "tests.virtual_time"]
 

@@ -70,6 +70,16 @@ def test_who_reads_plain_sends(tmp_path, monkeypatch):
     )
 
 
+def test_who_connects_with_grpc(tmp_path, monkeypatch):
+    assert found(plant(tmp_path), doctor.grpc)["grpc"].found == "installed"
+    asked = plant(tmp_path / "asked", grpc_port=8081)
+    assert found(asked, doctor.grpc)["grpc"].found == "installed, grpcServerPort=8081"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    finding = found(asked, doctor.grpc)["grpc"]
+    assert (finding.state, finding.remedy) == (doctor.State.FAIL, "pip install 'rmqkit[grpc]', or set -1")
+    assert found(plant(tmp_path / "none"), doctor.grpc)["grpc"].state is doctor.State.OK
+
+
 def found(target, *checks):
     return {finding.check: finding for check in checks for finding in check(target)}
 

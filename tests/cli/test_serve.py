@@ -81,6 +81,18 @@ def test_name_server_and_broker_run_as_two_processes(tmp_path):
     assert "was not told" not in broker.log.read_text()
 
 
+def test_a_proxy_runs_before_a_name_server(tmp_path):
+    with (
+        server(tmp_path, "namesrv", "--port", 0, "--host", "127.0.0.1") as names,
+        server(
+            tmp_path, "proxy", "-n", names.wait_ready(r"^ready namesrv=(\S+)$", SECONDS_MAX)[1], "--port", 0
+        ) as proxy,
+    ):
+        proxy.wait_ready(r"^ready grpc=\S+:\d+$", SECONDS_MAX)
+        assert proxy.stop(signal.SIGTERM, SECONDS_MAX) == 0
+        assert names.stop(signal.SIGTERM, SECONDS_MAX) == 0
+
+
 def test_a_broker_without_a_name_server_says_so_and_runs(tmp_path):
     env = {name: value for name, value in os.environ.items() if name != "NAMESRV_ADDR"}
     with server(tmp_path, "broker", "--port", 0, "--store", tmp_path / "store", env=env) as broker:

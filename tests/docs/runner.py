@@ -33,7 +33,7 @@ from tests.docs.blocks import Block, PageError, differs
 from tests.docs.interpreter import END
 from tests.docs.interpreter import run as run_code
 
-PORTS = (9876, 9877, 10911, 10912, 10921, 10922, 10931, 10932, 10941, 10942, 5557, 5558)
+PORTS = (9876, 9877, 10911, 10912, 10921, 10922, 10931, 10932, 10941, 10942, 5557, 5558, 8081)
 SECONDS_MAX = 200.0
 READY_SECONDS = 150.0
 _NEAR = 40
@@ -186,6 +186,7 @@ class PageRun:
     def __init__(self, folder: Path, ports: Mapping[int, int], here: Here | None = None) -> None:
         self._folder = folder
         self._ports = dict(ports)
+        self._has_grpc = False
         self._here = here
         self._own: Interpreter | None = None
         self._stack = ExitStack()
@@ -275,6 +276,10 @@ class PageRun:
         for option, port in _DEFAULT_PORTS[kind]:
             if option not in text and not (option == "--port" and "listenPort" in configured):
                 text += f" {option} {self._ports[port]}"
+        # The first broker of a machine has the port for gRPC, another one goes without.
+        if kind != "namesrv" and not self._has_grpc and "--shards" not in text and "SLAVE" not in configured:
+            text += f" --set grpcServerPort={self._ports[8081]}"
+            self._has_grpc = True
         before, _, last = text.replace(".venv/bin/", "").rpartition("\n")
         script = _SHELL.format(folder=self._folder) + f"{before}\ntrap - EXIT\nexec {last}"
         log = self._stack.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115 - the stack closes it

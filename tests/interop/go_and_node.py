@@ -6,6 +6,7 @@
 | the modules of `go/go.sum`, of `node/package-lock.json` | go, npm, once, into the cache |
 | `go/*.go`, the program, with a client whose requests have time | go, once per content, into the cache |
 | the package `rocketmq`, which holds the C++ client, as `requirements/peers.txt` pins it | pip, once, into the cache |
+| the Python SDK for gRPC, as `requirements/sdk.txt` pins it | pip, once, into the cache |
 
 What is missing raises `Unavailable` with the reason. Each folder's ``outcome.json`` is what its program tells of
 Apache's servers 5.4.0.
@@ -74,17 +75,17 @@ def told(running: subprocess.Popen[str]) -> dict[str, Any]:
 def prepare_go() -> Program:
     """Apache's Go client in the version of `go/go.mod`. Raises Unavailable."""
     folder = HERE / "go"
-    program = _cached("patient-go-client", sorted([*folder.glob("*.go"), *folder.glob("go.*")]))
+    program = cached("patient-go-client", sorted([*folder.glob("*.go"), *folder.glob("go.*")]))
     if not program.exists():
-        go = _tool("go")
+        go = find_tool("go")
         env = {"GOTOOLCHAIN": "local", "GOPATH": str(program.parent / "go"), "GOFLAGS": "-modcacherw -buildvcs=false"}
-        _fetch([go, "mod", "download"], folder, env)
+        fetch([go, "mod", "download"], folder, env)
         with tempfile.TemporaryDirectory(dir=program.parent, prefix="building-") as objects:
             env["GOCACHE"] = objects
-            module = _done([go, "list", "-m", "-f", "{{.Dir}}", GO_MODULE], folder, env).stdout.strip()
+            module = complete([go, "list", "-m", "-f", "{{.Dir}}", GO_MODULE], folder, env).stdout.strip()
             made_of = _patient(Path(module), folder, Path(objects))
             command = [go, "build", f"-modfile={made_of}", "-o", f"{objects}/program", "."]
-            done = _done(command, folder, env, BUILD_SECONDS)
+            done = complete(command, folder, env, BUILD_SECONDS)
             assert done.returncode == 0, f"go build failed in {folder}:\n{done.stderr}"
             move_into_place(Path(objects, "program"), program)
     return Program([program], _outcome(folder))
@@ -109,15 +110,15 @@ def _patient(module: Path, program: Path, folder: Path) -> Path:
 def prepare_node() -> Program:
     """The Node client of `node/package.json`. Raises Unavailable."""
     folder = HERE / "node"
-    node, pinned = _tool("node"), sorted(folder.glob("package*.json"))
-    modules = _cached("node-modules", pinned)
+    node, pinned = find_tool("node"), sorted(folder.glob("package*.json"))
+    modules = cached("node-modules", pinned)
     if not modules.is_dir():
-        npm = _tool("npm")
+        npm = find_tool("npm")
         with tempfile.TemporaryDirectory(dir=modules.parent, prefix="fetching-") as fetched:
             for file in pinned:
                 shutil.copy(file, fetched)
             options = ["--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1", f"--cache={fetched}/npm"]
-            _fetch([npm, "ci", *options], fetched, {})
+            fetch([npm, "ci", *options], fetched, {})
             move_into_place(Path(fetched, "node_modules"), modules)
     return Program([node, folder / "client.js"], _outcome(folder), {"NODE_PATH": str(modules)})
 
@@ -126,7 +127,7 @@ def prepare_cpp() -> Program:
     """Apache's C++ client in the package `rocketmq`, beside no other packages of ours. Raises Unavailable."""
     folder = HERE / "cpp"
     pins = HERE.parents[1] / "requirements" / "peers.txt"
-    packages = _cached("cpp-client", [pins])
+    packages = cached("cpp-client", [pins])
     if not packages.is_dir():
         pinned = re.search(r"^rocketmq==(?:.*\\\n)*.*", pins.read_text(), re.MULTILINE)
         assert pinned is not None, f"{pins} does not name rocketmq"
@@ -135,20 +136,33 @@ def prepare_cpp() -> Program:
             requirement.write_text(pinned[0])
             options = ["--quiet", "--disable-pip-version-check", "--retries=1", "--require-hashes"]
             command = [sys.executable, "-m", "pip", "install", *options, f"--target={fetched}/packages"]
-            _fetch([*command, f"--requirement={requirement}"], fetched, {})
+            fetch([*command, f"--requirement={requirement}"], fetched, {})
             move_into_place(Path(fetched, "packages"), packages)
     python, env = [sys.executable, "-S"], {"PYTHONPATH": str(packages)}
-    loaded = _done([*python, "-c", "import rocketmq.client"], packages, env)
+    loaded = complete([*python, "-c", "import rocketmq.client"], packages, env)
     if loaded.returncode != 0:
         raise Unavailable(f"the C++ client cannot be loaded: {loaded.stderr.strip().splitlines()[-1]}")
     return Program([*python, folder / "client.py"], _outcome(folder), env)
+
+
+def prepare_python_sdk() -> Program:
+    """Apache's Python SDK for gRPC as `requirements/sdk.txt` pins it. Raises Unavailable."""
+    pins = HERE.parents[1] / "requirements" / "sdk.txt"
+    packages = cached("python-sdk", [pins])
+    if not packages.is_dir():
+        with tempfile.TemporaryDirectory(dir=packages.parent, prefix="fetching-") as fetched:
+            options = ["--quiet", "--disable-pip-version-check", "--retries=1", "--require-hashes"]
+            command = [sys.executable, "-m", "pip", "install", *options, f"--target={fetched}/packages"]
+            fetch([*command, f"--requirement={pins}"], fetched, {})
+            move_into_place(Path(fetched, "packages"), packages)
+    return Program([sys.executable, "-S", HERE / "python_sdk" / "client.py"], {}, {"PYTHONPATH": str(packages)})
 
 
 def _outcome(folder: Path) -> dict[str, Any]:
     return msgspec.json.decode((folder / "outcome.json").read_bytes(), type=dict[str, Any])
 
 
-def _cached(name: str, sources: Sequence[Path]) -> Path:
+def cached(name: str, sources: Sequence[Path]) -> Path:
     """Where that is kept which is made of these files."""
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
     cache = cache_folder().absolute()
@@ -156,16 +170,16 @@ def _cached(name: str, sources: Sequence[Path]) -> Path:
     return cache / f"{name}-{digest}"
 
 
-def _tool(name: str) -> str:
+def find_tool(name: str) -> str:
     found = shutil.which(name)
     if found is None:
         raise Unavailable(f"no {name} on the path")
     return found
 
 
-def _fetch(command: Sequence[str], folder: str | Path, env: Mapping[str, str]) -> None:
+def fetch(command: Sequence[str], folder: str | Path, env: Mapping[str, str]) -> None:
     try:
-        done = _done(command, folder, env)
+        done = complete(command, folder, env)
     except subprocess.TimeoutExpired:
         raise Unavailable(f"{' '.join(command[:3])} took longer than {FETCH_SECONDS} s") from None
     if done.returncode != 0:
@@ -174,7 +188,7 @@ def _fetch(command: Sequence[str], folder: str | Path, env: Mapping[str, str]) -
         raise Unavailable(f"{' '.join(command[:3])} could not fetch modules: {reason[:300]}")
 
 
-def _done(
+def complete(
     command: Sequence[str], folder: str | Path, env: Mapping[str, str], seconds: float = FETCH_SECONDS
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

@@ -118,13 +118,13 @@ def find_java() -> Path:
     return Path(found)
 
 
-def fetch_jars(version: str, lib: Path) -> None:
-    """Let Maven copy the jars; the folder appears only when it is complete. Raises Unavailable."""
+def fetch_jars(version: str, lib: Path, pom: Path = POM) -> None:
+    """Let Maven copy the jars that a POM names; the folder appears only when it is complete. Raises Unavailable."""
     maven = shutil.which("mvn")
     if maven is None:
         raise Unavailable(f"no mvn on the path and no jars in {lib}: needs Maven once, to fetch RocketMQ {version}")
     with tempfile.TemporaryDirectory(dir=lib.parent, prefix="fetching-") as folder:
-        command = [maven, "-q", "-B", "-f", str(POM), f"-Drocketmq.version={version}"]
+        command = [maven, "-q", "-B", "-f", str(pom), f"-Drocketmq.version={version}"]
         command += ["dependency:copy-dependencies", f"-DoutputDirectory={folder}/lib"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import enum
 import errno
+import importlib.util
 import os
 import re
 import socket
@@ -461,7 +462,21 @@ def sends(target: Target) -> Iterator[Finding]:
         yield Finding("sends", State.OK, f"read in plain Python: {fault}")
 
 
+def grpc(target: Target) -> Iterator[Finding]:
+    """Whether the port for SDKs of 5.x can be opened."""
+    port = target.broker.grpc_port
+    if importlib.util.find_spec("hpack") is not None:
+        yield Finding("grpc", State.OK, "installed" if port < 0 else f"installed, grpcServerPort={port}")
+    elif port < 0:
+        yield Finding("grpc", State.OK, "not installed: SDKs of 5.x do not connect")
+    else:
+        yield Finding(
+            "grpc", State.FAIL, f"grpcServerPort={port}, not installed", "pip install 'rmqkit[grpc]', or set -1"
+        )
+
+
 CHECKS: tuple[Callable[[Target], Iterator[Finding]], ...] = (
     *(configuration, open_files, disk, file_system, block_device, memory, clock, name_servers, certificates, sends),
+    grpc,
 )
 OF_EACH_SHARD: tuple[Callable[[Target], Iterator[Finding]], ...] = (leftovers, ports, advertised)

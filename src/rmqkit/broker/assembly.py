@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -66,7 +66,7 @@ from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, codes_of
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.router import Router
+from rmqkit.remoting.router import Answering, Router
 from rmqkit.remoting.tls import ClientTls, ServerTls
 from rmqkit.settings import Configuration
 from rmqkit.store.message_store import DispatchRequest, InnerMessage, MessageStore, PutResult
@@ -74,6 +74,8 @@ from rmqkit.store.settings import FlushDiskType, StoreSettings, parse_delay_leve
 
 if TYPE_CHECKING:
     from rmqkit.broker.counts import Counts
+    from rmqkit.broker.grpc_backend import LocalBackend
+    from rmqkit.proxy.backend import GrpcRefusal
 
 __all__ = ["HANDLERS", "MESSAGE_HANDLERS", "Assembly"]
 
@@ -125,6 +127,8 @@ class Assembly:
     registration: Registration | None = None
     _on_readable: list[Callable[[list[DispatchRequest]], object]] = field(default_factory=list)
     _runs_to_sample: int = 1
+    _authentication: Authentication | None = None
+    _grpc_refusal: GrpcRefusal | None = None
 
     def __post_init__(self) -> None:
         settings, store_settings, clock = self.settings, self.store_settings, self.clock
@@ -226,24 +230,27 @@ class Assembly:
             self.slave.may_act(self.registration)
         return self.registration
 
-    def add_handlers(self, main: Router, vip: Router, ha_address: str) -> None:
+    def add_handlers(self, mains: Sequence[Router], vip: Router, ha_address: str) -> None:
         """Register the handlers of requests. The VIP port serves everything but pulls and pops."""
         context, role = self.context, self.slave or self.master
         assert role is not None, "a broker is a master or a slave"
         assert self.registration is not None, "queues are assigned by its routes"
-        PullHandlers(context).register(main)
+        reading: list[Answering] = [PullHandlers(context)]
         of_both = [
             kind(context) for kind in (*(MESSAGE_HANDLERS if self.slave is None else (RefusalHandlers,)), *HANDLERS)
         ]
         if context.pop is not None:
-            PopHandlers(context).register(main)
+            reading.append(PopHandlers(context))
             of_both.append(PopAckHandlers(context))
         of_both += [
             PopAssignmentHandlers(context, self.registration.routes),
             ReplicationHandlers(context, ha_address=ha_address, slave=self.slave, status=role.status),
             UnsupportedHandlers(context),  # last: it takes what nobody else does
         ]
-        for port in (main, vip):
+        for main in mains:
+            for handlers in reading:
+                handlers.register(main)
+        for port in (*mains, vip):
             for handlers in of_both:
                 handlers.register(port)
 
@@ -252,14 +259,28 @@ class Assembly:
         context = self.context
         context.access.add(authentication.initial)
         authentication.users = lambda: context.access.users
+        self._authentication = authentication
         if self.authentication.authorization_enabled:
             free = codes_of(self.authentication.authorization_white_list)
             inner, lies_at = authentication.inner_name, partial(message_at, context.store)
             authorization = Authorization(context.access, self.settings.cluster_name, inner, free, lies_at)
+            self._grpc_refusal = authorization.grpc_refusal
             authentication.authorize = authorization.refusal
             context.clients.may_be_asked = lambda producer, member, topic: authorization.may_publish(
                 member.user, topic, producer.addresses
             )
+
+    def grpc_backend(self, router: Router) -> LocalBackend:
+        """What a gRPC endpoint needs of this broker. ``router``: has its handlers, and refuses nobody."""
+        from rmqkit.broker.grpc_backend import LocalBackend
+
+        return LocalBackend(
+            self.context,
+            router,
+            authentication=self._authentication,
+            authorize=self._grpc_refusal,
+            on_closed=self.connection_closed,
+        )
 
     def connection_closed(self, connection: Connection) -> None:
         """Drop what a connection registered and what it waits for."""

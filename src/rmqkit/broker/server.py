@@ -19,14 +19,14 @@ from rmqkit.broker.context import BrokerContext, Lifecycle, Stage
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.pull.handler import SLOW_ROUND_SECONDS, stop_slow_groups
 from rmqkit.broker.replication.role import SlaveRole, check_address, check_role, sync_with_group, warn_of_ha_port
-from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.broker.statistics import SAMPLE_SECONDS
 from rmqkit.broker.tables.groups import ROUND_SECONDS as UNUSED_ROUND_SECONDS
 from rmqkit.broker.tables.groups import drop_unused_groups
 from rmqkit.broker.transaction.check_back import CheckBack
 from rmqkit.broker.unused_settings import UnusedSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.errors import RmqError
+from rmqkit.errors import RmqError, SettingsError
 from rmqkit.filter import sql92
 from rmqkit.metrics import ExporterType
 from rmqkit.protocol.command import Command
@@ -78,6 +78,7 @@ class Broker:
     Attributes:
         address: where clients reach it, as ``host:port``; set by `start`.
         metrics_address: where Prometheus reads its metrics, if it may; set by `start`.
+        grpc_address: where SDKs of 5.x reach it, if they may; set by `start`.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Broker:
         self._counts: Counts | None = None
         self.address = ""
         self.metrics_address = ""
+        self.grpc_address = ""
 
     @property
     def parts(self) -> Assembly:
@@ -154,6 +156,8 @@ class Broker:
             servers.append(self._server(vip_dispatch))
             await self._bind(servers[1], settings.listen_port - _VIP_BELOW)
         self.address = join_address(settings.broker_ip1, port)
+        grpc_dispatch = self._dispatch(refusal)
+        grpc_server = await self._bind_grpc(grpc_dispatch)
         client = RemotingClient(
             clock=self._clock, tls=self._client_tls, credentials=inner_credentials(self._authentication)
         )
@@ -181,8 +185,9 @@ class Broker:
         lifecycle.on_stop(Stage.CLIENTS, context.long_polling.close)
         ha_address = await self._listen_for_slaves(port)
         registration = parts.register_with(ha_address)
-        parts.add_handlers(dispatch, vip_dispatch, ha_address)
-        dispatch.batch = vip_dispatch.batch = context.store.batch
+        local_dispatch = Router()  # for calls that the gRPC endpoint has let in
+        parts.add_handlers([dispatch, grpc_dispatch, local_dispatch], vip_dispatch, ha_address)
+        dispatch.batch = vip_dispatch.batch = grpc_dispatch.batch = context.store.batch
         self._configuration.listeners.append(self._settings_changed)
         if authentication is not None:
             parts.authorize(authentication)
@@ -199,6 +204,8 @@ class Broker:
             self._start_services(context)
         else:
             self._start_following(parts.slave)
+        if grpc_server is not None:
+            await self._serve_grpc(grpc_server, local_dispatch)
         if exporter is not None:
             await self._serve_metrics(exporter, dispatch, servers)
         self._start_rounds(context)
@@ -262,6 +269,39 @@ class Broker:
         assert self._counts is not None, "an exporter serves counters"
         metrics = BrokerMetrics(self._counts, self.context, self.parts.master, dispatch, servers)
         await exporter.serve(metrics.gather, metrics.common(), self._counts.lag_ms, self._clock)
+
+    async def _bind_grpc(self, dispatch: Router) -> RemotingServer | None:
+        """Take the port for SDKs of 5.x, which other clients may use, too; None where it is not wanted.
+        Raises SettingsError: the extra is not installed. Raises ListenFailed."""
+        settings = self._settings
+        if settings.grpc_port < 0:
+            return None
+        if settings.broker_role is BrokerRole.SLAVE:
+            _log.info("a slave has no gRPC port, as nothing is popped from it")
+            return None
+        try:
+            import rmqkit.proxy.grpc_call  # noqa: F401
+        except ImportError as error:
+            wanted = f"grpcServerPort={settings.grpc_port}"
+            raise SettingsError(f"{wanted} needs {error.name}: pip install 'rmqkit[grpc]', or set -1") from None
+        server = self._server(dispatch)
+        port = await self._bind(server, settings.grpc_port)
+        self.grpc_address = join_address(settings.broker_ip1, port)
+        return server
+
+    async def _serve_grpc(self, server: RemotingServer, router: Router) -> None:
+        from rmqkit.proxy.endpoint import Endpoint
+        from rmqkit.proxy.grpc_call import GrpcService
+
+        port = int(self.grpc_address.rpartition(":")[2])
+        backend = self.parts.grpc_backend(router)
+        endpoint = Endpoint(backend, self._clock, port=port)
+        endpoint.start()
+        self._lifecycle.on_stop(Stage.CLIENTS, endpoint.stop)
+        self._lifecycle.on_stop(Stage.CLIENTS, server.close)  # first: no call comes while the endpoint stops
+        self._lifecycle.on_stop(Stage.CLIENTS, endpoint.drain)
+        server.http2 = GrpcService(endpoint).connection
+        await server.serve()
 
     async def _bind(self, server: RemotingServer, port: int) -> int:
         self._lifecycle.on_stop(Stage.PORTS, server.close)

@@ -51,6 +51,10 @@ class BrokerSettings(ConnectionSettings, kw_only=True):
     broker_ip2: Annotated[str, Setting("brokerIP2", "address told to slaves; default: brokerIP1")] = ""
     bind_address: Annotated[str, Setting("bindAddress", "address to listen on")] = "0.0.0.0"
     listen_port: Annotated[int, Setting("listenPort", "port to listen on, 0 for a free one", low=0, high=65535)] = 10911
+    grpc_port: Annotated[
+        int,
+        Setting("grpcServerPort", "port for SDKs of 5.x, 0 for a free one, -1 for none; rmq: 8081", low=-1, high=65535),
+    ] = -1
     ha_listen_port: Annotated[int, Setting("haListenPort", "port for slaves; 0: listenPort + 1", low=0, high=65535)] = 0
     namesrv_addr: Annotated[str, Setting("namesrvAddr", "name servers as host:port;host:port")] = ""
     broker_permission: Annotated[int, Setting("brokerPermission", "4 read + 2 write", low=0, high=7, hot=True)] = 6

@@ -27,6 +27,7 @@ _MODULES = {
     "standalone": "serve",
     "namesrv": "serve",
     "broker": "serve",
+    "proxy": "serve",
     "doctor": "doctor",
     "bench": "bench",
     "admin": "admin",

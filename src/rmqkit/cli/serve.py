@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib.util
+import logging
 import signal
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
 import typer
 
 from rmqkit.cli import with_options
+from rmqkit.cli.logging_setup import LoggingSettings
 from rmqkit.cli.sources import BROKER, COMMON, NAMESRV, NameServers, Running, StoreFolder, store_root
+from rmqkit.errors import SettingsError
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings
 from rmqkit.settings import Given
 
@@ -27,6 +32,7 @@ S = TypeVar("S", bound=_Server)
 
 
 app = typer.Typer()
+_log = logging.getLogger(__name__)
 
 _Host = Annotated[str | None, typer.Option(help="Address to listen on. (default: 0.0.0.0)")]
 _BrokerPort = Annotated[
@@ -59,7 +65,7 @@ def standalone(
     recalls = {"recallMessageEnable": Given("true", "rmq standalone")}
     running = Running.of(
         {NAMESRV[:1]: own, BROKER: {}},
-        defaults=recalls,
+        defaults=lambda given: recalls | _grpc_default(given),
         bindAddress=host,
         listenPort=port,
         storePathRootDir=store,
@@ -75,7 +81,7 @@ def standalone(
         lambda: Standalone(root, **settings, authentication=users, configurations=(namesrv, both), **sides),
         lambda both: (
             f"ready namesrv={both.namesrv_address} broker={both.broker_address}"
-            f"{_metrics(*both.metrics_addresses)} store={root}"
+            f"{_grpc(both.broker.grpc_address)}{_metrics(*both.metrics_addresses)} store={root}"
         ),
         running.reload,
     )
@@ -97,7 +103,7 @@ def broker(
     if shards is not None:
         _run_shards(shards, common)
         return
-    running = Running.of({BROKER: {}}, **common)
+    running = Running.of({BROKER: {}}, defaults=_grpc_default, **common)
     from rmqkit.broker.server import Broker
 
     (everything,) = running.configurations
@@ -106,7 +112,9 @@ def broker(
     make = {"authentication": users, "configuration": everything, **sides}
     _run(
         lambda: Broker(broker_settings, store_settings, root, **make),
-        lambda server: f"ready broker={server.address}{_metrics(server.metrics_address)} store={root}",
+        lambda server: (
+            f"ready broker={server.address}{_grpc(server.grpc_address)}{_metrics(server.metrics_address)} store={root}"
+        ),
         running.reload,
         ends_with_stdin=ends_with_stdin,
     )
@@ -146,6 +154,33 @@ def namesrv(
     )
 
 
+@app.command()
+@with_options(COMMON)
+def proxy(
+    name_servers: NameServers = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port; 0 picks a free one. (default: 8081)")
+    ] = None,
+    host: _Host = None,
+    **common: Any,
+) -> None:
+    """Run an endpoint for the SDKs of 5.x, which speak gRPC, in front of a cluster."""
+    try:
+        from rmqkit.proxy.server import Proxy, ProxySettings
+    except ImportError as error:
+        raise SettingsError(f"rmq proxy needs {error.name}: pip install 'rmqkit[grpc]'") from None
+    types = (ProxySettings, LoggingSettings, ServerTlsSettings, ClientTlsSettings)
+    running = Running.of({types: {}}, bindAddress=host, grpcServerPort=port, namesrvAddr=name_servers, **common)
+    (everything,) = running.configurations
+    settings, _, *tls = everything.settings
+    sides = _tls(*tls)
+    _run(
+        lambda: Proxy(settings, **sides),
+        lambda server: f"ready grpc={server.address}",
+        running.reload,
+    )
+
+
 def _tls(server: ServerTlsSettings, client: ClientTlsSettings) -> dict[str, Any]:
     """The TLS sides of listening ports and of connections to name servers."""
     return {"tls": ServerTls(server), "client_tls": ClientTls(client) if client.tls_enable else None}
@@ -157,6 +192,32 @@ def _unsharded(root: Path) -> Path:
 
     check_layout(root, None)
     return root
+
+
+_GRPC_PORT = 8081
+
+
+def _grpc_default(given: Mapping[str, Given]) -> dict[str, Given]:
+    """The port for SDKs of 5.x where nobody names one: none where a broker is to take free ports, where the extra is
+    not installed, and where the port is another's, as on a machine with two brokers."""
+    texts = {key: one.text for key, one in given.items()}
+    if "grpcServerPort" in texts or texts.get("listenPort") == "0" or texts.get("brokerRole") == "SLAVE":
+        return {}
+    host = texts.get("bindAddress") or "0.0.0.0"
+    if importlib.util.find_spec("hpack") is None:
+        _log.info("no gRPC port for SDKs of 5.x: pip install 'rmqkit[grpc]'")
+        return {}
+    try:
+        with socket.create_server((host, _GRPC_PORT), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            return {"grpcServerPort": Given(str(_GRPC_PORT), "rmq")}
+    except OSError as error:
+        _log.warning("no gRPC port for SDKs of 5.x: %s:%d: %s; set grpcServerPort", host, _GRPC_PORT, error.strerror)
+        return {}
+
+
+def _grpc(address: str) -> str:
+    """What the ready line says of the port for SDKs of 5.x, if there is one."""
+    return f" grpc={address}" if address else ""
 
 
 def _metrics(*addresses: str) -> str:

@@ -47,7 +47,7 @@ from rmqkit.errors import RmqError, SettingsError, StoreMismatch
 from rmqkit.remoting.tasks import Tasks, keep_doing
 from rmqkit.settings import Configuration
 
-_READY = re.compile(rb"ready broker=(\S+)(?: metrics=(\S+))? store=")
+_READY = re.compile(rb"ready broker=(\S+)(?: grpc=\S+)?(?: metrics=(\S+))? store=")
 _PAUSE_MS_MIN, _PAUSE_MS_MAX = 100.0, 10_000.0
 _STEADY_MS = 60_000.0
 _LINE_BYTES_MAX = 1 << 20
@@ -188,7 +188,8 @@ class Shards:
         logging_setup.set_up(next(one for one in everything.settings if isinstance(one, LoggingSettings)))
         start = [sys.executable, "-P", "-m", "rmqkit", "broker", "--ends-with-stdin"]
         start += ["-c", str(config)] if config else []
-        every = {**chosen, "logFile": "", "logFormat": "json"}
+        # Said, or the first of them would take the port for gRPC, and tell clients of its own queues alone.
+        every = {**chosen, "logFile": "", "logFormat": "json", "grpcServerPort": texts["grpcServerPort"]}
         commands = {own["brokerName"]: [*start, *_sets({**every, **own})] for own in shards}
         return cls(commands, root)
 
@@ -239,7 +240,7 @@ async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
         yield line
 
 
-_STEPS = {"listenPort": 10, "haListenPort": 10, "metricsPromExporterPort": 1}
+_STEPS = {"listenPort": 10, "haListenPort": 10, "metricsPromExporterPort": 1, "grpcServerPort": 1}
 _FOLDERS = ("storePathRootDir", "storePathCommitLog", "readOnlyCommitLogStorePaths")
 _UNSHARDED = {"commitlog", "config", "consumequeue"}
 _FOLDER = re.compile(r"shard-(0|[1-9]\d*)")
@@ -249,7 +250,7 @@ _VIP_BELOW = 2
 
 def shard_settings(texts: Mapping[str, str], index: int) -> dict[str, str]:
     """What sets one shard apart from the settings that all share."""
-    ports = {key: str(int(texts[key]) + step * index) for key, step in _STEPS.items() if int(texts[key])}
+    ports = {key: str(int(texts[key]) + step * index) for key, step in _STEPS.items() if int(texts[key]) > 0}
     folders = {
         key: ",".join(str(Path(folder.strip()) / f"shard-{index}") for folder in texts[key].split(","))
         for key in _FOLDERS
@@ -275,7 +276,7 @@ def check_settings(shards: Sequence[Mapping[str, str]]) -> None:
 
 
 def _ports(texts: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    own, ha, metrics = (int(texts[key]) for key in _STEPS)
+    own, ha, metrics, grpc = (int(texts[key]) for key in _STEPS)
     if own:
         yield "listenPort", own
     if own > _VIP_BELOW:
@@ -284,6 +285,8 @@ def _ports(texts: Mapping[str, str]) -> Iterator[tuple[str, int]]:
         yield "haListenPort", ha or own + 1
     if metrics and texts["metricsExporterType"] != "DISABLE":
         yield "metricsPromExporterPort", metrics
+    if grpc > 0:
+        yield "grpcServerPort", grpc
 
 
 def check_layout(root: Path, count: int | None) -> None:

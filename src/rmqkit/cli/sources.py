@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import msgspec
@@ -173,6 +172,8 @@ class Sources:
         if "storePathRootDir" in self._keys:
             root = chosen.get("storePathRootDir", StoreSettings().store_path_root_dir)
             return Path(root).expanduser().absolute() / "config" / "broker.conf"
+        if "kvConfigPath" not in self._keys:
+            return Path("~/rmq-proxy.conf").expanduser()
         return Path(chosen.get("kvConfigPath", "~/namesrv/kvConfig.json")).expanduser().with_name("namesrv.conf")
 
 
@@ -193,19 +194,18 @@ class Running:
         config: Path | None,
         print_config: bool,
         as_json: bool,
-        defaults: Mapping[str, Given] = MappingProxyType({}),
+        defaults: Callable[[Mapping[str, Given]], Mapping[str, Given]] = lambda given: {},
         **options: Any,
     ) -> Running:
         """Settings objects from all sources; the log begins here. With ``print_config`` they are printed, and that is
-        all. ``defaults``: what holds of settings that nobody gave.
+        all. ``defaults``: told what was given, says what holds of settings that nobody gave.
         Raises SettingsError: something of it cannot be used."""
         types = list(dict.fromkeys(one for part in parts for one in part))
         sources = Sources(types, config, options_of(**options))
         given, notes = sources.read()
-        made = [
-            Configuration.load(part, {**defaults, **given, **own}, file=sources.file) for part, own in parts.items()
-        ]
-        running = cls(sources, made, list(parts.values()), defaults)
+        others = defaults(given)
+        made = [Configuration.load(part, {**others, **given, **own}, file=sources.file) for part, own in parts.items()]
+        running = cls(sources, made, list(parts.values()), others)
         logs = next(one for one in made[-1].settings if isinstance(one, LoggingSettings))
         if not print_config:
             logging_setup.set_up(logs)

@@ -5,6 +5,7 @@ What a known user may do is another question: `Authentication.authorize`. Source
 
 from __future__ import annotations
 
+import hmac
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -242,19 +243,50 @@ class Authentication:
             None if self.authorize is None else self.authorize(connection.user, fields, command, connection.addresses)
         )
 
+    def grpc_signer(self, date: str | None, signed: str | None) -> tuple[str | None, str | None]:
+        """Who signed a call of gRPC, and the reference's remark where nobody known did.
+        ``date``, ``signed``: its metadata ``x-mq-date-time`` and ``authorization``. Source: grpc.md §2.2."""
+        if date is None:
+            return None, "datetime is null."
+        if not signed:
+            return None, "username cannot be null."
+        _, found, values = signed.partition(" ")
+        if not found:
+            return None, "authentication header is incorrect."
+        parts: dict[str, str] = {}
+        for piece in values.split(","):
+            pair = piece.strip().split("=")
+            if len(pair) != 2:
+                return None, f"authentication keyValues length is incorrect, actual length={len(pair)}."
+            parts[pair[0]] = pair[1]
+        name = parts.get("Credential", "").partition("/")[0]
+        try:
+            signature = bytes.fromhex(parts.get("Signature", ""))
+        except ValueError:
+            return None, "create authentication context error."
+        secret, remark = self._secret(name)
+        if remark is None and not hmac.compare_digest(hmac.digest(secret.encode(), date.encode(), "sha1"), signature):
+            remark = "check signature failed."
+        return (name, None) if remark is None else (None, remark)
+
+    def _secret(self, name: str | None) -> tuple[str, str | None]:
+        """The secret of a user, and the remark for one who may not sign."""
+        if not name:
+            return "", "username cannot be null."
+        if self._inner is not None and name == self._inner.access_key:
+            return self._inner.secret_key, None
+        if (user := self.users().get(name)) is None:
+            return "", f"User:{name} is not found."
+        if user.user_status == "disable":
+            return "", f"User:{name} is disabled."
+        return user.password or "", None
+
     def _unknown(self, fields: Mapping[str, str], command: Command) -> str | None:
         """The remark for a request that nobody known has signed."""
         name = fields.get(ACCESS_KEY)
-        if not name:
-            return "username cannot be null."
-        if self._inner is not None and name == self._inner.access_key:
-            secret = self._inner.secret_key
-        elif (user := self.users().get(name)) is None:
-            return f"User:{name} is not found."
-        elif user.user_status == "disable":
-            return f"User:{name} is disabled."
-        else:
-            secret = user.password or ""
+        secret, remark = self._secret(name)
+        if remark is not None or name is None:
+            return remark
         if not verify(fields, command.body, secret):
             return "check signature failed."
         # Whoever sends a full signature is held to it, whether or not they are required.

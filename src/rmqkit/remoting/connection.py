@@ -1,5 +1,8 @@
 """One TCP connection, on either side: a chunk in, a list of frames out; replies of a tick leave in one write.
 
+`Link` has what every protocol needs: how an accepted connection begins (a balancer's preamble, TLS, the first plain
+byte, which tells the protocol) and the one write of a tick. `Connection` has the frames of the remoting protocol.
+
 Both peers number their own requests, so a response is known by its flag and found by its opaque among the calls this
 side made. On the listening side a peer that does not read pauses its own connection: while more than
 `WRITE_BYTES_HIGH` wait to be written nothing more is read from it, so memory per connection stays bounded. Bytes that
@@ -14,7 +17,7 @@ import ipaddress
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypedDict, Unpack, cast
 
 from msgspec import Struct
 
@@ -39,56 +42,44 @@ from rmqkit.remoting.tls import TlsLayer
 
 # Unsent bytes above which the connection is not read until the peer takes some.
 WRITE_BYTES_HIGH = 4 << 20
+# Less is not reported to `Limits`: most answers are that small, and leave at the end of the turn.
+_UNSENT_REPORTED_BYTES = 4 << 10
+# ``PRI * HTTP/2.0``. A remoting frame that begins with it would have 1.3 GB.
+HTTP2_FIRST_BYTE = ord("P")
 
 _log = logging.getLogger(__name__)
 _OPAQUE_MASK = 0x7FFFFFFF
 _UNSENT_MAX = 16
-# Less is not reported to `Limits`: most answers are that small, and leave at the end of the turn.
-_UNSENT_REPORTED_BYTES = 4 << 10
 # A timer that comes this much late means a loop that was busy with something else.
 _STANDSTILL_MS = 100.0
 # Turns in which what arrives may put off the end of a call: 16 MiB, as a turn reads 256 KiB.
 _LOOKS_MAX = 64
 
 
-class RequestHandling(Protocol):
-    """What a connection asks of the `Router` that answers its peer's requests."""
+class LinkArguments(TypedDict, total=False):
+    """What a protocol on top hands on to `Link`."""
 
-    batch: Callable[[], AbstractContextManager[None]] | None
-    sends: SendsReader | None
-
-    def remaining(self, connection: Connection, units: list[Frame | Sends]) -> Iterable[Frame]: ...
-    def handle(self, connection: Connection, command: Command) -> None: ...
-
-
-class _Call(Struct, gc=False):
-    """A request under way."""
-
-    answer: asyncio.Future[Command]
-    deadline_ms: float
-    timeout_ms: float
-    code: int
-    is_put_off: bool = False
+    on_open: Callable[[Any], None] | None
+    on_close: Callable[[Any], None] | None
+    sniffer: ProtocolSniffer | None
+    limits: Limits | None
+    tls: TlsLayer | None
 
 
-class Connection(asyncio.Protocol):
-    """Frames, requests and responses of one peer.
+class Link(asyncio.Protocol):
+    """One TCP connection, on either side.
 
     Args:
-        router: answers the peer's requests.
         on_open, on_close: called when the connection stands and when it is gone.
         sniffer: recognizes a preamble and TLS by the first bytes of an accepted connection.
         limits: what all accepted connections together may keep of incomplete frames and of what is not taken.
         tls: the TLS side of a connection that this side makes.
-        always_reads: read also while the peer takes nothing, as the calling side has to: were both sides to stop
-            reading, each would wait for the other for ever.
 
     Attributes:
         peer: the other side as ``ip:port``.
         peer_host: the same packed as in records (8 or 20 bytes).
         hops: the addresses of the other side and of a balancer between; empty without TCP.
         addresses: the hops as text, the one farthest away first.
-        user: who signed the request that is being handled, if users have to.
         active_ms: monotonic time of the last read or write.
         frame_since_ms: monotonic time at which the frame began that is still incomplete, or None.
         closed: done when the connection is gone.
@@ -96,50 +87,32 @@ class Connection(asyncio.Protocol):
 
     def __init__(
         self,
-        router: RequestHandling,
         *,
-        clock: Clock = SYSTEM_CLOCK,
-        on_open: Callable[[Connection], None] | None = None,
-        on_close: Callable[[Connection], None] | None = None,
+        clock: Clock,
+        on_open: Callable[[Any], None] | None = None,
+        on_close: Callable[[Any], None] | None = None,
         sniffer: ProtocolSniffer | None = None,
         limits: Limits | None = None,
         tls: TlsLayer | None = None,
-        always_reads: bool = False,
     ) -> None:
-        self._router = router
         self._clock = clock
         self._on_open = on_open
         self._on_close = on_close
         self._sniffer = sniffer
         self._tls = tls
-        self._always_reads = always_reads
         self._limits = limits
-        header_bytes_max = None if sniffer is None else REQUEST_HEADER_BYTES_MAX
-        self._splitter = FrameSplitter(header_bytes_max=header_bytes_max, sends=router.sends)
-        self._incomplete_bytes = 0
         self._is_unsent_reported = False
-        self._is_held = False
-        self._left: Iterator[Frame] | None = None
-        self._later: list[Frame | Sends] = []
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         # asyncio's own writelines() copies (3.11) or never pauses the writer (3.12.0-3.13.0, CVE-2024-12254).
         self._is_plain_asyncio = isinstance(self._loop, asyncio.BaseEventLoop)
         self._unsent: list[Body] = []
         self._flush_due = False
-        self._taken: asyncio.Future[None] | None = None
-        self._calls: dict[int, _Call] = {}
-        self._opaque = 0
-        self._sweep_at_ms = float("inf")
-        self._sweep_due = 0.0
-        self._chunks = 0
-        self._sweep: asyncio.TimerHandle | None = None
         self._closed_because = "the peer closed it"
         self.peer = "?"
         self.peer_host = pack_host("0.0.0.0", 0)
         self.hops: list[IpAddress] = []
         self.addresses: tuple[str, ...] = ()
-        self.user: str | None = None
         self.active_ms = clock.monotonic_ms()
         self.frame_since_ms: float | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()
@@ -159,38 +132,10 @@ class Connection(asyncio.Protocol):
             and (self._transport.get_write_buffer_size() < WRITE_BYTES_HIGH)
         )
 
-    def send(self, command: Command) -> None:
-        """Send a reply or one-way request with the other output of this tick; nothing happens when closed."""
-        if not self.is_open:
-            return
-        self._unsent.extend(encode_command(command))
-        if not self._flush_due:
-            self._flush_due = True
-            self._loop.call_soon(self.flush)
-
-    def send_frame(self, frame: bytes) -> None:
-        """`send` for a reply that is encoded already, with a JSON header."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._unsent.append(frame)
-            if not self._flush_due:
-                self._flush_due = True
-                self._loop.call_soon(self.flush)
-
-    def hold(self) -> None:
-        """Handle no further request of the peer until `go_on`, and read no more: what comes next has to come after."""
-        assert not self._is_held, "a request that holds the connection is its only one"
-        self._is_held = True
-        self._pause_reading()
-
-    def go_on(self) -> None:
-        """Handle what came while the connection was held, in the next turn of the loop."""
-        assert self._is_held, "who goes on has held it"
-        # Not here: the caller may be in the middle of answering others, whose replies would leave in another order.
-        self._loop.call_soon(self._go_on)
-
-    def cork(self) -> None:
-        """Keep what is sent from now on; the next thing is to `flush` it, which saves the tick until it is written."""
-        self._flush_due = True
+    @property
+    def unsent_bytes(self) -> int:
+        """What the peer has not taken of what was written."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def flush(self) -> None:
         """Write what was sent; done at the end of each tick without being asked for."""
@@ -215,15 +160,205 @@ class Connection(asyncio.Protocol):
                 self._transport.writelines(unsent)
             if self._limits is not None:
                 # After the write: what the socket took at once is not memory.
-                waiting = self._transport.get_write_buffer_size()
+                waiting = self.unsent_bytes
                 if waiting >= _UNSENT_REPORTED_BYTES or self._is_unsent_reported:
                     self._is_unsent_reported = waiting >= _UNSENT_REPORTED_BYTES
                     self._limits.note_waiting(self, waiting if self._is_unsent_reported else 0)
 
-    @property
-    def unsent_bytes(self) -> int:
-        """What the peer has not taken of what was written."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+    def close(self, reason: str = "") -> None:
+        """Close after what is queued has been written; await `closed` for its end."""
+        if self._transport is not None and not self._transport.is_closing():
+            if reason:
+                _log.info("closing connection of %s: %s", self.peer, reason)
+            self._closed_because = reason or "it was closed here"
+            self.flush()
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once; what is queued is lost."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def cut(self, reason: str) -> None:
+        """Close at once and free what is kept of its incomplete frame."""
+        _log.warning("closing connection of %s: %s", self.peer, reason)
+        self._closed_because = reason
+        self.abort()
+
+    def plain_received(self, data: bytes) -> None:
+        """Take what was read while it was not known which protocol this is."""
+        raise NotImplementedError(f"{type(self).__name__} takes over no connection")
+
+    def probe(self) -> None:
+        """Have a peer that was silent for long show that it is there, where its protocol has a way."""
+
+    def hand_over(self, other: Link) -> None:
+        """Have another protocol go on with the connection, as if it had been its own from the start."""
+        transport, self._transport = self._transport, None
+        assert transport is not None, "only what stands is handed over"
+        assert not self._unsent, "nothing was said before it is known what is spoken"
+        other._tls, self._tls = self._tls, None
+        transport.set_protocol(other)
+        self.connection_lost(None)  # its owner counts one connection, not two
+        other.peer, other.peer_host, other.hops, other.addresses = self.peer, self.peer_host, self.hops, self.addresses
+        other.connection_made(transport)
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
+        if not self.hops:  # what was handed over has its address, maybe one that a balancer named
+            self._name_peer(transport.get_extra_info("peername"))
+        if self._tls is not None:
+            self.flush()  # the client speaks first: the handshake begins
+        if self._on_open is not None:
+            self._on_open(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._unsent.clear()
+        if not self.closed.done():
+            self.closed.set_result(None)
+        if self._on_close is not None:
+            self._on_close(self)
+
+    # -- what a protocol on top uses
+
+    def _flush_soon(self) -> None:
+        """Have what was sent leave at the end of this tick."""
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self.flush)
+
+    def _open(self, sniffer: ProtocolSniffer, data: bytes) -> bytes:
+        """The plain bytes that an accepted connection begins with; empty while that cannot be told."""
+        opened = sniffer.feed(data)
+        if opened is None:
+            own = sniffer.waits_for
+            if own is not None and self._transport is not None:
+                self._transport.pause_reading()
+                own.when_settled(self._open_late)
+            return b""
+        self._sniffer = None  # from now on a read costs one comparison
+        self._tls = opened.tls
+        if opened.source is not None and sniffer.believes(self.hops):
+            self._name_peer(opened.source)
+        return opened.rest if opened.tls is None else opened.tls.feed(opened.rest)
+
+    def _open_late(self) -> None:
+        """Go on with what was read before the certificate was there."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self.data_received(b"")
+
+    def _name_peer(self, peername: Any) -> None:
+        if not isinstance(peername, tuple):
+            self.peer = str(peername or "?")
+            return
+        address = ipaddress.ip_address(peername[0].partition("%")[0])
+        if address.version == 6 and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        self.peer = join_address(str(address), peername[1])
+        self.peer_host = pack_host(str(address), peername[1])
+        self.hops.append(address)
+        self.addresses = str(address), *self.addresses
+
+
+class RequestHandling(Protocol):
+    """What a connection asks of the `Router` that answers its peer's requests."""
+
+    batch: Callable[[], AbstractContextManager[None]] | None
+    sends: SendsReader | None
+
+    def remaining(self, connection: Connection, units: list[Frame | Sends]) -> Iterable[Frame]: ...
+    def handle(self, connection: Connection, command: Command) -> None: ...
+
+
+class _Call(Struct, gc=False):
+    """A request under way."""
+
+    answer: asyncio.Future[Command]
+    deadline_ms: float
+    timeout_ms: float
+    code: int
+    is_put_off: bool = False
+
+
+class Connection(Link):
+    """Frames, requests and responses of one peer.
+
+    Args:
+        router: answers the peer's requests.
+        always_reads: read also while the peer takes nothing, as the calling side has to: were both sides to stop
+            reading, each would wait for the other for ever.
+        upgrade: takes over a connection, and what was read of it, that begins like one of HTTP/2.
+        link: the rest, as `Link` takes it.
+
+    Attributes:
+        user: who signed the request that is being handled, if users have to.
+    """
+
+    def __init__(
+        self,
+        router: RequestHandling,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        always_reads: bool = False,
+        upgrade: Callable[[Connection, bytes], None] | None = None,
+        **link: Unpack[LinkArguments],
+    ) -> None:
+        super().__init__(clock=clock, **link)
+        self._router = router
+        self._always_reads = always_reads
+        self._upgrade = upgrade
+        header_bytes_max = None if self._sniffer is None else REQUEST_HEADER_BYTES_MAX
+        self._splitter = FrameSplitter(header_bytes_max=header_bytes_max, sends=router.sends)
+        self._incomplete_bytes = 0
+        self._is_held = False
+        self._left: Iterator[Frame] | None = None
+        self._later: list[Frame | Sends] = []
+        self._taken: asyncio.Future[None] | None = None
+        self._calls: dict[int, _Call] = {}
+        self._opaque = 0
+        self._sweep_at_ms = float("inf")
+        self._sweep_due = 0.0
+        self._chunks = 0
+        self._sweep: asyncio.TimerHandle | None = None
+        self.user: str | None = None
+
+    # -- what its owner does
+
+    def send(self, command: Command) -> None:
+        """Send a reply or one-way request with the other output of this tick; nothing happens when closed."""
+        if not self.is_open:
+            return
+        self._unsent.extend(encode_command(command))
+        if not self._flush_due:
+            self._flush_soon()
+
+    def send_frame(self, frame: bytes) -> None:
+        """`send` for a reply that is encoded already, with a JSON header."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._unsent.append(frame)
+            if not self._flush_due:
+                self._flush_soon()
+
+    def hold(self) -> None:
+        """Handle no further request of the peer until `go_on`, and read no more: what comes next has to come after."""
+        assert not self._is_held, "a request that holds the connection is its only one"
+        self._is_held = True
+        self._pause_reading()
+
+    def go_on(self) -> None:
+        """Handle what came while the connection was held, in the next turn of the loop."""
+        assert self._is_held, "who goes on has held it"
+        # Not here: the caller may be in the middle of answering others, whose replies would leave in another order.
+        self._loop.call_soon(self._go_on)
+
+    def cork(self) -> None:
+        """Keep what is sent from now on; the next thing is to `flush` it, which saves the tick until it is written."""
+        self._flush_due = True
 
     def on_one_way_reply(self, request: Command, answer: Command) -> None:
         """Told of the answer to a one-way request: nobody waits for it."""
@@ -253,38 +388,13 @@ class Connection(asyncio.Protocol):
         self._sweep_by(now_ms + timeout_ms, now_ms)
         return answer
 
-    def close(self, reason: str = "") -> None:
-        """Close after what is queued has been written; await `closed` for its end."""
-        if self._transport is not None and not self._transport.is_closing():
-            if reason:
-                _log.info("closing connection of %s: %s", self.peer, reason)
-            self._closed_because = reason or "it was closed here"
-            self.flush()
-            self._transport.close()
-
-    def abort(self) -> None:
-        """Close at once; what is queued is lost."""
-        if self._transport is not None:
-            self._transport.abort()
-
     def cut(self, reason: str) -> None:
         """Close at once and free what is kept of its incomplete frame."""
-        _log.warning("closing connection of %s: %s", self.peer, reason)
-        self._closed_because = reason
         self._splitter = FrameSplitter()  # the frame's bytes are free now, not when the socket is gone
         self._incomplete_bytes = 0
-        self.abort()
+        super().cut(reason)
 
     # -- asyncio.Protocol
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
-        self._name_peer(transport.get_extra_info("peername"))
-        if self._tls is not None:
-            self.flush()  # the client speaks first: the handshake begins
-        if self._on_open is not None:
-            self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
         self.active_ms = self._clock.monotonic_ms()
@@ -296,6 +406,11 @@ class Connection(asyncio.Protocol):
                 data = self._open(self._sniffer, data)
             elif self._tls is not None:
                 data = self._tls.feed(data)
+            if self._upgrade is not None and data:
+                upgrade, self._upgrade = self._upgrade, None
+                if data[0] == HTTP2_FIRST_BYTE:
+                    upgrade(self, data)
+                    return
             units = self._splitter.feed(data)
             # Reading is paused then, but what the kernel handed over before, and all that TLS held, still comes.
             if self._is_held:
@@ -329,14 +444,10 @@ class Connection(asyncio.Protocol):
         for call in calls.values():
             if not call.answer.done():
                 call.answer.set_exception(ConnectionLost(self.peer, reason))
-        self._unsent.clear()
         self._splitter = FrameSplitter()  # others may keep the connection a while, and with it half a frame
         self._left, self._later = None, []
         self._let_senders_go_on()
-        if not self.closed.done():
-            self.closed.set_result(None)
-        if self._on_close is not None:
-            self._on_close(self)
+        super().connection_lost(exc)
 
     # -- inside
 
@@ -422,39 +533,6 @@ class Connection(asyncio.Protocol):
             self._settle(command)
         else:
             self._router.handle(self, command)
-
-    def _open(self, sniffer: ProtocolSniffer, data: bytes) -> bytes:
-        """The frames' bytes in what an accepted connection begins with; empty while that cannot be told."""
-        opened = sniffer.feed(data)
-        if opened is None:
-            own = sniffer.waits_for
-            if own is not None and self._transport is not None:
-                self._transport.pause_reading()
-                own.when_settled(self._open_late)
-            return b""
-        self._sniffer = None  # from now on a read costs one comparison
-        self._tls = opened.tls
-        if opened.source is not None and sniffer.believes(self.hops):
-            self._name_peer(opened.source)
-        return opened.rest if opened.tls is None else opened.tls.feed(opened.rest)
-
-    def _open_late(self) -> None:
-        """Go on with what was read before the certificate was there."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
-            self.data_received(b"")
-
-    def _name_peer(self, peername: Any) -> None:
-        if not isinstance(peername, tuple):
-            self.peer = str(peername or "?")
-            return
-        address = ipaddress.ip_address(peername[0].partition("%")[0])
-        if address.version == 6 and address.ipv4_mapped is not None:
-            address = address.ipv4_mapped
-        self.peer = join_address(str(address), peername[1])
-        self.peer_host = pack_host(str(address), peername[1])
-        self.hops.append(address)
-        self.addresses = str(address), *self.addresses
 
     def _settle(self, response: Command) -> None:
         call = self._calls.pop(response.opaque, None)

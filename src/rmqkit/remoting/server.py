@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import RmqError
 from rmqkit.remoting.address import AdminAddresses, IpAddress, join_address
-from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.connection import Connection, Link
 from rmqkit.remoting.limits import Limits
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.sniffer import ProtocolSniffer
@@ -55,7 +55,11 @@ async def bind(protocol: Callable[[], asyncio.BaseProtocol], host: str, port: in
 class RemotingServer:
     """Accepts connections on one port and hands their requests to a router; loop only.
     ``balancers``: whose PROXY preamble is believed, asked for each one.
-    ``limits``: what its connections together may take; shared by several ports."""
+    ``limits``: what its connections together may take; shared by several ports.
+
+    Attributes:
+        http2: makes what goes on with a connection that begins like one of HTTP/2; None where that is no protocol here.
+    """
 
     def __init__(
         self,
@@ -84,8 +88,9 @@ class RemotingServer:
         self._server: asyncio.Server | None = None
         self._tasks = Tasks()
         self.limits = limits or Limits()
-        self._addresses: dict[Connection, IpAddress | None] = {}
-        self.connections: set[Connection] = set()
+        self._addresses: dict[Link, IpAddress | None] = {}
+        self.http2: Callable[..., Link] | None = None
+        self.connections: set[Link] = set()
 
     async def listen(self, host: str, port: int) -> int:
         """Take a port and accept connections on it; returns the port (a free one for 0).
@@ -141,7 +146,14 @@ class RemotingServer:
             on_close=self._forget,
             limits=self.limits,
             sniffer=ProtocolSniffer(self._tls, accepts_proxy=self._accepts_proxy, believes=self._believes),
+            upgrade=self._upgrade if self.http2 is not None else None,
         )
+
+    def _upgrade(self, connection: Connection, data: bytes) -> None:
+        assert self.http2 is not None, "asked for nothing else"
+        other = self.http2(clock=self._clock, on_open=self._remember, on_close=self._forget, limits=self.limits)
+        connection.hand_over(other)
+        other.plain_received(data)
 
     def _believes(self, hops: Sequence[IpAddress]) -> bool:
         """Whether a PROXY preamble from there says who the peer is."""
@@ -157,21 +169,21 @@ class RemotingServer:
             )
         return False
 
-    def _remember(self, connection: Connection) -> None:
+    def _remember(self, connection: Link) -> None:
         self.connections.add(connection)
         self._addresses[connection] = address = connection.hops[0] if connection.hops else None
         if not self.limits.opened(connection, address):
             connection.abort()  # counted all the same: `_forget` follows
         if self._server is not None and not self._server.is_serving():
             connection.abort()  # it was accepted while the port closed: nobody else would end it
-        if self._on_open is not None:
+        if self._on_open is not None and isinstance(connection, Connection):  # not again when it was handed over
             self._on_open()
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: Link) -> None:
         self.connections.discard(connection)
         # With the address it came from: a preamble may have given it another one since.
         self.limits.closed(connection, self._addresses.pop(connection))
-        if self._on_close is not None:
+        if self._on_close is not None and isinstance(connection, Connection):
             self._on_close(connection)
 
     async def _close_idle(self) -> None:
@@ -181,5 +193,7 @@ class RemotingServer:
             for connection in list(self.connections):
                 if connection.active_ms < oldest_ms:
                     connection.close(f"no traffic for {self._idle_ms_max} ms")
+                elif connection.active_ms < oldest_ms + self._idle_ms_max / 2:
+                    connection.probe()
                 elif connection.frame_since_ms is not None and connection.frame_since_ms < oldest_ms:
                     connection.close(f"a frame is not whole after {self._idle_ms_max} ms")

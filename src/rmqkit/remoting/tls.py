@@ -100,6 +100,7 @@ def make_context() -> ssl.SSLContext:
         subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS_MAX, stdin=subprocess.DEVNULL)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(PROTOCOLS)
         context.load_cert_chain(certificate, key)
     return context
 
@@ -112,6 +113,8 @@ def _reason(error: Exception) -> str:
 
 
 CLIENT_HELLO = 0x16
+# What clients of gRPC have to hear (ALPN); others ask for nothing, and are told nothing.
+PROTOCOLS = ["h2"]
 _READ_BYTES = 256 << 10
 
 
@@ -218,6 +221,7 @@ class ServerTls:
         settings = self._settings
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(PROTOCOLS)
         _load_own(context, settings.certificate, settings.key, settings.key_password)
         if settings.need_client_auth is not NeedClientAuth.NONE:
             _load_trusted(context, settings.trusted)

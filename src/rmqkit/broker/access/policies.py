@@ -29,7 +29,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from rmqkit.broker.access.rights import Actions, NotReadable, needed, topic_resource
+from rmqkit.broker.access.rights import Actions, NotReadable, Resource, needed, topic_resource
 from rmqkit.broker.access.users import SUPER, AccessTable
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol.command import Command
@@ -184,24 +184,36 @@ class Authorization:
         ``addresses``: the peer's and its balancer's: policies have to allow it from each."""
         if command.code in self._white_list or not fields or self._is_free(user):
             return None
-        index: PolicyIndex | None = None
         try:
-            for resource, actions in needed(command, fields, self._cluster, self._message_at):
-                if index is None:
-                    if user is None:
-                        return "Authorization failed. Please verify your access rights and try again."
-                    if user not in self._access.users:
-                        return f"User:{user} not found."
-                    index = self._index(user)
-                if isinstance(resource, str):
-                    remark = index.remark(resource, actions, addresses)
-                else:
-                    remarks = [index.remark(one, actions, addresses) for one in resource]
-                    remark = None if None in remarks else remarks[0]
-                if remark is not None:
-                    return remark
+            wanted = needed(command, fields, self._cluster, self._message_at)
+            return self._first_refusal(user, wanted, addresses)
         except NotReadable:
             return "parse authorization context error."
+
+    def grpc_refusal(
+        self, user: str | None, wanted: Iterable[tuple[Resource, Actions]], addresses: Sequence[str]
+    ) -> str | None:
+        """The reference's remark for a call of gRPC that is not allowed, or None."""
+        return None if self._is_free(user) else self._first_refusal(user, wanted, addresses)
+
+    def _first_refusal(
+        self, user: str | None, wanted: Iterable[tuple[Resource, Actions]], addresses: Sequence[str]
+    ) -> str | None:
+        index: PolicyIndex | None = None
+        for resource, actions in wanted:
+            if index is None:
+                if user is None:
+                    return "Authorization failed. Please verify your access rights and try again."
+                if user not in self._access.users:
+                    return f"User:{user} not found."
+                index = self._index(user)
+            if isinstance(resource, str):
+                remark = index.remark(resource, actions, addresses)
+            else:
+                remarks = [index.remark(one, actions, addresses) for one in resource]
+                remark = None if None in remarks else remarks[0]
+            if remark is not None:
+                return remark
         return None
 
     def may_publish(self, user: str | None, topic: str, addresses: Sequence[str]) -> bool:

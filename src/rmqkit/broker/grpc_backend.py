@@ -1,0 +1,190 @@
+"""The broker as the gRPC endpoint in its own process sees it: its tables and handlers, no socket between.
+
+Only this broker's queues are told: a call is answered where it arrives. Source: grpc.md §11, §16.4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from rmqkit.broker.access.rights import topic_resource
+from rmqkit.broker.context import BrokerContext
+from rmqkit.errors import RecordCorrupt, RequestTimedOut
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import Command, request
+from rmqkit.protocol.names import topic_fault
+from rmqkit.protocol.record import decode_record
+from rmqkit.protocol.schemas.clients import HeartbeatData, UnregisterClientRequest
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.protocol.schemas.topics import Permission
+from rmqkit.proxy.backend import (
+    ASK_TIMEOUT_MS,
+    BrokerQueues,
+    GrpcRefusal,
+    OnRequest,
+    Peer,
+    Route,
+    Unclaimed,
+    Wanted,
+    hand_back,
+)
+from rmqkit.proxy.status import Code, Refused
+from rmqkit.remoting.authentication import Authentication
+from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.local import LocalConnection
+from rmqkit.remoting.router import Router
+
+__all__ = ["LocalBackend"]
+
+
+_READ_WRITE = int(Permission.READ | Permission.WRITE)  # the bits of enums take microseconds to combine
+# What is stored: written together when several come at once.
+_GATHERED = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
+
+
+class LocalBackend:
+    """One broker.
+
+    Args:
+        router: has the broker's handlers, and lets everybody in: the endpoint has looked at who asks.
+        authentication: whose calls are taken; None: everybody's.
+        authorize: the remark for what a user may not do, or None; None: users may do everything.
+        on_closed: told of a client that is forgotten, as of a connection that closed.
+    """
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        router: Router,
+        *,
+        authentication: Authentication | None,
+        authorize: GrpcRefusal | None,
+        on_closed: Callable[[Connection], None],
+    ) -> None:
+        self._context = context
+        self._router = router
+        self._authentication = authentication
+        self._authorize = authorize
+        self._on_closed = on_closed
+        self._name = context.settings.broker_name
+        self.own: Peer = self.join(lambda command: None, lambda: None)
+
+    async def route(self, topic: str) -> Route | None:
+        config = self._context.topics.get(topic)
+        if config is None or topic_fault(topic) is not None:
+            return None
+        permission = config.perm & self._context.settings.broker_permission
+        queues = BrokerQueues(
+            self._name,
+            self._context.settings.broker_id,
+            self._context.identity.ip,
+            config.read_queue_nums,
+            config.write_queue_nums,
+            permission & _READ_WRITE,
+        )
+        return Route((config.attributes or {}).get("message.type", "NORMAL"), [queues])
+
+    async def group(self, name: str) -> SubscriptionGroupConfig | None:
+        return self._context.groups.stored.subscription_group_table.get(name)
+
+    async def has_broker(self, name: str) -> bool:
+        return name == self._name
+
+    def readable_broker(self, name: str, route: Route) -> str | None:
+        queues = route.brokers[0]
+        return self._name if queues.permission & Permission.READ and queues.read_queue_count else None
+
+    async def message_at(self, broker: str, physical_offset: int) -> tuple[str, int, int]:
+        """Topic, queue and offset of the message at a place in the log; all of nothing when there is none."""
+        self._context.store.dispatch()
+        raw = self._context.store.log.record_at(physical_offset) if physical_offset >= 0 else None
+        try:
+            record = None if raw is None else decode_record(raw)
+        except RecordCorrupt:
+            record = None
+        return ("", -1, -1) if record is None else (record.topic, record.queue_id, record.queue_offset)
+
+    def join(self, on_request: OnRequest, on_close: Callable[[], None]) -> Peer:
+        return _LocalPeer(self._context, self._router, on_request, partial(self._closed, on_close))
+
+    def identify(self, metadata: Mapping[str, str]) -> str | None:
+        if self._authentication is None:
+            return None
+        user, remark = self._authentication.grpc_signer(metadata.get("x-mq-date-time"), metadata.get("authorization"))
+        if remark is not None:
+            raise Refused(Code.UNAUTHORIZED, remark)
+        return user
+
+    def authorize(self, user: str | None, wanted: Sequence[Wanted], addresses: Sequence[str]) -> None:
+        if self._authorize is None:
+            return
+        named = [(_resource(name), actions) for name, actions in wanted]
+        remark = self._authorize(user, named, addresses)
+        if remark is not None:
+            raise Refused(Code.UNAUTHORIZED, remark)
+
+    def _closed(self, on_close: Callable[[], None], connection: Connection) -> None:
+        self._on_closed(connection)
+        on_close()
+
+
+class _LocalPeer(LocalConnection):
+    """A client of the endpoint among the broker's connections."""
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        router: Router,
+        on_request: OnRequest,
+        on_close: Callable[[Connection], None],
+    ) -> None:
+        super().__init__(router, clock=context.clock, on_request=on_request, on_close=on_close)
+        self._context = context
+        self._peername: tuple[str, int] | None = None
+
+    def moved_to(self, peername: tuple[str, int]) -> None:
+        # Every call says it again.
+        if self._peername != peername:
+            self._peername = peername
+            super().moved_to(peername)
+
+    async def ask(self, broker: str, command: Command, timeout_ms: float = ASK_TIMEOUT_MS) -> Command:
+        # Without a timer, as a client of the port has none here either: whatever a handler waits for has its own bound.
+        return await self.request(command, gathers=command.code in _GATHERED)
+
+    async def wait(self, broker: str, command: Command, timeout_ms: float, unclaimed: Unclaimed) -> Command:
+        # A connection of its own: what it waits for is given up with it, and with nothing else of the client.
+        waiting = LocalConnection(self._router, clock=self._context.clock)
+        waiting.peer, waiting.peer_host, waiting.hops = self.peer, self.peer_host, self.hops
+        waiting.addresses, waiting.user = self.addresses, self.user
+        answer = waiting.request(command)
+        try:
+            return await asyncio.wait_for(asyncio.shield(answer), timeout_ms / 1000.0)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            # What was popped already is answered when it is safe, and would be hidden for all of its time. So the
+            # connection stays open, to nobody's harm: what is held is dropped.
+            answer.add_done_callback(partial(hand_back, unclaimed))
+            if isinstance(error, TimeoutError):
+                raise RequestTimedOut(broker, command.code, timeout_ms) from None
+            raise
+        finally:
+            if self._context.pop is not None:
+                self._context.pop.connection_closed(waiting)
+
+    async def register(self, data: HeartbeatData, language: str, version: int) -> None:
+        command = request(RequestCode.HEART_BEAT, body=msgspec.json.encode(data))
+        command.language, command.version = language, version
+        await self.ask("", command)
+
+    async def unregister(self, client_id: str, producer_group: str | None, consumer_group: str | None) -> None:
+        header = UnregisterClientRequest(client_id, producer_group, consumer_group)
+        await self.ask("", request(RequestCode.UNREGISTER_CLIENT, header))
+
+
+def _resource(name: str) -> str:
+    """A resource as policies have it: a retry topic stands for its group."""
+    return topic_resource(name.removeprefix("Topic:")) if name.startswith("Topic:") else name

@@ -1,0 +1,265 @@
+"""The clients of the endpoint by their id: streams, groups, what is asked of them (``GrpcClientChannel``,
+``ClientActivity``).
+
+A client is its id: calls of several connections with the same id are one client's. It is kept while it calls; who is
+silent for as long as brokers wait for a heartbeat is forgotten. Loop only. Source: grpc.md §7, §10, §12.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from rmqkit.clock import Clock
+from rmqkit.errors import RemotingError
+from rmqkit.filter import subscription
+from rmqkit.protocol.codes import CURRENT_VERSION
+from rmqkit.protocol.schemas.clients import ConsumerData, HeartbeatData, ProducerData
+from rmqkit.proxy.backend import Backend, OnRequest, Peer
+from rmqkit.proxy.checks import sql_or_tags
+from rmqkit.proxy.client_settings import PUSH_CONSUMER, SIMPLE_CONSUMER
+from rmqkit.proxy.status import Code, Refused
+
+__all__ = ["Client", "Clients", "Stream"]
+
+CLIENT_SILENT_MS_MAX = 120_000.0
+CLIENTS_MAX = 50_000
+CALLS_MAX = 1024
+"""Calls of one client under way; held receives among them."""
+
+_COMMANDS_WAITING_MAX = 256
+_RELAY_SECONDS = 5.0
+_CONSUME_TYPES = {PUSH_CONSUMER: "CONSUME_PASSIVELY", SIMPLE_CONSUMER: "CONSUME_ACTIVELY"}
+
+_log = logging.getLogger(__name__)
+
+
+class Stream:
+    """A client's Telemetry stream: what is sent waits here until the client takes it."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Any] = deque()
+        self._arrived = asyncio.Event()
+        self._is_ending = False
+
+    def send(self, command: Any) -> bool:
+        """Send a command; False when the client takes nothing for so long that it is dropped."""
+        if len(self._waiting) >= _COMMANDS_WAITING_MAX:
+            return False
+        self._waiting.append(command)
+        self._arrived.set()
+        return True
+
+    async def write_all(self, write: Callable[[Any], Awaitable[None]]) -> None:
+        """Write what is sent, until `end` or cancelled."""
+        while not self._is_ending or self._waiting:
+            while self._waiting:
+                await write(self._waiting.popleft())
+            self._arrived.clear()
+            if not self._is_ending:
+                await self._arrived.wait()
+
+    def end(self) -> None:
+        """Have `write_all` return when all is written."""
+        self._is_ending = True
+        self._arrived.set()
+
+
+class Client:
+    """One client.
+
+    Attributes:
+        settings: as it sent them, or None.
+        stream: its newest Telemetry stream, or None.
+        producers: the topics it is registered as a producer of.
+        group: the consumer group it is registered in, or None.
+        calls: how many of its calls are under way.
+        seen_ms: monotonic time of its last call.
+    """
+
+    def __init__(self, client_id: str, clients: Clients) -> None:
+        self.id = client_id
+        self.clients = clients
+        self.settings: Any = None
+        self.stream: Stream | None = None
+        self.language = "OTHER"
+        self.version = CURRENT_VERSION
+        self.producers: set[str] = set()
+        self.group: str | None = None
+        self.calls = 0
+        self.seen_ms = 0.0
+        self.peer: Peer | None = None
+        self._relays: dict[str, asyncio.Future[Any]] = {}
+        self._settings_came = asyncio.Event()
+        self._may_send_settings = True
+
+    def set_settings(self, settings: Any) -> None:
+        self.settings = settings
+        self._settings_came.set()
+
+    def forget_settings(self) -> None:
+        self.settings = None
+        self._settings_came.clear()
+
+    async def wait_for_settings(self, seconds: float) -> None:
+        """Wait for them for a while, once: who has sent none by then will not."""
+        if self._may_send_settings:
+            self._may_send_settings = False
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._settings_came.wait(), seconds)
+
+    @property
+    def is_online(self) -> bool:
+        """Whether brokers know it as a member of its group."""
+        return self.peer is not None and self.peer.is_open and self.group is not None
+
+    @property
+    def is_fifo(self) -> bool:
+        return self.settings is not None and self.settings.subscription.fifo
+
+    async def relay(self, command: Any, nonce: str) -> Any:
+        """Ask the client over its stream; its answer. Raises TimeoutError, or Refused: it has no stream."""
+        if self.stream is None or not self.stream.send(command):
+            raise Refused(Code.INTERNAL_SERVER_ERROR, f"client {self.id} has no open Telemetry stream")
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._relays[nonce] = answer
+        try:
+            return await asyncio.wait_for(answer, _RELAY_SECONDS)
+        finally:
+            del self._relays[nonce]
+
+    def answered(self, nonce: str, answer: Any) -> None:
+        """Take the client's answer to what it was asked; an unknown nonce came too late, or is nobody's."""
+        asked = self._relays.get(nonce)
+        if asked is not None and not asked.done():
+            asked.set_result(answer)
+
+
+class Clients:
+    """All clients.
+
+    ``on_request``: takes what brokers tell and ask a client.
+    ``on_gone``: told of the id of a client that left or was silent for too long.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        clock: Clock,
+        on_request: Callable[[Client], OnRequest],
+        on_gone: Callable[[str], None],
+    ) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._on_request = on_request
+        self._on_gone = on_gone
+        self._clients: dict[str, Client] = {}
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __iter__(self) -> Iterator[Client]:
+        return iter(self._clients.values())
+
+    def find(self, client_id: str) -> Client | None:
+        return self._clients.get(client_id)
+
+    def called(self, client_id: str, peername: tuple[str, int], user: str | None) -> Client:
+        """The client of a call; made with its first. Raises Refused: there are too many, or it calls too often."""
+        client = self._clients.get(client_id)
+        if client is None:
+            if len(self._clients) >= CLIENTS_MAX:
+                raise Refused(Code.TOO_MANY_REQUESTS, f"flow limit: {CLIENTS_MAX} clients are known")
+            client = self._clients[client_id] = Client(client_id, self)
+        if client.calls >= CALLS_MAX:
+            raise Refused(Code.TOO_MANY_REQUESTS, "flow limit")
+        client.seen_ms = self._clock.monotonic_ms()
+        peer = self.peer_of(client)
+        peer.moved_to(peername)
+        peer.user = user
+        return client
+
+    def peer_of(self, client: Client) -> Peer:
+        """The client as brokers know it, entered again where they have sent it away."""
+        if client.peer is None or not client.peer.is_open:
+            client.group, client.producers = None, set()
+            client.peer = self._backend.join(self._on_request(client), lambda: self._closed(client))
+        return client.peer
+
+    def drop_silent(self) -> None:
+        """Forget the clients that have not called for long and have no call under way."""
+        oldest_ms = self._clock.monotonic_ms() - CLIENT_SILENT_MS_MAX
+        for client in [one for one in self._clients.values() if not one.calls and one.seen_ms < oldest_ms]:
+            del self._clients[client.id]
+            if client.peer is not None:
+                client.peer.close(f"no call for {CLIENT_SILENT_MS_MAX:.0f} ms")
+
+    def close(self) -> None:
+        """Have brokers forget all of them."""
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            if client.peer is not None:
+                client.peer.close("the endpoint closes")
+
+    # -- registration
+
+    async def take_settings(self, client: Client, settings: Any) -> None:
+        """Register a client by its settings. Raises RemotingError."""
+        topics, group = set[str](), None
+        if settings.HasField("publishing"):
+            topics = {topic.name for topic in settings.publishing.topics}
+        else:
+            group = settings.subscription.group.name
+        peer = self.peer_of(client)
+        for topic in client.producers - topics:
+            await peer.unregister(client.id, topic, None)
+        if client.group not in (None, group):
+            await peer.unregister(client.id, None, client.group)
+        await self.register(client, topics, group)
+
+    async def register(self, client: Client, topics: Iterable[str], group: str | None, client_type: int = 0) -> None:
+        """Enter a client with brokers, or tell them that it is still there. Raises RemotingError."""
+        data = HeartbeatData(clientID=client.id, producerDataSet=[ProducerData(topic) for topic in topics])
+        if group is not None:
+            settings = client.settings
+            client_type = settings.client_type if settings is not None else client_type
+            consumer = ConsumerData(group_name=group, consume_type=_CONSUME_TYPES.get(client_type, "CONSUME_PASSIVELY"))
+            if settings is not None:
+                now_ms = self._clock.now_ms()
+                for entry in settings.subscription.subscriptions:
+                    kind, text = sql_or_tags(entry.expression)
+                    wanted = subscription(entry.topic.name, text, expression_type=kind, version=now_ms)
+                    consumer.subscription_data_set.append(wanted)
+            data.consumerDataSet.append(consumer)
+        if not data.producerDataSet and not data.consumerDataSet:
+            return
+        peer = self.peer_of(client)
+        # Before the broker is asked: a client that leaves meanwhile has to be taken out of what it is being put into.
+        client.producers = {producer.group_name for producer in data.producerDataSet}
+        client.group = group
+        await peer.register(data, client.language, client.version)
+
+    async def leave(self, client: Client) -> None:
+        """Take a client out of its groups, and drop its settings."""
+        client.forget_settings()
+        peer = client.peer
+        if peer is None or not peer.is_open:
+            return
+        try:
+            for topic in client.producers:
+                await peer.unregister(client.id, topic, None)
+            if client.group is not None:
+                await peer.unregister(client.id, None, client.group)
+        except RemotingError as error:
+            _log.warning("client %s leaves, and a broker does not hear it: %s", client.id, error)
+        client.producers, client.group = set(), None
+        self._on_gone(client.id)
+
+    def _closed(self, client: Client) -> None:
+        """A broker closed the client, or it was closed here."""
+        client.producers, client.group = set(), None
+        self._on_gone(client.id)

@@ -1,0 +1,219 @@
+"""The service: every call's way from metadata to answer, and what is done between calls (``GrpcMessagingApplication``).
+
+A call is looked at in the reference's order: who signed it, what they may do, whose it is, whether the client has too
+many under way; then come the checks of the method. What is refused is an answer with a status; errors of brokers are
+told by their code. Source: grpc.md §2, §3, §16.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from rmqkit.clock import Clock
+from rmqkit.errors import RmqError
+from rmqkit.proxy.backend import Backend
+from rmqkit.proxy.call import Call, CallEnded
+from rmqkit.proxy.clients import Client, Clients, Stream
+from rmqkit.proxy.messages import Method, message_class, methods
+from rmqkit.proxy.receiving import Receiving
+from rmqkit.proxy.renewal import ROUND_SECONDS
+from rmqkit.proxy.rights import wanted_by
+from rmqkit.proxy.routes import Routes
+from rmqkit.proxy.sending import Sending
+from rmqkit.proxy.status import Code, Refused, refusal_of, status
+from rmqkit.proxy.telemetry import Telemetry
+from rmqkit.remoting.tasks import Tasks, repeat
+
+__all__ = ["Endpoint", "StreamFailed"]
+
+_SWEEP_SECONDS = 10.0
+_STOP_SECONDS = 10.0
+_DRAIN_SECONDS = 1.0
+
+Write = Callable[[Any], Awaitable[None]]
+_Unary = Callable[[Call, Client, Any], Awaitable[Any]]
+
+_log = logging.getLogger(__name__)
+_ReceiveResponse = message_class("ReceiveMessageResponse")
+_Command = message_class("TelemetryCommand")
+
+
+class StreamFailed(Exception):
+    """A Telemetry stream ends with a gRPC status; ``is_argument``: INVALID_ARGUMENT, else INTERNAL."""
+
+    def __init__(self, text: str, *, is_argument: bool) -> None:
+        super().__init__(text)
+        self.is_argument = is_argument
+
+
+class Endpoint:
+    """Answers the calls of all clients; loop only.
+
+    Args:
+        backend: the brokers.
+        port: its own, for clients that do not say where they found it.
+
+    Attributes:
+        stopping: set when it is to stop.
+    """
+
+    def __init__(self, backend: Backend, clock: Clock, *, port: int) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._tasks = Tasks()
+        self.stopping = asyncio.Event()
+        self._rounds: list[asyncio.Task[None]] = []
+        self._under_way = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._receiving = receiving = Receiving(backend, clock)
+        self._sending = sending = Sending(backend, clock)
+        self._telemetry = telemetry = Telemetry(backend, sending, self._tasks)
+        self.clients = Clients(backend, clock, telemetry.on_request, self._gone)
+        routes = Routes(backend, port)
+        self._unary: dict[str, _Unary] = {
+            "QueryRoute": lambda call, client, asked: routes.query(asked),
+            "QueryAssignment": lambda call, client, asked: routes.assignment(asked),
+            "SendMessage": sending.send,
+            "RecallMessage": lambda call, client, asked: sending.recall(client, asked),
+            "EndTransaction": lambda call, client, asked: sending.end_transaction(client, asked),
+            "AckMessage": lambda call, client, asked: receiving.ack(client, asked),
+            "ChangeInvisibleDuration": lambda call, client, asked: receiving.change_invisible(client, asked),
+            "ForwardMessageToDeadLetterQueue": lambda call, client, asked: receiving.forward(client, asked),
+            "Heartbeat": telemetry.heartbeat,
+            "NotifyClientTermination": lambda call, client, asked: telemetry.terminate(client, asked),
+        }
+
+    def start(self) -> None:
+        """Begin the work between calls: sweeping clients and half messages, renewing what clients hold."""
+        for work, seconds in (
+            (self.clients.drop_silent, _SWEEP_SECONDS),
+            (self._sending.drop_old, _SWEEP_SECONDS),
+            (self._renew, ROUND_SECONDS),
+        ):
+            name = f"gRPC: {getattr(work, '__name__', 'round')}"
+            self._rounds.append(
+                asyncio.create_task(repeat(work, name=name, seconds=seconds, end=self.stopping), name=name)
+            )
+
+    async def drain(self) -> None:
+        """Let calls end that will not wait; held receives and streams are cut by the server's end."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), _DRAIN_SECONDS)
+
+    async def stop(self) -> None:
+        """Give back what clients hold, and forget them. No call may come any more."""
+        self.stopping.set()
+        await asyncio.gather(*self._rounds)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._receiving.renewals.release_all(), _STOP_SECONDS)
+        await self._tasks.close()
+        self.clients.close()
+
+    @property
+    def methods(self) -> list[Method]:
+        """The methods that are answered; the others are UNIMPLEMENTED."""
+        return [one for one in methods() if one.name in self._unary or one.name in ("ReceiveMessage", "Telemetry")]
+
+    async def unary(self, method: Method, call: Call, asked: Any) -> Any:
+        """The answer to a call of one request and one response."""
+        self._under_way += 1
+        self._idle.clear()
+        try:
+            with self._entered(method.name, call, asked) as client:
+                return await self._unary[method.name](call, client, asked)
+        except RmqError as error:
+            refused = refusal_of(error)
+        except Exception as error:  # noqa: BLE001 - the outer edge of a call: answered and logged once
+            refused = _failed(method.name, call, error)
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
+        return method.response(status=status(refused.code, refused.text))
+
+    async def receive(self, method: Method, call: Call, asked: Any, write: Write) -> None:
+        """Answer a ReceiveMessage: a status, messages, the time. Raises CallEnded: the client is gone."""
+        try:
+            with self._entered(method.name, call, asked) as client:
+                try:
+                    await self._receiving.receive(call, client, asked, write)
+                except RmqError as error:
+                    refused = refusal_of(error)
+                    await write(_ReceiveResponse(status=status(refused.code, refused.text)))
+        except CallEnded:
+            raise
+        except RmqError as error:
+            refused = refusal_of(error)
+            return await write(_ReceiveResponse(status=status(refused.code, refused.text)))
+        except Exception as error:  # noqa: BLE001 - the outer edge of a call: answered and logged once
+            refused = _failed(method.name, call, error)
+            return await write(_ReceiveResponse(status=status(refused.code, refused.text)))
+        now = _ReceiveResponse()
+        now.delivery_timestamp.FromMilliseconds(self._clock.now_ms())
+        return await write(now)
+
+    async def telemetry(self, call: Call, commands: AsyncIterator[Any], write: Write) -> None:
+        """Answer a client's Telemetry stream until it ends. Raises StreamFailed."""
+        stream = Stream()
+        writing = asyncio.create_task(stream.write_all(write), name="Telemetry stream")
+        client: Client | None = None
+        try:
+            async for command in commands:
+                try:
+                    with self._entered("Telemetry", call, command) as client:
+                        client.stream = stream
+                        answer = await self._telemetry.take(call, client, command)
+                except Refused as error:
+                    if error.code in (Code.CLIENT_ID_REQUIRED, Code.UNAUTHORIZED, Code.TOO_MANY_REQUESTS):
+                        stream.send(_Command(status=status(error.code, error.text)))
+                        break
+                    text = f"process client telemetryCommand failed. {error.text}"
+                    raise StreamFailed(text, is_argument=40000 <= error.code < 41000) from None
+                except Exception as error:  # noqa: BLE001 - the outer edge of a stream: told and logged once
+                    text = f"process client telemetryCommand failed. {_failed('Telemetry', call, error).text}"
+                    raise StreamFailed(text, is_argument=False) from None
+                if answer is not None:
+                    stream.send(answer)
+            stream.end()
+            await writing
+        finally:
+            writing.cancel()
+            if client is not None and client.stream is stream:
+                client.stream = None
+
+    # -- inside
+
+    @contextmanager
+    def _entered(self, name: str, call: Call, asked: Any) -> Iterator[Client]:
+        """The client of a call that may be made. Raises Refused."""
+        metadata = call.metadata
+        user = self._backend.identify(metadata)
+        self._backend.authorize(user, wanted_by(name, asked), (call.peername[0],))
+        client_id = metadata.get("x-mq-client-id", "")
+        if not client_id.strip():
+            raise Refused(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
+        client = self.clients.called(client_id, call.peername, user)
+        client.calls += 1
+        try:
+            yield client
+        finally:
+            client.calls -= 1
+            assert client.calls >= 0, "a call that ended was entered"
+
+    async def _renew(self) -> None:
+        online = {client.id for client in self.clients if client.is_online}
+        await self._receiving.renewals.round(online)
+
+    def _gone(self, client_id: str) -> None:
+        if not self.stopping.is_set():
+            self._tasks.start(self._receiving.renewals.release(client_id), f"what {client_id} held")
+
+
+def _failed(name: str, call: Call, error: Exception) -> Refused:
+    _log.error("%s of %s failed", name, call.peername[0], exc_info=error)
+    return Refused(Code.INTERNAL_SERVER_ERROR, f"{error}. {type(error).__name__}.")

@@ -1,0 +1,65 @@
+"""The protobuf messages of ``apache.rocketmq.v2`` and the methods of its service.
+
+The classes are made from `schema/messages.binpb`, the compiled form of the .proto files beside it (`rocketmq-apis`,
+commit 3e60073, Apache License 2.0), in a descriptor pool of our own: the official Python SDK registers the same names
+in protobuf's default pool, and a process that holds both would not start. No code is generated, so that none of
+protobuf's rules on versions of generated code apply. Source: grpc.md §16.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError, Message
+
+__all__ = ["SERVICE", "DecodeError", "Message", "Method", "message_class", "methods"]
+
+SERVICE = "apache.rocketmq.v2.MessagingService"
+"""The service's full name, as it stands in a call's path."""
+
+
+def _load() -> descriptor_pool.DescriptorPool:
+    pool = descriptor_pool.DescriptorPool()
+    compiled = descriptor_pb2.FileDescriptorSet.FromString((files(__package__) / "schema/messages.binpb").read_bytes())
+    for file in compiled.file:  # each behind those it imports
+        pool.Add(file)
+    return pool
+
+
+_POOL = _load()
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method of the service; ``path``: as in the call's ``:path``."""
+
+    name: str
+    path: str
+    request: type[Message]
+    response: type[Message]
+    streams_requests: bool
+    streams_responses: bool
+
+
+def message_class(name: str) -> Any:
+    """The class of a message by its name in ``apache.rocketmq.v2``, or by its full name where it has a dot."""
+    full = name if "." in name else f"apache.rocketmq.v2.{name}"
+    return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(full))
+
+
+def methods() -> list[Method]:
+    """All methods of the service in the order of its .proto file."""
+    return [
+        Method(
+            method.name,
+            f"/{SERVICE}/{method.name}",
+            message_factory.GetMessageClass(method.input_type),
+            message_factory.GetMessageClass(method.output_type),
+            method.client_streaming,
+            method.server_streaming,
+        )
+        for method in _POOL.FindServiceByName(SERVICE).methods
+    ]

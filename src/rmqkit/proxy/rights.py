@@ -1,0 +1,55 @@
+"""What each call needs its user to be allowed (``ProxyAuthorizationContextBuilder``). Source: grpc.md §2.3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rmqkit.proxy.backend import Wanted
+
+__all__ = ["wanted_by"]
+
+_PUB, _SUB = frozenset(["Pub"]), frozenset(["Sub"])
+_CONSUMERS = range(2, 7)
+
+
+def wanted_by(name: str, asked: Any) -> list[Wanted]:
+    """Resources and actions; all of them are needed."""
+    match name:
+        case "QueryRoute":
+            return [(_topic(asked.topic.name), _PUB | _SUB)]
+        case "SendMessage":
+            return [(_topic(asked.messages[0].topic.name if asked.messages else ""), _PUB)]
+        case "EndTransaction" | "RecallMessage":
+            return [(_topic(asked.topic.name), _PUB)]
+        case "ReceiveMessage":
+            return _consumed(asked.group.name, asked.message_queue.topic.name)
+        case "AckMessage" | "ForwardMessageToDeadLetterQueue" | "QueryAssignment":
+            return _consumed(asked.group.name, asked.topic.name)
+        case "ChangeInvisibleDuration":
+            return [(_group(asked.group.name), _SUB)]
+        case "Heartbeat":
+            return [(_group(asked.group.name), _SUB)] if asked.client_type in _CONSUMERS else []
+        case "NotifyClientTermination":
+            return [(_group(asked.group.name), _SUB)] if asked.group.name else []
+        case "Telemetry" if asked.HasField("settings"):
+            return _of_settings(asked.settings)
+    return []
+
+
+def _of_settings(settings: Any) -> list[Wanted]:
+    if settings.HasField("publishing"):
+        return [(_topic(topic.name), _PUB) for topic in settings.publishing.topics]
+    wanted: list[Wanted] = [(_group(settings.subscription.group.name), _SUB)]
+    return wanted + [(_topic(entry.topic.name), _SUB) for entry in settings.subscription.subscriptions]
+
+
+def _consumed(group: str, topic: str) -> list[Wanted]:
+    return [(_group(group), _SUB), (_topic(topic), _SUB)]
+
+
+def _topic(name: str) -> str:
+    return f"Topic:{name}"
+
+
+def _group(name: str) -> str:
+    return f"Group:{name}"

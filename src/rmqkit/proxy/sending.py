@@ -1,0 +1,302 @@
+"""SendMessage, RecallMessage, EndTransaction and check-backs (``SendMessageActivity``, ``EndTransactionActivity``).
+
+Messages of one call go to one queue: that of the message group, by a hash that all proxies share, else any in turn.
+Half messages are settled by their places in the log, which the endpoint keeps by transaction id until they are, and a
+moment longer, for who ends one twice: SDKs tell the id alone. Source: grpc.md §5.4, §5.11, §5.13, §6.1, §9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from rmqkit.clock import Clock
+from rmqkit.errors import HeaderError, PeerRefused
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_header, request
+from rmqkit.protocol.compression import Compression
+from rmqkit.protocol.ids import decode_offset_id, decode_recall_handle
+from rmqkit.protocol.names import AUTO_CREATE_TOPIC
+from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
+from rmqkit.protocol.record import (
+    COMPRESSED,
+    TRANSACTION_COMMIT,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
+    BatchEntry,
+    decode_record,
+    encode_batch,
+)
+from rmqkit.protocol.schemas.send import (
+    CheckTransactionRequest,
+    EndTransactionRequest,
+    RecallMessageRequest,
+    RecallMessageResponse,
+    SendMessageResponse,
+    SendMessageV2Request,
+)
+from rmqkit.protocol.schemas.topics import Permission
+from rmqkit.proxy.backend import Backend, BrokerQueues, Route
+from rmqkit.proxy.call import Call
+from rmqkit.proxy.checks import check_messages, check_sent, check_topic, timestamp_ms
+from rmqkit.proxy.clients import Client
+from rmqkit.proxy.messages import message_class
+from rmqkit.proxy.receiving import no_route
+from rmqkit.proxy.records import TRANSACTION_TYPE, jump_hash, message_of, properties_of, type_of, zlib_of
+from rmqkit.proxy.status import OK, Code, Refused, code_of_broker, status
+from rmqkit.remoting.address import join_address
+
+__all__ = ["Sending"]
+
+_GZIP = 2
+_DEFAULT_QUEUE_COUNT = 4
+_COMMIT, _ROLLBACK = 1, 2
+_SERVER_CHECK = 2
+_TRANSACTIONS_MAX = 100_000
+_OPEN_MS_MAX, _ENDED_MS_MAX = 2 * 3_600_000.0, 60_000.0
+"""How long a half message is known that nobody ended, which may be told to wait for an hour, and one that was ended."""
+_RESERVED_BYTES = 256
+"""What a broker may add to a property string: region, cluster, trace."""
+
+_SendResponse = message_class("SendMessageResponse")
+_SendEntry = message_class("SendResultEntry")
+_RecallResponse = message_class("RecallMessageResponse")
+_EndResponse = message_class("EndTransactionResponse")
+_TelemetryCommand = message_class("TelemetryCommand")
+
+# Stored, but not as safely as was asked for.
+_UNSAFE = {
+    ResponseCode.FLUSH_DISK_TIMEOUT: (Code.MASTER_PERSISTENCE_TIMEOUT, "FLUSH_DISK_TIMEOUT"),
+    ResponseCode.FLUSH_SLAVE_TIMEOUT: (Code.SLAVE_PERSISTENCE_TIMEOUT, "FLUSH_SLAVE_TIMEOUT"),
+    ResponseCode.SLAVE_NOT_AVAILABLE: (Code.HA_NOT_AVAILABLE, "SLAVE_NOT_AVAILABLE"),
+}
+
+
+@dataclass(slots=True)
+class _Half:
+    """Where a half message is; ``ended``: how it was settled, or None; ``since_ms``: monotonic time of its entry."""
+
+    broker: str
+    queue_offset: int
+    physical_offset: int
+    ended: int | None = None
+    since_ms: float = 0.0
+
+
+_Halves = OrderedDict[tuple[str, str], _Half]
+"""By topic and transaction id, the oldest entry first."""
+
+
+class Sending:
+    """Sends, recalls and transactions."""
+
+    def __init__(self, backend: Backend, clock: Clock) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._turn = random.randrange(1 << 16)
+        self._halves: _Halves = OrderedDict()
+        self._ended: _Halves = OrderedDict()
+
+    # -- SendMessage
+
+    async def send(self, call: Call, client: Client, asked: Any) -> Any:
+        messages = asked.messages
+        topic = check_messages(messages, self._clock.now_ms())
+        born_host = join_address(*call.peername)
+        properties = [properties_of(message, born_host) for message in messages]
+        kinds = [type_of(one) for one in properties]
+        if len(messages) > 1 and any(kind in ("DELAY", "TRANSACTION", "PRIORITY") for kind in kinds):
+            # Stored in a batch, the reference's timer would stop at it for good.
+            raise Refused(Code.BAD_REQUEST, "delayed, transactional and prioritised messages are sent one by one")
+        if messages[0].system_properties.message_type == TRANSACTION_TYPE and messages[0].system_properties.HasField(
+            "delivery_timestamp"
+        ):
+            text = "TopicMessageType validate failed, a transactional message has no delivery time"
+            raise Refused(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, text)
+        route = await self._backend.route(topic)
+        check_sent("UNSPECIFIED" if route is None else route.message_type, kinds[0], topic)
+        if route is None:
+            raise Refused(Code.TOPIC_NOT_FOUND, no_route(topic))
+        group = messages[0].system_properties.message_group if len(messages) == 1 else ""
+        queues, queue_id = self._queue(route, group)
+        encoded = [encode_properties(one) for one in properties]
+        if max(map(len, encoded)) > PROPERTIES_BYTES_MAX - _RESERVED_BYTES:
+            text = f"the message's properties have {max(map(len, encoded))} bytes: {PROPERTIES_BYTES_MAX} are stored"
+            raise Refused(Code.MESSAGE_PROPERTIES_TOO_LARGE, text)
+        born_ms = timestamp_ms(messages[0].system_properties.born_timestamp, Code.BAD_REQUEST)
+        if kinds[0] == "TRANSACTION":
+            # Brokers give up half messages of long ago, and 0, which the reference keeps, is 1970.
+            born_ms = born_ms or self._clock.now_ms()
+        bodies, sys_flag = await _bodies(messages)
+        if kinds[0] == "TRANSACTION":
+            sys_flag |= TRANSACTION_PREPARED
+        command = _command(bodies, topic, queue_id, encoded, sys_flag, queues.name, born_ms)
+        assert client.peer is not None, "who calls has been entered"
+        answer = await client.peer.ask(queues.name, command)
+        return self._sent(topic, messages, kinds[0], queues.name, answer)
+
+    def _queue(self, route: Route, group: str) -> tuple[BrokerQueues, int]:
+        """The queue of a message group, or the next one."""
+        writable = [
+            (one, queue_id)
+            for one in sorted(route.brokers, key=lambda queues: queues.name)
+            if one.broker_id == 0 and one.permission & Permission.WRITE
+            for queue_id in range(one.write_queue_count)
+        ]
+        if not writable:
+            raise Refused(Code.FORBIDDEN, "no writable queue")
+        if group:
+            return writable[jump_hash(group, len(writable))]
+        self._turn += 1
+        return writable[self._turn % len(writable)]
+
+    def _sent(self, topic: str, messages: Any, kind: str, broker: str, answer: Command) -> Any:
+        """The answer to a send: an entry for each message."""
+        ids = [message.system_properties.message_id for message in messages]
+        if answer.code in _UNSAFE:
+            code, name = _UNSAFE[ResponseCode(answer.code)]
+            failed = status(code, f"send message failed, sendStatus={name}")
+            return _SendResponse(status=failed, entries=[_SendEntry(status=failed) for _ in ids])
+        if answer.code != ResponseCode.SUCCESS:
+            raise Refused(code_of_broker(answer.code), answer.remark or f"code {answer.code}")
+        told = decode_header(answer, SendMessageResponse)
+        if kind == "TRANSACTION":
+            place = decode_offset_id(told.msg_id)[2]
+            self._keep(self._halves, (topic, ids[0]), _Half(broker, told.queue_offset, place))
+        entries = [
+            _SendEntry(
+                status=OK,
+                message_id=one,
+                transaction_id=one,
+                offset=told.queue_offset + number,
+                recall_handle=told.recall_handle or "",
+            )
+            for number, one in enumerate(ids)
+        ]
+        return _SendResponse(status=OK, entries=entries)
+
+    # -- RecallMessage
+
+    async def recall(self, client: Client, asked: Any) -> Any:
+        topic = check_topic(asked.topic.name)
+        route = await self._backend.route(topic)
+        check_sent("UNSPECIFIED" if route is None else route.message_type, "DELAY", topic)
+        try:
+            handle = decode_recall_handle(asked.recall_handle)
+        except HeaderError:
+            raise Refused(Code.BAD_REQUEST, "recall handle is invalid") from None
+        if not await self._backend.has_broker(handle.broker_name):
+            raise Refused(Code.BAD_REQUEST, f"recall handle is invalid: cannot find broker {handle.broker_name}")
+        header = RecallMessageRequest(producer_group=topic, topic=topic, recall_handle=asked.recall_handle)
+        assert client.peer is not None, "who calls has been entered"
+        answer = await client.peer.ask(handle.broker_name, request(RequestCode.RECALL_MESSAGE, header))
+        if answer.code != ResponseCode.SUCCESS:
+            raise Refused(code_of_broker(answer.code), answer.remark or "recall failed")
+        return _RecallResponse(status=OK, message_id=decode_header(answer, RecallMessageResponse).msg_id)
+
+    # -- transactions
+
+    async def end_transaction(self, client: Client, asked: Any) -> Any:
+        """Commit or roll back; the same end once more is answered as it was, without another commit."""
+        topic = check_topic(asked.topic.name)
+        if not asked.transaction_id.strip():
+            raise Refused(Code.INVALID_TRANSACTION_ID, "transaction id cannot be empty")
+        key = topic, asked.transaction_id
+        half = self._halves.get(key) or self._ended.get(key)
+        if half is None or half.ended not in (None, asked.resolution):
+            raise Refused(Code.INVALID_TRANSACTION_ID, "cannot found transaction data")
+        if asked.resolution not in (_COMMIT, _ROLLBACK) or half.ended is not None:
+            return _EndResponse(status=OK)
+        header = EndTransactionRequest(
+            topic=topic,
+            producer_group=topic,
+            tran_state_table_offset=half.queue_offset,
+            commit_log_offset=half.physical_offset,
+            commit_or_rollback=TRANSACTION_COMMIT if asked.resolution == _COMMIT else TRANSACTION_ROLLBACK,
+            from_transaction_check=asked.source == _SERVER_CHECK,
+            msg_id=asked.message_id or None,
+            transaction_id=asked.transaction_id,
+            bname=half.broker,
+        )
+        half.ended = asked.resolution  # before the broker is asked: a second call meanwhile would commit twice
+        assert client.peer is not None, "who calls has been entered"
+        try:
+            answer = await client.peer.ask(half.broker, request(RequestCode.END_TRANSACTION, header))
+            if answer.code not in (ResponseCode.SUCCESS, *_UNSAFE):
+                raise PeerRefused(answer.code, answer.remark, half.broker)
+        except BaseException:
+            half.ended = None
+            raise
+        if self._halves.get(key) is half:
+            del self._halves[key]
+        self._keep(self._ended, key, half)
+        return _EndResponse(status=OK)
+
+    def check_back(self, client: Client, command: Command) -> None:
+        """A broker asks what became of a half message: ask the client over its stream."""
+        header = decode_header(command, CheckTransactionRequest)
+        record = decode_record(command.payload)
+        properties = decode_properties(record.properties)
+        transaction_id = header.transaction_id or header.msg_id or ""
+        half = _Half(header.bname or "", header.tran_state_table_offset, header.commit_log_offset)
+        self._keep(self._halves, (record.topic, transaction_id), half)
+        if client.stream is None:
+            return  # the broker asks again
+        asking = _TelemetryCommand()
+        message = message_of(record, properties, record.topic)
+        asking.recover_orphaned_transaction_command.message.CopyFrom(message)
+        asking.recover_orphaned_transaction_command.transaction_id = transaction_id
+        client.stream.send(asking)
+
+    def drop_old(self) -> None:
+        """Forget half messages of long ago."""
+        now_ms = self._clock.monotonic_ms()
+        for halves, ms_max in ((self._halves, _OPEN_MS_MAX), (self._ended, _ENDED_MS_MAX)):
+            while halves and next(iter(halves.values())).since_ms < now_ms - ms_max:
+                halves.popitem(last=False)
+
+    def _keep(self, halves: _Halves, key: tuple[str, str], half: _Half) -> None:
+        half.since_ms = self._clock.monotonic_ms()
+        halves[key] = half
+        halves.move_to_end(key)
+        if len(halves) > _TRANSACTIONS_MAX:
+            halves.popitem(last=False)  # the broker asks about it, and it is here again
+
+
+async def _bodies(messages: Any) -> tuple[list[bytes], int]:
+    """The bodies as they are stored, and what sysFlag says of them: gzip, which clients of remoting take for zlib, as
+    zlib. Those of a batch have one sysFlag and stay as they are."""
+    bodies = [message.body for message in messages]
+    if messages[0].system_properties.body_encoding != _GZIP:
+        return bodies, 0
+    if len(bodies) > 1:
+        return bodies, COMPRESSED
+    body = await asyncio.to_thread(zlib_of, bodies[0])
+    return ([bodies[0]], COMPRESSED) if body is None else ([body], COMPRESSED | Compression.ZLIB)
+
+
+def _command(
+    bodies: list[bytes], topic: str, queue_id: int, encoded: list[bytes], sys_flag: int, broker: str, born_ms: int
+) -> Command:
+    header = SendMessageV2Request(
+        producer_group=topic,
+        topic=topic,
+        default_topic=AUTO_CREATE_TOPIC,
+        default_topic_queue_nums=_DEFAULT_QUEUE_COUNT,
+        queue_id=queue_id,
+        sys_flag=sys_flag,
+        born_timestamp=born_ms,
+        flag=0,
+        reconsume_times=0,
+        unit_mode=False,
+        bname=broker,
+    )
+    if len(bodies) == 1:
+        header.properties = encoded[0].decode()
+        return request(RequestCode.SEND_MESSAGE_V2, header, bodies[0])
+    header.batch = True
+    entries = [BatchEntry(body, text) for body, text in zip(bodies, encoded, strict=True)]
+    return request(RequestCode.SEND_BATCH_MESSAGE, header, encode_batch(entries))

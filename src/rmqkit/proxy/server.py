@@ -1,0 +1,107 @@
+"""A proxy: the gRPC endpoint in front of the brokers that some name servers know (``ProxyStartup`` in cluster mode).
+
+Source: grpc.md §11, §16.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Annotated
+
+from msgspec import Struct
+
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.errors import SettingsError
+from rmqkit.proxy.endpoint import Endpoint
+from rmqkit.proxy.grpc_call import GrpcService
+from rmqkit.proxy.remote_backend import HEARTBEAT_SECONDS, RemoteBackend
+from rmqkit.remoting.address import advertised_ip, join_address
+from rmqkit.remoting.client import RemotingClient
+from rmqkit.remoting.router import Router
+from rmqkit.remoting.server import RemotingServer
+from rmqkit.remoting.tasks import repeat
+from rmqkit.remoting.tls import ClientTls, ServerTls
+from rmqkit.settings import Setting
+
+__all__ = ["Proxy", "ProxySettings"]
+
+
+class ProxySettings(Struct, kw_only=True):
+    """Settings of a proxy, with the keys of ``rmq-proxy.json``."""
+
+    namesrv_addr: Annotated[str, Setting("namesrvAddr", "name servers as host:port;host:port")] = ""
+    grpc_port: Annotated[
+        int, Setting("grpcServerPort", "port for SDKs of 5.x, 0 for a free one", low=0, high=65535)
+    ] = 8081
+    bind_address: Annotated[str, Setting("bindAddress", "address to listen on")] = "0.0.0.0"
+
+
+class Proxy:
+    """A running proxy.
+
+    Args:
+        tls: for SDKs that want it; None means that it is sent away.
+        client_tls: towards name servers and brokers; None means plain.
+
+    Attributes:
+        address: where SDKs reach it, as ``host:port``; set by `start`.
+    """
+
+    def __init__(
+        self,
+        settings: ProxySettings,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        tls: ServerTls | None = None,
+        client_tls: ClientTls | None = None,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._tls = tls
+        self._client_tls = client_tls
+        self._stack = AsyncExitStack()
+        self._stopping = asyncio.Event()
+        self.address = ""
+
+    async def start(self) -> None:
+        """Listen. Raises SettingsError: no name server is named. Raises ListenFailed."""
+        settings = self._settings
+        addresses = [one.strip() for one in settings.namesrv_addr.split(";") if one.strip()]
+        if not addresses:
+            raise SettingsError("a proxy needs a name server: set namesrvAddr or -n")
+        try:
+            server = RemotingServer(Router(), clock=self._clock, tls=self._tls)
+            port = await server.bind(settings.bind_address, settings.grpc_port)
+            self.address = join_address(advertised_ip(settings.bind_address), port)
+            backend = RemoteBackend(
+                addresses,
+                self._clock,
+                lambda router: RemotingClient(router, clock=self._clock, tls=self._client_tls),
+            )
+            self._stack.push_async_callback(backend.close)
+            endpoint = Endpoint(backend, self._clock, port=port)
+            endpoint.start()
+            beating = repeat(backend.heartbeat, name="heartbeat", seconds=HEARTBEAT_SECONDS, end=self._stopping)
+            heartbeats = asyncio.create_task(beating, name="heartbeat")
+            self._stack.push_async_callback(asyncio.wait, [heartbeats])
+            self._stack.push_async_callback(endpoint.stop)
+            self._stack.push_async_callback(server.close)  # first: no call comes while the endpoint stops
+            self._stack.push_async_callback(endpoint.drain)
+            server.http2 = GrpcService(endpoint).connection
+            await server.serve()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Take no further calls, give back what clients hold, and close."""
+        self._stopping.set()
+        await self._stack.aclose()
+
+    async def __aenter__(self) -> Proxy:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()

@@ -1,0 +1,109 @@
+"""The same raw calls at Apache's proxy 5.4.0 and at our endpoint: field by field. Source: grpc.md §2–§9."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import os
+from collections.abc import Mapping
+
+import pytest
+
+from tests.interop.conftest import _startup_lines
+from tests.interop.grpc import flows, odd_input, refusals
+from tests.interop.grpc.apache_proxy import PROXY_BROKER_CONF, prepare_proxy, run_apache_proxy
+from tests.interop.grpc.scene import CASES, Check, Outcome, Place, run_all
+from tests.interop.kit import Unavailable, default_version
+from tests.interop.server_process import ServerProcess
+from tests.interop.standalone import READY_SECONDS, RMQ
+
+assert all((flows, odd_input, refusals))  # their import fills CASES
+COMPARISONS_MIN = 450
+# Where ours answers otherwise and should not; who mends one takes it out.
+OPEN: Mapping[str, set[str]] = {
+    "settings": {"missing group", "neither"},
+    "receive_checks": {"blank SQL", "no SQL", "bars as tags"},
+    "handle_checks": {"ack: unknown topic"},
+    "small_calls": {"termination: unknown", "termination: unknown with group"},
+    "odd_sends": {"recovery negative"},
+    "odd_handles": {
+        *("change: eight words", "change: ten words", "change: offset beyond", "change: revive queue 99"),
+        *("change: no duration", "ack: queue 9", "change: queue 9", "ack: flag of retries", "change: flag of retries"),
+    },
+    "streams": {"termination again"},
+    "transactions": {"commit of one born long ago"},
+}
+
+
+@pytest.fixture(scope="module")
+def apache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """What Apache's proxy answered; it ends when all cases ran."""
+    try:
+        kit = prepare_proxy(default_version())
+    except Unavailable as reason:
+        if os.environ.get("RMQKIT_INTEROP") == "require":
+            raise
+        pytest.skip(str(reason))
+    with run_apache_proxy(kit, tmp_path_factory.mktemp("proxy")) as (process, place):
+        _startup_lines.append(f"apache {kit.version}: proxy ready in {process.ready_seconds:.2f} s")
+        return asyncio.run(run_all(place))
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """What `rmq standalone` answered, with the settings that Apache's broker has."""
+    work_dir = tmp_path_factory.mktemp("ours")
+    config = work_dir / "broker.conf"
+    config.write_text("".join(f"{key}={value}\n" for key, value in PROXY_BROKER_CONF.items()))
+    command = [RMQ, "standalone", "--namesrv-port", "0", "--port", "0", "--set", "grpcServerPort=0"]
+    command += ["--store", work_dir / "store", "-c", config]
+    with ServerProcess(command, work_dir / "standalone.log") as process:
+        ready = process.wait_ready(r"^ready namesrv=(\S+) broker=(\S+) grpc=(\S+) store=", READY_SECONDS)
+        _startup_lines.append(f"rmq standalone: ready in {process.ready_seconds:.2f} s")
+        return asyncio.run(run_all(Place("ours", ready[3], ready[1], ready[2])))
+
+
+def unexpected(outcome: Outcome) -> str:
+    """What the spec names and the answers lack."""
+    lines = [outcome.failure] if outcome.failure else []
+    for check in outcome.checks.values():
+        lines += [f"{check.name}: no {line!r}" for line in check.missing()]
+        lines += [f"    {line}" for line in check.lines] if check.missing() else []
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_apache_answers_as_the_spec_says(apache: dict[str, Outcome], name: str) -> None:
+    said = unexpected(apache[name])
+    assert not said, said
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ours_answers_as_apache(apache: dict[str, Outcome], ours: dict[str, Outcome], name: str) -> None:
+    assert not ours[name].failure, ours[name].failure
+    said, mended = [], []
+    for check in apache[name].checks.values():
+        found = difference(check, ours[name].checks.get(check.name))
+        if check.name not in OPEN.get(name, ()):
+            said += found
+        elif not found:
+            mended.append(check.name)
+    assert not said, "\n".join(said)
+    assert not mended, f"{mended} of {name} are as Apache's now: take them out of OPEN"
+
+
+def difference(apache: Check, ours: Check | None) -> list[str]:
+    """Lines that say where ours is neither Apache's nor, where it differs on purpose, as it should be."""
+    if ours is None:
+        return [f"{apache.name}: no answer"]
+    if apache.why:
+        lines = [f"    no {line!r} ({apache.why})" for line in ours.missing()]
+        lines += [f"    {line}" for line in ours.lines] if lines else []
+    else:
+        compared = difflib.unified_diff(apache.lines, ours.lines, "Apache", "ours", lineterm="", n=0)
+        lines = [f"    {line}" for line in compared]
+    return [f"{apache.name}:", *lines] if lines else []
+
+
+def test_there_are_enough_comparisons(apache: dict[str, Outcome]) -> None:
+    assert sum(len(outcome.checks) for outcome in apache.values()) >= COMPARISONS_MIN

@@ -1,0 +1,115 @@
+"""HPACK: the examples of RFC 7541, appendix C, and the same as the library's decoder for any bytes."""
+
+from __future__ import annotations
+
+import hpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmqkit.proxy.header_blocks import HeaderBlockError, HeaderDecoder, header_block
+
+FIRST = [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"www.example.com")]
+SECOND = [*FIRST, (b"cache-control", b"no-cache")]
+THIRD = [
+    (b":method", b"GET"),
+    (b":scheme", b"https"),
+    (b":path", b"/index.html"),
+    (b":authority", b"www.example.com"),
+    (b"custom-key", b"custom-value"),
+]
+PLAIN = [
+    "828684410f7777772e6578616d706c652e636f6d",
+    "828684be58086e6f2d6361636865",
+    "828785bf400a637573746f6d2d6b65790c637573746f6d2d76616c7565",
+]
+HUFFMAN = [
+    "828684418cf1e3c2e5f23a6ba0ab90f4ff",
+    "828684be5886a8eb10649cbf",
+    "828785bf408825a849e95ba97d7f8925a849e95bb8e8b4bf",
+]
+
+
+@pytest.mark.parametrize("blocks", [PLAIN, HUFFMAN], ids=["C.3", "C.4"])
+def test_requests_of_one_connection(blocks):
+    decoder = HeaderDecoder(16_384)
+    assert [decoder.decode(bytes.fromhex(block)) for block in blocks] == [FIRST, SECOND, THIRD]
+
+
+@pytest.mark.parametrize(
+    ("block", "headers"),
+    [
+        ("400a637573746f6d2d6b65790d637573746f6d2d686561646572", [(b"custom-key", b"custom-header")]),  # C.2.1
+        ("040c2f73616d706c652f70617468", [(b":path", b"/sample/path")]),  # C.2.2
+        ("100870617373776f726406736563726574", [(b"password", b"secret")]),  # C.2.3
+        ("82", [(b":method", b"GET")]),  # C.2.4
+        ("", []),
+    ],
+)
+def test_single_headers(block, headers):
+    assert HeaderDecoder(16_384).decode(bytes.fromhex(block)) == headers
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        ("80", "no entry 0"),
+        ("be", "no entry 62"),
+        ("ff8080808080808080", "does not end, or is too large"),
+        ("7f80", "does not end"),
+        ("40", "ends within a header"),
+        ("4005616263", "ends within a string"),
+        ("400161", "ends within a header"),
+        ("4082ffff0161", "a string cannot be read"),
+        ("3fe21f", "a table of 4097 bytes is wanted; it has 4096"),
+        ("8220", "the size of the table changes within"),
+    ],
+)
+def test_what_is_no_header_block(block, text):
+    with pytest.raises(HeaderBlockError, match=text) as caught:
+        HeaderDecoder(16_384).decode(bytes.fromhex(block))
+    assert not caught.value.is_too_large
+
+
+def test_few_bytes_that_mean_many_are_refused():
+    decoder = HeaderDecoder(16_384)
+    decoder.decode(b"\x40\x01a" + b"\x7f\xa1\x1e" + b"b" * 4000)
+    with pytest.raises(HeaderBlockError, match="more than 16384 bytes") as caught:
+        decoder.decode(b"\xbe" * 5)
+    assert caught.value.is_too_large
+
+
+TEXTS = st.binary(max_size=40) | st.binary(min_size=120, max_size=300)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(st.tuples(TEXTS, TEXTS, st.booleans()), max_size=6), max_size=6), st.booleans())
+def test_what_the_library_writes_is_read(lists, huffman):
+    encoder, decoder = hpack.Encoder(), HeaderDecoder(1 << 20)
+    for number, headers in enumerate(lists):
+        if number == 3:
+            encoder.header_table_size = 100
+        block = encoder.encode([(name.lower(), value, is_secret) for name, value, is_secret in headers], huffman)
+        assert decoder.decode(block) == [(name.lower(), value) for name, value, _ in headers]
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.binary(max_size=60), max_size=4))
+def test_any_bytes_are_read_as_the_library_reads_them(blocks):
+    library, decoder = hpack.Decoder(max_header_list_size=16_384), HeaderDecoder(16_384)
+    for block in blocks:
+        try:
+            wanted = [tuple(header) for header in library.decode(block, raw=True)]
+        except hpack.HPACKError:
+            wanted = None
+        try:
+            found = decoder.decode(block)
+        except HeaderBlockError:
+            return  # the connection ends
+        assert wanted is not None, f"{block.hex()} is no header block"
+        assert found == wanted
+
+
+@given(st.lists(st.tuples(TEXTS, TEXTS), max_size=6))
+def test_what_is_written_is_read(headers):
+    assert [tuple(one) for one in hpack.Decoder(1 << 20).decode(header_block(headers), raw=True)] == headers

@@ -1,0 +1,122 @@
+"""`rmq proxy`: one endpoint in front of several brokers. Source: grpc.md §11, §16.5."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc.aio
+import pytest
+
+from rmqkit.broker.server import Broker
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.errors import SettingsError
+from rmqkit.namesrv.server import NameServer
+from rmqkit.namesrv.settings import NamesrvSettings
+from rmqkit.proxy.endpoint import Endpoint
+from rmqkit.proxy.remote_backend import RemoteBackend
+from rmqkit.proxy.server import Proxy, ProxySettings
+from rmqkit.remoting.client import RemotingClient
+from rmqkit.store.settings import StoreSettings
+from tests.proxy.calling import ADDRESSES, METHODS, Caller, message
+from tests.proxy.test_grpc_server import METADATA, Stubs, servers
+
+OK = 20000
+NAMES = ("broker-a", "broker-b")
+
+
+@asynccontextmanager
+async def cluster(root):
+    """A name server, two brokers with a topic of two queues each, and a client of an endpoint in front of them."""
+    async with asyncio.timeout(1000):
+        namesrv = NameServer(NamesrvSettings(listen_port=0, bind_address="127.0.0.1", kv_config_path=f"{root}/kv.json"))
+        await namesrv.start()
+        brokers = [
+            Broker(
+                BrokerSettings(listen_port=0, bind_address="127.0.0.1", broker_name=name, namesrv_addr=namesrv.address),
+                StoreSettings(commit_log_file_bytes=1 << 20),
+                root / name,
+            )
+            for name in NAMES
+        ]
+        for broker in brokers:
+            await broker.start()
+            broker.context.topics.ensure("T", 2)
+            await broker.context.topics_published()
+        clock = brokers[0].context.clock
+        backend = RemoteBackend([namesrv.address], clock, lambda router: RemotingClient(router, clock=clock))
+        endpoint = Endpoint(backend, clock, port=8081)
+        try:
+            caller = Caller(endpoint, brokers[0].context)
+            caller.brokers = brokers
+            yield caller
+        finally:
+            await backend.close()
+            for broker in brokers:
+                await broker.stop()
+            await namesrv.stop()
+
+
+@pytest.fixture
+async def caller(tmp_path):
+    async with cluster(tmp_path) as it:
+        yield it
+
+
+async def test_a_route_has_the_queues_of_all_brokers(caller):
+    answer = await caller.ask("QueryRoute", topic={"name": "T"}, endpoints=ADDRESSES)
+    assert sorted((queue.broker.name, queue.id) for queue in answer.message_queues) == [
+        (name, number) for name in NAMES for number in range(2)
+    ]
+    assert {queue.broker.endpoints.addresses[0].host for queue in answer.message_queues} == {"10.0.0.9"}
+    group = {"topic": {"name": "T"}, "group": {"name": "G"}, "endpoints": ADDRESSES}
+    told = await caller.ask("QueryAssignment", **group)
+    assert sorted((one.message_queue.broker.name, one.message_queue.id) for one in told.assignments) == [
+        (name, -1) for name in NAMES
+    ]
+
+
+async def test_sends_take_turns_and_receives_name_their_broker(caller):
+    for number in range(8):
+        assert (await caller.send(message_id=f"ID{number}")).status.code == OK
+    ends = [[broker.context.store.bounds("T", queue_id)[1] for queue_id in range(2)] for broker in caller.brokers]
+    assert ends == [[2, 2], [2, 2]]
+    found = []
+    for name in NAMES:
+        status, messages = await caller.receive(broker=name)
+        assert status.code == OK
+        assert {one.system_properties.receipt_handle.split(" ")[5] for one in messages} == {name}
+        for one in messages:
+            found.append(one.system_properties.message_id)
+            answer = await caller.ack(one.system_properties.receipt_handle, message_id=found[-1])
+            assert answer.status.code == OK
+    assert sorted(found) == [f"ID{number}" for number in range(8)]
+
+
+async def test_a_broker_that_is_gone_is_told(caller):
+    await caller.send()
+    await caller.send()
+    await caller.brokers[1].stop()
+    codes = {(await caller.send(message_id=f"ID{number}")).status.code for number in range(4)}
+    assert codes == {OK, 50400}
+
+
+async def test_a_handle_of_nobodys_broker(caller):
+    answer = await caller.ack("0 1 2 3 0 nobody 0 0 0")
+    assert (answer.status.code, answer.entries[0].status.message) == (40013, "cannot find broker nobody")
+
+
+@pytest.mark.real_time
+async def test_a_proxy_has_a_port_of_its_own(tmp_path):
+    async with servers(tmp_path, grpc_port=-1) as running:
+        running.broker.context.topics.ensure("T", 1)
+        await running.broker.context.topics_published()
+        settings = ProxySettings(namesrv_addr=running.namesrv_address, grpc_port=0, bind_address="127.0.0.1")
+        async with Proxy(settings) as proxy, grpc.aio.insecure_channel(proxy.address) as channel:
+            request = METHODS["SendMessage"].request(messages=[message()])
+            assert (await Stubs(channel).SendMessage(request, metadata=METADATA)).status.code == OK
+
+
+async def test_a_proxy_needs_a_name_server():
+    with pytest.raises(SettingsError, match="a proxy needs a name server: set namesrvAddr or -n"):
+        await Proxy(ProxySettings(grpc_port=0)).start()
