@@ -8,6 +8,7 @@ use std::borrow::Cow;
 
 const SEND_MESSAGE: i64 = 10;
 const SEND_MESSAGE_V2: i64 = 310;
+const SEND_BATCH_MESSAGE: i64 = 320;
 const FIELDS: usize = 14;
 const LONG: [&str; FIELDS] = [
     "producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId", "sysFlag", "bornTimestamp", "flag",
@@ -29,9 +30,10 @@ const BATCH: usize = 12;
 const NOT_PLAIN: i64 = 0xC | 0x80;
 const TOPIC_BYTES_MAX: usize = 127;
 
-/// What a plain send says. Texts without an escape are parts of the header.
+/// What a plain send, or a batch of them, says. Texts without an escape are parts of the header.
 pub struct Header<'a> {
     pub code: u16,
+    pub is_batch: bool,
     pub opaque: i32,
     pub topic: &'a str,
     pub queue_id: i32,
@@ -105,17 +107,24 @@ impl<'a> Fields<'a> {
 fn plain<'a>(code: i64, opaque: i64, fields: Fields<'a>) -> Option<Header<'a>> {
     let (mut own, other) = match code {
         SEND_MESSAGE => (fields.long, fields.short),
-        SEND_MESSAGE_V2 => (fields.short, fields.long),
+        SEND_MESSAGE_V2 | SEND_BATCH_MESSAGE => (fields.short, fields.long),
         _ => return None,
     };
     // What has the other form's names is not refused by Python, it is overlooked: that is decided there.
     if other.iter().any(Option::is_some) || own[..REQUIRED].iter().any(Option::is_none) {
         return None;
     }
-    for flag in [UNIT_MODE, BATCH] {
-        if own[flag].as_deref().is_some_and(|value| value != "false") {
-            return None;
-        }
+    if own[UNIT_MODE].as_deref().is_some_and(|value| value != "false") {
+        return None;
+    }
+    let is_batch = match own[BATCH].as_deref() {
+        None | Some("false") => false,
+        Some("true") => true,
+        Some(_) => return None,
+    };
+    // A code for batches with one message, and a batch under another code, are handled alone.
+    if is_batch != (code == SEND_BATCH_MESSAGE) {
+        return None;
     }
     let number = |at: usize, most: i64| digits(own[at].as_deref()?, most);
     let int = |at: usize| number(at, i64::from(i32::MAX));
@@ -138,6 +147,7 @@ fn plain<'a>(code: i64, opaque: i64, fields: Fields<'a>) -> Option<Header<'a>> {
     }
     Some(Header {
         code: code as u16,
+        is_batch,
         opaque: opaque as i32,
         topic,
         queue_id: queue_id as i32,

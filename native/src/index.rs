@@ -18,27 +18,35 @@ const FIRST: i32 = 1;
 /// had no entry.
 type Entered<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>, usize);
 
-/// The entries of records for the numbers from `first` on. The table (header and slots) is read only: whoever reads
-/// beside must find the entries before the slots lead to them, see `set_slots`.
-/// `rows`: hashes (4 bytes each in the machine's order), physical offset and storeTimestamp of each record.
+/// The entries of records for the numbers from `first` on, up to `end`. The table (header and slots) is read only:
+/// whoever reads beside must find the entries before the slots lead to them, see `set_slots`.
+/// `rows`: of each record its physical offset, storeTimestamp, how many keys it has, and their hashes; 8, 8, 4 and 4
+/// bytes, in the machine's order.
 /// `begin_timestamp`: of the file, as long as it has no entry that of the file before.
-/// Raises ValueError: the table is shorter than its slots, or the numbers do not fit.
+/// None when there are more keys than numbers.
+/// Raises ValueError: the table is shorter than its slots, or the rows are none.
 #[pyfunction]
 pub fn index_entries<'py>(
     py: Python<'py>,
     table: PyBuffer<u8>,
     slot_count: usize,
     first: i32,
+    end: i32,
     begin_timestamp: i64,
-    rows: Vec<(Bound<'py, PyBytes>, i64, i64)>,
-) -> PyResult<Entered<'py>> {
+    rows: &[u8],
+) -> PyResult<Option<Entered<'py>>> {
     let cells = table.as_slice(py).ok_or_else(|| PyValueError::new_err("the table is in pieces"))?;
     let slots = slots_of(cells, slot_count)?;
     let mut newest: HashMap<u32, i32, BuildHasherDefault<SlotHasher>> = HashMap::default();
     let (mut entries, mut used, mut number, mut begin) = (Vec::new(), 0, first, begin_timestamp);
-    for (hashes, physical_offset, store_timestamp) in &rows {
-        let mut seconds = seconds_after(begin, *store_timestamp);
-        for hash in hashes.as_bytes().chunks_exact(HASH_BYTES) {
+    let mut rest = rows;
+    while !rest.is_empty() {
+        let (row, hashes) = next_row(&mut rest).ok_or_else(|| PyValueError::new_err("rows that are cut off"))?;
+        let mut seconds = seconds_after(begin, row.store_timestamp);
+        for hash in hashes.chunks_exact(HASH_BYTES) {
+            if number >= end {
+                return Ok(None);
+            }
             let hash = i32::from_ne_bytes([hash[0], hash[1], hash[2], hash[3]]);
             let slot = usize::try_from(hash).map_err(|_| PyValueError::new_err("a hash below zero"))? % slot_count;
             let known = newest.insert(slot as u32, number).unwrap_or_else(|| {
@@ -49,13 +57,13 @@ pub fn index_entries<'py>(
             let previous = if known > 0 && known <= number { known } else { 0 };
             used += usize::from(previous == 0);
             entries.extend_from_slice(&hash.to_be_bytes());
-            entries.extend_from_slice(&physical_offset.to_be_bytes());
+            entries.extend_from_slice(&row.physical_offset.to_be_bytes());
             entries.extend_from_slice(&seconds.to_be_bytes());
             entries.extend_from_slice(&previous.to_be_bytes());
             if number == FIRST {
-                (begin, seconds) = (*store_timestamp, 0); // the first entry of a file moves its beginning
+                (begin, seconds) = (row.store_timestamp, 0); // the first entry of a file moves its beginning
             }
-            number = number.checked_add(1).ok_or_else(|| PyValueError::new_err("too many entries"))?;
+            number += 1;
         }
     }
     let mut changes = Vec::with_capacity(2 * SLOT_BYTES * newest.len());
@@ -63,7 +71,31 @@ pub fn index_entries<'py>(
         changes.extend_from_slice(&slot.to_ne_bytes());
         changes.extend_from_slice(&number.to_ne_bytes());
     }
-    Ok((PyBytes::new(py, &entries), PyBytes::new(py, &changes), used))
+    Ok(Some((PyBytes::new(py, &entries), PyBytes::new(py, &changes), used)))
+}
+
+struct Row {
+    physical_offset: i64,
+    store_timestamp: i64,
+}
+
+/// Take the next of the rows that `index_entries` is given, with its hashes; None when it is cut off.
+fn next_row<'a>(rest: &mut &'a [u8]) -> Option<(Row, &'a [u8])> {
+    let (physical_offset, tail) = rest.split_first_chunk()?;
+    let (store_timestamp, tail) = tail.split_first_chunk()?;
+    let (count, tail) = tail.split_first_chunk()?;
+    let (hashes, tail) = tail.split_at_checked(u32::from_ne_bytes(*count) as usize * HASH_BYTES)?;
+    *rest = tail;
+    let (physical_offset, store_timestamp) = (i64::from_ne_bytes(*physical_offset), i64::from_ne_bytes(*store_timestamp));
+    Some((Row { physical_offset, store_timestamp }, hashes))
+}
+
+/// Append a row for `index_entries`. `hashes`: 4 bytes each in the machine's order.
+pub fn push_row(physical_offset: i64, store_timestamp: i64, hashes: &[u8], out: &mut Vec<u8>) {
+    out.extend_from_slice(&physical_offset.to_ne_bytes());
+    out.extend_from_slice(&store_timestamp.to_ne_bytes());
+    out.extend_from_slice(&((hashes.len() / HASH_BYTES) as u32).to_ne_bytes());
+    out.extend_from_slice(hashes);
 }
 
 /// Let slots lead to entries that are written. `changes`: as `index_entries` gave them.

@@ -21,20 +21,20 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::panic::PanicException;
 use pyo3::types::{PyBytes, PyString};
 
-use properties::{Keys, Rules, STORED_BYTES_MAX, Span, java_hash, key_hash};
+use header::Header;
+use properties::{Keys, Rules, STORED_BYTES_MAX, Span, java_hash, java_hash_behind, key_hash};
 use record::{Message, Shared};
 
 /// Raised whenever calls or their results change: Python takes a core of its own number only.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 const JSON: u8 = 0;
 const BINARY: u8 = 1;
 const START_BYTES: usize = 8;
 const ENTRY_BYTES: usize = 20;
 const MEMBER_HEAD_BYTES: usize = 20;
-const SEND_BATCH_MESSAGE: u16 = 320;
 const MEMBERS_MAX: usize = 2048;
 const MEMBERS_PROPERTIES_BYTES_MAX: usize = 32 << 10;
-const TOPIC_BYTES_MAX: usize = 127;
+const NO_WAIT: &[u8] = b"WAIT\x01false\x02";
 /// How much longer the properties of a message for a time become, but for its topic.
 const TIMED_BYTES_MAX: usize = 66;
 
@@ -70,8 +70,15 @@ struct Queue {
     bytes: i64,
 }
 
+/// The request that brought a batch: its messages have one answer.
+struct Batch {
+    opaque: i32,
+    unique_key: String,
+    is_fifo: bool,
+}
+
 /// A row of `Run.requests`.
-type Request<'py> = (
+type Row<'py> = (
     Bound<'py, PyString>,
     i32,
     i64,
@@ -88,6 +95,9 @@ type Request<'py> = (
 
 /// Entries of a queue, and the physical offsets between which their records lie.
 type Entries<'py> = (Bound<'py, PyBytes>, i64, i64);
+
+/// What metrics count together: topic, request code, `message_type`, and the bytes that each request stored.
+type Kind<'a> = (&'a str, u16, &'a str, Vec<i64>);
 
 /// Reads plain sends.
 #[pyclass(frozen)]
@@ -112,17 +122,35 @@ impl Core {
         Core { rules: Arc::new(Rules { stamps, not_plain, timed }), frame_bytes_max, header_bytes_max }
     }
 
-    /// The plain sends that some bytes begin with, from a place on, at most so many; None when the first frame is none.
+    /// The plain sends that some bytes begin with, from a place on, at most so many, or the batch of them; None when the
+    /// first frame is none.
     #[pyo3(signature = (chunk, start = 0, count_max = usize::MAX))]
     fn read(&self, chunk: Bound<'_, PyBytes>, start: usize, count_max: usize) -> Option<Run> {
         let data = chunk.as_bytes();
-        let mut run = Run::of(chunk.clone().unbind(), start, start, self.rules.clone());
+        let mut run = Run::of(chunk.clone().unbind(), start, self.rules.clone());
         let mut known: HashMap<(String, i32), usize> = HashMap::new();
-        while run.sent.len() < count_max && let Some(end) = self.read_one(data, &mut run, &mut known) {
+        while run.sent.len() < count_max && let Some(request) = self.request(data, run.end) {
+            let end = request.body.end;
+            if request.header.is_batch {
+                if run.sent.is_empty() {
+                    self.read_batch(data, request, &mut run)?;
+                    run.end = end;
+                }
+                break;
+            }
+            if self.read_one(request, &mut run, &mut known).is_none() {
+                break;
+            }
             run.end = end;
         }
         (!run.sent.is_empty()).then_some(run)
     }
+}
+
+/// A request that may be a plain send: its header, and where its body lies.
+struct Request<'a> {
+    header: Header<'a>,
+    body: Range<usize>,
 }
 
 impl Core {
@@ -137,33 +165,34 @@ impl Core {
         is_sound.then_some((length, header_bytes))
     }
 
-    /// Take the next send, and say where it ends; None, with the run as it was, when the next frame is not whole, or no
-    /// plain send.
-    fn read_one(&self, data: &[u8], run: &mut Run, known: &mut HashMap<(String, i32), usize>) -> Option<usize> {
-        let at = run.end;
+    /// The request that begins at a place; None when it is not whole, or certainly no plain send.
+    fn request<'a>(&self, data: &'a [u8], at: usize) -> Option<Request<'a>> {
         let (length, header_bytes) = self.lengths(data.get(at..)?.first_chunk()?)?;
-        let end = at + 4 + length;
-        let body = at + START_BYTES + header_bytes..end;
+        let body = at + START_BYTES + header_bytes..at + 4 + length;
         if body.is_empty() {
             return None;
         }
-        let header = data.get(..end)?.get(at + START_BYTES..body.start)?;
+        let header = data.get(..body.end)?.get(at + START_BYTES..body.start)?;
         let header = match data[at + 4] {
             JSON => header::read_json(header)?,
             BINARY => header::read_binary(header)?,
             _ => return None,
         };
+        Some(Request { header, body })
+    }
+
+    /// Take a send; None, with the run as it was, when it is no plain one.
+    fn read_one(&self, request: Request, run: &mut Run, known: &mut HashMap<(String, i32), usize>) -> Option<()> {
+        let Request { header, body } = request;
         let text_start = run.text.len();
         let keys = properties::store(&header.properties, &[], &self.rules, &mut run.text)?;
         let properties = text_start..run.text.len();
-        let unique_key = keys.unique_key.of(&run.text);
-        let is_odd = unique_key.is_empty() || !unique_key.iter().all(u8::is_ascii_alphanumeric);
         let more_bytes = if keys.asked.is_some() { TIMED_BYTES_MAX + header.topic.len() } else { 0 };
-        if is_odd || properties.len() + more_bytes > STORED_BYTES_MAX {
+        if is_odd(keys.unique_key.of(&run.text)) || properties.len() + more_bytes > STORED_BYTES_MAX {
             run.text.truncate(text_start);
             return None;
         }
-        run.waits_not |= contains(&run.text[properties.clone()], b"WAIT\x01false\x02");
+        run.waits_not |= contains(&run.text[properties.clone()], NO_WAIT);
         let key = (header.topic.to_owned(), header.queue_id);
         let queue = *known.entry(key).or_insert_with_key(|(topic, queue_id)| {
             run.queues.push(Queue { topic: topic.clone(), queue_id: *queue_id, count: 0, bytes: 0 });
@@ -186,69 +215,72 @@ impl Core {
             sent_properties: if keys.asked.is_some() { header.properties.into_owned() } else { String::new() },
             recall_handle: String::new(),
         });
-        Some(end)
+        Some(())
     }
+
+    /// Take the messages of a batch, to be stored as they came. None where the plain way has to decide, also about what
+    /// is no batch: the run is of no use then.
+    fn read_batch(&self, data: &[u8], request: Request, run: &mut Run) -> Option<()> {
+        let Request { header, body } = request;
+        // Its own properties are not stored with its messages: they say what it asks for.
+        let mut own = Vec::new();
+        let keys = properties::store(&header.properties, &[], &self.rules, &mut own)?;
+        if keys.asked.is_some() || own.len() > STORED_BYTES_MAX || is_odd(keys.unique_key.of(&own)) {
+            return None;
+        }
+        let unique_key = String::from_utf8_lossy(keys.unique_key.of(&own)).into_owned();
+        run.waits_not = contains(&own, NO_WAIT);
+        run.body_bytes_max = body.len();
+        let (mut at, end) = (body.start, body.end);
+        while at < end {
+            let number = |from: usize| data.get(at + from..end)?.first_chunk().map(|four| i32::from_be_bytes(*four));
+            let body_start = at + MEMBER_HEAD_BYTES;
+            let member_end = at.checked_add(usize::try_from(number(0)?).ok()?)?;
+            let body_end = body_start.checked_add(usize::try_from(number(16)?).ok()?)?;
+            let properties_bytes = i16::from_be_bytes(*data.get(body_end..end)?.first_chunk()?);
+            let properties = body_end + 2..body_end + 2 + usize::try_from(properties_bytes).ok()?;
+            let stored = data.get(..end)?.get(properties.clone())?;
+            if properties.end != member_end || stored.len() > STORED_BYTES_MAX || stored.last() == Some(&0) {
+                return None;
+            }
+            // What is longer is stored in slices, with turns for others between.
+            if run.sent.len() >= MEMBERS_MAX || run.text.len() + stored.len() > MEMBERS_PROPERTIES_BYTES_MAX {
+                return None;
+            }
+            let text_start = run.text.len();
+            let keys = properties::find(std::str::from_utf8(stored).ok()?)?;
+            run.text.extend_from_slice(stored);
+            run.sent.push(Sent {
+                queue: 0,
+                code: header.code,
+                opaque: header.opaque,
+                flag: number(12)?,
+                sys_flag: header.sys_flag,
+                born_timestamp: header.born_timestamp,
+                reconsume_times: header.reconsume_times,
+                body: body_start..body_end,
+                properties: text_start..run.text.len(),
+                keys: keys.moved(text_start),
+                queue_id: header.queue_id,
+                sent_properties: String::new(),
+                recall_handle: String::new(),
+            });
+            at = member_end;
+        }
+        let (topic, queue_id) = (header.topic.to_owned(), header.queue_id);
+        run.queues.push(Queue { topic, queue_id, count: run.sent.len(), bytes: 0 });
+        run.batch = Some(Batch { opaque: header.opaque, unique_key, is_fifo: keys.is_fifo });
+        Some(())
+    }
+}
+
+/// Whether a unique key is none that clients make.
+fn is_odd(unique_key: &[u8]) -> bool {
+    unique_key.is_empty() || !unique_key.iter().all(u8::is_ascii_alphanumeric)
 }
 
 fn key_hash_start(topic: &str) -> i32 {
-    java_hash(topic).wrapping_mul(31).wrapping_add(i32::from(b'#'))
-}
-
-/// The messages of a batch's body, to be stored as they came; `queue_id` and what follows is said by its header.
-/// None where the plain way has to decide, also about what is no batch.
-#[pyfunction]
-fn members(
-    body: Bound<'_, PyBytes>,
-    topic: String,
-    queue_id: i32,
-    sys_flag: i32,
-    born_timestamp: i64,
-    reconsume_times: i32,
-) -> Option<Run> {
-    let data = body.as_bytes();
-    if topic.len() > TOPIC_BYTES_MAX {
-        return None;
-    }
-    let mut run = Run::of(body.clone().unbind(), 0, data.len(), Arc::default());
-    let mut at = 0;
-    while at < data.len() {
-        let number = |from: usize| data.get(at + from..)?.first_chunk().map(|four| i32::from_be_bytes(*four));
-        let body_start = at + MEMBER_HEAD_BYTES;
-        let end = at.checked_add(usize::try_from(number(0)?).ok()?)?;
-        let body_end = body_start.checked_add(usize::try_from(number(16)?).ok()?)?;
-        let properties_bytes = i16::from_be_bytes(*data.get(body_end..)?.first_chunk()?);
-        let properties = body_end + 2..body_end + 2 + usize::try_from(properties_bytes).ok()?;
-        let stored = data.get(properties.clone())?;
-        if properties.end != end || stored.len() > STORED_BYTES_MAX || stored.last() == Some(&0) {
-            return None;
-        }
-        // What is longer is stored in slices, with turns for others between.
-        if run.sent.len() >= MEMBERS_MAX || run.text.len() + stored.len() > MEMBERS_PROPERTIES_BYTES_MAX {
-            return None;
-        }
-        let text_start = run.text.len();
-        let keys = properties::find(std::str::from_utf8(stored).ok()?)?;
-        run.text.extend_from_slice(stored);
-        run.body_bytes_max = run.body_bytes_max.max(body_end - body_start);
-        run.sent.push(Sent {
-            queue: 0,
-            code: SEND_BATCH_MESSAGE,
-            opaque: 0,
-            flag: number(12)?,
-            sys_flag,
-            born_timestamp,
-            reconsume_times,
-            body: body_start..body_end,
-            properties: text_start..run.text.len(),
-            keys: keys.moved(text_start),
-            queue_id,
-            sent_properties: String::new(),
-            recall_handle: String::new(),
-        });
-        at = end;
-    }
-    run.queues.push(Queue { topic, queue_id, count: run.sent.len(), bytes: 0 });
-    (!run.sent.is_empty()).then_some(run)
+    java_hash_behind(java_hash(topic), "#")
 }
 
 /// Base64 with the letters of URLs, padded. Source: RFC 4648 §5.
@@ -265,11 +297,32 @@ fn base64_url(data: &[u8]) -> String {
     text
 }
 
+/// An offset in 16 hexadecimal digits.
+fn push_hex(offset: i64, out: &mut Vec<u8>) {
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    out.extend((0..16).rev().map(|place| DIGITS[(offset >> (4 * place)) as usize & 15]));
+}
+
+/// One frame of an answer: texts with the pieces of its header around them.
+fn push_answer<'a>(pieces: &[PyBackedBytes], texts: impl Iterator<Item = &'a [u8]>, out: &mut Vec<u8>) {
+    let start = out.len();
+    out.extend_from_slice(&[0; START_BYTES]);
+    out.extend_from_slice(&pieces[0]);
+    for (text, piece) in texts.zip(&pieces[1..]) {
+        out.extend_from_slice(text);
+        out.extend_from_slice(piece);
+    }
+    let header_bytes = (out.len() - start - START_BYTES) as u32;
+    out[start..start + 4].copy_from_slice(&(header_bytes + 4).to_be_bytes());
+    out[start + 4..start + START_BYTES].copy_from_slice(&header_bytes.to_be_bytes());
+}
+
 fn contains(text: &[u8], wanted: &[u8]) -> bool {
     text.windows(wanted.len()).any(|window| window == wanted)
 }
 
-/// Plain sends of one connection that came one behind the other, and once `encode` was called, where they are stored.
+/// Plain sends of one connection that came one behind the other, or those of a batch, and once `encode` was called,
+/// where they are stored.
 #[pyclass]
 struct Run {
     /// The bytes that they came in, until `forget_bodies`.
@@ -281,6 +334,7 @@ struct Run {
     #[pyo3(get)]
     end: usize,
     sent: Vec<Sent>,
+    batch: Option<Batch>,
     queues: Vec<Queue>,
     text: Vec<u8>,
     places: Vec<Place>,
@@ -289,7 +343,7 @@ struct Run {
     /// Whether one of them asks not to wait for the disk.
     #[pyo3(get)]
     waits_not: bool,
-    /// The longest body.
+    /// The longest body; the whole one of a batch.
     #[pyo3(get)]
     body_bytes_max: usize,
 }
@@ -426,38 +480,59 @@ impl Run {
         Ok(())
     }
 
+    /// Whether they are the messages of a batch, which has one answer.
+    #[getter]
+    fn is_batch(&self) -> bool {
+        self.batch.is_some()
+    }
+
     /// The frames of the answers, one behind the other.
     /// `pieces`: the six parts of such a header, between which come the physical offset in hexadecimal, queue id, queue
     /// offset, unique key and opaque. `timed`: seven for messages for a time; before the opaque comes the recall handle.
+    /// `between`: what stands between the physical offsets of a batch.
     /// Raises ValueError: there are no records yet, or other numbers of pieces.
-    fn answers<'py>(&self, py: Python<'py>, pieces: Vec<PyBackedBytes>, timed: Vec<PyBackedBytes>) -> PyResult<Bound<'py, PyBytes>> {
+    fn answers<'py>(
+        &self,
+        py: Python<'py>,
+        pieces: Vec<PyBackedBytes>,
+        timed: Vec<PyBackedBytes>,
+        between: &[u8],
+    ) -> PyResult<Bound<'py, PyBytes>> {
         self.must_be_encoded()?;
         if (pieces.len(), timed.len()) != (6, 7) {
             return Err(PyValueError::new_err(format!("{} and {} pieces of an answer: it has six or seven", pieces.len(), timed.len())));
         }
         let fixed: usize = pieces.iter().map(|piece| piece.len()).sum();
-        let mut out: Vec<u8> = Vec::with_capacity((fixed + 96) * self.sent.len());
-        for (sent, place) in self.sent.iter().zip(&self.places) {
-            let start = out.len();
-            out.extend_from_slice(&[0; START_BYTES]);
-            let texts = [
-                format!("{:016X}", place.physical_offset),
-                sent.queue_id.to_string(),
-                place.queue_offset.to_string(),
-                self.part(sent.keys.unique_key).to_owned(),
-            ];
-            let opaque = sent.opaque.to_string();
-            let is_timed = !sent.recall_handle.is_empty();
-            let ends = if is_timed { vec![&sent.recall_handle, &opaque] } else { vec![&opaque] };
-            let parts = if is_timed { &timed } else { &pieces };
-            out.extend_from_slice(&parts[0]);
-            for (text, piece) in texts.iter().chain(ends).zip(&parts[1..]) {
-                out.extend_from_slice(text.as_bytes());
-                out.extend_from_slice(piece);
+        if let Some(batch) = &self.batch {
+            let id_bytes = between.len() + 16;
+            let mut out = Vec::with_capacity(fixed + 96 + id_bytes * self.sent.len());
+            let mut ids = Vec::with_capacity(id_bytes * self.sent.len());
+            for place in &self.places {
+                if !ids.is_empty() {
+                    ids.extend_from_slice(between);
+                }
+                push_hex(place.physical_offset, &mut ids);
             }
-            let header_bytes = (out.len() - start - START_BYTES) as u32;
-            out[start..start + 4].copy_from_slice(&(header_bytes + 4).to_be_bytes());
-            out[start + 4..start + START_BYTES].copy_from_slice(&header_bytes.to_be_bytes());
+            let first = self.places.first().map_or(0, |place| place.queue_offset).to_string();
+            let queue_id = self.queues[0].queue_id.to_string();
+            let opaque = batch.opaque.to_string();
+            let texts = [&ids, queue_id.as_bytes(), first.as_bytes(), batch.unique_key.as_bytes(), opaque.as_bytes()];
+            push_answer(&pieces, texts.into_iter(), &mut out);
+            return Ok(PyBytes::new(py, &out));
+        }
+        let mut out: Vec<u8> = Vec::with_capacity((fixed + 96) * self.sent.len());
+        let mut id = Vec::with_capacity(16);
+        for (sent, place) in self.sent.iter().zip(&self.places) {
+            id.clear();
+            push_hex(place.physical_offset, &mut id);
+            let (queue_id, number, opaque) = (sent.queue_id.to_string(), place.queue_offset.to_string(), sent.opaque.to_string());
+            let unique_key = sent.keys.unique_key.of(&self.text);
+            let texts = [&id, queue_id.as_bytes(), number.as_bytes(), unique_key].into_iter();
+            if sent.recall_handle.is_empty() {
+                push_answer(&pieces, texts.chain([opaque.as_bytes()]), &mut out);
+            } else {
+                push_answer(&timed, texts.chain([sent.recall_handle.as_bytes(), opaque.as_bytes()]), &mut out);
+            }
         }
         Ok(PyBytes::new(py, &out))
     }
@@ -491,13 +566,14 @@ impl Run {
     /// offset, size, system flag, properties, 1 message in it, no keys, and in their place the hashes that the index
     /// enters, 4 bytes each in the machine's order. `with_tags`: whether TAGS is a key.
     /// Raises ValueError: there are no records yet.
-    fn requests<'py>(&self, py: Python<'py>, with_tags: bool) -> PyResult<Vec<Request<'py>>> {
+    fn requests<'py>(&self, py: Python<'py>, with_tags: bool) -> PyResult<Vec<Row<'py>>> {
         self.must_be_encoded()?;
         let before: Vec<i32> = self.queues.iter().map(|queue| key_hash_start(&queue.topic)).collect();
         let topics: Vec<Bound<'py, PyString>> = self.queues.iter().map(|queue| PyString::new(py, &queue.topic)).collect();
         let bytes = |one: &[u8]| PyBytes::new(py, one);
         let request = |(sent, place): (&Sent, &Place)| {
-            let hashes = self.hashes(sent, before[sent.queue], with_tags);
+            let mut hashes = Vec::with_capacity(16);
+            self.push_hashes(sent, before[sent.queue], with_tags, &mut hashes);
             (
                 topics[sent.queue].clone(),
                 self.queues[sent.queue].queue_id,
@@ -516,32 +592,47 @@ impl Run {
         Ok(self.sent.iter().zip(&self.places).map(request).collect())
     }
 
-    /// The physical offsets of the records. Raises ValueError: there are none yet.
-    #[getter]
-    fn physical_offsets(&self) -> PyResult<Vec<i64>> {
+    /// The rows for `index_entries`, and how many keys they have. `with_tags`: whether TAGS is a key.
+    /// Raises ValueError: there are no records yet.
+    fn index_rows<'py>(&self, py: Python<'py>, with_tags: bool) -> PyResult<(Bound<'py, PyBytes>, usize)> {
         self.must_be_encoded()?;
-        Ok(self.places.iter().map(|place| place.physical_offset).collect())
+        let before: Vec<i32> = self.queues.iter().map(|queue| key_hash_start(&queue.topic)).collect();
+        let (mut rows, mut hashes, mut keys) = (Vec::with_capacity(32 * self.sent.len()), Vec::new(), 0);
+        for (sent, place) in self.sent.iter().zip(&self.places) {
+            hashes.clear();
+            self.push_hashes(sent, before[sent.queue], with_tags, &mut hashes);
+            keys += hashes.len() / 4;
+            index::push_row(place.physical_offset, self.store_timestamp, &hashes, &mut rows);
+        }
+        Ok((PyBytes::new(py, &rows), keys))
     }
 
-    /// The ids of the messages, joined by commas. Raises ValueError: there are no records yet.
-    fn ids(&self, store_host: &[u8]) -> PyResult<String> {
+    /// The physical offset of the last record. Raises ValueError: there is none yet.
+    #[getter]
+    fn last_offset(&self) -> PyResult<i64> {
         self.must_be_encoded()?;
-        let host: String = store_host.iter().map(|byte| format!("{byte:02X}")).collect();
-        let ids: Vec<String> = self.places.iter().map(|place| format!("{host}{:016X}", place.physical_offset)).collect();
-        Ok(ids.join(","))
+        Ok(self.places.last().map_or(-1, |place| place.physical_offset))
     }
 
     /// The numbers by which the senders know their requests.
     #[getter]
     fn opaques(&self) -> Vec<i32> {
+        if let Some(batch) = &self.batch {
+            return vec![batch.opaque];
+        }
         self.sent.iter().map(|sent| sent.opaque).collect()
     }
 
-    /// What metrics count: topic, request code, `message_type`, and the bytes of each record. Raises ValueError: there are no records yet.
+    /// What metrics count: topic, request code, `message_type`, and the bytes of each record, or of all of a batch.
+    /// Raises ValueError: there are no records yet.
     #[getter]
-    fn kinds(&self) -> PyResult<Vec<(&str, u16, &str, Vec<i32>)>> {
+    fn kinds(&self) -> PyResult<Vec<Kind<'_>>> {
         self.must_be_encoded()?;
-        let mut kinds: Vec<(&str, u16, &str, Vec<i32>)> = Vec::with_capacity(1);
+        if let (Some(batch), Some(sent), [queue]) = (&self.batch, self.sent.first(), self.queues.as_slice()) {
+            let kind = if batch.is_fifo { "fifo" } else { "normal" };
+            return Ok(vec![(queue.topic.as_str(), sent.code, kind, vec![queue.bytes])]);
+        }
+        let mut kinds: Vec<Kind> = Vec::with_capacity(1);
         let mut known: HashMap<(&str, u16, &str), usize> = HashMap::new();
         for (sent, place) in self.sent.iter().zip(&self.places) {
             let (topic, code) = (self.queues[sent.queue].topic.as_str(), sent.code);
@@ -554,7 +645,7 @@ impl Run {
                 kinds.push((topic, code, kind, Vec::new()));
                 kinds.len() - 1
             });
-            kinds[kind].3.push(place.size);
+            kinds[kind].3.push(i64::from(place.size));
         }
         Ok(kinds)
     }
@@ -568,12 +659,13 @@ impl Run {
 }
 
 impl Run {
-    fn of(chunk: Py<PyBytes>, start: usize, end: usize, rules: Arc<Rules>) -> Run {
+    fn of(chunk: Py<PyBytes>, start: usize, rules: Arc<Rules>) -> Run {
         Run {
             chunk: Some(chunk),
             start,
-            end,
+            end: start,
             sent: Vec::new(),
+            batch: None,
             queues: Vec::new(),
             text: Vec::new(),
             places: Vec::new(),
@@ -605,8 +697,8 @@ impl Run {
         i64::from(java_hash(self.part(sent.keys.tags)))
     }
 
-    fn hashes(&self, sent: &Sent, before: i32, with_tags: bool) -> Vec<u8> {
-        let mut hashes = Vec::with_capacity(16);
+    /// The hashes that an index keeps of a message. `before`: the hash of its topic and `#`.
+    fn push_hashes(&self, sent: &Sent, before: i32, with_tags: bool, hashes: &mut Vec<u8>) {
         let unique_key = Some(self.part(sent.keys.unique_key)).filter(|key| !key.is_empty());
         let words = self.part(sent.keys.keys).split(' ').filter(|word| !word.is_empty());
         for key in unique_key.into_iter().chain(words) {
@@ -614,9 +706,8 @@ impl Run {
         }
         let tags = self.part(sent.keys.tags);
         if with_tags && !tags.is_empty() {
-            hashes.extend_from_slice(&key_hash(before, &format!("T#{tags}")).to_ne_bytes());
+            hashes.extend_from_slice(&key_hash(java_hash_behind(before, "T#"), tags).to_ne_bytes());
         }
-        hashes
     }
 }
 
@@ -626,7 +717,6 @@ fn rmqkit_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     std::panic::set_hook(Box::new(|_| {}));
     module.add("FORMAT", FORMAT)?;
     module.add("PanicException", module.py().get_type::<PanicException>())?;
-    module.add_function(wrap_pyfunction!(members, module)?)?;
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::set_slots, module)?)?;
     module.add_class::<Core>()?;

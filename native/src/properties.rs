@@ -10,11 +10,16 @@ pub const STORED_BYTES_MAX: usize = 511;
 
 /// Java's `String.hashCode` of a text.
 pub fn java_hash(text: &str) -> i32 {
-    let mut hash: i32 = 0;
-    for unit in text.encode_utf16() {
-        hash = hash.wrapping_mul(31).wrapping_add(i32::from(unit));
+    java_hash_behind(0, text)
+}
+
+/// `java_hash` of a text that stands behind one of some hash.
+pub fn java_hash_behind(before: i32, text: &str) -> i32 {
+    let next = |hash: i32, unit: u16| hash.wrapping_mul(31).wrapping_add(i32::from(unit));
+    if text.is_ascii() {
+        return text.bytes().fold(before, |hash, byte| next(hash, u16::from(byte)));
     }
-    hash
+    text.encode_utf16().fold(before, next)
 }
 
 fn bucket(name: &str) -> u32 {
@@ -42,11 +47,7 @@ impl Span {
 /// The hash that an index file keeps for a key: `abs` of Java's hash of topic, `#` and key. Source: store.md §7.2.
 /// `before`: the hash of topic and `#`.
 pub fn key_hash(before: i32, key: &str) -> i32 {
-    let mut hash = before;
-    for unit in key.encode_utf16() {
-        hash = hash.wrapping_mul(31).wrapping_add(i32::from(unit));
-    }
-    hash.checked_abs().unwrap_or(0)
+    java_hash_behind(before, key).checked_abs().unwrap_or(0)
 }
 
 /// What the dispatch needs of a property string.

@@ -37,7 +37,8 @@ from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.protocol.schemas.topics import TopicRoute
 from rmqkit.protocol.trace import decode_traces, encode_traces
 from rmqkit.remoting.sniffer import parse_proxy_header
-from tests.native.equal import FAULT, check_members, check_stream
+from tests.native.equal import FAULT, check, check_stream
+from tests.native.sends import send
 
 __all__ = ["TARGETS"]
 
@@ -135,8 +136,8 @@ def batch(data: bytes) -> None:
     except BodyError:
         return
     assert decode_batch(encode_batch(entries)) == entries
-    if not FAULT:
-        check_members(data)
+    if not FAULT and data:
+        check(send({"m": "true"}, code=320, body=data))
 
 
 def fastjson(data: bytes) -> None:

@@ -17,7 +17,7 @@ from rmqkit.protocol.command import (
     decode_header,
     each_frame,
 )
-from rmqkit.protocol.core import compiled_reader, core_fault, members
+from rmqkit.protocol.core import compiled_reader, core_fault
 from rmqkit.protocol.names import RETRY_PREFIX
 from rmqkit.protocol.properties import decode_properties, encode_in_stored_order, find_keys
 from rmqkit.protocol.record import INNER_BATCH, TRANSACTION_MASK, batch_bounds
@@ -68,6 +68,10 @@ def twin_takes(data: bytes) -> int:
     if sends is None:
         return 0
     frames = FrameSplitter(header_bytes_max=REQUEST_HEADER_BYTES_MAX).feed(data[: sends.end])
+    if sends.is_batch:
+        (frame,) = frames
+        assert len(sends) == len(batch_members(frame))
+        return len(sends)
     found = [
         (
             one.place,
@@ -102,9 +106,34 @@ def check(data: bytes) -> int:
     twin = TWIN.read(data[: run.end], 0)
     assert twin is not None
     frames = FrameSplitter(header_bytes_max=REQUEST_HEADER_BYTES_MAX).feed(data[: run.end])
-    assert [taken(run, at) for at in range(len(run))] == [plain(frame) for frame in frames]
+    found = [taken(run, at) for at in range(len(run))]
+    if run.is_batch:
+        (frame,) = frames
+        assert found == batch_members(frame)
+    else:
+        assert found == [plain(frame) for frame in frames]
     compare(run, twin)
     return len(run)
+
+
+def batch_members(frame: Any) -> list[tuple[Any, ...]]:
+    """What the Python decoders make of a batch that asks for nothing but storing: the same of each message."""
+    command = decode_command(frame)
+    header = decode_header(command, SendMessageV2Request)
+    assert (command.code, command.flag, header.batch) == (RequestCode.SEND_BATCH_MESSAGE, 0, True)
+    assert not header.unit_mode
+    assert not header.topic.startswith(RETRY_PREFIX)
+    assert not header.sys_flag & (TRANSACTION_MASK | INNER_BATCH)
+    asked = decode_properties((header.properties or "").encode())
+    assert asked.keys().isdisjoint([*NOT_PLAIN, *STAMPS, *TIMED])
+    return [
+        (
+            (header.topic, header.queue_id),
+            *(command.code, command.opaque, flag, header.sys_flag, header.born_timestamp, header.reconsume_times or 0),
+            *(frame.body[body_at : at - 2], frame.body[at:end], *find_keys(frame.body[at:end])),
+        )
+        for flag, body_at, at, end in batch_bounds(frame.body)
+    ]
 
 
 def compare(run: Any, twin: Any, born: bytes = BORN, host: bytes = HOST, physical_offset: int = 1 << 40) -> bytes:
@@ -118,22 +147,26 @@ def compare(run: Any, twin: Any, born: bytes = BORN, host: bytes = HOST, physica
     numbers = [100 * at for at in range(len(run.queues))]
     records = [sends.encode(numbers, physical_offset, born, 1_234, host) for sends in (run, twin)]
     assert records[0] == records[1]
-    for with_tags in (False, True):
-        wanted = [(*row[:10], None, hashes(row[0], row[10], with_tags)) for row in twin.requests(with_tags)]
-        assert run.requests(with_tags) == wanted
     for sends in (run, twin):
         sends.forget_bodies()
+    for with_tags in (False, True):
+        rows = twin.requests(with_tags)
+        wanted = [(*row[:10], None, hashes(row[0], row[10] or find_keys(row[8]), with_tags)) for row in rows]
+        assert run.requests(with_tags) == wanted
+        keys = [(row[5], row[4], len(row[11]) // 4, row[11]) for row in wanted]
+        packed = b"".join([struct.pack("=qqI", *place) + hashed for *place, hashed in keys])
+        assert run.index_rows(with_tags) == (packed, sum(row[2] for row in keys))
+        assert twin.index_rows(with_tags) is None
     assert facts(run) == facts(twin)
-    assert (run.kinds, run.physical_offsets) == (twin.kinds, twin.physical_offsets)
+    assert (run.kinds, run.last_offset) == (twin.kinds, twin.last_offset)
     assert run.queue_entries() == twin.queue_entries()
     assert run.answers(*PIECES) == twin.answers(*PIECES)
-    assert run.ids(host) == twin.ids(host)
     return records[0]
 
 
 def facts(sends: Any) -> tuple[Any, ...]:
     """What is known of plain sends before they are stored, and after."""
-    return sends.queues, sends.waits_not, sends.body_bytes_max, sends.opaques, sends.asked
+    return sends.is_batch, sends.queues, sends.waits_not, sends.body_bytes_max, sends.opaques, sends.asked
 
 
 def hashes(topic: str, keys: Any, with_tags: bool) -> bytes:
@@ -157,18 +190,3 @@ def check_stream(data: bytes) -> None:
             if not isinstance(unit, Frame):
                 (twin_takes if core is TWIN else check)(unit.chunk[unit.start : unit.end])
     assert all(outcome == outcomes[0] for outcome in outcomes)
-
-
-def check_members(body: bytes) -> int:
-    """Compare the members that the core finds in a batch with those of the decoder; returns how many."""
-    run: Any = members(body, "Orders", 0, 0, 0, 0)
-    if run is None:
-        return 0
-    bounds = batch_bounds(body)  # what it takes is a batch: this raises nothing
-    found = [taken(run, at) for at in range(len(run))]
-    assert [(one[3], one[7], one[8]) for one in found] == [
-        (flag, body[body_at : properties_at - 2], body[properties_at:end])
-        for flag, body_at, properties_at, end in bounds
-    ]
-    assert [one[9:] for one in found] == [find_keys(one[8]) for one in found]
-    return len(run)

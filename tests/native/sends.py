@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 
 from rmqkit.protocol.command import JSON, encode_command, request
@@ -20,6 +22,11 @@ def send(
     command.fields |= fields or {}
     command.opaque = opaque
     return b"".join(bytes(piece) for piece in encode_command(command, kind))
+
+
+def batch(body: bytes, fields: dict[str, str] | None = None, **more: Any) -> bytes:
+    """A frame of a batch."""
+    return send({"m": "true", **(fields or {})}, code=320, body=body, **more)
 
 
 def string(pairs: list[tuple[str, str]]) -> str:

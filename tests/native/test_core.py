@@ -34,7 +34,6 @@ from rmqkit.protocol.record import (
     BatchEntry,
     decode_record,
     encode_batch,
-    encode_records,
 )
 from rmqkit.protocol.schemas.send import SendMessageRequest
 from rmqkit.store.dispatcher import DispatchRequest, request_of
@@ -43,17 +42,17 @@ from tests.native.equal import (
     CORE,
     HOST,
     NOT_PLAIN,
+    PIECES,
     STAMPS,
     TIMED,
     TWIN,
     check,
-    check_members,
     check_stream,
     compare,
     hashes,
     plain,
 )
-from tests.native.sends import changes, odd_strings, plain_strings, send, string, strings, timed_strings
+from tests.native.sends import batch, changes, odd_strings, plain_strings, send, string, strings, timed_strings
 
 native = pytest.importorskip("rmqkit_native", reason="there is no compiled core: make env builds it where cargo is")
 
@@ -160,7 +159,7 @@ def test_changed_bytes_are_read_as_python_reads_them(data):
 def test_any_bytes_are_read_or_left(data):
     check(data)
     check_stream(data)
-    check_members(data)
+    check(batch(data))
 
 
 @given(st.integers(0, 4), st.integers(0, 400))
@@ -245,29 +244,31 @@ entries = st.tuples(
 )
 
 
-@given(st.lists(entries, min_size=1, max_size=5), st.booleans(), st.sampled_from([(BORN, HOST), (HOST_V6, HOST_V6)]))
-def test_members_of_a_batch_are_stored_as_python_stores_them(members, with_tags, hosts):
+@given(st.lists(entries, min_size=1, max_size=5), plain_strings, st.sampled_from([JSON, ROCKETMQ]))
+def test_a_batch_is_read_and_stored_as_python_does_it(members, own, kind):
     body = encode_batch([BatchEntry(text, properties.encode(), flag) for text, properties, flag in members])
-    run = native.members(body, "Orders", 3, 0x40, 1_700, 2)
-    stored = [properties for _, properties, _ in members]
+    data = batch(body, {"i": own, "e": "3", "f": "64", "j": "2"}, kind=kind, opaque=9)
+    taken = check(data)
     # What recovery might take for torn, and what names UNIQ_KEY, KEYS or TAGS twice, is left.
-    if run is None:
-        assert any(len(one.encode()) > 511 or is_odd(one) for one in stored)
+    stored = [properties for _, properties, _ in members]
+    own_bytes = len(encode_in_stored_order({**decode_properties(own.encode()), **STAMPS}))
+    if not taken:
+        assert own_bytes > 511 or any(len(one.encode()) > 511 or is_odd(one) for one in stored)
         return
-    rows = [(b"\x06Orders", 3, flag, number, 0x40, 1_700, 2, text, struct.pack(">h", len(one.encode())) + one.encode())
-            for number, (text, one, flag) in enumerate(members, 7)]  # fmt: skip
-    wanted, sizes = encode_records(
-        rows, physical_offset=4096, born_host=hosts[0], store_timestamp=1_234, store_host=hosts[1]
-    )
-    assert run.encode([7], 4096, hosts[0], 1_234, hosts[1]) == wanted
-    at = 0
-    for fields, size, offset in zip(run.requests(with_tags), sizes, run.physical_offsets, strict=True):
-        record = decode_record(wanted, at)
-        found = DispatchRequest(*fields)
-        request = msgspec.structs.replace(request_of(record, ()), hashes=hashes_of(record, with_tags))
-        assert msgspec.structs.replace(found, sys_flag=0) == msgspec.structs.replace(request, sys_flag=0)
-        assert (found.sys_flag, found.size, offset) == (0x40, size, 4096 + at)
-        at += size
+    run, twin = CORE.read(data), TWIN.read(data, 0)
+    assert (taken, run.opaques, run.body_bytes_max) == (len(members), [9], len(body))
+    records, at = compare(run, twin, HOST_V6, HOST, 4096), 0
+    for fields, (text, properties, flag) in zip(run.requests(True), members, strict=True):
+        record = decode_record(records, at)
+        assert (record.body, record.properties, record.flag) == (text, properties.encode(), flag)
+        assert (record.queue_id, record.reconsume_times) == (3, 2)
+        request = msgspec.structs.replace(request_of(record, ()), sys_flag=0x40, hashes=hashes_of(record, True))
+        # its place is the log's: the record says it, too
+        assert (DispatchRequest(*fields), record.physical_offset) == (request, 4096 + at)
+        at += record.size
+    (first, _), ids = run.requests(False)[0][5:7], run.answers(*PIECES)
+    assert f"{HOST.hex().upper()}{first:016X}".encode() in ids
+    assert ids.count(HOST.hex().upper().encode()) == len(members)
 
 
 def is_odd(text):
@@ -275,27 +276,56 @@ def is_odd(text):
     return not all(len(pair) == 2 and all(pair) for pair in pairs) or len({pair[0] for pair in pairs}) < len(pairs)
 
 
+ENTRY = encode_batch([BatchEntry(b"hello", b"UNIQ_KEY\x01A\x02", 0)])
+
+
 @given(st.data())
 def test_bodies_that_are_no_batch_are_left(data):
     count = data.draw(st.integers(1, 3))
-    body = bytearray(encode_batch([BatchEntry(b"hello", b"UNIQ_KEY\x01A\x02", 0)] * count))
-    assert check_members(bytes(body)) == count
+    body = bytearray(ENTRY * count)
+    assert check(batch(bytes(body))) == count
     for _ in range(data.draw(st.integers(0, 2))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
-    check_members(bytes(body[: data.draw(st.integers(0, len(body)))]))
+    check(batch(bytes(body[: data.draw(st.integers(0, len(body)))])))
 
 
-def test_members_at_the_bounds():
-    def of(body, topic="Orders"):
-        return native.members(encode_batch([BatchEntry(b"x", body, 0)]), topic, 0, 0, 0, 0)
+@given(strings, changes, st.sampled_from([JSON, ROCKETMQ]), st.sampled_from([10, 310, 320]), st.booleans())
+def test_headers_of_batches_are_read_as_python_reads_them(own, fields, kind, code, is_batch):
+    data = send({"i": own, "m": str(is_batch).lower(), **fields}, code=code, body=ENTRY, kind=kind)
+    check(data)
+    check_stream(data)
 
-    assert of(b"a\x01" + b"b" * 508 + b"\x02") is not None
-    assert of(b"a\x01" + b"b" * 509 + b"\x02") is None
-    assert of(b"a\x01b\0") is None
-    assert of(b"a\x01\xff") is None
-    assert of(b"", "T" * 127) is not None
-    assert of(b"", "T" * 128) is None
-    assert native.members(b"", "Orders", 0, 0, 0, 0) is None
+
+def test_a_batch_comes_alone():
+    one, several = send(opaque=1), batch(ENTRY * 3, opaque=2)
+    run = CORE.read(one + several + one)
+    assert (len(run), run.end, run.is_batch) == (1, len(one), False)
+    run = CORE.read(one + several + one, len(one), 1)
+    assert (len(run), run.end, run.is_batch, run.opaques) == (3, len(one + several), True, [2])
+    check_stream(one + several + several + one)
+
+
+def test_batches_at_the_bounds():
+    def of(properties, count=1, **more):
+        return check(batch(encode_batch([BatchEntry(b"x", properties, 0)] * count), **more))
+
+    assert of(b"a\x01" + b"b" * 508 + b"\x02") == 1
+    assert of(b"a\x01" + b"b" * 509 + b"\x02") == 0
+    assert of(b"a\x01b\0") == 0
+    assert of(b"a\x01\xff") == 0
+    assert of(b"", fields={"b": "T" * 127}) == 1
+    assert of(b"", fields={"b": "T" * 128}) == 0
+    assert (of(b"", 2048), of(b"", 2049)) == (2048, 0)
+    assert (of(b"a\x01" + b"b" * 508 + b"\x02", 64), of(b"a\x01" + b"b" * 508 + b"\x02", 65)) == (64, 0)
+
+
+def test_a_batch_that_asks_for_more_is_left():
+    for more in ("DELAY\x013\x02", "TIMER_DELAY_MS\x01500\x02", "MSG_REGION\x01x\x02", "a\x01b"):
+        data = batch(ENTRY, {"i": f"UNIQ_KEY\x01A1\x02{more}"})
+        is_left = more != "a\x01b"
+        assert (CORE.read(data) is None, TWIN.read(data, 0) is None) == (is_left, is_left)
+    assert CORE.read(batch(ENTRY, {"i": "a\x01b\x02"})) is None  # no unique key
+    assert CORE.read(batch(ENTRY, {"i": "UNIQ_KEY\x01A1\x02WAIT\x01false\x02"})).waits_not
 
 
 def test_calls_that_cannot_be_are_refused():

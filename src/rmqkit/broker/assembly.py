@@ -125,7 +125,7 @@ class Assembly:
     master: HaMaster | None = None
     slave: SlaveRole | None = None
     registration: Registration | None = None
-    _on_readable: list[Callable[[list[DispatchRequest]], object]] = field(default_factory=list)
+    _on_readable: list[Callable[[Sequence[DispatchRequest]], object]] = field(default_factory=list)
     _runs_to_sample: int = 1
     _authentication: Authentication | None = None
     _grpc_refusal: GrpcRefusal | None = None
@@ -342,12 +342,12 @@ class Assembly:
 
     # ---- events
 
-    def _readable(self, requests: list[DispatchRequest]) -> None:
+    def _readable(self, requests: Sequence[DispatchRequest]) -> None:
         """Pass on messages that became readable."""
         for listener in self._on_readable:
             listener(requests)
 
-    def _readable_and_sampled(self, requests: list[DispatchRequest]) -> None:
+    def _readable_and_sampled(self, requests: Sequence[DispatchRequest]) -> None:
         """`_readable`; of some runs it is measured how long their messages took to become readable."""
         self._runs_to_sample -= 1
         if not self._runs_to_sample and self.counts is not None:

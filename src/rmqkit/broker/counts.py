@@ -20,10 +20,11 @@ from rmqkit.metrics import Histogram, histogram
 from rmqkit.protocol import names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields
+from rmqkit.protocol.core import Sends
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record, batch_bounds
 from rmqkit.remoting.exporter import Meter, MeteredConnection
-from rmqkit.store.message_store import DispatchRequest, InnerMessage, PutResult, PutStatus
+from rmqkit.store.message_store import DispatchRequest, InnerMessage, PutResult, PutStatus, StoredSends
 
 __all__ = ["NOT_COUNTED", "Counts", "Noted", "text"]
 
@@ -66,15 +67,16 @@ class Noted:
 
     Attributes:
         sizes: the bytes of their records.
+        came, latency: where they are entered.
         alone_ms: until the answers of those that came alone.
         runs_ms, counts: until the answers of runs, and how many messages were in each.
     """
 
-    __slots__ = ("_came", "_latency", "alone_ms", "counts", "runs_ms", "sizes")
+    __slots__ = ("alone_ms", "came", "counts", "latency", "runs_ms", "sizes")
 
     def __init__(self, came: _Came, latency: Histogram) -> None:
-        self._came = came
-        self._latency = latency
+        self.came = came
+        self.latency = latency
         self.sizes: list[int] = []
         self.alone_ms: list[float] = []
         self.runs_ms: list[float] = []
@@ -84,9 +86,9 @@ class Noted:
         """Enter them."""
         assert len(self.runs_ms) == len(self.counts), "each run has its time and its messages"
         if self.sizes:
-            self._came.add_all(self.sizes)
-            self._latency.observe_all(self.alone_ms)
-            self._latency.observe_each(self.runs_ms, self.counts)
+            self.came.add_all(self.sizes)
+            self.latency.observe_all(self.alone_ms)
+            self.latency.observe_each(self.runs_ms, self.counts)
             for noted in (self.sizes, self.alone_ms, self.runs_ms, self.counts):
                 noted.clear()
 
@@ -136,6 +138,14 @@ class Counts:
                 noted.counts.append(len(sizes))
             if len(noted.sizes) >= _NOTED_MAX:
                 noted.fold()
+
+    def batch(self, sends: Sends, ms: float | None) -> None:
+        """Count the messages of a batch like `sends`, by the bytes of all."""
+        ((topic, code, kind, (size,)),) = sends.kinds
+        noted = self._kind(topic, code, kind)
+        noted.came.add(size, len(sends))
+        if ms is not None:
+            noted.latency.observe(ms)
 
     def answered_late(self, requests: Mapping[int, int], response_code: int, since_ms: float) -> None:
         """Count the answers to plain sends that waited; ``requests``: how many of each request code."""
@@ -194,10 +204,11 @@ class Counts:
 
     # ---- what becomes of them
 
-    def dispatched(self, requests: list[DispatchRequest]) -> None:
+    def dispatched(self, requests: Sequence[DispatchRequest]) -> None:
         """Count messages that became readable, by the first's time."""
         if requests:
-            self.dispatch_ms.observe(max(0, self._clock.now_ms() - requests[0].store_timestamp), len(requests))
+            first = requests if isinstance(requests, StoredSends) else requests[0]
+            self.dispatch_ms.observe(max(0, self._clock.now_ms() - first.store_timestamp), len(requests))
 
     def decided(self, half: Record, *, is_commit: bool) -> None:
         """Count the end of a transaction."""

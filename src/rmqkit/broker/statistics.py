@@ -193,9 +193,13 @@ class Statistics:
         if put.status is not PutStatus.OK:
             self.puts_failed += 1
             return
-        self.sent(message.topic, self._size(message, put), ms)
+        self.batch_sent(message.topic, message.queue_id, self._size(message, put), ms, count)
+
+    def batch_sent(self, topic: str, queue_id: int, size: int, ms: float, count: int) -> None:
+        """`sent` for one request that brought so many messages of a queue."""
+        self.sent(topic, size, ms)
         if count > 1:
-            self._together[message.topic, message.queue_id] += count - 1
+            self._together[topic, queue_id] += count - 1
 
     def moved(self, message: InnerMessage, put: PutResult) -> None:
         """Note a message that the broker put where it belongs: nobody waited for it."""

@@ -1,8 +1,8 @@
 """The compiled core (``native/``, `rmqkit_native`): what a broker computes for plain sends, all of one read at once.
 
-The core takes frames that ask for nothing but storing, one behind the other, out of the bytes of a connection, and
-makes their records, queue entries and answers without an object for each. Its twin in plain Python is
-`rmqkit.protocol.sends`, which says the same of every frame that the core takes.
+The core takes frames that ask for nothing but storing, one behind the other, or a batch of such messages, out of the
+bytes of a connection, and makes their records, queue entries, index entries and answers without an object for each.
+Its twin in plain Python is `rmqkit.protocol.sends`, which says the same of every frame that the core takes.
 What could be refused, and what touches a file, a clock or a table, is not its business.
 Source: remoting.md §1.2, §1.3, §4.3.1, §7.3; store.md §3.4, §4.1, §7.
 """
@@ -27,11 +27,10 @@ __all__ = [
     "compiled_reader",
     "core_fault",
     "index_entries",
-    "members",
     "set_slots",
 ]
 
-FORMAT = 2
+FORMAT = 3
 """What the calls below are numbered by: a core of another number is not used."""
 
 CoreFault: type[BaseException] = getattr(_native, "PanicException", SystemError)
@@ -39,16 +38,17 @@ CoreFault: type[BaseException] = getattr(_native, "PanicException", SystemError)
 
 
 class Sends(Protocol):
-    """Plain sends that came one behind the other.
+    """Plain sends that came one behind the other, or the messages of a batch.
 
     Attributes:
         chunk: the bytes they came in, from ``start`` to ``end``; until `forget_bodies`.
         queues: topic, queue id, how many messages, and the bytes of their records, 0 before `encode`.
+        is_batch: whether one request brought all of them, which has one answer.
         waits_not: whether one of them asks not to wait for the disk.
-        body_bytes_max: of the longest body.
+        body_bytes_max: of the longest body of a request.
         opaques: of the requests, in their order.
-        physical_offsets: of the records.
-        kinds: topic, request code, ``message_type``, and the bytes of each record.
+        last_offset: physical offset of the last record.
+        kinds: topic, request code, ``message_type``, and the bytes that the records of each request have.
         asked: the times that some of them ask for, and their units in ms.
     """
 
@@ -61,13 +61,15 @@ class Sends(Protocol):
     @property
     def queues(self) -> list[tuple[str, int, int, int]]: ...
     @property
+    def is_batch(self) -> bool: ...
+    @property
     def waits_not(self) -> bool: ...
     @property
     def body_bytes_max(self) -> int: ...
     @property
     def opaques(self) -> list[int]: ...
     @property
-    def physical_offsets(self) -> list[int]: ...
+    def last_offset(self) -> int: ...
     @property
     def kinds(self) -> list[tuple[str, int, str, list[int]]]: ...
     @property
@@ -84,6 +86,9 @@ class Sends(Protocol):
     def requests(self, with_tags: bool) -> list[tuple[Any, ...]]:
         """The fields of a `DispatchRequest` for each record. ``with_tags``: whether TAGS are keys of the index."""
 
+    def index_rows(self, with_tags: bool) -> tuple[bytes, int] | None:
+        """The records as rows for `index_entries`, and how many keys they have; None without a core."""
+
     def queue_entries(self) -> list[tuple[bytes, int, int]]:
         """For each of ``queues``: its entries, and the physical offsets between which their records lie."""
 
@@ -91,11 +96,8 @@ class Sends(Protocol):
         """Have those that ask for a time stored in the timer's queue instead. ``outs``: until when each is kept.
         Raises ValueError: the broker's name holds a blank, which separates the parts of a handle."""
 
-    def answers(self, pieces: tuple[bytes, ...], timed: tuple[bytes, ...]) -> bytes:
-        """The frames of the answers, one behind the other: `answer_pieces`, with a recall handle in ``timed``."""
-
-    def ids(self, store_host: bytes) -> str:
-        """The ids of the messages, joined by commas: `rmqkit.protocol.ids.offset_ids`."""
+    def answers(self, pieces: tuple[bytes, ...], timed: tuple[bytes, ...], between: bytes) -> bytes:
+        """The frames of the answers, one behind the other: `answer_pieces`."""
 
     def forget_bodies(self) -> None:
         """Let go of the bytes they came in, when the records are stored."""
@@ -132,22 +134,16 @@ def compiled_reader(
     return reader
 
 
-def members(
-    body: bytes, topic: str, queue_id: int, sys_flag: int, born_timestamp: int, reconsume_times: int
-) -> Sends | None:
-    """The messages of a batch's body; None where the plain way has to decide, also about what is no batch.
-    Only where there is a core."""
-    found: Sends | None = _native.members(body, topic, queue_id, sys_flag, born_timestamp, reconsume_times)
-    return found
-
-
 def index_entries(
-    table: mmap, slot_count: int, first: int, begin_timestamp: int, rows: list[tuple[bytes, int, int]]
-) -> tuple[bytes, bytes, int]:
-    """The entries of an index file for the numbers from ``first`` on, the changes for `set_slots`, and how many slots
-    had no entry before. ``rows``: hashes, physical offset and storeTimestamp of each record. Only where there is a
-    core."""
-    entered: tuple[bytes, bytes, int] = _native.index_entries(table, slot_count, first, begin_timestamp, rows)
+    table: mmap, slot_count: int, first: int, end: int, begin_timestamp: int, rows: bytes
+) -> tuple[bytes, bytes, int] | None:
+    """The entries of an index file for the numbers from ``first`` to before ``end``, the changes for `set_slots`, and
+    how many slots had no entry before; None when there are more keys than numbers. ``rows``: of each record physical
+    offset, storeTimestamp, count of its keys and their hashes; 8, 8, 4 and 4 bytes in the machine's order. Only where
+    there is a core."""
+    entered: tuple[bytes, bytes, int] | None = _native.index_entries(
+        table, slot_count, first, end, begin_timestamp, rows
+    )
     return entered
 
 

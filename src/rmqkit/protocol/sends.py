@@ -2,10 +2,11 @@
 key. They are read, encoded and answered together, by the compiled core where it is (`rmqkit.protocol.core`), else by
 its twin in plain Python here. Both are tested to say the same of every frame that the core takes.
 
-A frame is no plain send, and left to be handled alone, when it is a batch, one-way, retried, part of a transaction or
+A frame is no plain send, and left to be handled alone, when it is one-way, retried, part of a transaction or
 without a body, when its topic is not ASCII or over 127 bytes, when its properties name something twice or over 511
 bytes, or one that asks for more than storing (``not_plain``). One that asks for a time is one: `PlainSends.keep` makes
-it the timer's, with the properties that go there.
+it the timer's, with the properties that go there. A batch is read alone, if its own properties are such and it is not
+so long that it has to be stored in slices; its messages are stored with theirs as they came.
 Source: remoting.md §1.2, §1.3, §4.3.1, §7.3; store.md §3.4, §4.1, §18.2; behaviour.md §5.
 """
 
@@ -17,12 +18,13 @@ import struct
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from itertools import accumulate, count
 from operator import itemgetter
 from typing import Any
 
 from msgspec import Struct
 
-from rmqkit.errors import HeaderError
+from rmqkit.errors import BodyError, HeaderError
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import (
     FRAME_BYTES_MAX,
@@ -35,13 +37,13 @@ from rmqkit.protocol.command import (
     frame_start,
 )
 from rmqkit.protocol.core import Sends, SendsReader, compiled_reader, core_fault
-from rmqkit.protocol.ids import RecallHandle, encode_recall_handle, offset_ids
+from rmqkit.protocol.ids import RecallHandle, encode_recall_handle
 from rmqkit.protocol.names import RETRY_PREFIX
-from rmqkit.protocol.properties import Keys, decode_properties, encoded_tags_code, in_stored_order
-from rmqkit.protocol.record import INNER_BATCH, TRANSACTION_MASK, RecordRow, encode_records
+from rmqkit.protocol.properties import Keys, decode_properties, encoded_tags_code, find_property, in_stored_order
+from rmqkit.protocol.record import INNER_BATCH, TRANSACTION_MASK, BatchBounds, RecordRow, batch_bounds, encode_records
 from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Request
 
-__all__ = ["PlainSends", "PlainSendsReader", "sends_reader"]
+__all__ = ["PlainBatch", "PlainSends", "PlainSendsReader", "sends_reader"]
 
 _START = struct.Struct(">iI")
 _ENTRY = struct.Struct(">qiq")
@@ -49,17 +51,20 @@ _LENGTH = struct.Struct(">h")
 _HEADERS: dict[int, type[SendMessageRequest]] = {
     RequestCode.SEND_MESSAGE: SendMessageRequest,
     RequestCode.SEND_MESSAGE_V2: SendMessageV2Request,
+    RequestCode.SEND_BATCH_MESSAGE: SendMessageV2Request,
 }
 _HEADER_BYTES = 0xFFFFFF
 _STORED_BYTES_MAX = 511
 _TIMED_BYTES_MAX = 66
 _TOPIC_BYTES_MAX = 127
 _ENTRIES_MAX = 96
+_MEMBERS_MAX = 2048
+_MEMBERS_PROPERTIES_BYTES_MAX = 32 << 10
 _I32_MAX, _I64_MAX = (1 << 31) - 1, (1 << 63) - 1
 _TIME = re.compile(r"[0-9]{1,17}", re.ASCII)
 _NO_WAIT = b"WAIT\x01false\x02"
 _BINARY_SENDS = frozenset(_LENGTH.pack(code) for code in _HEADERS)
-_is_json_send = re.compile(rb'"code": ?(?:10|310)\b').search
+_is_json_send = re.compile(rb'"code": ?(?:10|310|320)\b').search
 """Whether it is worth a look: other requests would be read twice."""
 
 
@@ -104,6 +109,8 @@ class PlainSends:
         *("body_bytes_max", "chunk", "end", "queues", "sent", "start", "waits_not"),
     )
 
+    is_batch = False
+
     def __init__(self, reader: PlainSendsReader, chunk: bytes, start: int, end: int, sent: list[_Sent]) -> None:
         self.chunk, self.start, self.end, self.sent = chunk, start, end, sent
         self.waits_not = any(_NO_WAIT in one.properties for one in sent)
@@ -130,20 +137,14 @@ class PlainSends:
         return [sent.opaque for sent in self.sent]
 
     @property
-    def physical_offsets(self) -> list[int]:
-        at, offsets = self._physical_offset, []
-        for size in self._sizes:
-            offsets.append(at)
-            at += size
-        return offsets
+    def last_offset(self) -> int:
+        return self._physical_offset + sum(self._sizes[:-1])
 
     @property
     def kinds(self) -> list[tuple[str, int, str, list[int]]]:
         kinds: dict[tuple[str, int, str], list[int]] = {}
         for sent, size in zip(self.sent, self._sizes, strict=True):
-            is_fifo = b"__SHARDINGKEY\x01" in sent.properties and b"\x02__SHARDINGKEY\x01" in b"\x02" + sent.properties
-            kind = "fifo" if is_fifo else "normal" if sent.asked is None else "delay"
-            kinds.setdefault((sent.place[0], sent.code, kind), []).append(size)
+            kinds.setdefault((sent.place[0], sent.code, _kind(sent)), []).append(size)
         return [(*key, sizes) for key, sizes in kinds.items()]
 
     def keep(self, outs: list[int], timer_topic: str, broker_name: str) -> None:
@@ -211,6 +212,9 @@ class PlainSends:
             at += size
         return rows
 
+    def index_rows(self, with_tags: bool) -> None:
+        """The index reads keys out of `requests`."""
+
     def queue_entries(self) -> list[tuple[bytes, int, int]]:
         entries: dict[tuple[str, int], list[bytes]] = {place: [] for place in self._counts}
         starts: dict[tuple[str, int], int] = {}
@@ -224,7 +228,7 @@ class PlainSends:
             ends[place] = at
         return [(b"".join(several), starts[place], ends[place]) for place, several in entries.items()]
 
-    def answers(self, pieces: tuple[bytes, ...], timed: tuple[bytes, ...]) -> bytes:
+    def answers(self, pieces: tuple[bytes, ...], timed: tuple[bytes, ...], between: bytes) -> bytes:
         at, parts = self._physical_offset, list[bytes]()
         plain_form, timed_form = _form(pieces), _form(timed)
         for sent, number, size in zip(self.sent, self._numbers, self._sizes, strict=True):
@@ -237,13 +241,122 @@ class PlainSends:
             at += size
         return b"".join(parts)
 
-    def ids(self, store_host: bytes) -> str:
-        return offset_ids(store_host, self.physical_offsets)
-
     def forget_bodies(self) -> None:
         self.chunk = b""
         for sent in self.sent:
             sent.body = b""
+
+
+class PlainBatch:
+    """`Sends` of a batch in plain Python: its messages have the place of the request, and properties as they came."""
+
+    __slots__ = (
+        *("_bounds", "_codes", "_number", "_properties", "_request", "_sizes", "_starts", "_store_timestamp"),
+        *("chunk", "end", "queues", "start"),
+    )
+    is_batch = True
+
+    def __init__(self, chunk: bytes, start: int, end: int, request: _Sent, bounds: list[BatchBounds]) -> None:
+        self.chunk, self.start, self.end = chunk, start, end
+        self.queues = [(*request.place, len(bounds), 0)]
+        self._request, self._bounds = request, bounds
+        self._properties: list[bytes] = []
+        self._codes: list[int] = []
+        self._sizes: list[int] = []
+        self._starts: list[int] = []
+        self._number = self._store_timestamp = -1
+
+    def __len__(self) -> int:
+        return len(self._bounds)
+
+    @property
+    def waits_not(self) -> bool:
+        return _NO_WAIT in self._request.properties
+
+    @property
+    def body_bytes_max(self) -> int:
+        return self._bounds[-1][3]
+
+    @property
+    def asked(self) -> list[tuple[int, int]]:
+        return []
+
+    @property
+    def opaques(self) -> list[int]:
+        return [self._request.opaque]
+
+    @property
+    def last_offset(self) -> int:
+        return self._starts[-1]
+
+    @property
+    def kinds(self) -> list[tuple[str, int, str, list[int]]]:
+        return [(self.queues[0][0], self._request.code, _kind(self._request), [self.queues[0][3]])]
+
+    def keep(self, outs: list[int], timer_topic: str, broker_name: str) -> None:
+        """None of them asks for a time."""
+
+    def encode(
+        self, numbers: list[int], physical_offset: int, born_host: bytes, store_timestamp: int, store_host: bytes
+    ) -> bytes:
+        request, (self._number,) = self._request, numbers
+        body, times = request.body, request.reconsume_times
+        topic, queue_id, sys_flag, born = *request.place, request.sys_flag, request.born_timestamp
+        field = bytes([len(topic)]) + topic.encode()
+        # An entry of a batch and a record both end with the properties behind their length.
+        rows = [
+            (field, queue_id, flag, number, sys_flag, born, times, body[body_at : at - 2], body[at - 2 : end])
+            for number, (flag, body_at, at, end) in enumerate(self._bounds, self._number)
+        ]
+        self._store_timestamp = store_timestamp
+        try:
+            data, self._sizes = encode_records(
+                rows,
+                physical_offset=physical_offset,
+                born_host=born_host,
+                store_timestamp=store_timestamp,
+                store_host=store_host,
+            )
+        except struct.error as error:
+            raise ValueError(f"a record does not fit into the log's numbers: {error}") from None
+        self._starts = list(accumulate(self._sizes[:-1], initial=physical_offset))
+        self._properties = [body[at:end] for _, _, at, end in self._bounds]
+        self._codes = [encoded_tags_code(find_property(one, b"TAGS") or b"") for one in self._properties]
+        self.queues = [(topic, queue_id, len(rows), len(data))]
+        return data
+
+    def requests(self, with_tags: bool) -> list[tuple[Any, ...]]:
+        """Without keys: of many property strings at once the index finds them in less time."""
+        (place, sys_flag), now = (self._request.place, self._request.sys_flag), self._store_timestamp
+        rows = zip(count(self._number), self._codes, self._starts, self._sizes, self._properties, strict=False)
+        return [
+            (*place, number, code, now, at, size, sys_flag, properties, 1, None, None)
+            for number, code, at, size, properties in rows
+        ]
+
+    def index_rows(self, with_tags: bool) -> None:
+        """The index reads keys out of `requests`."""
+
+    def queue_entries(self) -> list[tuple[bytes, int, int]]:
+        entries = b"".join(map(_ENTRY.pack, self._starts, self._sizes, self._codes))
+        return [(entries, self._starts[0], self._starts[-1] + self._sizes[-1])]
+
+    def answers(self, pieces: tuple[bytes, ...], timed: tuple[bytes, ...], between: bytes) -> bytes:
+        request, ids = self._request, between.join([b"%016X" % start for start in self._starts])
+        values = (ids, request.queue_id, self._number, request.keys[0], b"%d" % request.opaque)
+        header = _form(pieces).replace(b"%016X", b"%b", 1) % values
+        return _frame_start(len(header)) + header
+
+    def forget_bodies(self) -> None:
+        self.chunk = self._request.body = b""
+
+
+def _kind(request: _Sent) -> str:
+    """What metrics call a request (``message_type``)."""
+    properties = request.properties
+    if b"__SHARDINGKEY\x01" in properties and b"\x02__SHARDINGKEY\x01" in b"\x02" + properties:
+        return "fifo"
+    return "normal" if request.asked is None else "delay"
 
 
 @functools.lru_cache(maxsize=16)
@@ -258,6 +371,19 @@ def _form(pieces: tuple[bytes, ...]) -> bytes:
 @functools.lru_cache(maxsize=1024)
 def _frame_start(header_bytes: int) -> bytes:
     return frame_start(JSON, header_bytes, 0)
+
+
+def _members(body: bytes) -> list[BatchBounds]:
+    """Where the messages of a batch lie; none where it is no batch, or is left to be stored in slices or not at all."""
+    try:
+        bounds = batch_bounds(body, count_max=_MEMBERS_MAX + 1)
+    except BodyError:
+        return []
+    lengths = [end - at for _, _, at, end in bounds]
+    if len(bounds) > _MEMBERS_MAX or sum(lengths) > _MEMBERS_PROPERTIES_BYTES_MAX or max(lengths) > _STORED_BYTES_MAX:
+        return []
+    # What recovery might take for torn is looked at, and refused, alone.
+    return [] if any(end > at and not body[end - 1] for _, _, at, end in bounds) else bounds
 
 
 class _Plan(Struct, frozen=True):
@@ -309,6 +435,11 @@ class PlainSendsReader:
             one = self._read(word >> 24, chunk[at + 8 : body_at], chunk[body_at:end])
             if one is None:
                 break
+            if one.code == RequestCode.SEND_BATCH_MESSAGE:
+                bounds = [] if sent else _members(one.body)
+                if bounds:
+                    return PlainBatch(chunk, start, end, one, bounds)
+                break
             sent.append(one)
             at = end
         return PlainSends(self, chunk, start, at, sent) if sent else None
@@ -325,7 +456,8 @@ class PlainSendsReader:
         except HeaderError:
             return None
         topic, sys_flag, times = sent.topic, sent.sys_flag, sent.reconsume_times or 0
-        is_special = sent.batch or sent.unit_mode or sys_flag & (TRANSACTION_MASK | INNER_BATCH)
+        is_batch = command.code == RequestCode.SEND_BATCH_MESSAGE
+        is_special = bool(sent.batch) is not is_batch or sent.unit_mode or sys_flag & (TRANSACTION_MASK | INNER_BATCH)
         numbers = (command.opaque, sent.queue_id, sent.flag, sys_flag, sent.born_timestamp, times)
         if is_special or min(numbers) < 0 or sent.properties is None:
             return None
@@ -335,6 +467,8 @@ class PlainSendsReader:
         if read is None:
             return None
         stored, keys, asked = read
+        if is_batch and asked is not None:
+            return None
         return _Sent(
             (topic, sent.queue_id),
             sent.queue_id,

@@ -45,10 +45,10 @@ def answer_template(
 
 def answer_pieces(
     store_host: bytes, told: Mapping[str, str], code: int = ResponseCode.SUCCESS
-) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+) -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes]:
     """What stands before, between and behind the values in the header of an answer to a plain send, which are its
-    physical offset in hexadecimal, queue id, queue offset, unique key and opaque; and the same of one to a message for
-    a time, with its recall handle before the opaque.
+    physical offset in hexadecimal, queue id, queue offset, unique key and opaque; the same of one to a message for
+    a time, with its recall handle before the opaque; and what stands between the physical offsets of a batch.
     ``store_host``: the packed address that begins every message id. ``told``: further fields of every answer.
     ``code``: what is answered; the message is stored in any case."""
     names = ("msgId", "queueId", "queueOffset", "transactionId")
@@ -60,7 +60,7 @@ def answer_pieces(
     opened = [form.replace(b'"opaque":%b', b'"opaque":\0') for form in (plain_form, timed_form)]
     pieces = [tuple(form.replace(b"%%", b"%").split(b"\0")) for form in opened]
     assert [len(one) for one in pieces] == [6, 7], "values stand between the pieces"
-    return pieces[0], pieces[1]
+    return pieces[0], pieces[1], f",{store_host.hex().upper()}".encode()
 
 
 _FOUND_NAMES = list(header_fields(PopMessageResponse(start_offset_info="", msg_offset_info="")))

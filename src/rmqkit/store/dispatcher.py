@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Container, Iterable
-from itertools import islice, takewhile
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from itertools import islice, starmap, takewhile
+from typing import overload
 
 import msgspec
 from msgspec import Struct
 
+from rmqkit.protocol.core import Sends
 from rmqkit.protocol.names import SCHEDULE_TOPIC
 from rmqkit.protocol.properties import Keys, encoded_tags_code, find_property
 from rmqkit.protocol.record import (
@@ -30,14 +32,14 @@ from rmqkit.protocol.record import (
     TRANSACTION_ROLLBACK,
     Record,
 )
-from rmqkit.store.index.index import MessageIndex
+from rmqkit.store.index.index import KeyRows, MessageIndex
 from rmqkit.store.queues.base import ConsumeQueueBase
 from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import ENTRY, ConsumeQueue
 from rmqkit.store.queues.table import ConsumeQueues, light_numbers, topic_fault
 from rmqkit.store.settings import delivery_time
 
-__all__ = ["DispatchRequest", "Dispatcher", "batch_count", "queue_tags_code", "request_of"]
+__all__ = ["DispatchRequest", "Dispatcher", "StoredSends", "batch_count", "queue_tags_code", "request_of"]
 
 _log = logging.getLogger(__name__)
 _pack_entry = ENTRY.pack
@@ -72,6 +74,53 @@ class DispatchRequest(Struct, gc=False):
     batch_count: int = 1
     keys: Keys | None = None
     hashes: bytes | None = None
+
+
+class StoredSends(Sequence[DispatchRequest]):
+    """The requests of plain sends that were stored together, made when somebody looks at them, which is seldom.
+
+    Attributes:
+        places: topic and queue id of the queues that they are in.
+        store_timestamp: when all of them were stored.
+    """
+
+    __slots__ = ("_first_offset", "_made", "_sends", "_with_tags", "places", "store_timestamp")
+
+    def __init__(self, sends: Sends, first_offset: int, store_timestamp: int, *, with_tags: bool) -> None:
+        self._sends = sends
+        self._first_offset = first_offset
+        self._with_tags = with_tags
+        self._made: list[DispatchRequest] | None = None
+        self.places = [(topic, queue_id) for topic, queue_id, _, _ in sends.queues]
+        self.store_timestamp = store_timestamp
+
+    def __len__(self) -> int:
+        return len(self._sends)
+
+    @overload
+    def __getitem__(self, at: int, /) -> DispatchRequest: ...
+    @overload
+    def __getitem__(self, at: slice, /) -> list[DispatchRequest]: ...
+    def __getitem__(self, at: int | slice, /) -> DispatchRequest | list[DispatchRequest]:
+        return self.made[at]
+
+    def __iter__(self) -> Iterator[DispatchRequest]:
+        return iter(self.made)
+
+    @property
+    def made(self) -> list[DispatchRequest]:
+        """The requests."""
+        if self._made is None:
+            self._made = list(starmap(DispatchRequest, self._sends.requests(self._with_tags)))
+        return self._made
+
+    @property
+    def keys(self) -> KeyRows | None:
+        """What the index enters, where the compiled core has it."""
+        rows = self._sends.index_rows(self._with_tags)
+        if rows is None:
+            return None
+        return KeyRows(self._first_offset, self._sends.last_offset, self.store_timestamp, len(self), rows[1], rows[0])
 
 
 def queue_tags_code(
@@ -150,7 +199,7 @@ class Dispatcher:
     def __init__(
         self,
         queues: ConsumeQueues,
-        on_arrival: Callable[[list[DispatchRequest]], None] | None = None,
+        on_arrival: Callable[[Sequence[DispatchRequest]], None] | None = None,
         index: MessageIndex | None = None,
         bitmap_of: Callable[[DispatchRequest], bytes] | None = None,
         *,
@@ -177,14 +226,14 @@ class Dispatcher:
         return Dispatcher(self._queues, bitmap_of=self._bitmap_of)
 
     def submit(
-        self, arrivals: list[DispatchRequest], end: int, limit: int, enter: Callable[[], bool] | None = None
+        self, arrivals: Sequence[DispatchRequest], end: int, limit: int, enter: Callable[[], bool] | None = None
     ) -> None:
         """Take over what was just appended up to ``end``, one record or several that were put together.
         It is dispatched at once if it lies before ``limit``, unless ``is_batching``.
         ``enter``: a faster way to enter all of them into their queues, which may say False."""
         if not self.pending and end <= limit and not self.is_batching and self._dispatch(arrivals, end, enter=enter):
             return
-        self.pending.append((end, arrivals))
+        self.pending.append((end, list(arrivals)))
         if not self.is_batching:
             self.run(limit)
 
@@ -215,7 +264,7 @@ class Dispatcher:
 
     def _dispatch(
         self,
-        arrivals: list[DispatchRequest],
+        arrivals: Sequence[DispatchRequest],
         end: int,
         pending_count: int = 0,
         enter: Callable[[], bool] | None = None,
@@ -242,7 +291,7 @@ class Dispatcher:
         self._tell(arrivals, light)
         return True
 
-    def _tell(self, arrivals: list[DispatchRequest], light: list[DispatchRequest]) -> None:
+    def _tell(self, arrivals: Sequence[DispatchRequest], light: list[DispatchRequest]) -> None:
         if self._on_arrival is not None:
             self._on_arrival([*arrivals, *light] if light else arrivals)
 
@@ -272,7 +321,7 @@ class Dispatcher:
             self._append(one)
         self._enter_keys([arrival])
 
-    def _enter(self, arrivals: list[DispatchRequest]) -> None:
+    def _enter(self, arrivals: Sequence[DispatchRequest]) -> None:
         if len(arrivals) == 1:
             self._append(arrivals[0])
         else:
@@ -293,7 +342,7 @@ class Dispatcher:
         Raises OSError: the disk refused."""
         self._append(arrival)
 
-    def _append_all(self, arrivals: list[DispatchRequest]) -> None:
+    def _append_all(self, arrivals: Sequence[DispatchRequest]) -> None:
         """Enter several records, those of one queue with one write where the queue lets it be done."""
         if not self._append_run(arrivals):
             groups: dict[tuple[str, int], list[DispatchRequest]] = {}
@@ -309,7 +358,7 @@ class Dispatcher:
                     for arrival in group:
                         self._append(arrival)
 
-    def _append_run(self, arrivals: list[DispatchRequest]) -> bool:
+    def _append_run(self, arrivals: Sequence[DispatchRequest]) -> bool:
         """Index records of one consume queue with one write; False when they are not of one, or go one by one.
         Where the first and the last are of one queue and so many numbers apart as there are records, all are of it."""
         first, last = arrivals[0], arrivals[-1]
@@ -350,10 +399,15 @@ class Dispatcher:
                 b"" if self._bitmap_of is None else self._bitmap_of(arrival),
             )
 
-    def _enter_keys(self, arrivals: list[DispatchRequest]) -> None:
+    def _enter_keys(self, arrivals: Sequence[DispatchRequest]) -> None:
+        sends = arrivals if isinstance(arrivals, StoredSends) else None
         if self._index is not None:
-            self._index.put_all([one for one in arrivals if one.sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK])
-        self.dispatched_timestamp = arrivals[-1].store_timestamp
+            if sends is not None and (rows := sends.keys) is not None:
+                self._index.put_rows(rows)
+            else:
+                indexed = [one for one in arrivals if one.sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK]
+                self._index.put_all(indexed)
+        self.dispatched_timestamp = (sends or arrivals[-1]).store_timestamp
 
     def _new_queue(self, arrival: DispatchRequest) -> ConsumeQueueBase | None:
         """The queue of a first record; None when its topic can have none, or was deleted."""
@@ -371,7 +425,7 @@ def _is_ready(pending: tuple[int, Iterable[DispatchRequest]], limit: int) -> boo
     return pending[0] <= limit and isinstance(pending[1], list)
 
 
-def _light_requests(arrivals: list[DispatchRequest]) -> list[DispatchRequest]:
+def _light_requests(arrivals: Sequence[DispatchRequest]) -> list[DispatchRequest]:
     """Records once more, for each light queue they are in."""
     return [
         msgspec.structs.replace(one, topic=name, queue_id=0, queue_offset=number)

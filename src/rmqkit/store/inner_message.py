@@ -103,7 +103,6 @@ class PutResult(Struct, gc=False):
         queue_offset: number of the (first) message in its queue.
         physical_offsets: one per message of a batch.
         reason: why it was refused.
-        ids: the offset message ids of a batch, joined by commas, where they are at hand.
     """
 
     status: PutStatus
@@ -113,4 +112,3 @@ class PutResult(Struct, gc=False):
     store_timestamp: int = 0
     physical_offsets: Sequence[int] = ()
     reason: str = ""
-    ids: str = ""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,7 @@ from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import LogDiverged, RecordCorrupt, StoreError, StoreMismatch
 from rmqkit.protocol.names import is_light
 from rmqkit.protocol.record import Record, decode_record, has_sound_body, record_properties, record_topic
-from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, request_of
+from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, StoredSends, request_of
 from rmqkit.store.files import StoreLock, check_room, make_directory, sync_directory, write_durably
 from rmqkit.store.flush import Flusher
 from rmqkit.store.index.file import keys_of
@@ -61,6 +61,7 @@ __all__ = [
     "PutResult",
     "PutStatus",
     "RetentionRound",
+    "StoredSends",
 ]
 
 _COMPARED_MAX = 4096
@@ -103,7 +104,7 @@ class MessageStore:
         *,
         clock: Clock = SYSTEM_CLOCK,
         is_batch_topic: Callable[[str], bool] = lambda topic: False,
-        on_arrival: Callable[[list[DispatchRequest]], None] | None = None,
+        on_arrival: Callable[[Sequence[DispatchRequest]], None] | None = None,
         on_durable: Callable[[int, OSError | None], None] | None = None,
         on_committed: Callable[[], object] | None = None,
         on_flushed: Callable[[float], None] | None = None,

@@ -16,14 +16,14 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import accumulate, pairwise, starmap
+from itertools import accumulate, pairwise
 
 import msgspec
 
 from rmqkit.clock import Clock
 from rmqkit.errors import BodyError
 from rmqkit.protocol.core import Sends
-from rmqkit.protocol.names import RETRY_PREFIX, SCHEDULE_TOPIC
+from rmqkit.protocol.names import RETRY_PREFIX
 from rmqkit.protocol.properties import NO_KEYS, PROPERTIES_BYTES_MAX, encoded_tags_code, find_property, in_stored_order
 from rmqkit.protocol.record import (
     BATCH_ENTRY_BYTES_MIN,
@@ -44,7 +44,7 @@ from rmqkit.protocol.record import (
     seal,
     with_room_for_crc,
 )
-from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, queue_tags_code
+from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, StoredSends, queue_tags_code
 from rmqkit.store.flush import Flusher
 from rmqkit.store.inner_message import InnerMessage, PutResult, PutStatus
 from rmqkit.store.log.commit_log import CommitLog
@@ -161,20 +161,13 @@ class Appender:
                 one.next_offset += one is not queue
         return appended
 
-    def put_batch(self, message: InnerMessage, members: Sends | None = None) -> PutResult:
+    def put_batch(self, message: InnerMessage) -> PutResult:
         """Append a wire batch body: its members one by one, or as one inner batch where the topic's queues want that.
-        Members lie together in one file. ``members``: what the core makes of the body. Source: store.md §3.7."""
+        Members lie together in one file. Source: store.md §3.7."""
         queue = self._queues.table.get((message.topic, message.queue_id))
         refused = self._refuse(message, is_new=queue is None)
         if refused is not None:
             return refused
-        if members is not None and queue is not None and message.topic != SCHEDULE_TOPIC:
-            first = queue.next_offset
-            end = self.put_sends(members, message.born_host, message.store_host)
-            if end is not None:
-                offsets, now = members.physical_offsets, self._commit_log.last_store_timestamp
-                ids = members.ids(message.store_host)
-                return PutResult(PutStatus.OK, offsets[0], end, first, now, offsets, ids=ids)
         try:
             bounds = batch_bounds(message.body)
         except BodyError as error:
@@ -429,7 +422,7 @@ class Appender:
         return arrivals
 
     def put_sends(self, sends: Sends, born_host: bytes, store_host: bytes) -> int | None:
-        """`put_run` for plain sends as the core reads them. Returns the physical offset at which they end."""
+        """`put_run` for plain sends as they are read together. Returns the physical offset at which they end."""
         log, now = self._commit_log, self._clock.now_ms()
         if not self._takes_runs(now) or sends.body_bytes_max > self._settings.message_bytes_max:
             return None
@@ -452,7 +445,7 @@ class Appender:
         for queue, (_, _, count, _) in zip(queues, places, strict=True):
             queue.next_offset += count
         end, dispatcher = log.max_offset, self.dispatcher
-        arrivals = list(starmap(DispatchRequest, sends.requests(dispatcher.tags_as_keys)))
+        arrivals = StoredSends(sends, end - len(data), now, with_tags=dispatcher.tags_as_keys)
         limit = end if self._is_readable_at_once else self._readable_offset
         dispatcher.submit(arrivals, end, limit, partial(_enter_runs, queues, numbers, sends))
         return end

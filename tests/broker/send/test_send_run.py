@@ -15,11 +15,14 @@ import pytest
 
 from rmqkit.broker.durability import Durability, Outcome
 from rmqkit.broker.tables.topics import TopicTable
+from rmqkit.metrics import ExporterType
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, FrameSplitter, decode_command, decode_fields, encode_command, header_fields
 from rmqkit.protocol.core import CoreFault, core_fault
+from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.names import TIMER_TOPIC
+from rmqkit.protocol.record import BatchEntry, decode_record, encode_batch
 from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.remoting import connection
 from rmqkit.store.put import Appender
@@ -218,6 +221,76 @@ def test_timed_sends_of_one_read_are_kept_as_one_by_one(tmp_path, runs, one_by_o
     # Under SYNC_FLUSH one that asks not to wait has its run put one by one.
     assert max(run_sizes) >= (2 if flush is FlushDiskType.ASYNC_FLUSH else 1), "those in a row were stored together"
     assert together == single
+
+
+def batch(number, properties=None, count=3, **fields):
+    """A batch to a queue; its members have the keys of sends."""
+    own = [f"UNIQ_KEY\x01M{number}{at}\x02TAGS\x01t{at}\x02".encode() for at in range(count)]
+    body = encode_batch([BatchEntry(b"m" * at, one, at) for at, one in enumerate(own)])
+    return frame(number, properties, body, RequestCode.SEND_BATCH_MESSAGE, batch=True, **fields)
+
+
+BATCHES = {
+    "plain": {},
+    "of one": {"count": 1},
+    "in order": {"properties": "UNIQ_KEY\x01B\x02__SHARDINGKEY\x01s\x02"},
+    "that waits not": {"properties": "UNIQ_KEY\x01B\x02WAIT\x01false\x02"},
+    "without a key": {"properties": "WAIT\x01true\x02"},
+    "delayed": {"properties": "UNIQ_KEY\x01B\x02DELAY\x013\x02"},
+    "of a transaction": {"properties": "UNIQ_KEY\x01B\x02TRAN_MSG\x01true\x02", "sys_flag": 4},
+    "large": {"count": 150},
+    "many": {"count": 2049},
+    "unknown queue": {"queue_id": 9},
+    "retried": {"topic": "%RETRY%g"},
+}
+
+
+@pytest.mark.parametrize("flush", FlushDiskType)
+@pytest.mark.parametrize("kind", BATCHES)
+def test_batches_are_answered_stored_and_counted_as_one_by_one(tmp_path, runs, one_by_one, kind, flush):
+    frames = [frame(4), batch(5, **BATCHES[kind]), batch(6), frame(7), frame(8), batch(9, topic="U"), batch(10)]
+    settings = {"exporter_type": ExporterType.PROM, "exporter_port": 0}
+
+    async def outcome(name, reads):
+        store = {"flush_disk_type": flush, "message_bytes_max": 200_000 if kind == "many" else 9_999}
+        async with Cluster(tmp_path / name, broker=settings, store=store) as cluster, warm(cluster) as peer:
+            runs.clear()
+            answers = {}
+            for requests in reads:
+                answers |= await peer.ask(*requests)
+            said = {opaque: told(answer) for opaque, answer in answers.items()}
+            context = cluster.standalone.broker.context
+            return said, await stored(cluster), [*found(context.store, answers)], [*counted(context)], [*runs]
+
+    *together, run_sizes = run_virtual(outcome("together", [frames]))
+    one_by_one()
+    *single, single_sizes = run_virtual(outcome("single", [[one] for one in frames]))
+    assert single_sizes == []
+    assert run_sizes.count(3) >= 2, "batches were stored together"
+    assert together == single
+
+
+def found(store, answers):
+    """What the ids of answers lead to, and some keys."""
+    for _, answer in sorted(answers.items()):
+        for one in decode_fields(answer).get("msgId", "").split(","):
+            at = decode_offset_id(one)[-1] if one else -1
+            record = decode_record(store.log.record_at(at)) if at >= 0 else None
+            yield record and (record.topic, record.queue_offset, record.body, record.properties, record.sys_flag)
+    for key in ("K4", "M60", "M91", "M100"):
+        yield len(store.query("T", key, 9, 0, 1 << 62).physical_offsets)
+
+
+def counted(context):
+    """What metrics and statistics say."""
+    counts, statistics = context.counts, context.statistics
+    counts.fold()
+    yield {key: (one.messages, one.bytes, one.sizes.counts) for key, one in counts.came.items()}
+    yield {key: sum(one.counts) for key, one in counts.meter.gather().items()}
+    yield statistics.put_count, statistics.put_bytes
+    for name, key in (("TOPIC_PUT_NUMS", "T"), ("TOPIC_PUT_SIZE", "T"), ("TOPIC_PUT_NUMS", "U")):
+        statistic = statistics.get(name, key)
+        yield statistic and statistic.stats_day.sum
 
 
 async def test_a_run_that_cannot_be_put_fails_exactly_the_sends_that_fail(runs, monkeypatch, cluster):

@@ -22,7 +22,7 @@ from rmqkit.protocol.record import decode_record
 from rmqkit.store.dispatcher import DispatchRequest
 from rmqkit.store.index import index as message_index
 from rmqkit.store.index.file import key_hash, key_hashes
-from rmqkit.store.index.index import MessageIndex, missing_files
+from rmqkit.store.index.index import KeyRows, MessageIndex, missing_files
 from rmqkit.store.index.property_columns import PropertyColumns
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.offline.check import verify
@@ -544,10 +544,14 @@ def test_runs_leave_the_files_that_single_puts_leave(tmp_path_factory, records, 
             for row in range(low, high):
                 mixed.put("T", int(offsets[row]), int(times[row]), properties[row])
         elif number % 3 == 2 and not core_fault({}):
-            mixed.put_all(
-                [hashed("T", int(offsets[row]), int(times[row]), properties[row]) for row in range(low, high)]
-            )
-            mixed.enter()
+            for row in range(low, high):
+                one = hashed("T", int(offsets[row]), int(times[row]), properties[row])
+                if row % 3:
+                    mixed.put_rows(key_rows([one]))
+                else:
+                    mixed.put_all([one])
+            if again % 2:
+                mixed.enter()
         else:
             low = max(0, low - again)
             found = [find_keys(one) for one in properties]
@@ -572,31 +576,46 @@ def hashed(topic, physical_offset, store_timestamp, properties):
     return DispatchRequest(topic, 0, 0, 0, store_timestamp, physical_offset, 99, 0, properties, 1, None, packed)
 
 
+def key_rows(records):
+    """What the core passes on of several that were stored together."""
+    counts, first, last = [len(one.hashes) // 4 for one in records], records[0], records[-1]
+    places = [(one.physical_offset, one.store_timestamp, count) for one, count in zip(records, counts, strict=True)]
+    rows = b"".join([struct.pack("=qqI", *place) + one.hashes for one, place in zip(records, places, strict=True)])
+    return KeyRows(first.physical_offset, last.physical_offset, first.store_timestamp, len(records), sum(counts), rows)
+
+
 _VALUES = st.sampled_from(["a", "b", "a b", "é", "x" * 70, "7F0000010C9D18B4AAC2" + "0" * 12, "T#t"])
 _PROPERTIES = st.dictionaries(st.sampled_from(["KEYS", "UNIQ_KEY", "TAGS", "other"]), _VALUES, max_size=4)
 
 
 @examples(25)
 @given(
-    messages=st.lists(st.tuples(st.sampled_from(["T", "U"]), _PROPERTIES, st.integers(0, 900)), max_size=25),
+    messages=st.lists(st.tuples(st.sampled_from("TU"), _PROPERTIES, st.sampled_from([0, 0, 1, 900])), max_size=25),
     room=st.integers(0, 3),
 )
 def test_numpy_and_the_core_leave_the_files_that_the_plain_code_leaves(tmp_path_factory, messages, room):
     """Also when the disk refuses a new file now and then and the index tries again."""
     folder = tmp_path_factory.mktemp("columns")
-    names = ["plain", "columns", *([] if core_fault({}) else ["core"])]
+    names = ["plain", "columns", *([] if core_fault({}) else ["core", "rows"])]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(message_index, "_COLUMNS_MIN", 0)
         for name in names:
             index = MessageIndex(folder / name, 3, 8)
             patch.setattr(index, "_has_columns", lambda name=name: name == "columns")
             patch.setattr(index, "_create", _refusing(index._create, room))
-            now = 1_700_000_000_000
-            for row, (topic, properties, milliseconds) in enumerate(messages):
+            now, together = 1_700_000_000_000, list[DispatchRequest]()
+            for row, (topic, properties, milliseconds) in enumerate([*messages, ("", {}, 1)]):
                 now += milliseconds
                 encoded = encode_properties(properties)
                 with contextlib.suppress(OSError):
-                    if name == "core":
+                    if name == "rows":
+                        if together and together[0].store_timestamp != now:  # those of a time were stored together
+                            several, together = together, []
+                            index.put_rows(key_rows(several))
+                        together.append(hashed(topic, row * 100, now, encoded))
+                    elif row == len(messages):
+                        pass
+                    elif name == "core":
                         index.put_all([hashed(topic, row * 100, now, encoded)])
                     else:
                         index.put(topic, row * 100, now, encoded)

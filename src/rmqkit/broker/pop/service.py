@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ from rmqkit.metrics import Gathered
 from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.tasks import Turns
-from rmqkit.store.message_store import DispatchRequest, MessageStore
+from rmqkit.store.message_store import DispatchRequest, MessageStore, StoredSends
 
 if TYPE_CHECKING:
     from rmqkit.broker.counts import Counts
@@ -130,7 +130,7 @@ class PopService:
             "rocketmq_pop_checkpoint_buffer_size": {(): check_points},
         }
 
-    def arrived(self, requests: list[DispatchRequest]) -> None:
+    def arrived(self, requests: Sequence[DispatchRequest]) -> None:
         """Wake requests that wait for these messages."""
         self.waiting.arrived(requests)
         self.notifications.arrived(requests)
@@ -227,9 +227,11 @@ class PopLongPolling:
         held._timer = self._loop.call_later(seconds, self._check_waiting, held)
         return True
 
-    def arrived(self, requests: list[DispatchRequest]) -> None:
+    def arrived(self, requests: Sequence[DispatchRequest]) -> None:
         """Let one request of each group that waits for these messages look again, soon."""
         if not self._count:
+            return
+        if isinstance(requests, StoredSends) and not any(topic in self._waiting for topic, _ in requests.places):
             return
         woken: set[tuple[str, str, int]] = set()
         for stored in requests:

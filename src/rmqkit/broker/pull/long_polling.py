@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from rmqkit.clock import Clock
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.tasks import Turns
-from rmqkit.store.message_store import DispatchRequest
+from rmqkit.store.message_store import DispatchRequest, StoredSends
 
 __all__ = ["HELD_MAX", "PASSED_BY_MS", "LongPolling", "WaitingPull"]
 
@@ -100,10 +100,12 @@ class LongPolling:
             self._count += 1
         self._end_by(held, held.until_ms)
 
-    def arrived(self, requests: list[DispatchRequest]) -> None:
+    def arrived(self, requests: Sequence[DispatchRequest]) -> None:
         """Answer the pulls that wait for one of these messages."""
         if not self._queues:
             return
+        if isinstance(requests, StoredSends) and self._queues.keys().isdisjoint(requests.places):
+            return  # told by queue: nothing is made of messages that nobody waits for
         for stored in requests:
             waiting = self._queues.get((stored.topic, stored.queue_id))
             if waiting is None:

@@ -75,7 +75,7 @@ from rmqkit.protocol.command import (
     header_fields,
     reply,
 )
-from rmqkit.protocol.core import Sends, core_fault, members
+from rmqkit.protocol.core import Sends, core_fault
 from rmqkit.protocol.ids import RecallHandle, UniqueKeys, encode_recall_handle, offset_id, offset_ids
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.properties import decode_properties
@@ -266,7 +266,6 @@ class SendHandlers(Handlers[SendContext]):
         self._store_settings = context.store_settings
         self._checks = SendChecks(context)
         self._stamps, self._answer_fields = stamps_of(self._context.settings)
-        self._has_core = not core_fault(os.environ)
         self._long_batch = asyncio.Lock()
         self._long_batches = 0
         self._run = SendRun(context, self._checks, self._stamps, self._answer_fields)
@@ -430,29 +429,20 @@ class SendHandlers(Handlers[SendContext]):
             return self._refuse(command, *NOT_ENOUGH_REPLICAS)
         unique_key = sent.parsed.get(property_names.UNIQ_KEY)
         message = changed(sent, self._stamps)  # its properties are stored with an inner batch only
-        found = self._members(message)
-        if found is None and is_long(message.body) and len(message.body) <= self._store_settings.message_bytes_max:
+        if is_long(message.body) and len(message.body) <= self._store_settings.message_bytes_max:
             # Each holds its body, and a hundred bytes a message once its turn comes.
             if self._long_batches >= _LONG_BATCHES_MAX:
                 return self._refuse(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
             self._long_batches += 1
             connection.hold()  # sends behind it on this connection must not overtake it
             return self._store_long_batch(connection, command, message, unique_key, waits=waits)
-        put = self._context.store.put_batch(message, found)
+        put = self._context.store.put_batch(message)
         ms = self._context.clock.monotonic_ms() - connection.active_ms
         self._context.statistics.sent_one(message, put, ms, len(put.physical_offsets))
         if self._context.counts is not None:
             self._context.counts.put_batch(message, put)
-        ids = put.ids or offset_ids(message.store_host, put.physical_offsets)
+        ids = offset_ids(message.store_host, put.physical_offsets)
         return self._answer_batch(connection, command, message, put, unique_key, ids, waits=waits)
-
-    def _members(self, batch: InnerMessage) -> Sends | None:
-        """The messages of a batch where the core reads them."""
-        if not self._has_core:
-            return None
-        return members(
-            batch.body, batch.topic, batch.queue_id, batch.sys_flag, batch.born_timestamp, batch.reconsume_times
-        )
 
     async def _store_long_batch(
         self, connection: Connection, command: Command, message: InnerMessage, unique_key: str | None, *, waits: bool
@@ -597,10 +587,11 @@ _UNITS_MS = dict(zip(TIMER_NAMES, (1000, 1, 0), strict=True))
 
 
 class SendRun:
-    """Stores plain sends of one read (`rmqkit.protocol.sends`) together: where nothing can be refused, to topics that
-    are there and want nothing special, in queues that have messages. One for a time goes to the timer topic. A run of
-    which one message is another case, or that the store does not take together, is handled one by one. Answers are
-    given when the one write is done, or together when the last message is as safe as it has to be (`durability`).
+    """Stores plain sends of one read (`rmqkit.protocol.sends`), or of a batch, together: where nothing can be refused,
+    to topics that are there and want nothing special, in queues that have messages. One for a time goes to the timer
+    topic. A run of which one message is another case, or that the store does not take together, is handled one by one,
+    and so is such a batch. Answers are given when the one write is done, or together when the last message is as safe
+    as it has to be (`durability`).
     ``stamps``: the properties that every message gets.
     ``told``: the fields that every answer has."""
 
@@ -635,15 +626,16 @@ class SendRun:
 
     def _each(self, connection: Connection, sends: Sends) -> Iterator[Frame]:
         """Store what can be stored alone; the others in their order."""
+        if sends.is_batch or len(sends) == 1:
+            yield from frames_of(sends)
+            return
         at = sends.start
-        while len(sends) > 1 and at < sends.end:
+        while at < sends.end:
             one = self.reader.read(sends.chunk, at, 1)
             assert one is not None, "it was read before"
             at = one.end
             if not self._store_all(connection, one):
                 yield from frames_of(one)
-        if len(sends) == 1:
-            yield from frames_of(sends)
 
     def _refuse_all(self, connection: Connection, opaques: Iterable[int], reason: str) -> None:
         for opaque in opaques:
@@ -677,12 +669,14 @@ class SendRun:
         if end_offset is None:
             return False
         ms = self._monotonic_ms() - connection.active_ms
-        for topic, _, count, record_bytes in sends.queues:
-            self._statistics.sent(topic, record_bytes, ms, count)
+        for topic, queue_id, count, record_bytes in sends.queues:
+            if sends.is_batch:
+                self._statistics.batch_sent(topic, queue_id, record_bytes, ms, count)
+            else:
+                self._statistics.sent(topic, record_bytes, ms, count)
         if durability is None or durability.has(end_offset):
             connection.send_frame(sends.answers(*self._pieces[ResponseCode.SUCCESS]))
-            if self._counts is not None:
-                self._counts.sends(sends.kinds, ms)
+            self._count(sends, ms)
             return True
         release: Release = partial(self._answer_late, connection, sends)
         if self._counts is not None:
@@ -690,9 +684,17 @@ class SendRun:
             for _, code, _, sizes in sends.kinds:
                 codes[code] += len(sizes)
             release = partial(self._count_late, self._counts, codes, connection.active_ms, release)
-            self._counts.sends(sends.kinds, None)
-        durability.hold(end_offset, release, answers=len(sends))
+            self._count(sends, None)
+        durability.hold(end_offset, release, answers=len(sends.opaques))
         return True
+
+    def _count(self, sends: Sends, ms: float | None) -> None:
+        if self._counts is None:
+            return
+        if sends.is_batch:
+            self._counts.batch(sends, ms)
+        else:
+            self._counts.sends(sends.kinds, ms)
 
     def _keep(self, sends: Sends, asked: list[tuple[int, int]]) -> bool:
         """Give those that ask for a time to the timer; False when it does not simply keep all of them."""

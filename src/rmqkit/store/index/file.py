@@ -199,26 +199,26 @@ class IndexFile:
         self.end_offset, self.end_timestamp = int(physical_offsets[count - 1]), int(store_timestamps[count - 1])
         return count
 
-    def put_hashed(self, rows: list[tuple[bytes, int, int]]) -> bool:
+    def put_hashed(self, rows: bytes, first_timestamp: int, last_timestamp: int) -> bool:
         """`put` for many records with the compiled core; all but the header is written. False, with nothing done, when
-        not all of their keys fit. ``rows``: hashes, physical offset and storeTimestamp of each record.
-        Raises OSError: the disk refused."""
+        not all of their keys fit. ``rows``: as `index_entries` takes them; ``first_timestamp``, ``last_timestamp``:
+        storeTimestamp of the first and the last record that has a key. Raises OSError: the disk refused."""
         if self._entries:
             self.write()
-        first, count = self.index_count, sum([len(hashes) for hashes, _, _ in rows]) // SLOT.size
-        if not count or first + count > self._entry_count:
-            return not count
-        table = self._mapped_slots()
-        entries, changes, used = index_entries(table, self._slot_count, first, self.begin_timestamp, rows)
-        assert len(entries) == count * ENTRY.size, "every key has an entry"
+        first, table = self.index_count, self._mapped_slots()
+        made = index_entries(table, self._slot_count, first, self._entry_count, self.begin_timestamp, rows)
+        if made is None:
+            return False
+        entries, changes, used = made
+        assert entries, "there is a key among them"
         self.file.write(self._entries_at + first * ENTRY.size, entries)
         set_slots(table, self._slot_count, changes)
-        keyed = [row for row in rows if row[0]]
         if first == 1:  # the first entry of a file moves its beginning
-            _, self.begin_offset, self.begin_timestamp = keyed[0]
-        _, self.end_offset, self.end_timestamp = keyed[-1]
+            self.begin_offset, self.begin_timestamp = ENTRY.unpack_from(entries)[1], first_timestamp
+        self.end_offset = ENTRY.unpack_from(entries, len(entries) - ENTRY.size)[1]
+        self.end_timestamp = last_timestamp
         self.slots_used += used
-        self.index_count += count
+        self.index_count += len(entries) // ENTRY.size
         self._is_header_due = True
         return True
 

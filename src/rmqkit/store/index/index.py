@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import struct
 import sys
 import threading
 from bisect import bisect_left
@@ -38,7 +39,7 @@ from rmqkit.store.log.scan import has_numpy
 if TYPE_CHECKING:
     from rmqkit.store.index.file import Ints
 
-__all__ = ["INDEX_NOTE", "HasKeys", "KeyQuery", "MessageIndex", "file_name", "full_files", "missing_files"]
+__all__ = ["INDEX_NOTE", "HasKeys", "KeyQuery", "KeyRows", "MessageIndex", "file_name", "full_files", "missing_files"]
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +88,30 @@ class _Keyed(Struct, gc=False):
     hashes: bytes | None = None
 
 
+class KeyRows(Struct, gc=False):
+    """The keys of records that were stored together, as the compiled core hashed them.
+
+    Attributes:
+        physical_offset, last_offset: of the first and the last record.
+        count, key_count: of the records, and of their keys.
+        rows: as `index_entries` takes them.
+    """
+
+    physical_offset: int
+    last_offset: int
+    store_timestamp: int
+    count: int
+    key_count: int
+    rows: bytes
+    topic: str = ""
+    properties: bytes = b""
+    keys: Keys | None = None
+    hashes: bytes | None = None
+
+
+_ROW = struct.Struct("=qqI")
+
+
 class _NotedFile(Struct, array_like=True, frozen=True):
     """``end_offset``: physical offset of the last record in the file."""
 
@@ -110,6 +135,8 @@ class MessageIndex:
         self._current: IndexFile | None = None
         self._full: deque[IndexFile] = deque()
         self._waiting: deque[HasKeys] = deque()
+        self._waiting_count = 0
+        self._has_rows = False
         self._taken = -1
         self._look_at = 0
         self._looked = self._words = self._bytes = 0
@@ -250,13 +277,14 @@ class MessageIndex:
         if record.physical_offset > self._taken:
             self._taken = record.physical_offset
             self._waiting.append(record)
+            self._waiting_count += 1
         if self._is_behind or self._is_due(record.store_timestamp):
             self.enter()
 
     def _is_due(self, store_timestamp: int) -> bool:
         """Whether enough keys wait, or for long enough, when a record of some time has come."""
         waiting = self._waiting
-        if len(waiting) >= _WAITING_MAX or store_timestamp - waiting[0].store_timestamp > _WAITING_MS:
+        if self._waiting_count >= _WAITING_MAX or store_timestamp - waiting[0].store_timestamp > _WAITING_MS:
             return True
         if self._taken < self._look_at:
             return False
@@ -275,8 +303,23 @@ class MessageIndex:
                 self._put(one)
             return
         self._waiting += records
+        self._waiting_count += len(records)
         self._taken = records[-1].physical_offset
         if self._is_due(records[-1].store_timestamp):
+            self.enter()
+
+    def put_rows(self, rows: KeyRows) -> None:
+        """`put_all` for records whose keys the compiled core hashed. Raises OSError: as `put`."""
+        if self._is_behind or rows.physical_offset <= self._taken:
+            for one in _each_of(rows):
+                self._put(one)
+            return
+        self._waiting.append(rows)
+        self._has_rows = True
+        self._waiting_count += rows.count
+        self._words += rows.key_count
+        self._taken = rows.last_offset
+        if self._is_due(rows.store_timestamp):
             self.enter()
 
     def put_run(self, offsets: Ints, store_timestamps: Ints, rows: Ints, hashes: Ints) -> None:
@@ -304,10 +347,11 @@ class MessageIndex:
     def enter(self) -> None:
         """Enter the keys that wait. Raises OSError: the disk refused; another try goes on where this one stopped."""
         self._is_behind = True
-        self._looked = self._words = self._bytes = 0
+        self._looked = self._words = self._bytes = self._waiting_count = 0
         waiting = self._waiting
-        if waiting and waiting[0].hashes is not None and waiting[-1].hashes is not None:
+        if self._has_rows or (waiting and waiting[0].hashes is not None and waiting[-1].hashes is not None):
             self._enter_hashed()
+            waiting = self._waiting
         if len(waiting) >= _COLUMNS_MIN and self._has_columns():
             self._enter_run()
         while waiting:
@@ -319,16 +363,35 @@ class MessageIndex:
         self._is_behind = False
 
     def _enter_hashed(self) -> None:
-        """Enter the keys that wait with the compiled core, where it has hashed all of them and they fit into the file;
-        equal to doing it one by one."""
-        waiting, current = self._waiting, self._current
-        rows = [(one.hashes, one.physical_offset, one.store_timestamp) for one in waiting if one.hashes]
-        if len(rows) < len(waiting) and any(one.hashes is None for one in waiting):
+        """Enter the keys that wait with the compiled core, where they fit into the file; equal to doing it one by one,
+        which is left to who called it where they do not."""
+        rows = [one if isinstance(one, KeyRows) else self._row(one) for one in self._waiting]
+        keyed = [one for one in rows if one.key_count]
+        current = self._current
+        if keyed and (current is None or current.is_full):
+            current = self._create(keyed[0].store_timestamp)
+        self._has_rows = False
+        if not keyed:
+            self._waiting.clear()
             return
-        if rows and (current is None or current.is_full):
-            current = self._create(rows[0][2])
-        if current is None or not rows or (rows[0][1] >= current.end_offset and current.put_hashed(rows)):
-            waiting.clear()
+        assert current is not None, "there is a file for what has keys"
+        ends = keyed[0].store_timestamp, keyed[-1].store_timestamp
+        if keyed[0].physical_offset >= current.end_offset and current.put_hashed(
+            b"".join([one.rows for one in keyed]), *ends
+        ):
+            self._waiting.clear()
+        else:
+            self._waiting = deque([record for one in rows for record in _each_of(one)])
+
+    def _row(self, record: HasKeys) -> KeyRows:
+        """A record that is not hashed by the core."""
+        hashes = record.hashes
+        if hashes is None:
+            keys = record.keys or find_keys(record.properties)
+            found = key_hashes(record.topic, keys, with_tags=self.tags_as_keys)
+            hashes = struct.pack(f"={len(found)}i", *found)
+        at, count = record.physical_offset, len(hashes) // SLOT.size
+        return KeyRows(at, at, record.store_timestamp, 1, count, _ROW.pack(at, record.store_timestamp, count) + hashes)
 
     def _has_columns(self) -> bool:
         """Whether numpy is there; who could use it first has it loaded, in a thread: that takes a quarter second."""
@@ -378,6 +441,7 @@ class MessageIndex:
         return columns.keys(list(numbers), topic_of_row, with_tags=self.tags_as_keys)
 
     def _enter(self, record: HasKeys) -> None:
+        assert not isinstance(record, KeyRows), "rows are entered together, or taken apart"
         physical_offset, store_timestamp = record.physical_offset, record.store_timestamp
         if record.hashes is not None:
             hashes: list[int] = memoryview(record.hashes).cast("i").tolist()
@@ -454,6 +518,16 @@ class MessageIndex:
         if newest is None:
             return KeyQuery([])
         return KeyQuery(sorted(set(found)), newest.end_timestamp, newest.end_offset)
+
+
+def _each_of(rows: KeyRows) -> Iterator[HasKeys]:
+    """The records one by one."""
+    at = 0
+    while at < len(rows.rows):
+        physical_offset, store_timestamp, count = _ROW.unpack_from(rows.rows, at)
+        at += _ROW.size + count * SLOT.size
+        hashes = rows.rows[at - count * SLOT.size : at]
+        yield _Keyed("", physical_offset, store_timestamp, b"", None, hashes)
 
 
 def missing_files(directory: Path, *, clean: bool, log_start: int) -> list[Path]:
