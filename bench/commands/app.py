@@ -17,17 +17,24 @@ from rmqkit.errors import SettingsError
 _WIDTH = 120
 
 
-app = typer.Typer(name="bench", help="Measure; every figure also as JSON.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    name="bench",
+    help="Measure performance. Every command can print JSON, too.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 @app.command()
 def start(
-    runs: Annotated[int, typer.Option(min=1, help="Starts of each process.")] = 5,
-    brokers: Annotated[int, typer.Option(min=1, help="Starts of test brokers, alone and eight at a time.")] = 100,
+    runs: Annotated[int, typer.Option(min=1, help="Number of starts of each process.")] = 5,
+    brokers: Annotated[
+        int, typer.Option(min=1, help="Number of test brokers to start, one at a time and eight at a time.")
+    ] = 100,
     as_json: _Json = False,
 ) -> None:
-    """How long servers take until ready, as processes and as the pytest plugin's brokers, and their memory."""
+    """Measure how long servers take to start, as processes and as brokers of the pytest plugin, and their memory."""
     from bench.commands import start as start_figures
 
     logging.getLogger("rmqkit").setLevel(logging.ERROR)  # what servers say of themselves is not wanted here
@@ -37,11 +44,11 @@ def start(
 
 @app.command()
 def wire(
-    connections: Annotated[int, typer.Option(min=1, help="Idle connections to hold.")] = 10_000,
-    requests: Annotated[int, typer.Option(min=1, help="Requests through sockets.")] = 100_000,
+    connections: Annotated[int, typer.Option(min=1, help="Number of idle connections to hold.")] = 10_000,
+    requests: Annotated[int, typer.Option(min=1, help="Number of requests over sockets.")] = 100_000,
     as_json: _Json = False,
 ) -> None:
-    """What commands cost to read and write, and requests through sockets; server CPU, not wall time."""
+    """Measure the server CPU time of encoding and decoding commands, and of requests over sockets."""
     from bench.commands import wire as wire_figures
 
     wire_figures.allow_connections()
@@ -51,12 +58,12 @@ def wire(
 
 @app.command()
 def store(
-    messages: Annotated[int, typer.Option(min=256, help="Messages of a round.")] = 50_000,
-    body_bytes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Bytes of a body.")] = 1024,
-    directory: Annotated[Path | None, typer.Option(help="Where the files lie meanwhile. [default: $TMPDIR]")] = None,
+    messages: Annotated[int, typer.Option(min=256, help="Number of messages per round.")] = 50_000,
+    body_bytes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Body size in bytes.")] = 1024,
+    directory: Annotated[Path | None, typer.Option(help="Directory for temporary files. [default: $TMPDIR]")] = None,
     as_json: _Json = False,
 ) -> None:
-    """What the store puts, dispatches, reads and recovers in a second, beside the naive way to do the same."""
+    """Measure how many messages per second the store writes, dispatches, reads and recovers, beside a naive store."""
     from bench.commands import store as store_figures
 
     logging.getLogger("rmqkit").setLevel(logging.ERROR)  # what recovery and the pool warn of is wanted here
@@ -66,15 +73,19 @@ def store(
 
 @app.command()
 def broker(
-    namesrv: Annotated[str | None, typer.Option(help="Name servers of the broker. [default: starts one]")] = None,
-    pid: Annotated[int | None, typer.Option(help="Process of that broker, to tell what it costs.")] = None,
-    messages: Annotated[int, typer.Option(min=1000, help="Messages of a load.")] = 50_000,
-    body_bytes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Bytes of a body.")] = 1024,
+    namesrv: Annotated[
+        str | None, typer.Option(help="Name servers of the broker to measure. [default: start a broker]")
+    ] = None,
+    pid: Annotated[
+        int | None, typer.Option(help="Process id of that broker, to measure its CPU time and memory.")
+    ] = None,
+    messages: Annotated[int, typer.Option(min=1000, help="Number of messages per load.")] = 50_000,
+    body_bytes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Body size in bytes.")] = 1024,
     as_json: _Json = False,
 ) -> None:
-    """What sends and pulls cost the broker's process, and how long held pulls take; ours, or any (Apache's, too).
+    """Measure the CPU time of sends and pulls in the broker, and the latency of long polls, for any broker.
 
-    The load is Python. A checkout's make bench-broker puts ours and Apache's under the same Java load in one run.
+    The load is a Python program. To compare with Apache's broker under the same Java load, run `make bench-broker`.
     """
     from bench.commands import broker as broker_figures
 
@@ -84,16 +95,18 @@ def broker(
 
 @app.command()
 def pop(
-    namesrv: Annotated[str | None, typer.Option(help="Name servers of another broker, to be measured beside.")] = None,
-    pid: Annotated[int | None, typer.Option(help="Process of that broker, to tell what it costs.")] = None,
-    messages: Annotated[int, typer.Option(min=1000, help="Messages of a load.")] = 20_000,
-    body_bytes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Bytes of a body.")] = 1024,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 5,
+    namesrv: Annotated[str | None, typer.Option(help="Name servers of another broker, to measure it, too.")] = None,
+    pid: Annotated[
+        int | None, typer.Option(help="Process id of that broker, to measure its CPU time and memory.")
+    ] = None,
+    messages: Annotated[int, typer.Option(min=1000, help="Number of messages per load.")] = 20_000,
+    body_bytes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Body size in bytes.")] = 1024,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of measured rounds.")] = 5,
     as_json: _Json = False,
 ) -> None:
-    """What pops and their acks cost the broker's process, and how long a pop takes; ours, and beside it any other.
+    """Measure the CPU time of pops and acks in the broker, and the latency of a pop, beside any other broker.
 
-    A checkout's make bench-pop has Apache's beside it in the same run.
+    `make bench-pop` measures Apache's broker in the same run.
     """
     from bench.commands import pop as pop_figures
 
@@ -110,17 +123,21 @@ def pop(
 
 @app.command()
 def timer(
-    namesrv: Annotated[str | None, typer.Option(help="Name servers of another broker, to be measured beside.")] = None,
-    pid: Annotated[int | None, typer.Option(help="Process of that broker, to tell what it costs.")] = None,
-    pending: Annotated[int, typer.Option(min=1000, help="Messages that wait all the time.")] = 1_000_000,
-    rate: Annotated[int, typer.Option(min=10, help="Messages that become due in a second.")] = 1000,
-    seconds: Annotated[int, typer.Option(min=1, help="For which messages become due.")] = 30,
-    body_bytes: Annotated[int, typer.Option(min=17, max=1 << 20, help="Bytes of a body.")] = 100,
+    namesrv: Annotated[str | None, typer.Option(help="Name servers of another broker, to measure it, too.")] = None,
+    pid: Annotated[
+        int | None, typer.Option(help="Process id of that broker, to measure its CPU time and memory.")
+    ] = None,
+    pending: Annotated[
+        int, typer.Option(min=1000, help="Number of messages that are pending all the time.")
+    ] = 1_000_000,
+    rate: Annotated[int, typer.Option(min=10, help="Number of messages that become due per second.")] = 1000,
+    seconds: Annotated[int, typer.Option(min=1, help="How long messages become due, in seconds.")] = 30,
+    body_bytes: Annotated[int, typer.Option(min=17, max=1 << 20, help="Body size in bytes.")] = 100,
     as_json: _Json = False,
 ) -> None:
-    """How late timed messages are while many wait, what they cost the broker and its memory; ours, and beside it any.
+    """Measure how late timed messages are while many wait, with CPU time and memory, beside any other broker.
 
-    A checkout's make bench-timer has Apache's beside it in the same run.
+    `make bench-timer` measures Apache's broker in the same run.
     """
     from bench.commands import timer as timer_figures
 
@@ -133,12 +150,14 @@ def timer(
 
 @app.command()
 def client(
-    namesrv: Annotated[str | None, typer.Option(help="Name servers of the broker. [default: starts one]")] = None,
-    messages: Annotated[int, typer.Option(min=100, help="Messages of a round.")] = 30_000,
-    body_bytes: Annotated[int, typer.Option(min=100, max=1 << 20, help="Bytes of a body.")] = 1024,
+    namesrv: Annotated[
+        str | None, typer.Option(help="Name servers of the broker to measure. [default: start a broker]")
+    ] = None,
+    messages: Annotated[int, typer.Option(min=100, help="Number of messages per round.")] = 30_000,
+    body_bytes: Annotated[int, typer.Option(min=100, max=1 << 20, help="Body size in bytes.")] = 1024,
     as_json: _Json = False,
 ) -> None:
-    """What sending and consuming cost the client's process, latency through the broker, import times."""
+    """Measure the CPU time of a client that sends and consumes, the latency through the broker, and import times."""
     from bench.commands import client as client_figures
 
     figures = client_figures.measure(name_servers=namesrv, messages=messages, body_bytes=body_bytes)
@@ -147,18 +166,20 @@ def client(
 
 @app.command()
 def spark(
-    mib: Annotated[int, typer.Option(min=1, help="Size of the log with bodies of 1 KiB.")] = 1024,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 3,
-    only: Annotated[str, typer.Option(help="Rows to measure: 3,4,9. [default: all eleven]")] = "",
-    max_gib: Annotated[int, typer.Option(min=1, max=64, help="Size of the log in row 11.")] = 8,
+    mib: Annotated[int, typer.Option(min=1, help="Size of the log in MiB, with bodies of 1 KiB.")] = 1024,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of measured rounds.")] = 3,
+    only: Annotated[str, typer.Option(help="Rows to measure, such as 3,4,9. [default: all eleven]")] = "",
+    max_gib: Annotated[int, typer.Option(min=1, max=64, help="Size of the log in row 11, in GiB.")] = 8,
     quick: Annotated[bool, typer.Option("--quick", help="The same as --mib 256 --max-gib 2.")] = False,
-    rocketmq_classpath: Annotated[str, typer.Option(help="Apache's jars and DecodeLoad, for row 2.")] = "",
-    directory: Annotated[Path | None, typer.Option(help="Where the files lie meanwhile. [default: $TMPDIR]")] = None,
+    rocketmq_classpath: Annotated[
+        str, typer.Option(help="Class path with Apache's jars and DecodeLoad, for row 2.")
+    ] = "",
+    directory: Annotated[Path | None, typer.Option(help="Directory for temporary files. [default: $TMPDIR]")] = None,
     as_json: _Json = False,
 ) -> None:
-    """What the Spark pipeline costs beside other ways to do the same, in CPU time of all its processes.
+    """Measure the CPU time of the Spark pipeline, beside other ways to do the same.
 
-    A checkout's make bench-spark fetches what row 2 needs.
+    `make bench-spark` fetches what row 2 needs.
     """
     from bench.commands import spark as spark_figures
 

@@ -106,7 +106,7 @@ def test_an_empty_queue_has_no_entries_and_is_no_error(world):
 
 def test_an_empty_list_is_told_and_no_error(world):
     done = rmq(world, "message", "list", TOPIC, "--to", "1")
-    assert (done.exit_code, done.stdout, done.stderr) == (0, "", f"rmq: topic {TOPIC} has no such message\n")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", f"rmq: topic {TOPIC} has no matching message\n")
 
 
 def test_a_message_is_shown_with_its_body(world):
@@ -114,7 +114,7 @@ def test_a_message_is_shown_with_its_body(world):
     text = shown(world, "message", "show", first.msg_id, TOPIC)
     assert f"offset message id  {first.offset_msg_id}" in text
     assert "body (17 bytes):\ntext\nof two lines\n" in text
-    assert "body: 2 bytes that are no text" in shown(world, "message", "show", second.offset_msg_id)
+    assert "body: 2 bytes that are not UTF-8 text" in shown(world, "message", "show", second.offset_msg_id)
     assert lines(world, "queryMsgByOffset", "-t", TOPIC, "-b", "broker-a", "-i", "0", "-o", "1")[0]["body"] == "third"
     (several,) = lines(world, "message", "by-key", TOPIC, "k")
     assert len(several) == 4

@@ -20,7 +20,7 @@ def test_an_installation_without_a_checkout_says_in_one_line_what_to_do(tmp_path
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("rmq: rmq bench measures from a checkout")
+    assert line.startswith("rmq: rmq bench needs a source checkout")
     assert line.endswith("clone its repository, run make env there, then .venv/bin/rmq bench")
 
 
@@ -29,4 +29,4 @@ def test_help_of_an_installation_without_a_checkout_names_the_command(tmp_path: 
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "rmqkit", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
-    assert "needs a checkout of rmqkit" in done.stdout
+    assert "Needs a source checkout of rmqkit" in done.stdout

@@ -118,7 +118,7 @@ def test_json_lines_say_more_than_options_and_bad_ones_are_counted(rmq, stored, 
     sent, bad, unknown, binary, misplaced, number = map(json.loads, result.stdout.splitlines())
     assert "JSON is malformed" in bad["error"] and "unknown field `tgas`" in unknown["error"]
     assert "topic Lines has no queue 99 to send to" in misplaced["error"]
-    assert number["error"] == "line '{\"body\": 5}' is no message as JSON: Expected `str`, got `int`"
+    assert number["error"] == "line '{\"body\": 5}' is not a message in JSON: Expected `str`, got `int`"
     assert "rmq: sent 2 to Lines" in result.stderr and "4 failed, the first because: line 'bad'" in result.stderr
     found = {one["msgId"]: one for one in stored("Lines", 2)}
     first, second = found[sent["msgId"]], found[binary["msgId"]]
@@ -429,11 +429,11 @@ def test_a_killed_replay_goes_on_without_loss_or_doubles(rmq, stored, namesrv, t
         (["tail", "Tnes"], 5, "knows no topic Tnes: did you mean Tens?"),
         (["tail", "Tens", "--queue", "9"], 2, "has no queue 9: it has broker-a:0"),
         (["tail", "Tens", "--sql", "n >"], 1, "correct the subscription's expression"),
-        (["tail", "Tens", "--format", "{boddy}"], 2, "--format has no {boddy}"),
-        (["tail", "Tens", "--tags", "a", "--sql", "b = 1"], 2, "exclude each other"),
+        (["tail", "Tens", "--format", "{boddy}"], 2, "--format has no field {boddy}"),
+        (["tail", "Tens", "--tags", "a", "--sql", "b = 1"], 2, "not both"),
         (["tail", "Tens", "--from", "yesterday"], 2, "must be ms since the epoch, now, or like"),
-        (["replay", "Tens"], 2, "where to? give --to TOPIC"),
-        (["replay", "--to", "Tens"], 2, "of what? give a topic"),
+        (["replay", "Tens"], 2, "no target: give --to TOPIC"),
+        (["replay", "--to", "Tens"], 2, "nothing to replay: give a topic"),
         (["replay", "Tens", "--to", "X", "--sql", "n >"], 2, "replay: "),
         (["replay", "--store", "/nowhere", "--dry-run"], 1, "/nowhere is no store"),
         (["replay", "Tens", "--to", "X", "--state", __file__], 2, "is not the state of a replay"),

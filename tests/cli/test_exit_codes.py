@@ -155,14 +155,14 @@ class TestTls:
         (["admin", "topic", "lst"], "list"),
         (["admin", "topic", "list", "--jsn"], "--json"),
         (["admin", "topic", "route"], "give TOPIC, or -t TOPIC"),
-        (["admin", "topic", "route", "A", "-t", "B"], "one too many: A"),
+        (["admin", "topic", "route", "A", "-t", "B"], "unexpected extra argument: A"),
         (["admin", "topic", "create", "T", "-r", "many"], "many"),
         (["admin", "topic", "create", "T", "-p", "7"], "permission 7 must be"),
         (["admin", "topic", "list", "-n", "nowhere"], "host:port"),
         (["send", "T", "x", "-n", "a..b:9876"], "host:port"),
         (["broker", "-n", "nowhere", "--port", "0", "--store", "/nowhere"], "namesrvAddr=nowhere: address"),
         (["broker", "--host", "a..b", "--port", "0", "--store", "/nowhere"], "cannot listen on a..b: "),
-        (["store", "rebuild", "/nowhere"], "say --queues, --index or both"),
+        (["store", "rebuild", "/nowhere"], "give --queues, --index or both"),
     ],
 )
 def test_what_cannot_be_understood(rmq, arguments, hint):

@@ -91,7 +91,7 @@ def test_a_store_that_is_not_there_is_told_before_spark_starts(arguments, tmp_pa
     arguments = [str(tmp_path.joinpath(one[5:]).as_uri()) if one.startswith("file:") else one for one in arguments]
     done = pipeline(*arguments)
     assert type(done.exception) is StoreError
-    text = f"{tmp_path}/nowhere is no directory: give the store directory, the one that holds commitlog"
+    text = f"{tmp_path}/nowhere is not a directory: give the store directory, which contains commitlog"
     assert (str(done.exception), done.output) == (text, "")
 
 

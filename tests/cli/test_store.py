@@ -124,7 +124,7 @@ def test_a_store_that_a_broker_holds(tmp_path):
             producer.send(Message(topic="Held", body=b"kept"))
         in_use = f"store {root} is in use by another process: stop that broker or choose another directory"
         for command in ("verify", "stat", "dump"):
-            assert failed(command, root) == f"{in_use}, or look at it as it is now with --read-only"
+            assert failed(command, root) == f"{in_use}, or read the store as it is now with --read-only"
         assert failed("rebuild", root, "--queues") == failed("repair", root, "--dry-run") == in_use
         report = json.loads(store("verify", root, "--read-only", "--json").stdout)
         assert (report["is_sound"], report["is_live"], report["checked"]["records"]) == (True, True, 1)
@@ -138,18 +138,18 @@ def test_rebuild(golden, config):
     shutil.rmtree(golden.root / "consumequeue")
     made = json.loads(store("rebuild", golden.root, "--queues", "-c", config, "--json").stdout)
     assert made == {"records": 534, "queues": 34, "index_files": 0}
-    line = f"{golden.root}: 534 records, 0 queues and 3 index files made anew\n"
+    line = f"{golden.root}: 534 records, 0 queues and 3 index files rebuilt\n"
     assert store("rebuild", golden.root, "--index", "-c", config).stdout == line
     assert f"{golden.root}: sound" in store("verify", golden.root, "-c", config).stdout
-    assert failed("rebuild", golden.root, exit_code=2) == "nothing to rebuild: say --queues, --index or both"
+    assert failed("rebuild", golden.root, exit_code=2) == "nothing to rebuild: give --queues, --index or both"
 
 
 def test_repair(golden, config):
     folder = golden.root / "consumequeue" / "GoldKey"
     shutil.rmtree(folder)
-    queues = f"{golden.root}/consumequeue: made anew from the log"
+    queues = f"{golden.root}/consumequeue: rebuilt from the log"
     planned = store("repair", golden.root, "--dry-run", "-c", config).stdout.splitlines()
-    assert planned == [f"would be done: {queues}", f"{golden.root}: can be repaired"]
+    assert planned == [f"would do: {queues}", f"{golden.root}: can be repaired"]
     assert not folder.exists()
     done = store("repair", golden.root, "-c", config).stdout.splitlines()
     assert done == [f"done: {queues}", f"{golden.root}: sound"]
@@ -158,7 +158,7 @@ def test_repair(golden, config):
     content[88] ^= 1  # the first byte of the first body
     path.write_bytes(content)
     bridged = store("repair", golden.root, "-c", config).stdout.splitlines()
-    filler = f"done: {path}: 244 bytes from 0 on that are no sound record made a filler"
+    filler = f"done: {path}: replaced 244 damaged bytes at position 0 by a filler record"
     assert (bridged[0], bridged[-1]) == (filler, f"{golden.root}: sound")
     path.with_name("notes").touch()
     lost = store("repair", golden.root, "-c", config, exit_code=1).stdout.splitlines()

@@ -79,7 +79,7 @@ def with_options(common: Mapping[str, tuple[Any, Any]]) -> Callable[[Callable[..
 app = typer.Typer(
     cls=_LateImports,
     name="rmq",
-    help="RocketMQ-compatible messaging: name server, broker, tools.",
+    help="Messaging compatible with Apache RocketMQ: name server, broker and tools.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -99,9 +99,10 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _rmq(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print version, Python, platform.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the versions of rmq and Python, and the platform."
+        ),
     ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="After an error, show where in the program it came from.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback when a command fails.")] = False,
 ) -> None: ...

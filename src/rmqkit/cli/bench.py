@@ -26,12 +26,14 @@ def _from_checkout() -> typer.Typer | None:
 
 
 def _without_checkout() -> typer.Typer:
-    instead = typer.Typer(name="bench", help="Measure; needs a checkout of rmqkit.", add_completion=False)
+    instead = typer.Typer(
+        name="bench", help="Measure performance. Needs a source checkout of rmqkit.", add_completion=False
+    )
 
     @instead.callback(invoke_without_command=True, context_settings={"ignore_unknown_options": True})
     def bench(words: list[str] | None = typer.Argument(None, hidden=True)) -> None:  # noqa: B008
         raise SettingsError(
-            f"rmq bench measures from a checkout, and this rmqkit is installed in {_CHECKOUT}: clone its repository, "
+            f"rmq bench needs a source checkout, but this rmqkit is installed in {_CHECKOUT}: clone its repository, "
             "run make env there, then .venv/bin/rmq bench"
         )
 

@@ -26,12 +26,13 @@ def doctor(
     name_servers: NameServers = None,
     store: StoreFolder = None,
     shards: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Look at the ports and the store of each of N.", show_default=False)
+        int,
+        typer.Option(min=0, metavar="N", help="Check the ports and the store of each of N shards.", show_default=False),
     ] = 0,
     set_: Set = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Look whether this machine is fit for a broker, and say what to do."""
+    """Check whether this machine is ready to run a broker, and say how to fix what is not."""
     options = options_of(set_, namesrvAddr=name_servers, storePathRootDir=store)
     given, notes = (sources := Sources(BROKER, config, options)).read()
     everything = Configuration.load(BROKER, given, file=sources.file)

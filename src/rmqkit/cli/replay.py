@@ -48,41 +48,59 @@ _BODY_CHARS = 28
 @with_options(COMMON)
 def replay(
     topic: Annotated[
-        str | None, typer.Argument(metavar="[TOPIC]", help="Topic of the messages.", autocompletion=LIVE_TOPICS)
+        str | None, typer.Argument(metavar="[TOPIC]", help="Topic to read messages from.", autocompletion=LIVE_TOPICS)
     ] = None,
     dlq: Annotated[
         str | None,
-        typer.Option("--dlq", metavar="GROUP", help="The dead letters of a group instead.", show_default=False),
+        typer.Option(
+            "--dlq", metavar="GROUP", help="Read the dead letters of this group instead of a topic.", show_default=False
+        ),
     ] = None,
     store: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="From the log in a store directory.", show_default=False)
+        Path | None, typer.Option(metavar="DIR", help="Read the log of this store directory.", show_default=False)
     ] = None,
     config: Config = None,
     target: Annotated[
         str | None,
-        typer.Option("--to", metavar="TOPIC", help="Topic to send to. [default: of --dlq, --store: their own]"),
+        typer.Option(
+            "--to",
+            metavar="TOPIC",
+            help="Topic to send to. [default with --dlq or --store: the original topic of each message]",
+        ),
     ] = None,
-    begin: Annotated[str | None, typer.Option("--from", metavar="TIME", help="Stored then or later: ISO, ms.")] = None,
-    end: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Stored then or earlier.")] = None,
-    keys: Annotated[list[str] | None, typer.Option("--key", help="Only with this key or id; repeatable.")] = None,
-    tags: Annotated[str, typer.Option(help='Only with these tags: "a || b".', show_default=False)] = "*",
-    sql: Annotated[str, typer.Option(help="Only what this SQL92 selects.", show_default=False)] = "",
-    rate: Annotated[float, typer.Option(min=0, help="Messages a second at most; 0: no limit.")] = 0,
-    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be sent.")] = False,
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="TIME", help="Only messages stored at or after this time: ISO or ms."),
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="Only messages stored at or before this time.")
+    ] = None,
+    keys: Annotated[
+        list[str] | None, typer.Option("--key", help="Only messages with this key or message id; repeatable.")
+    ] = None,
+    tags: Annotated[str, typer.Option(help='Only messages with these tags: "a || b".', show_default=False)] = "*",
+    sql: Annotated[str, typer.Option(help="Only messages that match this SQL92 expression.", show_default=False)] = "",
+    rate: Annotated[float, typer.Option(min=0, help="Maximum messages per second; 0 means no limit.")] = 0,
+    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent, but send nothing.")] = False,
     state_path: Annotated[
-        Path | None, typer.Option("--state", metavar="FILE", help="Keeps how far it is; the same goes on.")
+        Path | None,
+        typer.Option(
+            "--state", metavar="FILE", help="Save progress to this file. Run the same command again to continue."
+        ),
     ] = None,
     audit_path: Annotated[
-        Path | None, typer.Option("--audit", metavar="FILE", help="A JSON line for each message is added.")
+        Path | None, typer.Option("--audit", metavar="FILE", help="Append one JSON line per message to this file.")
     ] = None,
-    group: Annotated[str, typer.Option(help="Group that pulls; it gets no offsets.")] = TOOLS_GROUP,
+    group: Annotated[
+        str, typer.Option(help="Consumer group for the requests. No offsets are saved for it.")
+    ] = TOOLS_GROUP,
     **options: Any,
 ) -> None:
-    """Send stored messages again: of a topic, the dead letters of a group, or a store directory, up to what is stored
-    when it begins.
+    """Send stored messages again: from a topic, from the dead letters of a group, or from a store directory.
 
-    With --state an interrupted replay goes on where it was, however it ended: of the chunk that was under way, at most
-    256 messages, those that the target has already are found by their unique keys and not sent again."""
+    Only messages stored before the command starts are sent. With --state, you can interrupt the replay in any way and
+    continue it later: of the chunk in progress, at most 256 messages, those that already arrived are found by their
+    unique keys and are not sent again."""
     topic = _topic(topic, dlq, store, target)
     begin_ms, end_ms = 0 if begin is None else time_ms(begin), None if end is None else time_ms(end)
     selection = Selection(topic, begin_ms, end_ms, tuple(keys or ()), tags, sql)
@@ -131,7 +149,7 @@ def replay(
             with tally:
                 await job.run(stop)
 
-    on = "; the same command goes on" if state_path is not None else ""
+    on = "; run the same command to continue" if state_path is not None else ""
     try:
         is_whole = run(work)
     except RmqError:
@@ -155,11 +173,13 @@ def replay(
 def _topic(topic: str | None, dlq: str | None, store: Path | None, target: str | None) -> str | None:
     """Whose messages; None for all that a store has. Raises BadParameter: that is not said, or not where they go."""
     if dlq is not None and topic is not None:
-        raise typer.BadParameter(f"give a topic or --dlq, not both: {topic} and {dlq}")
+        raise typer.BadParameter(f"give a topic or --dlq, not both: found {topic} and {dlq}")
     if topic is None and dlq is None and store is None:
-        raise typer.BadParameter("of what? give a topic, --dlq GROUP or --store DIR")
+        raise typer.BadParameter("nothing to replay: give a topic, --dlq GROUP or --store DIR")
     if target is None and dlq is None and store is None:
-        raise typer.BadParameter(f"where to? give --to TOPIC; --to {topic} stores them once more in their own")
+        raise typer.BadParameter(
+            f"no target: give --to TOPIC (--to {topic} sends the messages to the same topic again)"
+        )
     return topic if dlq is None else dlq_topic(dlq)
 
 

@@ -71,7 +71,7 @@ def from_line(text: bytes, template: PlacedMessage) -> PlacedMessage:
         given = {_SPELLED.get(name, name): value for name, value in given.items()}
         line = msgspec.convert(given, Line)
     except (msgspec.MsgspecError, binascii.Error, TypeError) as error:
-        raise MessageIllegal(f"line {body_text(text)!r} is no message as JSON: {error}") from None
+        raise MessageIllegal(f"line {body_text(text)!r} is not a message in JSON: {error}") from None
     fields = {name: getattr(line, name) for name in given.keys() - {"topic"}}
     fields |= {"body": body, "properties": {**template.properties, **line.properties}}
     return replace(template, **{"delay_level": 0 if line.is_delayed else template.delay_level, **fields})
@@ -82,40 +82,63 @@ def from_line(text: bytes, template: PlacedMessage) -> PlacedMessage:
 def send(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, autocompletion=LIVE_TOPICS)],
     bodies: Annotated[
-        list[str] | None, typer.Argument(metavar="[BODY]...", help="A message each. [default: lines of stdin]")
+        list[str] | None,
+        typer.Argument(metavar="[BODY]...", help="Message bodies, one message each. [default: read lines from stdin]"),
     ] = None,
     files: Annotated[
-        list[Path] | None, typer.Option("--file", "-f", help="A message, or with --json-lines many.")
+        list[Path] | None,
+        typer.Option(
+            "--file",
+            "-f",
+            help="File to send as one message, or with --json-lines as one message per line; repeatable.",
+        ),
     ] = None,
-    json_lines: Annotated[bool, typer.Option("--json-lines", help="Lines are objects: body, keys, tags, …")] = False,
-    tags: Annotated[str | None, typer.Option(help="Tag of the messages.", show_default=False)] = None,
-    keys: Annotated[list[str] | None, typer.Option(help="Key of the messages; repeatable.")] = None,
+    json_lines: Annotated[
+        bool, typer.Option("--json-lines", help="Read each line as a JSON object: body, keys, tags, …")
+    ] = False,
+    tags: Annotated[str | None, typer.Option(help="Message tag.", show_default=False)] = None,
+    keys: Annotated[list[str] | None, typer.Option(help="Message key; repeatable.")] = None,
     properties: Annotated[
-        list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="Property; repeatable.")
+        list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="Message property; repeatable.")
     ] = None,
     delay_level: Annotated[
-        int, typer.Option(min=0, help="Deliver later, by a level of the broker.", show_default=False)
+        int,
+        typer.Option(
+            min=0, help="Delay level: 1 is 1 s, 2 is 5 s, … (messageDelayLevel of the broker).", show_default=False
+        ),
     ] = 0,
     queue: Annotated[
-        str | None, typer.Option(metavar="[BROKER:]ID", help="Send to this queue.", show_default=False)
+        str | None, typer.Option(metavar="[BROKER:]ID", help="Send to this queue only.", show_default=False)
     ] = None,
     shard_key: Annotated[
-        str | None, typer.Option(help="Chooses the queue; what has the same stays in order.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Sharding key. Messages with the same key go to one queue and stay in order.", show_default=False
+        ),
     ] = None,
-    batch_count: Annotated[int, typer.Option("--batch", min=1, help="Messages in one request.")] = 1,
-    rate: Annotated[float, typer.Option(min=0, help="Messages a second at most; 0: no limit.")] = 0,
+    batch_count: Annotated[int, typer.Option("--batch", min=1, help="Number of messages per request.")] = 1,
+    rate: Annotated[float, typer.Option(min=0, help="Maximum messages per second; 0 means no limit.")] = 0,
     count: Annotated[
-        int | None, typer.Option(min=1, help="So many; arguments and files over again.", show_default=False)
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of messages to send. Arguments and files repeat until it is reached.",
+            show_default=False,
+        ),
     ] = None,
     bytes_max: Annotated[
-        int, typer.Option("--max-bytes", min=1, help="Largest body; brokers have their own maxMessageSize.")
+        int,
+        typer.Option(
+            "--max-bytes", min=1, help="Maximum body size in bytes. The broker has its own limit, maxMessageSize."
+        ),
     ] = ProducerSettings().message_bytes_max,
     **options: Any,
 ) -> None:
-    """Send messages: arguments, lines of stdin, files, or JSON lines; exit code 1 when some could not be sent.
+    """Send messages to a topic, from arguments, lines of stdin, files, or JSON lines.
 
-    A JSON line has body or bodyBase64, and may have tags, keys, properties, shardingKey, queueId, brokerName, flag,
-    delayLevel, delayMs, deliverAtMs, msgId; what `rmq tail --json` prints is one, too. Empty lines are no messages."""
+    A JSON line is an object with body or bodyBase64. It may have tags, keys, properties, shardingKey, queueId,
+    brokerName, flag, delayLevel, delayMs, deliverAtMs and msgId. You can also send what `rmq tail --json` prints.
+    Empty lines are skipped. The exit code is 1 when some messages could not be sent."""
     broker_name, queue_id = _place(queue)
     template = PlacedMessage(
         topic=topic,
@@ -230,7 +253,7 @@ async def _texts(
         yield some
     else:
         if sys.stdin.isatty():
-            note("a message a line, Ctrl-D ends")
+            note("type one message per line; Ctrl-D ends the input")
         async for some in _stdin_lines():
             yield some
 

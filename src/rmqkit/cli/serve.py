@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 _Host = Annotated[str | None, typer.Option(help="Address to listen on. (default: 0.0.0.0)")]
 _BrokerPort = Annotated[
-    int | None, typer.Option(min=0, max=65535, help="Broker port; 0 picks a free one. (default: 10911)")
+    int | None, typer.Option(min=0, max=65535, help="Port of the broker; 0 means any free port. (default: 10911)")
 ]
 
 _Shards = Annotated[
@@ -45,7 +45,8 @@ _Shards = Annotated[
         min=1,
         max=100,
         metavar="N",
-        help="Run N brokers NAME-0 … as processes: ports 10 apart, stores STORE/shard-0 … (default: one, unsharded)",
+        help="Run N broker processes NAME-0, NAME-1, … with ports 10 apart and stores STORE/shard-0, … "
+        "(default: one broker, no shards)",
         show_default=False,
     ),
 ]
@@ -54,13 +55,15 @@ _Shards = Annotated[
 @app.command()
 @with_options(COMMON)
 def standalone(
-    namesrv_port: Annotated[int, typer.Option(min=0, max=65535, help="Name server port; 0 picks a free one.")] = 9876,
+    namesrv_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the name server; 0 means any free port.")
+    ] = 9876,
     port: _BrokerPort = None,
     store: StoreFolder = None,
-    host: Annotated[str, typer.Option(help="Address to listen on and to tell clients.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; clients connect to it.")] = "127.0.0.1",
     **common: Any,
 ) -> None:
-    """Run a name server and a broker in one process, for development."""
+    """Run a name server and a broker in one process, for development and tests."""
     own = {"listenPort": Given(str(namesrv_port), "command line"), "bindAddress": Given(host, "command line")}
     recalls = {"recallMessageEnable": Given("true", "rmq standalone")}
     running = Running.of(
@@ -98,7 +101,7 @@ def broker(
     ends_with_stdin: Annotated[bool, typer.Option(hidden=True)] = False,
     **common: Any,
 ) -> None:
-    """Run a broker, or several that share what this machine has to do."""
+    """Run a broker. With --shards, run several brokers on this machine to use more of its cores."""
     common |= {"bindAddress": host, "listenPort": port, "namesrvAddr": name_servers, "storePathRootDir": store}
     if shards is not None:
         _run_shards(shards, common)
@@ -135,7 +138,7 @@ def _run_shards(count: int, common: dict[str, Any]) -> None:
 @with_options(COMMON)
 def namesrv(
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port; 0 picks a free one. (default: 9876)")
+        int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 means any free port. (default: 9876)")
     ] = None,
     host: _Host = None,
     **common: Any,
@@ -159,12 +162,12 @@ def namesrv(
 def proxy(
     name_servers: NameServers = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port; 0 picks a free one. (default: 8081)")
+        int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 means any free port. (default: 8081)")
     ] = None,
     host: _Host = None,
     **common: Any,
 ) -> None:
-    """Run an endpoint for the SDKs of 5.x, which speak gRPC, in front of a cluster."""
+    """Run a gRPC endpoint in front of a cluster, for the RocketMQ 5.x SDKs."""
     try:
         from rmqkit.proxy.server import Proxy, ProxySettings
     except ImportError as error:

@@ -54,37 +54,45 @@ _ENVIRONMENT = "RMQCONF_"
 _log = logging.getLogger("rmqkit")
 
 Config = Annotated[
-    Path | None, typer.Option("-c", "--config", help="Properties file, as Java's broker.conf.", show_default=False)
+    Path | None,
+    typer.Option("-c", "--config", help="Settings file, in the format of Java's broker.conf.", show_default=False),
 ]
 NameServers = Annotated[
     str | None,
     typer.Option(
         "-n",
         "--name-servers",
-        help="host:port;host:port of the name servers. (default: the file's, else NAMESRV_ADDR)",
+        help="Name servers, as host:port;host:port. (default: from the settings file, else NAMESRV_ADDR)",
         show_default=False,
     ),
 ]
-StoreFolder = Annotated[Path | None, typer.Option(help="Store directory. (default: ~/store)")]
+StoreFolder = Annotated[Path | None, typer.Option(help="Directory for messages and state. (default: ~/store)")]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; may be given many times.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any setting. You can repeat this option.")
 ]
-_LogFormat = Annotated[str | None, typer.Option("--log-format", help="text or json. (default: text)")]
+_LogFormat = Annotated[
+    str | None, typer.Option("--log-format", help="Format of log lines: text or json. (default: text)")
+]
 _PrintConfig = Annotated[
     bool,
-    typer.Option("-p", "--print-config", help="Print every setting with its source and bounds, as a file; then exit."),
+    typer.Option(
+        "-p", "--print-config", help="Print all settings with their sources and bounds, as a settings file, and exit."
+    ),
 ]
 COMMON: dict[str, tuple[Any, Any]] = {
     "config": (Config, None),
     "set_": (Set, None),
     "verbose": (
-        Annotated[bool, typer.Option("-v", "--verbose", help="Log what happens, not only what goes wrong.")],
+        Annotated[bool, typer.Option("-v", "--verbose", help="Log normal events too, not only warnings and errors.")],
         False,
     ),
-    "log_file": (Annotated[str | None, typer.Option("--log-file", help="File of the log. (default: stderr)")], None),
+    "log_file": (
+        Annotated[str | None, typer.Option("--log-file", help="Write the log to this file. (default: stderr)")],
+        None,
+    ),
     "log_format": (_LogFormat, None),
     "print_config": (_PrintConfig, False),
-    "as_json": (Annotated[bool, typer.Option("--json", help="With --print-config: as JSON.")], False),
+    "as_json": (Annotated[bool, typer.Option("--json", help="With --print-config: print JSON.")], False),
 }
 
 

@@ -26,24 +26,29 @@ from rmqkit.store.offline.findings import Finding, Progress
 from rmqkit.store.settings import StoreSettings
 
 _ROWS = 50
-_READ_ONLY_HINT = ", or look at it as it is now with --read-only"
+_READ_ONLY_HINT = ", or read the store as it is now with --read-only"
 
 
-_HELP = "Look into a store directory without a broker, and repair it."
+_HELP = "Inspect and repair a store directory, without a broker."
 app = typer.Typer(name="store", help=_HELP, no_args_is_help=True, add_completion=False)
 _Root = Annotated[Path, typer.Argument(metavar="DIR", help="Store directory (storePathRootDir).")]
 Config = Annotated[
     Path | None,
-    typer.Option("-c", "--config", help="broker.conf of the store, for its file sizes.", show_default=False),
+    typer.Option(
+        "-c",
+        "--config",
+        help="The broker.conf of this store. It is needed if file sizes are not the defaults.",
+        show_default=False,
+    ),
 ]
-_ReadOnly = Annotated[bool, typer.Option("--read-only", help="Look at a store that a broker holds, as it is now.")]
+_ReadOnly = Annotated[bool, typer.Option("--read-only", help="Read the store although a broker is using it.")]
 _only: Any = partial(typer.Option, show_default=False)
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 @app.command()
 def verify(root: _Root, config: Config = None, read_only: _ReadOnly = False, as_json: _Json = False) -> None:
-    """Check every record, queue entry, extension unit and index chain; exit code 1 when something is damaged."""
+    """Check every record, queue entry, extension unit and index chain. The exit code is 1 if anything is damaged."""
     with _one_line_errors(_READ_ONLY_HINT), _progress_bar("verify") as progress:
         report = fsck.verify(root, settings_of(config), read_only=read_only, progress=progress)
     if as_json:
@@ -56,14 +61,16 @@ def verify(root: _Root, config: Config = None, read_only: _ReadOnly = False, as_
 @app.command()
 def rebuild(
     root: _Root,
-    queues: Annotated[bool, typer.Option("--queues", help="Consume queues, with batch and extension files.")] = False,
-    index: Annotated[bool, typer.Option("--index", help="Index files.")] = False,
+    queues: Annotated[
+        bool, typer.Option("--queues", help="Rebuild consume queues, with batch and extension files.")
+    ] = False,
+    index: Annotated[bool, typer.Option("--index", help="Rebuild index files.")] = False,
     config: Config = None,
     as_json: _Json = False,
 ) -> None:
-    """Make queues or index files anew from the commit log; a running broker's store is refused."""
+    """Rebuild consume queues or index files from the commit log. Stop the broker first."""
     if not (queues or index):
-        raise SettingsError("nothing to rebuild: say --queues, --index or both")
+        raise SettingsError("nothing to rebuild: give --queues, --index or both")
     with _one_line_errors(), _progress_bar("rebuild") as progress:
         need_numpy("rebuild")
         from rmqkit.store.offline.rebuild import rebuild as make_anew
@@ -72,17 +79,19 @@ def rebuild(
     if as_json:
         print(json.dumps(msgspec.to_builtins(made)))
     else:
-        print(f"{root}: {made.records} records, {made.queues} queues and {made.index_files} index files made anew")
+        print(f"{root}: {made.records} records, {made.queues} queues and {made.index_files} index files rebuilt")
 
 
 @app.command()
 def repair(
     root: _Root,
-    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, but change nothing.")] = False,
     config: Config = None,
     as_json: _Json = False,
 ) -> None:
-    """Repair what the commit log determines, and name the rest; exit code 1 when something stays damaged."""
+    """Repair everything that can be rebuilt from the commit log, and list the rest.
+
+    The exit code is 1 if something is still damaged. Stop the broker first."""
     with _one_line_errors(), _progress_bar("repair") as progress:
         need_numpy("repair")
         from rmqkit.store.offline.repair import repair as repair_store
@@ -92,7 +101,7 @@ def repair(
         print(json.dumps(msgspec.to_builtins(repaired)))
     else:
         for step in repaired.steps:
-            print(f"would be done: {step}" if is_dry_run else f"done: {step}")
+            print(f"would do: {step}" if is_dry_run else f"done: {step}")
         for finding in repaired.remaining:
             print(f"cannot be repaired: {finding}")
         state = "damaged" if repaired.remaining else "can be repaired" if is_dry_run and repaired.steps else "sound"
@@ -102,7 +111,7 @@ def repair(
 
 @app.command()
 def stat(root: _Root, config: Config = None, read_only: _ReadOnly = False, as_json: _Json = False) -> None:
-    """Count what the log holds, in all and for each queue."""
+    """Count the messages and bytes of the log, in total and per queue."""
     with _one_line_errors(_READ_ONLY_HINT), _progress_bar("stat") as progress:
         found = fsck.stat(root, settings_of(config), read_only=read_only, progress=progress)
     if as_json:
@@ -121,17 +130,19 @@ def stat(root: _Root, config: Config = None, read_only: _ReadOnly = False, as_js
 @app.command()
 def dump(
     root: _Root,
-    topic: Annotated[str | None, _only(help="Only this topic.")] = None,
-    queue_id: Annotated[int | None, _only("--queue", help="Only this queue id.", min=0)] = None,
-    begin: Annotated[str | None, _only("--from", help="Stored at or after: ms or ISO time.")] = None,
-    end: Annotated[str | None, _only("--to", help="Stored at or before: ms or ISO time.")] = None,
+    topic: Annotated[str | None, _only(help="Only messages of this topic.")] = None,
+    queue_id: Annotated[int | None, _only("--queue", help="Only messages of this queue id.", min=0)] = None,
+    begin: Annotated[str | None, _only("--from", help="Only messages stored at or after this time: ms or ISO.")] = None,
+    end: Annotated[str | None, _only("--to", help="Only messages stored at or before this time: ms or ISO.")] = None,
     key: Annotated[str | None, _only(help="Only messages with this key or unique key.")] = None,
-    limit: Annotated[int | None, typer.Option(min=0, help="Most messages. [default: 50; all with --json]")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=0, help="Maximum number of messages. [default: 50; all with --json]")
+    ] = None,
     config: Config = None,
     read_only: _ReadOnly = False,
     as_json: _Json = False,
 ) -> None:
-    """Print the messages of the log in its order."""
+    """Print the messages of the commit log, in log order."""
     damage: list[Finding] = []
     count_max = limit if limit is not None or as_json else _ROWS
     shown: list[list[str]] = []
@@ -178,9 +189,9 @@ def print_report(root: Path | str, report: fsck.Report) -> None:
     if (more := sum(report.counts.values()) - len(report.findings)) > 0:
         print(f"... and {more} more")
     print(f"{root}: {_verdict(report)}")
-    print_table(["what", "looked at"], report.checked.items())
+    print_table(["what", "checked"], report.checked.items())
     if report.counts:
-        print_table(["what is wrong", "times"], report.counts.items())
+        print_table(["problem", "count"], report.counts.items())
 
 
 # ---------------------------------------------------------------- what is asked
@@ -222,8 +233,8 @@ def _progress_bar(what: str) -> Iterator[Progress]:
 
 def _verdict(report: fsck.Report) -> str:
     words = ["sound" if report.is_sound else "damaged"]
-    words += ["held by a broker"] if report.is_live else []
-    words += ["not stopped in order"] if report.is_unclean and not report.is_live else []
+    words += ["in use by a broker"] if report.is_live else []
+    words += ["not shut down cleanly"] if report.is_unclean and not report.is_live else []
     return ", ".join(words)
 
 

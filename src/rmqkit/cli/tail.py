@@ -42,26 +42,45 @@ _OFFSET_DIGITS_MAX = 12
 def tail(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, autocompletion=LIVE_TOPICS)],
     begin: Annotated[
-        str, typer.Option("--from", metavar="PLACE", help="end, beginning, a time (ISO, ms), or an offset.")
+        str,
+        typer.Option(
+            "--from", metavar="PLACE", help="Where to start: end, beginning, a time (ISO or ms), or an offset."
+        ),
     ] = "end",
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many messages.", show_default=False)] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this number of messages.", show_default=False)
+    ] = None,
     seconds: Annotated[
-        float | None, typer.Option("--for", metavar="SECONDS", min=0, help="End after so long.", show_default=False)
+        float | None,
+        typer.Option("--for", metavar="SECONDS", min=0, help="Stop after this number of seconds.", show_default=False),
     ] = None,
-    tags: Annotated[str, typer.Option(help='Only with these tags: "a || b".', show_default=False)] = "*",
-    sql: Annotated[str | None, typer.Option(help="Only what this SQL92 selects.", show_default=False)] = None,
-    keys: Annotated[list[str] | None, typer.Option("--key", help="Only with this key or id; repeatable.")] = None,
+    tags: Annotated[str, typer.Option(help='Only messages with these tags: "a || b".', show_default=False)] = "*",
+    sql: Annotated[
+        str | None, typer.Option(help="Only messages that match this SQL92 expression.", show_default=False)
+    ] = None,
+    keys: Annotated[
+        list[str] | None, typer.Option("--key", help="Only messages with this key or message id; repeatable.")
+    ] = None,
     queues: Annotated[
-        list[str] | None, typer.Option("--queue", metavar="[BROKER:]ID", help="Only of this queue; repeatable.")
+        list[str] | None,
+        typer.Option("--queue", metavar="[BROKER:]ID", help="Only messages in this queue; repeatable."),
     ] = None,
-    line_format: Annotated[str, typer.Option("--format", help=f"A line, of {', '.join(_FIELDS)}.")] = _FORMAT,
-    is_whole: Annotated[bool, typer.Option("--whole", help="All of each body also on a terminal.")] = False,
-    group: Annotated[str, typer.Option(help="Group that pulls; it gets no offsets.")] = TOOLS_GROUP,
+    line_format: Annotated[
+        str, typer.Option("--format", help=f"Format of each line. Fields: {', '.join(_FIELDS)}.")
+    ] = _FORMAT,
+    is_whole: Annotated[
+        bool, typer.Option("--whole", help="Show whole bodies. By default a terminal shows what fits on the line.")
+    ] = False,
+    group: Annotated[
+        str, typer.Option(help="Consumer group for the requests. No offsets are saved for it.")
+    ] = TOOLS_GROUP,
     **options: Any,
 ) -> None:
-    """Show messages as they are stored, until Ctrl-C; nothing is left at the brokers, and no consumer is disturbed."""
+    """Show new messages of a topic as they arrive, until Ctrl-C.
+
+    No offsets are saved, and other consumers are not affected."""
     if sql is not None and tags != "*":
-        raise typer.BadParameter("--tags and --sql exclude each other: write TAGS into the SQL92 text")
+        raise typer.BadParameter("use --tags or --sql, not both: in SQL92, compare TAGS")
     _check_format(line_format)
     wanted = Wanted(sql or tags, "TAG" if sql is None else "SQL92", keys or (), queues or ())
     start, as_json = _start(begin), options["as_json"]
@@ -107,7 +126,7 @@ def _check_format(text: str) -> None:
     except ValueError as error:
         raise typer.BadParameter(f"--format {text!r}: {error}") from None
     if unknown:
-        raise typer.BadParameter(f"--format has no {{{min(unknown)}}}: there are {', '.join(_FIELDS)}")
+        raise typer.BadParameter(f"--format has no field {{{min(unknown)}}}: the fields are {', '.join(_FIELDS)}")
 
 
 def _line(text: str, message: ReceivedMessage, columns: int | None) -> str:

@@ -306,8 +306,8 @@ def _log_made_anew(root: Path, broken: list[_Broken]) -> None:
         if i < _TOLD_MAX:
             lack = f"; the log does not have the last {lost}: lost, the next message is {queue.next_offset}"
             place, said = (queue.topic, queue.queue_id), lack if lost else ""
-            _log.warning("%s-%d: %s: %d entries made anew from the log%s", *place, one.reason, made, said)
-    said = "store %s: %d queues were damaged: %d entries made anew from the log, %d messages lost"
+            _log.warning("%s-%d: %s: %d entries rebuilt from the log%s", *place, one.reason, made, said)
+    said = "store %s: %d queues were damaged: %d entries rebuilt from the log, %d messages lost"
     _log.warning(said, root, len(broken), made_all, lost_all)
 
 

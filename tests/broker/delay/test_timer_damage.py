@@ -115,7 +115,7 @@ def nothing_left(root):
     zero_check(root)
 
 
-FROM_LOG, FROM_TOPIC, FROM_QUEUES = "made anew from the timer log", "reading the timer topic from its start", "left out"
+FROM_LOG, FROM_TOPIC, FROM_QUEUES = "rebuilt from the timer log", "reading the timer topic from its start", "left out"
 DAMAGES = [
     (zero_wheel, FROM_LOG),
     (zero_half_wheel, FROM_LOG),
@@ -148,7 +148,7 @@ async def test_what_waits_is_delivered_once_whatever_is_damaged(tmp_path, damage
             assert again.bodies() == bodies_of(range(delivered))
     warnings = [one.message for one in caplog.records if one.levelno >= logging.WARNING and "timer" in one.message]
     assert any(said in one for one in warnings), warnings
-    assert any("44 messages wait" in one for one in warnings), warnings
+    assert any("44 messages pending" in one for one in warnings), warnings
 
 
 async def test_a_sound_store_says_nothing_and_keeps_its_log(tmp_path, caplog):

@@ -202,7 +202,7 @@ def test_an_older_segment_cut_short_is_closed(origin, tmp_path):
     segments[1].write_bytes(content[: at + 20])
     done = repair(root, SIZES, is_dry_run=False)
     actions = [step.action for step in done.steps if step.path == str(segments[1])]
-    assert actions == ["extended with zeros to 4096 bytes", f"closed by a blank at {at}"]
+    assert actions == ["extended with zeros to 4096 bytes", f"closed with a blank record at position {at}"]
     assert done.remaining == []  # blank entries keep the numbers of the two lost messages
     assert segments[1].read_bytes()[:at] == content[:at]
     expected = [body for body in bodies(origin) if body not in [record.body for record in lost]]
@@ -224,7 +224,7 @@ def test_a_lost_record_becomes_a_filler_and_its_neighbours_stay(origin, tmp_path
     kind = Kind.RECORD if part == "magic" else Kind.BODY_CRC
     assert [one.position for one in verify(root, SIZES).findings if one.kind is kind] == [at]
     done = repair(root, SIZES, is_dry_run=False)
-    said = f"{record.size} bytes from {at} on that are no sound record made a filler"
+    said = f"replaced {record.size} damaged bytes at position {at} by a filler record"
     assert (str(path), said) in [(step.path, step.action) for step in done.steps]
     assert done.remaining == []
     now = path.read_bytes()
@@ -242,7 +242,9 @@ def test_zeros_for_a_whole_segment(origin, tmp_path):
     report = verify(root, SIZES)
     assert (str(segments[1]), 0) in [(one.path, one.position) for one in report.findings]
     done = repair(root, SIZES, is_dry_run=False)
-    assert (str(segments[1]), "closed by a blank at 0") in [(step.path, step.action) for step in done.steps]
+    assert (str(segments[1]), "closed with a blank record at position 0") in [
+        (step.path, step.action) for step in done.steps
+    ]
     assert done.remaining == [] and bodies(root) == kept
 
 

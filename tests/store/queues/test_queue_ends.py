@@ -99,7 +99,7 @@ def test_a_damaged_queue_is_made_anew_and_said_so(name, tmp_path, caplog, monkey
         assert [one.queue_offset for one in put_all(store, message(TOPIC), message(TOPIC, 1))] == [COUNT, COUNT]
         codes = frozenset({zlib.crc32(b"no tag")})
         assert store.get(TOPIC, 0, 0, count_max=32, codes=codes).records == []
-    assert "entries made anew from the log, 0 messages lost" in caplog.text
+    assert "entries rebuilt from the log, 0 messages lost" in caplog.text
     assert verify(root, SETTINGS).findings == []
     caplog.clear()
     with opened(root, SETTINGS) as store:
@@ -112,8 +112,8 @@ def test_what_was_made_anew_is_counted(tmp_path, caplog):
     file(root, 3).unlink()
     with opened(root, SETTINGS):
         pass
-    assert f"{TOPIC}-0: its files are not as the last stop left them: 5 entries made anew from the log" in caplog.text
-    assert "1 queues were damaged: 5 entries made anew from the log, 0 messages lost" in caplog.text
+    assert f"{TOPIC}-0: its files are not as the last stop left them: 5 entries rebuilt from the log" in caplog.text
+    assert "1 queues were damaged: 5 entries rebuilt from the log, 0 messages lost" in caplog.text
 
 
 def test_a_sound_store_is_opened_without_a_word_and_stays_as_it_is(tmp_path, caplog):

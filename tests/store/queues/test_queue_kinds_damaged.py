@@ -114,5 +114,5 @@ def test_what_is_damaged_is_made_anew_and_said_so(kind, name, is_clean, tmp_path
         check(store)
     if is_clean:
         assert "1 queues were damaged" in caplog.text
-        assert "entries made anew from the log, 0 messages lost" in caplog.text
+        assert "entries rebuilt from the log, 0 messages lost" in caplog.text
     assert verify(root, settings).findings == []

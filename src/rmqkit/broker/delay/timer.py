@@ -383,7 +383,7 @@ class Timer:
         state.end_survey(self._survey.left_out, self._survey.oldest_ms)
         if not self.is_follower:
             _log.warning(
-                "timer topic: %d messages wait, %d records of it are left out: they were delivered, recalled, or are "
+                "timer topic: %d messages pending, %d records left out because they were delivered, recalled, or are "
                 "earlier stages of a long wait",
                 self._survey.waiting,
                 len(self._survey.left_out),

@@ -145,7 +145,7 @@ class TimerState:
             self._count_anew(files.waiting)
         if files.fault and not files.is_lost:
             pending = 0 if files.waiting is None else files.waiting.total
-            _log.warning("timer wheel: %s: made anew from the timer log, %d messages wait", files.fault, pending)
+            _log.warning("timer wheel: %s: rebuilt from the timer log, %d messages pending", files.fault, pending)
             self.is_changed = True
         self.place()
 

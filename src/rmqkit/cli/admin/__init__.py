@@ -50,7 +50,7 @@ class _LateNouns(TyperGroup):
 app = typer.Typer(
     cls=_LateNouns,
     name="admin",
-    help="Ask and change a cluster: brokers, topics, groups, offsets, messages.",
+    help="Inspect and change a cluster: brokers, topics, groups, offsets, messages.",
     no_args_is_help=True,
     add_completion=False,
 )

@@ -13,7 +13,7 @@ from rmqkit.cli.admin.frame import Broker, Cluster, Group, Named, Noun, View
 from rmqkit.protocol.codes import version_name
 from rmqkit.protocol.schemas.clients import ClientConnection, ConsumerConnection, ConsumerRunningInfo, MessageQueue
 
-CONSUMER = Noun("consumer", "Consumers online: who they are, what they hold, whether a group is in order.")
+CONSUMER = Noun("consumer", "Connected consumers: list them, show what they hold, check a group for problems.")
 
 
 class _ConnectionRow(Struct):
@@ -53,7 +53,7 @@ class _RateRow(Struct):
 
 @CONSUMER.verb("connections", watch=True)
 async def connections(admin: Admin, group: Group, broker: Broker = None) -> View:
-    """The clients of a group that are connected, and what they subscribe to."""
+    """List the connected clients of a group and their subscriptions."""
     found = await admin.clients.consumers(group, broker)
     return View(found, _connection_parts(found))
 
@@ -63,12 +63,13 @@ async def status(
     admin: Admin,
     group: Group,
     client_id: Annotated[
-        str | None, typer.Option("-i", "--client-id", help="Only this client.", show_default=False)
+        str | None, typer.Option("-i", "--client-id", help="Show only this client.", show_default=False)
     ] = None,
-    stacks: Annotated[bool, typer.Option("-s", "--jstack", help="With the stacks of its threads.")] = False,
+    stacks: Annotated[bool, typer.Option("-s", "--jstack", help="Show the stacks of its threads, too.")] = False,
 ) -> View:
-    """What each client of a group holds, and whether the group is in order: same subscriptions, every queue with one
-    client, nobody stuck."""
+    """Show what each client of a group holds, and check the group for problems.
+
+    A healthy group has the same subscriptions on all clients, one client for every queue, and no stuck client."""
     found = await admin.clients.status(group, client_id, stacks=stacks)
     parts = _connection_parts(found.connection)
     for client, info in found.clients.items():
@@ -156,14 +157,14 @@ def _verdict(found: GroupStatus) -> list[str]:
     return [f"NOT in order ({same}):", *(f"- {trouble}" for trouble in found.verdict.troubles)]
 
 
-PRODUCER = Noun("producer", "Producers online.")
+PRODUCER = Noun("producer", "Connected producers.")
 
-ProducerGroup = Annotated[str, Named("-g", "--group", help="Name of a producer group.")]
+ProducerGroup = Annotated[str, Named("-g", "--group", help="Producer group name.")]
 
 
 @PRODUCER.verb("list", watch=True)
 async def list_producers(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> list[ProducerRow]:
-    """All producers that are connected, with their groups."""
+    """List all connected producers with their groups."""
     return await admin.clients.all_producers(broker, cluster)
 
 
@@ -175,6 +176,6 @@ async def producer_connections(
         str, typer.Option("-t", "--topic", help="Ask only the brokers of this topic.", show_default=False)
     ] = "",
 ) -> View:
-    """The clients of a producer group that are connected."""
+    """List the connected clients of a producer group."""
     found = await admin.clients.producers(group, topic)
     return View(found, [connection_rows(found)])

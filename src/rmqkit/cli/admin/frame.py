@@ -100,9 +100,9 @@ async def _brokers(admin: Admin) -> Sequence[str]:
 
 
 LIVE_TOPICS = _names_of(_topics)
-Topic = Annotated[str, Named("-t", "--topic", help="Name of a topic.", complete=LIVE_TOPICS)]
-Group = Annotated[str, Named("-g", "--group", help="Name of a consumer group.", complete=_names_of(_groups))]
-_BROKER, _CLUSTER = "host:port or name of a broker.", "Name of a cluster: all its masters."
+Topic = Annotated[str, Named("-t", "--topic", help="Topic name.", complete=LIVE_TOPICS)]
+Group = Annotated[str, Named("-g", "--group", help="Consumer group name.", complete=_names_of(_groups))]
+_BROKER, _CLUSTER = "Broker, by name or host:port.", "Cluster name; the command asks all its masters."
 _LIVE_BROKERS, _LIVE_CLUSTERS = _names_of(_brokers), _names_of(_clusters)
 Broker = Annotated[
     str | None, typer.Option("-b", "--broker", help=_BROKER, show_default=False, autocompletion=_LIVE_BROKERS)
@@ -111,8 +111,8 @@ Cluster = Annotated[
     str | None, typer.Option("-c", "--cluster", help=_CLUSTER, show_default=False, autocompletion=_LIVE_CLUSTERS)
 ]
 BrokerName = Annotated[str, Named("-b", "--broker", help=_BROKER, complete=_LIVE_BROKERS)]
-Key = Annotated[str, Named("-k", "--key", help="Name of the setting or value.")]
-Value = Annotated[str, Named("-v", "--value", help="The new value.")]
+Key = Annotated[str, Named("-k", "--key", help="Name of the key.")]
+Value = Annotated[str, Named("-v", "--value", help="New value.")]
 
 
 def _common(kind: Any, default: Any, names: str, text: str, **more: Any) -> tuple[Any, Any]:
@@ -122,20 +122,24 @@ def _common(kind: Any, default: Any, names: str, text: str, **more: Any) -> tupl
     return Annotated[kind, option], default
 
 
-_SERVERS = f"host:port;host:port (default {LOCAL})."
+_SERVERS = f"Name servers, as host:port;host:port (default {LOCAL})."
 COMMON: dict[str, tuple[Any, Any]] = {
     "name_servers": _common(str, LOCAL, "-n --name-servers", _SERVERS, envvar="NAMESRV_ADDR"),
     "as_json": _common(bool, False, "--json", "Print JSON."),
-    "timeout_ms": _common(int, 5000, "--timeout", "ms per request (default 5000).", min=1),
-    "access_key": _common(str, "", "--access-key", "User who signs the requests.", envvar="RMQ_ACCESS_KEY"),
-    "secret_key": _common(str, "", "--secret-key", "The user's secret.", envvar="RMQ_SECRET_KEY"),
-    "security_token": _common(str, "", "--security-token", "Sent with the signature.", envvar="RMQ_SECURITY_TOKEN"),
+    "timeout_ms": _common(int, 5000, "--timeout", "Timeout of each request in ms (default 5000).", min=1),
+    "access_key": _common(
+        str, "", "--access-key", "User name (access key) that signs the requests.", envvar="RMQ_ACCESS_KEY"
+    ),
+    "secret_key": _common(str, "", "--secret-key", "Secret key of that user.", envvar="RMQ_SECRET_KEY"),
+    "security_token": _common(
+        str, "", "--security-token", "Security token to send with the signature.", envvar="RMQ_SECURITY_TOKEN"
+    ),
     "tls": _common(bool, False, "--tls", "Encrypt every connection."),
-    "tls_ca": _common(str, "", "--tls-ca", "Who signs the servers, PEM; they are checked."),
-    "tls_cert": _common(str, "", "--tls-cert", "Own certificate, PEM."),
-    "tls_key": _common(str, "", "--tls-key", "Its private key, PEM."),
+    "tls_ca": _common(str, "", "--tls-ca", "PEM file of the CA. Server certificates are verified against it."),
+    "tls_cert": _common(str, "", "--tls-cert", "PEM file of the client certificate."),
+    "tls_key": _common(str, "", "--tls-key", "PEM file of the private key of that certificate."),
 }
-_WATCH = {"watch_s": _common(float, None, "--watch", "Ask again every so many seconds, until Ctrl-C.", min=0.1)}
+_WATCH = {"watch_s": _common(float, None, "--watch", "Repeat the command every N seconds until Ctrl-C.", min=0.1)}
 
 
 def admin_of(options: Mapping[str, Any]) -> Admin:
@@ -228,7 +232,7 @@ def _place(named: Mapping[str, Named], defaults: Mapping[str, Any], given: dict[
         if given[name] is inspect.Parameter.empty:
             raise typer.BadParameter(f"give {name.upper()}, or {mark.names[0]} {name.upper()}")
     if rest:
-        raise typer.BadParameter(f"one too many: {rest[0]}")
+        raise typer.BadParameter(f"unexpected extra argument: {rest[0]}")
 
 
 def _run(operation: Callable[..., Awaitable[Any]], given: Mapping[str, Any], options: Mapping[str, Any]) -> None:

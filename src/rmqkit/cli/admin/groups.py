@@ -14,7 +14,7 @@ from rmqkit.cli.admin.frame import Broker, Cluster, Group, Named, Noun, Topic, V
 from rmqkit.cli.printing import time_ms
 from rmqkit.protocol.schemas.groups import GroupRetryPolicy, SubscriptionGroupConfig
 
-GROUP = Noun("group", "Consumer groups: how they are set up, and how far they are.")
+GROUP = Noun("group", "Consumer groups: list, create and configure them, and show their progress.")
 
 
 class Switch(StrEnum):
@@ -30,14 +30,14 @@ def _switch(*names: str, text: str) -> Any:
 
 @GROUP.verb("list")
 async def list_groups(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> list[str]:
-    """All groups that brokers have."""
+    """List all consumer groups."""
     tables = await admin.groups.tables(broker, cluster)
     return sorted({group for table in tables.values() for group in table})
 
 
 @GROUP.verb("show")
 async def show(admin: Admin, group: Group, broker: Broker = None, cluster: Cluster = None) -> View:
-    """All settings of a group, at each broker."""
+    """Show the settings of a group on each broker."""
     return _configs(await admin.groups.configs(group, broker, cluster))
 
 
@@ -47,29 +47,42 @@ async def create(
     group: Group,
     broker: Broker = None,
     cluster: Cluster = None,
-    consume_enable: Annotated[Switch | None, _switch("-s", "--consume-enable", text="May consume.")] = None,
+    consume_enable: Annotated[
+        Switch | None, _switch("-s", "--consume-enable", text="Allow the group to consume.")
+    ] = None,
     consume_from_min_enable: Annotated[
-        Switch | None, _switch("-m", "--consume-from-min-enable", text="May begin at the first message.")
+        Switch | None, _switch("-m", "--consume-from-min-enable", text="Allow the group to start at the first message.")
     ] = None,
     consume_broadcast_enable: Annotated[
-        Switch | None, _switch("-d", "--consume-broadcast-enable", text="May broadcast.")
+        Switch | None, _switch("-d", "--consume-broadcast-enable", text="Allow broadcast consumption.")
     ] = None,
     consume_message_orderly: Annotated[
-        Switch | None, _switch("-o", "--consume-message-orderly", text="Consumes in order (for pop).")
+        Switch | None, _switch("-o", "--consume-message-orderly", text="Consume in order (for POP).")
     ] = None,
-    retry_queue_nums: Annotated[int | None, _switch("-q", "--retry-queues", text="Queues of its retry topic.")] = None,
-    retry_max_times: Annotated[int | None, _switch("-r", "--retries", text="Retries before a dead letter.")] = None,
-    group_retry_policy: Annotated[str | None, _switch("-p", "--retry-policy", text="Pauses, as JSON.")] = None,
-    broker_id: Annotated[int | None, _switch("-i", "--broker-id", text="Broker id to consume from.")] = None,
+    retry_queue_nums: Annotated[
+        int | None, _switch("-q", "--retry-queues", text="Number of queues of the retry topic.")
+    ] = None,
+    retry_max_times: Annotated[
+        int | None, _switch("-r", "--retries", text="Retries before a message goes to the dead letters.")
+    ] = None,
+    group_retry_policy: Annotated[
+        str | None, _switch("-p", "--retry-policy", text="Pauses between retries, as JSON.")
+    ] = None,
+    broker_id: Annotated[
+        int | None, _switch("-i", "--broker-id", text="Id of the broker to consume from (0 is the master).")
+    ] = None,
     which_broker_when_consume_slowly: Annotated[
-        int | None, _switch("-w", "--broker-when-slow", text="Broker id to consume from when far behind.")
+        int | None,
+        _switch("-w", "--broker-when-slow", text="Id of the broker to consume from when the group is far behind."),
     ] = None,
     notify_consumer_ids_changed_enable: Annotated[
-        Switch | None, _switch("-a", "--notify-changes", text="Tells clients of each other.")
+        Switch | None, _switch("-a", "--notify-changes", text="Notify clients when members join or leave.")
     ] = None,
-    attributes: Annotated[str | None, _switch("--attributes", text="+name=value,-name")] = None,
+    attributes: Annotated[
+        str | None, _switch("--attributes", text="Attributes to set (+) or remove (-): +name=value,-name")
+    ] = None,
 ) -> View:
-    """Create a group, or change it: what is not given stays as it is."""
+    """Create a group, or change an existing one. Options that you leave out keep their values."""
     given: dict[str, Any] = {
         "consume_enable": consume_enable,
         "consume_from_min_enable": consume_from_min_enable,
@@ -98,10 +111,10 @@ async def delete(
     broker: Broker = None,
     cluster: Cluster = None,
     remove_offset: Annotated[
-        Switch, typer.Option("-r", "--remove-offset", help="Whether its offsets go, too.")
+        Switch, typer.Option("-r", "--remove-offset", help="Delete the offsets of the group, too.")
     ] = Switch.TRUE,
 ) -> str:
-    """Delete a group; of a whole cluster its retry and dead-letter topics, too."""
+    """Delete a group. For a whole cluster, delete its retry and dead-letter topics, too."""
     keep = remove_offset is Switch.FALSE
     brokers = await admin.groups.delete(group, broker, cluster, keep_offsets=keep)
     return f"group {group} deleted at {', '.join(brokers)}" + (", its offsets kept" if keep else "")
@@ -111,14 +124,16 @@ async def delete(
 async def progress(
     admin: Admin,
     group: Group = "",
-    topic: Annotated[str, typer.Option("-t", "--topic", help="Only this topic.", show_default=False)] = "",
+    topic: Annotated[str, typer.Option("-t", "--topic", help="Show only this topic.", show_default=False)] = "",
     cluster: Cluster = None,
-    clients: Annotated[Switch, typer.Option("-s", "--clients", help="Which client has each queue.")] = Switch.FALSE,
+    clients: Annotated[
+        Switch, typer.Option("-s", "--clients", help="Show which client owns each queue.")
+    ] = Switch.FALSE,
 ) -> View:
-    """How far a group is behind on each queue, or each group in all."""
+    """Show the lag of a group on each queue. Without a group, show the total lag of every group."""
     if not group:
         summaries = await admin.groups.summaries(cluster)
-        return View(summaries, [summaries] if summaries else ["no group but those of the system"])
+        return View(summaries, [summaries] if summaries else ["there are no groups except those of the system"])
     found = await admin.groups.progress(group, topic, cluster, clients=clients is Switch.TRUE)
     total = (
         f"{found.consume_tps:.2f} messages/s consumed, {found.diff_total:,} behind, {found.inflight_total:,} in flight"
@@ -131,21 +146,24 @@ async def mode(
     admin: Admin,
     group: Group,
     topic: Topic,
-    mode: Annotated[str, Named("-m", "--mode", help="PULL or POP.")],
-    share_count: Annotated[int, typer.Option("-q", "--pop-share-queue-num", help="Queues that clients share.")] = 0,
+    mode: Annotated[str, Named("-m", "--mode", help="How the group receives messages: PULL or POP.")],
+    share_count: Annotated[
+        int,
+        typer.Option("-q", "--pop-share-queue-num", help="For POP: number of queues that clients share; 0 means all."),
+    ] = 0,
     broker: Broker = None,
     cluster: Cluster = None,
 ) -> str:
-    """Have a group pop a topic, or pull it."""
+    """Switch a group between pull and POP for a topic."""
     if mode.upper() not in ("PULL", "POP"):
         raise typer.BadParameter(f"mode {mode} must be PULL or POP")
     brokers = await admin.groups.set_mode(group, topic, mode.upper(), share_count, broker, cluster)
-    return f"group {group} gets topic {topic} by {mode.upper()} from {', '.join(brokers)}"
+    return f"group {group} now consumes topic {topic} by {mode.upper()} on {', '.join(brokers)}"
 
 
 @GROUP.verb("export")
 async def export(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> View:
-    """Topics and groups of each broker with all their settings, as JSON."""
+    """Print the topics and groups of each broker with all their settings, as JSON."""
     found = await admin.groups.metadata(broker, cluster)
     return View(found, [msgspec.json.format(msgspec.json.encode(found)).decode()])
 
@@ -173,12 +191,17 @@ def _attributes(text: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-OFFSET = Noun("offset", "Offsets: move a group to a time, to the end, or to where another one is.")
+OFFSET = Noun("offset", "Consumer offsets: move them to a time, to the end, or copy them from another group.")
 
-Source = Annotated[str, Named("-s", "--source", help="Group that has the offsets.")]
-Target = Annotated[str, Named("-d", "--target", help="Group that gets them.")]
+Source = Annotated[str, Named("-s", "--source", help="Group to copy the offsets from.")]
+Target = Annotated[str, Named("-d", "--target", help="Group to copy the offsets to.")]
 To = Annotated[
-    str, Named("-s", "--to", help="now, ms since the epoch, 2026-01-31T12:00:00, or -1 (as -s -1): behind the last.")
+    str,
+    Named(
+        "-s",
+        "--to",
+        help="Target time: now, ms since the epoch, or 2026-01-31T12:00:00. -1 (as -s -1) means the end of the queue.",
+    ),
 ]
 
 
@@ -190,14 +213,18 @@ async def reset_offsets(
     to: To,
     broker: Broker = None,
     queue_id: Annotated[
-        int | None, typer.Option("-q", "--queue", min=0, help="Only this queue (with -b).", show_default=False)
+        int | None, typer.Option("-q", "--queue", min=0, help="Move only this queue (needs -b).", show_default=False)
     ] = None,
     offset: Annotated[
-        int | None, typer.Option("-o", "--offset", min=0, help="To this offset (with -q).", show_default=False)
+        int | None, typer.Option("-o", "--offset", min=0, help="Move to this offset (needs -q).", show_default=False)
     ] = None,
-    force: Annotated[Switch, typer.Option("-f", "--force", help="Also forward.")] = Switch.TRUE,
+    force: Annotated[
+        Switch, typer.Option("-f", "--force", help="true: move in both directions. false: only move back.")
+    ] = Switch.TRUE,
 ) -> list[Moved]:
-    """Move a group to the messages of a time, or a queue to an offset; clients that are online follow."""
+    """Move the offsets of a group to a point in time, or one queue to an offset.
+
+    Connected clients continue from there."""
     if (queue_id is not None and broker is None) or (offset is not None and queue_id is None):
         raise typer.BadParameter("a queue needs its broker (-b), and an offset its queue (-q)")
     timestamp_ms = END_MS if to == "-1" else time_ms(to)
@@ -211,13 +238,15 @@ async def skip_messages(
     admin: Admin,
     group: Group,
     topic: Topic,
-    force: Annotated[Switch, typer.Option("-f", "--force", hidden=True, help="As Java's tool has it.")] = Switch.TRUE,
+    force: Annotated[
+        Switch, typer.Option("-f", "--force", hidden=True, help="Accepted for compatibility.")
+    ] = Switch.TRUE,
 ) -> list[Moved]:
-    """Move a group behind the last message of each queue: what it has not consumed is left out."""
+    """Move a group to the end of each queue. The group skips all messages that it has not consumed yet."""
     return await admin.offsets.reset(group, topic, END_MS, is_forced=force is Switch.TRUE)
 
 
 @OFFSET.verb("clone")
 async def clone_offsets(admin: Admin, source: Source, target: Target, topic: Topic) -> list[Moved]:
-    """Give a group the offsets that another one has on a topic."""
+    """Copy the offsets of one group on a topic to another group."""
     return await admin.offsets.clone(source, target, topic)

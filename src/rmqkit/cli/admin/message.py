@@ -22,16 +22,21 @@ if TYPE_CHECKING:
     from rmqkit.admin.causes import Explanation
 
 
-MESSAGE = Noun("message", "Messages: find, list, send, trace them, give them to a consumer.")
+MESSAGE = Noun("message", "Messages: find, list, send and trace them, or hand one to a consumer.")
 
 _LISTED_MAX = 128
 
-Id = Annotated[str, Named("-i", "--id", help="Unique key, or offset message id.")]
-Key = Annotated[str, Named("-k", "--key", help="A key of the message.")]
-QueueId = Annotated[int | None, typer.Option("-i", "--queue", min=0, help="Only this queue.", show_default=False)]
-Begin = Annotated[str, typer.Option("-b", "--from", "--begin", help="Stored at or after: ms, ISO time, now.")]
-End = Annotated[str, typer.Option("-e", "--to", "--end", help="Stored at or before.", show_default=False)]
-Tags = Annotated[str, typer.Option("-s", "--tags", help="Tags: A || B.")]
+Id = Annotated[str, Named("-i", "--id", help="Message id: the unique key or the offset message id.")]
+Key = Annotated[str, Named("-k", "--key", help="Message key.")]
+QueueId = Annotated[int | None, typer.Option("-i", "--queue", min=0, help="Use only this queue.", show_default=False)]
+Begin = Annotated[
+    str,
+    typer.Option("-b", "--from", "--begin", help="Only messages stored at or after this time: ms, ISO time, or now."),
+]
+End = Annotated[
+    str, typer.Option("-e", "--to", "--end", help="Only messages stored at or before this time.", show_default=False)
+]
+Tags = Annotated[str, typer.Option("-s", "--tags", help="Only messages with these tags: A || B.")]
 Ignored = Annotated[str, typer.Option("-d", "--print-body", hidden=True)]
 
 
@@ -67,17 +72,18 @@ async def show(
     id: Id,  # noqa: A002 - the word people see
     topic: Topic = "",
     kind: Annotated[
-        str, typer.Option("--kind", help="offset or key, for an id that is both.", show_default=False)
+        str, typer.Option("--kind", help="How to read an ambiguous id: offset or key.", show_default=False)
     ] = "",
     group: Annotated[
-        str, typer.Option("-g", "--group", help="Have this consumer group handle it (with -d).", show_default=False)
+        str,
+        typer.Option(
+            "-g", "--group", help="Consumer group that shall handle the message (needs -d).", show_default=False
+        ),
     ] = "",
-    client_id: Annotated[
-        str, typer.Option("-d", "--client-id", help="The client of the group.", show_default=False)
-    ] = "",
-    send: Annotated[str, typer.Option("-s", "--send", hidden=True, help="true: send it again.")] = "",
+    client_id: Annotated[str, typer.Option("-d", "--client-id", help="Client of that group.", show_default=False)] = "",
+    send: Annotated[str, typer.Option("-s", "--send", hidden=True, help="true: send the message again.")] = "",
 ) -> object:
-    """A message by its id; with -g and -d, have a consumer handle it now."""
+    """Show a message by its id. With -g and -d, a consumer handles it now."""
     if kind not in ("", "offset", "key"):
         raise typer.BadParameter(f"--kind {kind} must be offset or key")
     message = await admin.messages.find(id, topic, kind)
@@ -95,9 +101,9 @@ async def by_key(
     key: Key,
     begin: Begin = "0",
     end: End = "",
-    count: Annotated[int, typer.Option("-m", "--count", min=1, help="Most messages from each broker.")] = 64,
+    count: Annotated[int, typer.Option("-m", "--count", min=1, help="Maximum number of messages per broker.")] = 64,
 ) -> View:
-    """Messages that have a key."""
+    """Show the messages with a key."""
     found = await admin.messages.by_key(topic, key, begin_ms=time_ms(begin), end_ms=_end_ms(end), count_max=count)
     if not found:
         raise UnknownName("message with key", key, f"topic {topic}", remedy="keys and the span of time must be exact")
@@ -108,11 +114,11 @@ async def by_key(
 async def at(
     admin: Admin,
     topic: Topic,
-    broker: Annotated[str, Named("-b", "--broker", help="Name of its broker.")],
+    broker: Annotated[str, Named("-b", "--broker", help="Broker name.")],
     queue_id: Annotated[str, Named("-i", "--queue", help="Queue id.")],
     offset: Annotated[str, Named("-o", "--offset", help="Queue offset.")],
 ) -> View:
-    """The message at an offset of a queue."""
+    """Show the message at a queue offset."""
     message = await admin.messages.at(topic, broker, _number(queue_id, "queue"), _number(offset, "offset"))
     return View(shown(message), [_facts(message), *_body(message)])
 
@@ -124,18 +130,23 @@ async def list_messages(
     begin: Begin = "0",
     end: End = "",
     tags: Tags = "*",
-    sql: Annotated[str, typer.Option("--sql", help="SQL92 expression over their properties.", show_default=False)] = "",
+    sql: Annotated[
+        str,
+        typer.Option(
+            "--sql", help="Only messages that match this SQL92 expression over their properties.", show_default=False
+        ),
+    ] = "",
     broker: Annotated[
-        str | None, typer.Option("-a", "--broker", help="Only this broker, by name.", show_default=False)
+        str | None, typer.Option("-a", "--broker", help="Only messages on this broker.", show_default=False)
     ] = None,
     queue_id: QueueId = None,
     limit: Annotated[
-        int | None, typer.Option("-l", "--limit", min=1, show_default=False, help="Most messages.")
+        int | None, typer.Option("-l", "--limit", min=1, show_default=False, help="Maximum number of messages.")
     ] = None,
     print_body: Ignored = "",
     print_message: Annotated[str, typer.Option("-p", hidden=True)] = "",
 ) -> AsyncIterator[View]:
-    """The messages of a topic by time, over all its queues, oldest first; those that are there now."""
+    """List the stored messages of a topic, from all its queues, oldest first."""
     span = Span(begin_ms=time_ms(begin), end_ms=_end_ms(end), broker=broker, queue_id=queue_id, tags=tags, sql=sql)
     return _listed(admin, topic, span, limit)
 
@@ -146,13 +157,15 @@ async def consume(
     topic: Topic,
     broker: Broker = None,
     queue_id: QueueId = None,
-    offset: Annotated[int, typer.Option("-o", "--offset", min=0, help="From this offset of each queue.")] = 0,
-    count: Annotated[int, typer.Option("-c", "--count", min=1, help="Most messages.")] = _LISTED_MAX,
-    begin: Annotated[str, typer.Option("-s", "--from", help="Stored at or after.")] = "0",
-    end: Annotated[str, typer.Option("-e", "--to", help="Stored at or before.", show_default=False)] = "",
+    offset: Annotated[int, typer.Option("-o", "--offset", min=0, help="Start at this offset of each queue.")] = 0,
+    count: Annotated[int, typer.Option("-c", "--count", min=1, help="Maximum number of messages.")] = _LISTED_MAX,
+    begin: Annotated[str, typer.Option("-s", "--from", help="Only messages stored at or after this time.")] = "0",
+    end: Annotated[
+        str, typer.Option("-e", "--to", help="Only messages stored at or before this time.", show_default=False)
+    ] = "",
     group: Annotated[str, typer.Option("-g", "--group", hidden=True)] = "",
 ) -> AsyncIterator[View]:
-    """Print messages from an offset on; nothing is marked as consumed."""
+    """Print messages, starting at an offset. No offset is saved."""
     span = Span(begin_ms=time_ms(begin), end_ms=_end_ms(end), broker=broker, queue_id=queue_id, begin_offset=offset)
     return _listed(admin, topic, span, count)
 
@@ -161,21 +174,23 @@ async def consume(
 async def send(
     admin: Admin,
     topic: Topic,
-    body: Annotated[str, Named("-p", "--body", help="Body, as text.")],
-    keys: Annotated[str, typer.Option("-k", "--keys", help="Keys, with blanks between.", show_default=False)] = "",
-    tags: Annotated[str, typer.Option("-c", "--tags", help="Tag.", show_default=False)] = "",
+    body: Annotated[str, Named("-p", "--body", help="Message body, as text.")],
+    keys: Annotated[
+        str, typer.Option("-k", "--keys", help="Message keys, separated by spaces.", show_default=False)
+    ] = "",
+    tags: Annotated[str, typer.Option("-c", "--tags", help="Message tag.", show_default=False)] = "",
     broker: Broker = None,
     queue_id: QueueId = None,
     trace: Annotated[str, typer.Option("-m", "--msg-trace", hidden=True)] = "",
 ) -> object:
-    """Send one message; `rmq send` sends many."""
+    """Send one message. Use `rmq send` to send many."""
     message = Message(topic=topic, body=body.encode(), keys=keys.split(), tags=tags or None)
     return await admin.messages.send(message, broker=broker, queue_id=queue_id)
 
 
 @MESSAGE.verb("resend")
 async def resend(admin: Admin, id: Id, topic: Topic = "") -> object:  # noqa: A002
-    """Send a stored message again to its topic, with its unique key."""
+    """Send a stored message to its topic again, with the same unique key."""
     return await admin.messages.resend(await admin.messages.find(id, topic))
 
 
@@ -185,15 +200,15 @@ async def push(
     id: Id,  # noqa: A002
     topic: Topic,
     group: Group,
-    client_id: Annotated[str, Named("-d", "--client-id", help="The client of the group.")],
+    client_id: Annotated[str, Named("-d", "--client-id", help="Client of that group.")],
 ) -> object:
-    """Have a client of a consumer group handle a message now."""
+    """Hand a message to one client of a consumer group, which handles it now."""
     return await _push(admin, await admin.messages.find(id, topic), group, client_id)
 
 
 @MESSAGE.verb("resume")
 async def resume(admin: Admin, id: Id) -> str:  # noqa: A002
-    """Have the producer of a half message asked anew, although the broker gave up asking."""
+    """Check a half message again: ask its producer for the outcome, although the broker gave up."""
     found = await admin.messages.resume(id)
     return f"half message {found.msg_id} at {found.store_host} will be checked again"
 
@@ -201,12 +216,12 @@ async def resume(admin: Admin, id: Id) -> str:  # noqa: A002
 @MESSAGE.verb("trace")
 async def trace(
     admin: Admin,
-    id: Annotated[str, Named("-i", "--id", help="Unique key.")],  # noqa: A002
+    id: Annotated[str, Named("-i", "--id", help="Unique key of the message.")],  # noqa: A002
     trace_topic: Annotated[
-        str, typer.Option("-t", "--trace-topic", help="Where clients trace to.")
+        str, typer.Option("-t", "--trace-topic", help="Topic that clients send their traces to.")
     ] = "RMQ_SYS_TRACE_TOPIC",
 ) -> object:
-    """What clients told of a message: sent, handled, ended."""
+    """Show the trace of a message: who sent it, who handled it, and with what result."""
     from rmqkit.admin.messages import traces_of
 
     return await traces_of(admin.messages, id, trace_topic)
@@ -217,14 +232,17 @@ async def entries(
     admin: Admin,
     topic: Topic,
     queue_id: Annotated[str, Named("-q", "--queue", help="Queue id.")],
-    index: Annotated[str, Named("-i", "--index", help="First offset.")],
-    count: Annotated[int, typer.Option("-c", "--count", min=1, help="How many.")] = 10,
+    index: Annotated[str, Named("-i", "--index", help="First queue offset.")],
+    count: Annotated[int, typer.Option("-c", "--count", min=1, help="Number of entries.")] = 10,
     broker: Broker = None,
     group: Annotated[
-        str, typer.Option("-g", "--group", help="What this group's filter says to each.", show_default=False)
+        str,
+        typer.Option(
+            "-g", "--group", help="Show whether the filter of this group accepts each entry.", show_default=False
+        ),
     ] = "",
 ) -> View:
-    """Entries of a queue's index: place in the log, size, tag code, what a filter says."""
+    """Show consume queue entries: log position, size, tag code, and the result of a filter."""
     first = _number(index, "index")
     found = await admin.messages.entries(topic, _number(queue_id, "queue"), first, count, broker=broker, group=group)
     low, end = found.min_queue_index, found.max_queue_index
@@ -243,7 +261,7 @@ def shown(message: ReceivedMessage) -> Shown:
 
 async def _push(admin: Admin, message: ReceivedMessage, group: str, client_id: str) -> object:
     if not (group and client_id):
-        raise typer.BadParameter("to have a consumer handle it, give its group (-g) and client id (-d)")
+        raise typer.BadParameter("to hand the message to a consumer, give its group (-g) and client id (-d)")
     return await admin.messages.push(message, group, client_id)
 
 
@@ -259,7 +277,7 @@ async def _listed(admin: Admin, topic: str, span: Span, limit: int | None) -> As
         if count == limit:
             break
     if not count:  # no error, but a person should see a line
-        print(f"rmq: topic {topic} has no such message", file=sys.stderr)
+        print(f"rmq: topic {topic} has no matching message", file=sys.stderr)
 
 
 def _line(message: ReceivedMessage) -> str:
@@ -298,19 +316,19 @@ def _body(message: ReceivedMessage) -> list[str]:
     try:
         return [f"body ({len(message.body):,} bytes):", message.body.decode()]
     except UnicodeDecodeError:
-        return [f"body: {len(message.body):,} bytes that are no text; --json has them as base64"]
+        return [f"body: {len(message.body):,} bytes that are not UTF-8 text; use --json to get them as base64"]
 
 
 def _number(text: str, what: str) -> int:
     if not text.isdecimal():
-        raise typer.BadParameter(f"{what} {text} must be a number from 0 on")
+        raise typer.BadParameter(f"{what} {text} must be a number, 0 or more")
     return int(text)
 
 
 _FILE_WIDTH = 160
 _VALUE_WIDTH_MIN = 20
 
-_MessageId = Annotated[str, Named("-i", "--id", help="Offset message id or unique key of a message.")]
+_MessageId = Annotated[str, Named("-i", "--id", help="Message id: the unique key or the offset message id.")]
 
 app = typer.Typer(name="explain", add_completion=False)
 
@@ -320,12 +338,19 @@ async def _explain(
     topic: Topic,
     group: Group,
     message: _MessageId = "",
-    key: Annotated[str, typer.Option("-k", "--key", help="Instead of an id: one of its keys.")] = "",
-    queue: Annotated[int | None, typer.Option("-q", "--queue", min=0, help="Instead of an id: its queue …")] = None,
-    offset: Annotated[int | None, typer.Option("-o", "--offset", min=0, help="… and its offset there.")] = None,
+    key: Annotated[
+        str, typer.Option("-k", "--key", help="Find the message by one of its keys instead of its id.")
+    ] = "",
+    queue: Annotated[
+        int | None,
+        typer.Option("-q", "--queue", min=0, help="Find the message by queue id (with -o) instead of its id."),
+    ] = None,
+    offset: Annotated[
+        int | None, typer.Option("-o", "--offset", min=0, help="Queue offset of the message (with -q).")
+    ] = None,
     broker: Broker = None,
 ) -> View:
-    """Why a message was not consumed by a group: one sentence, the evidence, what to do."""
+    """Explain why a group has not consumed a message: the cause, the evidence, and the remedy."""
     if bool(message) + bool(key) + (offset is not None) != 1 or (queue is None) != (offset is None):
         raise typer.BadParameter("which message? give its id, or --key, or --queue and --offset")
     from rmqkit.admin.explain import At, Key, explain

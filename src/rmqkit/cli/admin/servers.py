@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from rmqkit.admin.brokers import TestSend
 
 
-Amount = Annotated[int, typer.Option("-a", "--amount", min=1, help="Messages to each topic.")]
-BodyBytes = Annotated[int, typer.Option("-s", "--size", min=1, help="Bytes of each message.")]
-Pause = Annotated[float, typer.Option("-i", "--interval", min=0, help="Seconds between two messages.")]
+Amount = Annotated[int, typer.Option("-a", "--amount", min=1, help="Number of messages per topic.")]
+BodyBytes = Annotated[int, typer.Option("-s", "--size", min=1, help="Size of each message in bytes.")]
+Pause = Annotated[float, typer.Option("-i", "--interval", min=0, help="Pause between messages, in seconds.")]
 
-BROKER = Noun("broker", "Brokers: figures, settings, replication, cleaning.")
+BROKER = Noun("broker", "Brokers: statistics, settings, replication, cleanup.")
 
 
 @BROKER.verb("status", watch=True)
 async def status(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> View:
-    """Every figure a broker has of itself."""
+    """Show all statistics of a broker."""
     return _by_address(await admin.brokers.status(broker, cluster))
 
 
 @BROKER.verb("config-get")
 async def config_get(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> View:
-    """Every setting; of a cluster, masters and slaves."""
+    """Show all settings of a broker, or of all masters and slaves of a cluster."""
     return _by_address(await admin.brokers.config(broker, cluster))
 
 
@@ -48,9 +48,11 @@ async def config_set(
     value: Value,
     broker: Broker = None,
     cluster: Cluster = None,
-    update_all: Annotated[bool, typer.Option("-a", "--all", help="At every broker of every cluster.")] = False,
+    update_all: Annotated[
+        bool, typer.Option("-a", "--all", help="Change it on every broker of every cluster.")
+    ] = False,
 ) -> list[Done]:
-    """Change a setting of brokers that run."""
+    """Change a setting on running brokers."""
     if not update_all:
         return await admin.brokers.update_config({key: value}, broker, cluster)
     names = sorted((await admin.calls.cluster()).cluster_addr_table)
@@ -60,11 +62,11 @@ async def config_set(
 @BROKER.verb("perm")
 async def permission(
     admin: Admin,
-    perm: Annotated[str, Named("-p", "--perm", help="2 or w (write), 4 or r (read), 6 or rw (both).")],
+    perm: Annotated[str, Named("-p", "--perm", help="Permission: r (4), w (2) or rw (6).")],
     broker: Broker = None,
     cluster: Cluster = None,
 ) -> list[Done]:
-    """Let a broker be read, written, or both, for all of its topics (its setting brokerPermission)."""
+    """Set whether a broker can be read, written, or both, for all its topics (setting brokerPermission)."""
     return await admin.brokers.update_config({"brokerPermission": str(permission_of(perm))}, broker, cluster)
 
 
@@ -72,15 +74,15 @@ async def permission(
 async def consume_stats(
     admin: Admin,
     broker: BrokerName,
-    level: Annotated[int, typer.Option("-l", "--level", help="Only where a group is at least so far behind.")] = 0,
+    level: Annotated[int, typer.Option("-l", "--level", help="Show only queues with at least this lag.")] = 0,
     order: Annotated[str, typer.Option("-o", "--order", hidden=True)] = "false",
 ) -> View:
-    """How far every group is in every queue of a broker."""
+    """Show the progress of every group on every queue of a broker."""
     rows: list[GroupProgress] = await admin.brokers.consume_stats(
         broker, is_order=order.lower() == "true", diff_min=level
     )
     total = sum(row.diff for row in rows)
-    return View({"rows": rows, "diffTotal": total}, [rows, f"behind in all: {total:,}"])
+    return View({"rows": rows, "diffTotal": total}, [rows, f"total lag: {total:,}"])
 
 
 @BROKER.verb("send-test")
@@ -88,35 +90,35 @@ async def send_test(
     admin: Admin,
     broker: BrokerName,
     size: BodyBytes = 128,
-    count: Annotated[int, typer.Option("-c", "--count", min=1, help="Messages.")] = 50,
+    count: Annotated[int, typer.Option("-c", "--count", min=1, help="Number of messages.")] = 50,
 ) -> View:
-    """Send messages to the topic that is named as the broker, and take the time of each."""
+    """Send test messages to the topic named after the broker, and measure the round-trip time of each."""
     name = next(iter(await admin.calls.masters(broker=broker)))
     return await round_trips(admin, [name], count, size, 0.0)
 
 
 @BROKER.verb("ha-status", watch=True)
 async def ha_status(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> View:
-    """How far slaves of a broker, or of a cluster's masters, are behind."""
+    """Show how far the slaves of a broker, or of all masters of a cluster, are behind."""
     found = await admin.brokers.ha_status(broker, cluster)
     return View(found, [part for address, told in found.items() for part in _replication(address, told)])
 
 
 @BROKER.verb("clean-expired-cq")
 async def clean_expired_cq(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> list[Done]:
-    """Delete queue files whose messages expired."""
+    """Delete consume queue files whose messages have expired."""
     return await admin.brokers.clean("expired-cq", broker, cluster)
 
 
 @BROKER.verb("clean-unused-topic")
 async def clean_unused_topic(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> list[Done]:
-    """Delete queues of topics that are no more."""
+    """Delete the consume queues of deleted topics."""
     return await admin.brokers.clean("unused-topic", broker, cluster)
 
 
 @BROKER.verb("delete-expired-commitlog")
 async def delete_expired_commitlog(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> list[Done]:
-    """Delete files of the log that expired."""
+    """Delete expired files of the commit log."""
     return await admin.brokers.clean("expired-commitlog", broker, cluster)
 
 
@@ -145,16 +147,18 @@ def _replication(address: str, status: HaRuntimeInfo) -> list[object]:
     return [line, rows] if rows else [line]
 
 
-CLUSTER = Noun("cluster", "Clusters: who is in them, and how busy they are.")
+CLUSTER = Noun("cluster", "Clusters: their brokers and load.")
 
 
 @CLUSTER.verb("list", watch=True)
 async def list_brokers(
     admin: Admin,
     cluster: Cluster = None,
-    more: Annotated[bool, typer.Option("-m", "--more", help="Messages of yesterday and today instead.")] = False,
+    more: Annotated[
+        bool, typer.Option("-m", "--more", help="Show the message counts of yesterday and today instead.")
+    ] = False,
 ) -> View:
-    """All brokers: addresses, versions, messages per second, age of the oldest message, disk."""
+    """List all brokers: address, version, messages per second, age of the oldest message, disk usage."""
     rows = await admin.clusters.brokers(cluster)
     return View(rows, [[_row(row, more=more) for row in rows]])
 
@@ -163,7 +167,7 @@ async def list_brokers(
 async def round_trip(
     admin: Admin, cluster: Cluster = None, amount: Amount = 10, size: BodyBytes = 128, pause_s: Pause = 0.0
 ) -> View:
-    """Send test messages to the topic that is named as the cluster, and take the time of each."""
+    """Send test messages to the topic named after the cluster, and measure the round-trip time of each."""
     clusters = sorted((await admin.calls.cluster()).cluster_addr_table) if cluster is None else [cluster]
     if cluster is not None:
         await admin.calls.masters(cluster)
@@ -212,41 +216,41 @@ def _row(row: BrokerRow, *, more: bool) -> dict[str, object]:
     }
 
 
-NAMESRV = Noun("namesrv", "Name servers: settings, key-values, write permission of brokers.")
+NAMESRV = Noun("namesrv", "Name servers: settings, key-value pairs, write permission of brokers.")
 
-Namespace = Annotated[str, Named("-s", "--namespace", help="Namespace of the key, as ORDER_TOPIC_CONFIG.")]
+Namespace = Annotated[str, Named("-s", "--namespace", help="Namespace of the key, such as ORDER_TOPIC_CONFIG.")]
 
 
 @NAMESRV.verb("config-get")
 async def name_server_settings(admin: Admin) -> View:
-    """Every setting of every name server."""
+    """Show all settings of every name server."""
     found = await admin.name_servers.config()
     return View(found, [part for address, table in found.items() for part in (f"{address}:", table)])
 
 
 @NAMESRV.verb("config-set")
 async def set_name_servers(admin: Admin, key: Key, value: Value) -> list[Done]:
-    """Change a setting of all name servers."""
+    """Change a setting on all name servers."""
     return await admin.name_servers.update_config({key: value})
 
 
 @NAMESRV.verb("wipe-write")
 async def wipe_write(admin: Admin, broker: BrokerName) -> list[Done]:
-    """Have no route name a broker for writing."""
+    """Stop all writes to a broker: name servers remove it from the routes of producers."""
     counts = await admin.name_servers.wipe_write_permission(broker)
     return [Done(address, f"broker {broker} is not written to: {n} topics") for address, n in counts.items()]
 
 
 @NAMESRV.verb("add-write")
 async def add_write(admin: Admin, broker: BrokerName) -> list[Done]:
-    """Have routes name a broker for writing again."""
+    """Allow writes to a broker again."""
     counts = await admin.name_servers.add_write_permission(broker)
     return [Done(address, f"broker {broker} is written to again: {n} topics") for address, n in counts.items()]
 
 
 @NAMESRV.verb("kv-get")
 async def kv_get(admin: Admin, namespace: Namespace, key: Key = "") -> dict[str, str]:
-    """A value, or all of a namespace."""
+    """Show one value, or all values of a namespace."""
     values = await admin.name_servers.values(namespace)
     if key and key not in values:
         raise UnknownName("key", key, f"namespace {namespace}", values)
@@ -255,7 +259,7 @@ async def kv_get(admin: Admin, namespace: Namespace, key: Key = "") -> dict[str,
 
 @NAMESRV.verb("kv-put")
 async def kv_put(admin: Admin, namespace: Namespace, key: Key, value: Value) -> list[Done]:
-    """Put a value."""
+    """Set a value."""
     return await admin.name_servers.put_value(namespace, key, value)
 
 

@@ -12,17 +12,19 @@ from rmqkit.admin.topics import Assigned, TopicStats, permission_of
 from rmqkit.cli.admin.frame import Broker, Cluster, Named, Noun, Topic, View
 from rmqkit.cli.admin.servers import Amount, BodyBytes, Pause, round_trips
 
-TOPIC = Noun("topic", "Topics: where they are, how they are set up, what is in them.")
+TOPIC = Noun("topic", "Topics: list, create, configure and inspect them.")
 
-Permission = Annotated[str, Named("-p", "--perm", help="2 or w (write), 4 or r (read), 6 or rw (both).")]
+Permission = Annotated[str, Named("-p", "--perm", help="Permission: r (4), w (2) or rw (6).")]
 
 
 @TOPIC.verb("list", watch=True)
 async def names(
     admin: Admin,
-    uses: Annotated[bool, typer.Option("-c", "--uses", help="With the clusters and consumer groups of each.")] = False,
+    uses: Annotated[
+        bool, typer.Option("-c", "--uses", help="Show the clusters and consumer groups of each topic, too.")
+    ] = False,
 ) -> object:
-    """All topics."""
+    """List all topics."""
     return await admin.topics.uses() if uses else await admin.topics.names()
 
 
@@ -30,9 +32,9 @@ async def names(
 async def route(
     admin: Admin,
     topic: Topic,
-    listed: Annotated[bool, typer.Option("-l", "--list", hidden=True, help="As people see it anyway.")] = False,
+    listed: Annotated[bool, typer.Option("-l", "--list", hidden=True, help="Accepted for compatibility.")] = False,
 ) -> View:
-    """The brokers that have a topic, and its queues there."""
+    """Show which brokers have a topic, and its queues on each."""
     found = await admin.topics.route(topic)
     addresses = {
         broker.broker_name: " ".join(f"{number}:{address}" for number, address in sorted(broker.broker_addrs.items()))
@@ -55,20 +57,20 @@ async def route(
 
 @TOPIC.verb("status", watch=True)
 async def status(admin: Admin, topic: Topic, cluster: Cluster = None) -> View:
-    """Offsets and last change of each queue."""
+    """Show the offsets of each queue, and when the queue last changed."""
     found = await admin.topics.status(topic, cluster)
     return View(found, [found.queues, f"put: {found.put_tps:.2f} messages/s"])
 
 
 @TOPIC.verb("clusters")
 async def clusters(admin: Admin, topic: Topic) -> list[str]:
-    """The clusters that have a topic."""
+    """List the clusters that have a topic."""
     return await admin.topics.clusters(topic)
 
 
 @TOPIC.verb("config")
 async def config(admin: Admin, topic: Topic, broker: Broker = None) -> View:
-    """How a topic is set up, at each broker."""
+    """Show the settings of a topic on each broker."""
     found = await admin.topics.config(topic, broker)
     return View(found, [part for name, one in found.items() for part in (f"{name}:", one)])
 
@@ -79,17 +81,28 @@ async def create(
     topic: Topic,
     broker: Broker = None,
     cluster: Cluster = None,
-    read_queues: Annotated[int, typer.Option("-r", "--read-queues", min=1)] = 8,
-    write_queues: Annotated[int, typer.Option("-w", "--write-queues", min=1)] = 8,
-    perm: Annotated[str, typer.Option("-p", "--perm", help="r, w or rw; or 4, 2, 6.")] = "rw",
-    order: Annotated[str, typer.Option("-o", "--order", help="true: tell its queues to the name servers.")] = "false",
+    read_queues: Annotated[int, typer.Option("-r", "--read-queues", min=1, help="Number of queues to read from.")] = 8,
+    write_queues: Annotated[int, typer.Option("-w", "--write-queues", min=1, help="Number of queues to write to.")] = 8,
+    perm: Annotated[str, typer.Option("-p", "--perm", help="Permission: r (4), w (2) or rw (6).")] = "rw",
+    order: Annotated[
+        str,
+        typer.Option(
+            "-o", "--order", help="true: name servers keep the queue numbers of this topic, for strict order."
+        ),
+    ] = "false",
     unit: Annotated[str, typer.Option("-u", "--unit", hidden=True)] = "false",
     unit_sub: Annotated[str, typer.Option("-s", "--unit-sub", hidden=True)] = "false",
     attributes: Annotated[
-        str | None, typer.Option("-a", "--attributes", help="As +message.type=DELAY,-reserve.time", show_default=False)
+        str | None,
+        typer.Option(
+            "-a",
+            "--attributes",
+            help="Attributes to set (+) or remove (-): +message.type=DELAY,-reserve.time",
+            show_default=False,
+        ),
     ] = None,
 ) -> list[Done]:
-    """Create a topic, or change it where it exists."""
+    """Create a topic, or change an existing one."""
     return await admin.topics.create(
         topic,
         broker=broker,
@@ -106,7 +119,7 @@ async def create(
 
 @TOPIC.verb("delete")
 async def delete(admin: Admin, topic: Topic, cluster: Cluster = None) -> list[Done]:
-    """Delete a topic with its messages, at brokers and name servers."""
+    """Delete a topic and its messages, on brokers and name servers."""
     return await admin.topics.delete(topic, cluster)
 
 
@@ -114,7 +127,7 @@ async def delete(admin: Admin, topic: Topic, cluster: Cluster = None) -> list[Do
 async def perm(
     admin: Admin, topic: Topic, perm: Permission, broker: Broker = None, cluster: Cluster = None
 ) -> list[Done]:
-    """Let a topic be read, written, or both."""
+    """Set whether a topic can be read, written, or both."""
     return await admin.topics.set_permission(topic, permission_of(perm), broker=broker, cluster=cluster)
 
 
@@ -122,10 +135,13 @@ async def perm(
 async def order(
     admin: Admin,
     topic: Topic,
-    method: Annotated[str, typer.Option("-m", "--method", help="get, put or delete.")] = "get",
-    value: Annotated[str, typer.Option("-v", "--value", help="broker-a:4;broker-b:4", show_default=False)] = "",
+    method: Annotated[str, typer.Option("-m", "--method", help="Action: get, put or delete.")] = "get",
+    value: Annotated[
+        str,
+        typer.Option("-v", "--value", help="Number of queues per broker: broker-a:4;broker-b:4", show_default=False),
+    ] = "",
 ) -> object:
-    """The queues of an ordered topic as the name servers tell them."""
+    """Show or set the queue numbers that name servers keep for an ordered topic."""
     match method:
         case "get":
             return {"topic": topic, "order": await admin.topics.order(topic)}
@@ -138,9 +154,9 @@ async def order(
 
 @TOPIC.verb("allocate")
 async def allocate(
-    admin: Admin, topic: Topic, clients: Annotated[str, Named("-i", "--ip", help="Clients, separated by commas.")]
+    admin: Admin, topic: Topic, clients: Annotated[str, Named("-i", "--ip", help="Client ids, separated by commas.")]
 ) -> list[Assigned]:
-    """Which client would get which queue by the average strategy."""
+    """Show which client would get which queue, by the averaging strategy."""
     named = [name.strip() for name in clients.split(",") if name.strip()]
     if not named:
         raise typer.BadParameter("give at least one client: a,b")
@@ -151,9 +167,11 @@ async def allocate(
 async def stats(
     admin: Admin,
     topic: Topic = "",
-    active: Annotated[bool, typer.Option("-a", "--active", help="Only topics with messages in the last day.")] = False,
+    active: Annotated[
+        bool, typer.Option("-a", "--active", help="Show only topics with messages in the last day.")
+    ] = False,
 ) -> list[TopicStats]:
-    """Messages per second and per day, and what each group has before it."""
+    """Show messages per second and per day, and the lag of each group."""
     return await admin.topics.stats(topic or None, active_only=active)
 
 
@@ -161,7 +179,7 @@ async def stats(
 async def round_trip(
     admin: Admin, topic: Topic, amount: Amount = 10, size: BodyBytes = 128, pause_s: Pause = 0.0
 ) -> View:
-    """Send test messages to a topic and take the time of each."""
+    """Send test messages to a topic, and measure the round-trip time of each."""
     return await round_trips(admin, [topic], amount, size, pause_s)
 
 

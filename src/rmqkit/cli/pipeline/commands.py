@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 
 _OF_TOPIC = ("topic", "messages", "bytes", "queues", "latency_ms_p50", "latency_ms_p99", "latency_ms_max", "skewed")
-_Limit = Annotated[int, typer.Option(min=1, help="Most rows to show.")]
+_Limit = Annotated[int, typer.Option(min=1, help="Maximum number of rows to show.")]
 
 
 def summary(
     store: Store, options: Options = None, master: Master = LOCAL, conf: Conf = None, as_json: Json = False
 ) -> None:
-    """Count the messages, times and bytes of every topic and tag."""
+    """Summarize every topic and tag: messages, bytes, first and last time."""
     with session("summary", master, conf, store, as_json=as_json) as spark:
         from rmqkit.spark.jobs.summary import summary as summarise
 
@@ -50,14 +50,16 @@ def audit(
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write an HTML report with plots.", show_default=False)
     ] = None,
-    period_seconds: Annotated[int, typer.Option("--period", min=1, help="Count traffic by so many seconds.")] = 3600,
-    hot_keys: Annotated[int, typer.Option(min=0, help="How many of the most frequent keys.")] = 20,
+    period_seconds: Annotated[
+        int, typer.Option("--period", min=1, help="Count traffic in periods of this many seconds.")
+    ] = 3600,
+    hot_keys: Annotated[int, typer.Option(min=0, help="Number of the most frequent keys to show.")] = 20,
     options: Options = None,
     master: Master = LOCAL,
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
-    """Say what happened in a store: traffic, latency, sizes, hot keys, lag, retries, what waits."""
+    """Report on a store: traffic, latency, sizes, hot keys, lag, retries, pending messages."""
     with session("audit", master, conf, store, as_json=as_json) as spark:
         from rmqkit.spark.jobs.audit import audit as audited
         from rmqkit.spark.jobs.audit_report import findings, write_report
@@ -80,9 +82,9 @@ def audit(
 
 def diff(
     left: Store,
-    right: Annotated[str, typer.Argument(metavar="STORE", help="The store to compare it with.")],
+    right: Annotated[str, typer.Argument(metavar="STORE", help="Store to compare with.")],
     content_only: Annotated[
-        bool, typer.Option("--content", help="Compare topics, properties and bodies; not what the broker adds.")
+        bool, typer.Option("--content", help="Compare only topics, properties and bodies, not what the broker adds.")
     ] = False,
     limit: _Limit = 50,
     options: Options = None,
@@ -90,7 +92,7 @@ def diff(
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
-    """Say what distinguishes two stores: messages, queues, configuration; exit code 1 when they differ."""
+    """Compare two stores: messages, queues, configuration. The exit code is 1 if they differ."""
     with session("diff", master, conf, left, right, as_json=as_json) as spark:
         from rmqkit.spark.jobs.diff import diff as compare
 
@@ -104,13 +106,15 @@ def diff(
 def verify(
     store: Store,
     config: Config = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Look at a store that a broker holds.")] = False,
-    log_only: Annotated[bool, typer.Option("--log-only", help="Leave out all files but the commit log.")] = False,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Read the store although a broker is using it.")
+    ] = False,
+    log_only: Annotated[bool, typer.Option("--log-only", help="Check only the commit log.")] = False,
     master: Master = LOCAL,
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
-    """Check every record, queue entry, extension unit and index chain; exit code 1 when something is damaged."""
+    """Check every record, queue entry, extension unit and index chain. The exit code is 1 if anything is damaged."""
     with session("verify", master, conf, store, as_json=as_json) as spark:
         from rmqkit.spark.jobs.verify import verify as verified
 
@@ -126,14 +130,16 @@ def verify(
 
 def rebuild(
     store: Store,
-    queues: Annotated[bool, typer.Option("--queues", help="Only consume queues, batch and extension files.")] = False,
-    index: Annotated[bool, typer.Option("--index", help="Only index files.")] = False,
+    queues: Annotated[
+        bool, typer.Option("--queues", help="Rebuild only consume queues, batch and extension files.")
+    ] = False,
+    index: Annotated[bool, typer.Option("--index", help="Rebuild only index files.")] = False,
     config: Config = None,
     master: Master = LOCAL,
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
-    """Make queues and index files anew from the commit log; a running broker's store is refused."""
+    """Rebuild consume queues and index files from the commit log. Stop the broker first."""
     with session("rebuild", master, conf, store, as_json=as_json) as spark:
         from rmqkit.spark.jobs.rebuild import rebuild as make_anew
 
@@ -144,16 +150,23 @@ def rebuild(
 
 def archive(
     store: Store,
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="Folder or address of the archive, or an empty one.")],
-    table_format: Annotated[str, typer.Option("--format", help="parquet, delta or iceberg.")] = "parquet",
-    partition_by: Annotated[str, typer.Option(help="topic, day, both or an empty text.")] = "topic,day",
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="Folder or URL of the archive; it may be empty or missing.")
+    ],
+    table_format: Annotated[str, typer.Option("--format", help="Table format: parquet, delta or iceberg.")] = "parquet",
+    partition_by: Annotated[
+        str, typer.Option(help="Partition by topic, day, both (topic,day), or nothing (an empty string).")
+    ] = "topic,day",
     includes_newest: Annotated[
-        bool, typer.Option("--include-newest", help="Also the file that is written to.")
+        bool,
+        typer.Option("--include-newest", help="Archive the newest log file, too, which the broker still writes to."),
     ] = False,
-    verify: Annotated[str, typer.Option(help="footers, or full: every byte, body and CRC.")] = "footers",
+    verify: Annotated[
+        str, typer.Option(help="What to check after writing: footers, or full (every byte, body and CRC).")
+    ] = "footers",
     delete_after_hours: Annotated[
         float | None,
-        typer.Option("--delete-after", min=0, help="Delete archived log files that are so many hours old."),
+        typer.Option("--delete-after", min=0, help="Delete archived log files older than this many hours."),
     ] = None,
     catalog: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Property of the Iceberg catalog; repeatable.")
@@ -163,7 +176,7 @@ def archive(
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
-    """Add the sealed files of a log to a table of Parquet files, each once."""
+    """Add the sealed commit log files of a store to a Parquet, Delta or Iceberg table, each file once."""
     with session("archive", master, conf, store, as_json=as_json) as spark:
         from rmqkit.spark.jobs.archive import archive as add_to_archive
 
@@ -184,33 +197,43 @@ def archive(
 
 def replay(
     store: Store,
-    target: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic that the messages are sent to.")],
+    target: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to send the messages to.")],
     name_server: Annotated[
-        str, typer.Option("--name-servers", metavar="HOST:PORT;...", help="Default: NAMESRV_ADDR.")
+        str, typer.Option("--name-servers", metavar="HOST:PORT;...", help="Name servers. [default: NAMESRV_ADDR]")
     ] = "",
-    topic: Annotated[str, typer.Option(help="Only of this topic.")] = "",
-    tag: Annotated[str, typer.Option(help="Only with this tag.")] = "",
-    key: Annotated[str, typer.Option(help="Only with this key or unique key.")] = "",
-    where: Annotated[str, typer.Option(metavar="SQL", help="Only what meets this condition over the columns.")] = "",
-    begin_ms: Annotated[int | None, typer.Option("--begin", metavar="MS", help="Only stored then or later.")] = None,
-    end_ms: Annotated[int | None, typer.Option("--end", metavar="MS", help="Only stored then or earlier.")] = None,
+    topic: Annotated[str, typer.Option(help="Only messages of this topic.")] = "",
+    tag: Annotated[str, typer.Option(help="Only messages with this tag.")] = "",
+    key: Annotated[str, typer.Option(help="Only messages with this key or unique key.")] = "",
+    where: Annotated[
+        str, typer.Option(metavar="SQL", help="Only messages that match this SQL condition over the columns.")
+    ] = "",
+    begin_ms: Annotated[
+        int | None, typer.Option("--begin", metavar="MS", help="Only messages stored at or after this time.")
+    ] = None,
+    end_ms: Annotated[
+        int | None, typer.Option("--end", metavar="MS", help="Only messages stored at or before this time.")
+    ] = None,
     replay_id: Annotated[
-        str, typer.Option("--id", help="Name of the replay; the same goes on. Default: from source, target, filter.")
+        str,
+        typer.Option(
+            "--id",
+            help="Name of the replay. Use the same name to continue. [default: derived from source, target and filter]",
+        ),
     ] = "",
-    rate: Annotated[int, typer.Option(min=0, help="Messages a second at most; 0: as fast as possible.")] = 0,
+    rate: Annotated[int, typer.Option(min=0, help="Maximum messages per second; 0 means no limit.")] = 0,
     is_ordered: Annotated[
         bool, typer.Option("--ordered", help="Keep the order of messages with the same sharding key.")
     ] = False,
-    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be sent.")] = False,
+    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would be sent, but send nothing.")] = False,
     sink: Annotated[
-        list[str] | None, typer.Option("--sink", metavar="NAME=VALUE", help="Option of the sink; repeatable.")
+        list[str] | None, typer.Option("--sink", metavar="NAME=VALUE", help="Option of the rocketmq sink; repeatable.")
     ] = None,
     options: Options = None,
     master: Master = LOCAL,
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
-    """Send the messages of a store or an archive to a topic, each once, however often it is interrupted."""
+    """Send the messages of a store or an archive to a topic. Each is sent once, even if you interrupt the replay."""
     with session("replay", master, conf, store, as_json=as_json) as spark:
         from rmqkit.spark.jobs.replay import Filter
         from rmqkit.spark.jobs.replay import replay as send_again
@@ -231,18 +254,22 @@ def replay(
 
 
 _SHOWN = ("storeTimestamp", "topic", "queueId", "queueOffset", "msgId", "tags", "keys", "body")
-_Path = Annotated[str, typer.Argument(metavar="PATH", help="Store directory, or a folder made by archive.")]
-_RowLimit = Annotated[int | None, typer.Option(min=1, help="Most rows. [default: 50; all with --json]")]
+_Path = Annotated[str, typer.Argument(metavar="PATH", help="Store directory, or a folder written by archive.")]
+_RowLimit = Annotated[int | None, typer.Option(min=1, help="Maximum number of rows. [default: 50; all with --json]")]
 _ROWS_SHOWN = 50
 
 
 def query(
     path: _Path,
-    topic: Annotated[str, typer.Option(help="Only this topic.")] = "",
-    key: Annotated[str, typer.Option(help="Only messages with this key or unique id.")] = "",
-    msg_id: Annotated[str, typer.Option("--id", help="Unique id, or offset message id.")] = "",
-    begin: Annotated[str | None, typer.Option("--from", help="Stored at or after: ms or ISO time.")] = None,
-    end: Annotated[str | None, typer.Option("--to", help="Stored at or before: ms or ISO time.")] = None,
+    topic: Annotated[str, typer.Option(help="Only messages of this topic.")] = "",
+    key: Annotated[str, typer.Option(help="Only messages with this key or unique key.")] = "",
+    msg_id: Annotated[str, typer.Option("--id", help="Message id: the unique key or the offset message id.")] = "",
+    begin: Annotated[
+        str | None, typer.Option("--from", help="Only messages stored at or after this time: ms or ISO.")
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", help="Only messages stored at or before this time: ms or ISO.")
+    ] = None,
     limit: _RowLimit = None,
     options: Options = None,
     master: Master = LOCAL,
@@ -263,14 +290,16 @@ def query(
 
 def sql(
     path: _Path,
-    text: Annotated[str, typer.Argument(metavar="SELECT", help="Such as: select topic, count(*) from messages")],
+    text: Annotated[str, typer.Argument(metavar="SELECT", help="Query, such as: select topic, count(*) from messages")],
     limit: _RowLimit = None,
     options: Options = None,
     master: Master = LOCAL,
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
-    """Ask with SQL: messages, consumequeue, index, commitlog_raw, topics, offsets, delay, transactions."""
+    """Run a SQL query on a store or an archive.
+
+    The tables are messages, consumequeue, index, commitlog_raw, topics, offsets, delay and transactions."""
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # a page for each mistake in a statement
     with session("sql", master, conf, path, as_json=as_json) as spark:
         from rmqkit.spark.jobs.query import sql as ask
@@ -288,7 +317,7 @@ def _print_rows(frame: DataFrame, limit: int | None, *, as_json: bool) -> None:
 
 
 app = typer.Typer(
-    name="pipeline", help="Spark jobs over stores and topics.", no_args_is_help=True, add_completion=False
+    name="pipeline", help="Spark jobs over store directories and topics.", no_args_is_help=True, add_completion=False
 )
 for _command in (summary, audit, diff, verify, rebuild, query, sql, archive, replay):
     app.command()(_command)

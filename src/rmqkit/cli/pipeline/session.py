@@ -35,9 +35,10 @@ _POLL_SECONDS = 0.2
 _STACK_OR_PLAN = re.compile(r";\n|\n\t|\n\nJVM")
 
 _only: Any = partial(typer.Option, show_default=False)
-Store = Annotated[str, typer.Argument(metavar="STORE", help="Store directory (storePathRootDir), or its address.")]
+Store = Annotated[str, typer.Argument(metavar="STORE", help="Store directory (storePathRootDir), or its URL.")]
 Options = Annotated[
-    list[str] | None, _only("-o", "--option", metavar="NAME=VALUE", help="Option of rocketmq-store; repeatable.")
+    list[str] | None,
+    _only("-o", "--option", metavar="NAME=VALUE", help="Option of the rocketmq-store format; repeatable."),
 ]
 Master = Annotated[str, typer.Option(help="Spark master: local[2], spark://host:7077, k8s://...")]
 Conf = Annotated[list[str] | None, _only(metavar="KEY=VALUE", help="Setting of the Spark session; repeatable.")]
@@ -63,7 +64,7 @@ def session(name: str, master: str, conf: list[str] | None, *stores: str, as_jso
     settings = pairs(conf)
     for path in map(resolve, stores):
         if not isinstance(path, RemotePath) and not exists(path):
-            raise StoreError(f"{path} is no directory: give the store directory, the one that holds commitlog")
+            raise StoreError(f"{path} is not a directory: give the store directory, which contains commitlog")
     if not as_json:
         print(f"rmq: {name} starts Spark at {master}", file=sys.stderr)
     from rmqkit.spark import spark_session

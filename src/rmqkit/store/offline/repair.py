@@ -160,7 +160,7 @@ def _rename(renames: list[tuple[Path, Path]]) -> None:
 
 def _rebuild_steps(root: Path, report: Report) -> list[Step]:
     trees = {_tree_of(root, one) for one in report.findings}
-    return [Step(str(root / tree), "made anew from the log") for tree in (_QUEUES, _INDEX) if tree in trees]
+    return [Step(str(root / tree), "rebuilt from the log") for tree in (_QUEUES, _INDEX) if tree in trees]
 
 
 def _tree_of(root: Path, finding: Finding) -> str:
@@ -182,12 +182,17 @@ def _edits(
         path = Path(finding.path)
         action, act = "", _nothing
         if finding == report.tail:
-            action, act = f"torn bytes from {finding.position} on cleared", partial(_cut, root, path, finding.position)
+            action, act = (
+                f"cleared torn bytes from position {finding.position}",
+                partial(_cut, root, path, finding.position),
+            )
         elif finding in report.open_ends and path.stat().st_size - finding.position >= BLANK_BYTES:
-            action = f"closed by a blank at {finding.position}"
+            action = f"closed with a blank record at position {finding.position}"
             act = partial(_cut, root, path, finding.position, is_closed=True)
         elif (end := report.gaps.pop((finding.path, finding.position), 0)) - finding.position >= FILLER_BYTES_MIN:
-            action = f"{end - finding.position} bytes from {finding.position} on that are no sound record made a filler"
+            action = (
+                f"replaced {end - finding.position} damaged bytes at position {finding.position} by a filler record"
+            )
             act = partial(_bridge, root, path, finding.position, end)
         elif finding.kind is Kind.FILE_SIZE and path.parent in folders and path.stat().st_size < file_bytes:
             action, act = f"extended with zeros to {file_bytes} bytes", partial(_extend, path, file_bytes)
@@ -195,7 +200,7 @@ def _edits(
             action, act = "removed", partial(path.unlink, missing_ok=True)
         elif is_timer_file(root, path):
             action = (
-                "made anew: the wheel from the timer log, what the log lacks by the next start from the timer topic"
+                "rebuilt: the wheel from the timer log; the next start rebuilds what the log lacks from the timer topic"
             )
             act = partial(mend_timer_files, root, settings, is_anew=finding.kind is Kind.TIMER_UNIT)
         elif finding.kind in (Kind.CONFIG, Kind.FILE_MISSING):
