@@ -20,6 +20,8 @@ import msgspec
 import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, this folder alone is on the path
+from docs.fields import bounds_text, choices_text, fields_table, has_fields
+from docs.fields import row as _row
 from docs.served import codes_page
 
 from rmqkit import errors, metrics
@@ -125,7 +127,7 @@ def _setting_rows(settings_type: type[msgspec.Struct], *, has_fields: bool) -> I
         if (key, default) in inherited:
             continue
         names = (f"`{name}`", f"`{key}`") if has_fields else (f"`{key}`",)
-        bounds = _choices(value_type) or _bounds(setting.low, setting.high)
+        bounds = choices_text(value_type) or bounds_text(setting.low, setting.high)
         yield _row(
             *names, f"`{default}`" if default else "", bounds, setting.help + (" (*hot*)" if setting.hot else "")
         )
@@ -136,16 +138,6 @@ def _texts(base: type) -> dict[str, str]:
     return configuration.to_properties(base()) if has_table else {}
 
 
-def _bounds(low: int | None, high: int | None) -> str:
-    return " ".join(f"{sign} {bound}" for sign, bound in (("≥", low), ("≤", high)) if bound is not None)
-
-
-def _choices(value_type: object) -> str:
-    if isinstance(value_type, type) and issubclass(value_type, enum.Enum):
-        return ", ".join(f"`{member.value}`" for member in value_type)
-    return ""
-
-
 def _keys(keys: Iterable[str]) -> str:
     return ", ".join(f"`{key}`" for key in sorted(keys))
 
@@ -154,15 +146,6 @@ def _unused_rows(*, must_stay: bool) -> Iterator[str]:
     for group in UNUSED:
         if group.must_stay == must_stay:
             yield _row(group.reason, _keys(group.settings.split()))
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(_escaped(cell) for cell in cells)} |"
-
-
-def _escaped(cell: str) -> str:
-    cell = cell.replace("|", "\\|")
-    return cell if cell.startswith("`") else cell.replace("<", "&lt;")
 
 
 # ---------------------------------------------------------------- metrics
@@ -258,7 +241,7 @@ def _value(parameter: Any, context: typer.Context) -> str:
         return ", ".join(f"`{getattr(choice, 'value', choice)}`" for choice in choices)
     low, high = getattr(parameter.type, "min", None), getattr(parameter.type, "max", None)
     if low is not None or high is not None:
-        return _bounds(low, high)
+        return bounds_text(low, high)
     return f"`{parameter.make_metavar(context).strip('[]<>')}`"
 
 
@@ -306,10 +289,17 @@ def _errors_of(code: int) -> str:
 
 ADMIN = "clusters topics brokers groups messages clients explain causes".split()
 API: dict[str, tuple[str, str, Sequence[str]]] = {
-    "rmqkit": ("Clients", "`from rmqkit import Message, Producer, …`", ("rmqkit",)),
+    "rmqkit": (
+        "Clients",
+        """Import these names from `rmqkit`: `from rmqkit import Message, Producer`.
+
+`rmqkit.sync` has the same clients [for programs without an event loop](sync.md). The page on [settings](../settings.md)
+lists the settings of servers, too.""",
+        ("rmqkit",),
+    ),
     "sync": (
-        "Clients without a loop, queues of messages and members",
-        "`from rmqkit import sync`, `selectors`, `allocate`",
+        "Clients without an event loop, selectors, allocation",
+        "`from rmqkit import sync, selectors, allocate`",
         ("rmqkit.sync", "rmqkit.client.producer.selectors", "rmqkit.client.consumer.allocate"),
     ),
     "spark": (
@@ -330,15 +320,82 @@ API: dict[str, tuple[str, str, Sequence[str]]] = {
 }
 
 
+GROUPS: dict[str, Sequence[str]] = {
+    "Producers": "Producer TransactionProducer SendResult SendStatus TransactionResult TransactionState".split(),
+    "Consumers": "PushConsumer PullConsumer PopConsumer ConsumeLater PullResult PullStatus Reply run".split(),
+    "Messages": "Message ReceivedMessage MessageQueue".split(),
+    "Settings": (
+        "ProducerSettings PushConsumerSettings PullConsumerSettings ClientSettings"
+        " StartFrom MessageModel CompressionType"
+    ).split(),
+    "Modules and connections": "sync selectors allocate ClientRuntime".split(),
+    "Status": "ProducerStatus BrokerStatus MemberStatus QueueStatus QueueState".split(),
+    "Hooks": "Hook Sending SendOutcome Consumption ConsumeOutcome TransactionEnd Recall".split(),
+    "Errors": (
+        "RmqError ClientError SendFailed SendManyFailed MessageIllegal NoRoute NotARequest ReplyTimedOut SettingsError"
+        " RemotingError ConnectFailed ConnectionLost RequestTimedOut PeerRefused"
+    ).split(),
+}
+"""The order of the names of `rmqkit` on their page; what is in no group comes at the end."""
+
+
 def api_page(title: str, what: str, modules: Sequence[str]) -> str:
-    """Directives for the public names of some modules; their docstrings come in when the site is built."""
+    """Directives for the public names of some modules, behind each the table of its fields. Docstrings come in when the
+    site is built; an overview of what there is can be read without it."""
     parts = [f"# {title}\n\n{NOTE}\n{what}\n"]
     for module in modules:
-        if len(modules) > 1:
-            parts.append(f"## `{module}`\n")
-        below = "    options:\n      heading_level: 3\n" if len(modules) > 1 else ""
-        parts += [f"::: {home}\n{below}" for home in public_names(module).values()]
+        homes = public_names(module)
+        if module == "rmqkit":
+            grouped = {name for names in GROUPS.values() for name in names}
+            groups = {**GROUPS, "More": [name for name in homes if name not in grouped]}
+        else:
+            groups = {f"`{module}`" if len(modules) > 1 else "": list(homes)}
+        for group, names in groups.items():
+            if names:
+                parts += [f"## {group}\n"] if group else []
+                parts += [*_overview(module, {name: homes[name] for name in names}), ""]
+                parts += [line for name in names for line in _entry(module, name, homes[name], 3 if group else 2)]
     return "\n".join(parts)
+
+
+def _overview(module: str, homes: dict[str, str]) -> Iterator[str]:
+    yield f"| Name | What it is | Methods |\n{'|---' * 3}|"
+    for name, home in homes.items():
+        value = getattr(importlib.import_module(module), name)
+        methods = [one for one in vars_of(value) if not one.startswith("_")]
+        yield _row(f"[`{name}`](#{home})", _first_sentence(value), ", ".join(f"`{one}`" for one in methods))
+
+
+def vars_of(value: object) -> list[str]:
+    """The methods of a class, its own first, those of base classes of ours behind them."""
+    if not isinstance(value, type) or has_fields(value) or issubclass(value, BaseException):
+        return []
+    bases = [base for base in value.__mro__ if base.__module__.startswith("rmqkit.")]
+    found = [name for base in bases for name, one in vars(base).items() if callable(one)]
+    return list(dict.fromkeys(found))
+
+
+def _first_sentence(value: object) -> str:
+    """What a docstring begins with, as one sentence; nothing for a value that has none of its own."""
+    if not (isinstance(value, type | ModuleType) or callable(value)):
+        return ""
+    text = " ".join((getattr(value, "__doc__", None) or "").split("\n\n")[0].split())
+    return re.sub(r"(\.|::?)( .*|)$", r".", text, count=1).replace("``", "`") if text else ""
+
+
+def _entry(module: str, name: str, home: str, level: int) -> Iterator[str]:
+    value = getattr(importlib.import_module(module), name)
+    options = {"heading_level": str(level)} if level != 2 else {}
+    if isinstance(value, type) and issubclass(value, enum.Enum):
+        options["members"] = "false"
+    yield f"::: {home}"
+    if options:
+        yield "    options:"
+        yield from (f"      {key}: {text}" for key, text in options.items())
+    yield ""
+    if has_fields(value):
+        lines = list(fields_table(value))
+        yield from (*lines, "") if lines else ()
 
 
 def testing_page() -> str:

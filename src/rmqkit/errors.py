@@ -264,7 +264,7 @@ class PeerRefused(RmqError):
     """A peer answered with a code other than success.
 
     Args:
-        code: the response code (remoting.md §5).
+        code: the response code of the answer.
         remark: the peer's own text, may be empty.
         address: who answered.
     """

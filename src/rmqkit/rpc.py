@@ -75,12 +75,16 @@ H = TypeVar("H", bound=Struct)
 
 
 class PullStatus(enum.Enum):
-    """The outcome of a pull (behaviour.md §4.3)."""
+    """The outcome of a pull."""
 
     FOUND = "FOUND"
+    """The result has messages."""
     NO_NEW_MESSAGE = "NO_NEW_MSG"
+    """The offset is at the end of the queue."""
     NO_MATCHED_MESSAGE = "NO_MATCHED_MSG"
+    """No message matched the expression: pull again at ``next_begin_offset``."""
     OFFSET_ILLEGAL = "OFFSET_ILLEGAL"
+    """The queue does not have the offset: continue at ``next_begin_offset``."""
 
 
 # What is stored less safely than asked for is stored: a commit cannot be taken back any more.

@@ -16,7 +16,8 @@ import msgspec
 import pytest
 import typer
 from docs.catalog import CATALOG
-from docs.generate import API, FOLDER, PAGES, public_names
+from docs.fields import fields_table, has_fields
+from docs.generate import API, FOLDER, GROUPS, PAGES, public_names
 
 import rmqkit
 from rmqkit.cli import app
@@ -117,6 +118,52 @@ def test_every_public_name_is_in_the_site_and_says_what_it_is(site, page):
             value = getattr(importlib.import_module(module), name)
             if callable(value) and isinstance(value, type) | hasattr(value, "__code__"):
                 assert value.__doc__, f"{home} has no docstring"
+
+
+def test_every_field_of_a_client_class_says_what_it_means():
+    kinds = [value for name in rmqkit.__all__ if has_fields(value := getattr(rmqkit, name))]
+    rows = [row for kind in kinds for row in fields_table(kind)]
+    assert len(rows) > 200
+    assert [row for row in rows if row.endswith("|  |")] == []
+
+
+def test_every_field_of_settings_and_results_is_in_the_site(site):
+    shown = text_of(site["reference/api/rmqkit.html"])
+    for name in ("ProducerSettings", "PushConsumerSettings", "PullConsumerSettings", "SendResult", "ReceivedMessage"):
+        fields = getattr(rmqkit, name).__struct_fields__
+        assert [field for field in fields if not re.search(rf"^\s*{field}$", shown, re.MULTILINE)] == [], name
+
+
+def test_names_in_the_groups_of_the_class_reference_exist():
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(set(grouped)), "a name is in two groups"
+    assert [name for name in grouped if name not in rmqkit.__all__] == []
+
+
+_NOTE = re.compile(r"\b(behaviour|store|remoting|grpc|spark|failover|console|style|layout|design)\.md §")
+
+
+def _docstrings() -> Iterator[tuple[str, str]]:
+    for _, _, modules in API.values():
+        for module in modules:
+            for name, home in public_names(module).items():
+                value = getattr(importlib.import_module(module), name)
+                yield home, value.__doc__ or ""
+                members = vars(value).items() if isinstance(value, type) else ()
+                yield from ((f"{home}.{one}", str(member.__doc__ or "")) for one, member in members)
+
+
+def test_nothing_that_users_read_refers_to_files_they_do_not_have():
+    pages = [*FOLDER.rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    texts = [(str(page), page.read_text(encoding="utf-8")) for page in pages if page.name != "sources.md"]
+    assert [name for name, text in (*texts, *_docstrings()) if _NOTE.search(text)] == []
+
+
+@pytest.mark.timeout(_BUILD_SECONDS_MAX)
+def test_the_search_works_from_a_folder(site):
+    """Pages from a folder cannot start the worker of the search: `docs/javascripts/iframe-worker.js` is one for them."""
+    assert 'src="javascripts/iframe-worker.js"' in site["index.html"]
+    assert "offline" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 
 def test_every_decision_is_in_the_menu(site):

@@ -24,22 +24,23 @@ class Message(Struct, kw_only=True):
     """A message to send.
 
     Attributes:
-        topic: where to.
-        body: at least one byte; the limit is the broker's (4 MiB by default).
-        tags: one tag consumers can filter by.
-        keys: words the message can be found by.
-        properties: further names and values of the application's own.
-        flag: an application number carried along.
+        topic: the topic to send to.
+        body: the content, at least one byte. The broker has a limit (4 MiB by default).
+        tags: one tag; consumers can filter by it.
+        keys: words by which the message can be found later.
+        properties: names and values of your application, as text.
+        flag: a number of your application; brokers do not use it.
         wait_store: False asks the broker to answer before the message is flushed and replicated.
-        sharding_key: what ordered sends choose the queue by.
-        priority: from 0, higher is sooner: the broker puts the message on the queue of this number, or on the last one.
-            Who pops a topic with ``message.type=PRIORITY`` gets the last queue first. Not with a sharding key, a delay
-            or in a transaction: there is none, then.
-        delay_level: 1 to 18 for the broker's delay levels (``1s 5s 10s 30s 1m … 2h`` unless it has others); 0: at once.
-        delay_ms: delivered so many ms after the broker got it.
-        deliver_at_ms: delivered at that time, in ms since the epoch; at once when it is past. At most one of the three.
-        msg_id: its unique key. Left out, every send gives it a new one; send again what may be stored already with the
-            one it had.
+        sharding_key: the key by which ordered sends choose the queue.
+        priority: 0 or higher. The message goes to the queue with this number, or to the last queue. A consumer that
+            pops a topic with ``message.type=PRIORITY`` receives the highest priority first. You cannot combine it
+            with a sharding key, a delay or a transaction.
+        delay_level: the delay level of the broker, 1 to 18 (``1s 5s 10s 30s 1m … 2h`` by default); 0 means no delay.
+        delay_ms: deliver the message this many ms after the broker has received it.
+        deliver_at_ms: deliver the message at this time, in ms since the epoch; at once if the time is past. Use at most
+            one of the three delays.
+        msg_id: the unique key. By default, every send creates a new one. If a message may be stored already, send it
+            again with the same key.
     """
 
     topic: str
@@ -58,12 +59,12 @@ class Message(Struct, kw_only=True):
 
     @property
     def is_delayed(self) -> bool:
-        """Whether it is to be delivered later than at once."""
+        """Whether the message has a delay."""
         return bool(self.delay_level) or self.delay_ms is not None or self.deliver_at_ms is not None
 
     @property
     def goes_alone(self) -> bool:
-        """Whether it cannot be in a batch: brokers do not look at what a batch's messages ask for."""
+        """Whether the message cannot be in a batch, because brokers ignore delays and priorities in batches."""
         return self.is_delayed or self.priority is not None or names.PRIORITY in self.properties
 
     def wire_properties(self) -> dict[str, str]:
@@ -112,18 +113,28 @@ class Message(Struct, kw_only=True):
 
 
 class ReceivedMessage(Struct, kw_only=True):
-    """One stored message.
+    """A stored message, as consumers receive it.
 
     Attributes:
-        msg_id: the sender's unique key, else the offset message id.
-        offset_msg_id: the broker's id: its address and the place in its log.
-        body: decompressed.
-        queue_offset: position in the queue, counted in messages.
-        physical_offset: place in the broker's log, in bytes; shared by the members of an inner batch.
-        store_size: bytes of the record in the log.
-        born_timestamp, store_timestamp: ms since the epoch.
-        born_host, store_host: ``ip:port``.
-        sys_flag: as stored, with the compressed bit cleared.
+        topic: the topic of the message.
+        broker_name: the name of the broker that stores it; None if the message was read from a store directory.
+        queue_id: the number of its queue on this broker.
+        queue_offset: the position in the queue, counted in messages.
+        msg_id: the unique key of the sender; if there is none, the offset message id.
+        offset_msg_id: the id of the broker. It contains the address of the broker and the position in its log.
+        body: the decompressed content.
+        properties: all properties, those of RocketMQ included; `tags` and `keys` are read from them.
+        flag: the number that the sender set.
+        sys_flag: the flags of the record, with the compressed bit cleared.
+        body_crc: the CRC32 of the body as stored.
+        store_size: the size of the record in the log, in bytes.
+        physical_offset: the position in the log of the broker, in bytes; the same for all messages of an inner batch.
+        born_timestamp: the time of the send, by the clock of the sender, in ms since the epoch.
+        born_host: the address of the sender, ``ip:port``.
+        store_timestamp: the time when the broker stored it, in ms since the epoch.
+        store_host: the address of the broker, ``ip:port``.
+        reconsume_times: how often the message was delivered again after a failure; 0 at the first delivery.
+        prepared_transaction_offset: of a transaction message, the position of its half message; else 0.
     """
 
     topic: str
@@ -153,7 +164,7 @@ class ReceivedMessage(Struct, kw_only=True):
 
     @property
     def keys(self) -> list[str]:
-        """The words the message can be found by."""
+        """The words by which the message can be found."""
         return [key for key in self.properties.get(names.KEYS, "").split(" ") if key]
 
 

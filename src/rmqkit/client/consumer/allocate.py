@@ -1,7 +1,7 @@
 """Which of a topic's queues a client gets: every client of a group computes the same answer from the same lists.
 
 A strategy is a function of sorted queues, sorted client ids and one's own id; all clients of a group must use the
-same one. Some are made by a function that takes what they need to know. Source: behaviour.md §8.4, §8.5.
+same one. Some are made by a function that takes what they need to know.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ Allocate = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQu
 
 
 def configured(own_queues: Collection[MessageQueue]) -> Allocate:
-    """Gives a client fixed queues, whoever else is there (CONFIG); operators see to it that every queue has one
-    client."""
+    """Give a client fixed queues (CONFIG). You must make sure that every queue has exactly one client."""
 
     def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
         return [queue for queue in queues if queue in own_queues]
@@ -36,8 +35,8 @@ def configured(own_queues: Collection[MessageQueue]) -> Allocate:
 
 
 def machine_room(rooms: Collection[str]) -> Allocate:
-    """Gives out only queues of brokers named ``room@broker`` with one of these rooms: equal blocks, then the rest one
-    by one (MACHINE_ROOM)."""
+    """Distribute only the queues of brokers named ``room@broker`` in one of these rooms: equal blocks, then the rest
+    one by one (MACHINE_ROOM)."""
 
     def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
         if own_id not in client_ids:
@@ -55,7 +54,8 @@ def machine_room(rooms: Collection[str]) -> Allocate:
 def machine_room_nearby(
     inner: Allocate, *, room_of_broker: Callable[[str], str], room_of_client: Callable[[str], str]
 ) -> Allocate:
-    """Shares a room's queues among its clients, and those of rooms without clients among all (MACHINE_ROOM_NEARBY)."""
+    """Distribute the queues of a room to the clients in this room, and the queues of rooms without clients to all
+    clients (MACHINE_ROOM_NEARBY)."""
 
     def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
         if own_id not in client_ids:
@@ -75,8 +75,8 @@ def machine_room_nearby(
 
 
 def consistent_hash(virtual_nodes: int = 10) -> Allocate:
-    """Gives a queue to the client whose point on a ring follows it (CONSISTENT_HASH): few queues move when clients come
-    or go. Every client has ``virtual_nodes`` points."""
+    """Give a queue to the next client on a hash ring (CONSISTENT_HASH), so that few queues move when clients come or
+    go. Every client has ``virtual_nodes`` points on the ring."""
 
     def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
         points = {_ring_hash(f"{one}-{i}"): one for one in client_ids for i in range(virtual_nodes)}

@@ -78,11 +78,17 @@ _at_work: contextvars.ContextVar[ConcurrentConsumeService | None] = contextvars.
 
 
 class ConsumeLater(Exception):
-    """A handler raises this to choose when it gets messages again.
-    ``delay_level``: 1 to 18 for the broker's delay levels, 0 lets the broker choose, -1 for the dead letters.
-    ``messages`` are those of a batch that come again, None for all; the others are consumed. In ordered consumption the
-    queue stands still from the first of them on, and only -1 makes a difference. ``invisible_ms`` says exactly when,
-    of messages that were popped; with such a level is a step of `rmqkit.client.pop.service.BACK_OFF_SECONDS`."""
+    """Raise this in a handler to choose when a message is delivered again.
+
+    In ordered consumption, the queue waits from the first of these messages on, and only ``delay_level=-1`` makes a
+    difference.
+
+    Args:
+        delay_level: 1 to 18 for a delay level of the broker; 0 lets the broker choose; -1 sends the message to the dead
+            letters. For popped messages, a level is a step of the retry delays of POP.
+        messages: the messages of a batch that are delivered again; None means all. The others are acknowledged.
+        invisible_ms: the exact delay in ms, for popped messages only.
+    """
 
     def __init__(
         self,

@@ -358,28 +358,29 @@ class Consumer(Client):
     _streams: list[MessageStream]
 
     def unsubscribe(self, topic: str) -> None:
-        """Give up a topic; its queues go with the next rebalance, at once."""
+        """Stop consuming a topic. The consumer gives up its queues at once."""
         self._coordinator.unsubscribe(topic)
 
     def on_queues_changed(self, topic: str, listener: QueueListener) -> None:
-        """Call ``listener(queues, held)`` on the loop when the queues of a topic change that is subscribed or assigned,
-        or which of them are held here."""
+        """Call ``listener(queues, held)`` on the event loop when the queues of a topic change, or when this consumer
+        gets or loses queues of the topic. ``held`` are the queues of this consumer."""
         self._coordinator.listen(topic, listener)
 
     def held_queues(self) -> set[MessageQueue]:
-        """The queues that are assigned, or that this consumer has of its group's."""
+        """Return the queues that this consumer owns now."""
         return self._coordinator.held_queues()
 
     def pause(self, *queues: MessageQueue) -> None:
-        """Take in nothing more of some queues, or of all now and later; what was pulled before still comes."""
+        """Stop pulling from these queues; without arguments, from all queues, future ones too. Messages that are
+        already pulled are still delivered."""
         self._coordinator.assigned.pause(queues, is_paused=True)
 
     def resume(self, *queues: MessageQueue) -> None:
-        """Go on with some queues, also when all were paused, or end every pause."""
+        """Continue pulling from these queues; without arguments, from all queues."""
         self._coordinator.assigned.pause(queues, is_paused=False)
 
     def status(self) -> MemberStatus:
-        """The state of every queue, and why it stands still if it does; its text is a table."""
+        """Return the state of every queue, and why it stands still. ``print`` it to get a table."""
         return self._coordinator.status(self._state.value)
 
     def _make_trace(self, settings: ClientSettings) -> BackgroundHook:

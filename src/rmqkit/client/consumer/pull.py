@@ -47,8 +47,15 @@ _FOREVER_MS = (1 << 63) - 1
 
 
 class PullResult(Struct):
-    """The answer to a pull: the messages that match the expression, and where to pull next, whatever the status.
-    ``min_offset`` and ``max_offset`` are the queue's; the maximum is one past the last message."""
+    """The answer to a pull.
+
+    Attributes:
+        status: whether messages were found, or why not.
+        next_begin_offset: the offset for the next pull, whatever the status is.
+        min_offset: the first offset of the queue.
+        max_offset: one past the last offset of the queue.
+        messages: the messages that match the expression.
+    """
 
     status: PullStatus
     next_begin_offset: int
@@ -58,15 +65,15 @@ class PullResult(Struct):
 
 
 class PullConsumer(Consumer):
-    """Gives messages to a program that asks for them::
+    """Reads messages when your program asks for them::
 
         consumer = PullConsumer("audit", name_servers="127.0.0.1:9876")
         consumer.subscribe("Orders", "new || changed")
         async with consumer:
             while messages := await consumer.poll(timeout_ms=10_000):
-                ...                                  # consumed with the next poll, or by commit()
+                ...                                  # the next poll, or commit(), acknowledges them
 
-    or queue by queue, with offsets of the program's own::
+    or queue by queue, with your own offsets::
 
         async with PullConsumer("audit", name_servers="127.0.0.1:9876") as consumer:
             for queue in await consumer.queues("Orders"):
@@ -75,9 +82,9 @@ class PullConsumer(Consumer):
                 ...
                 await consumer.commit(queue, result.next_begin_offset)
 
-    Every coroutine method raises RemotingError when a broker does not answer and PeerRefused when it refuses. The group
-    is whose offsets are read and saved; arguments are otherwise those of a `PushConsumer`.
-    Raises SettingsError: a name or a setting is not legal, or no name server is known."""
+    Every coroutine method raises RemotingError if a broker does not answer, and PeerRefused if it refuses. Offsets are
+    read and saved for the group. The other arguments are those of a `PushConsumer`.
+    Raises SettingsError: a name or a setting is not valid, or no name server is given."""
 
     _kind = "pull consumer"
 
@@ -110,56 +117,57 @@ class PullConsumer(Consumer):
     # -- pulled in the background
 
     def subscribe(self, topic: str, expression: str = "*", *, expression_type: str = TAG) -> None:
-        """Read a topic together with the other members of the group; before or after the start.
+        """Subscribe to a topic, before or after the start. The members of the group share its queues.
 
-        ``expression`` is ``*`` for everything, ``A || B`` for some tags, an SQL92 text with that ``expression_type``.
-        Raises SettingsError: topic or expression are not legal.
-        Raises ClientError: queues were assigned, or another consumer with this runtime has the group."""
+        ``expression`` is ``*`` for all messages, ``A || B`` for tags, or with ``expression_type="SQL92"`` a SQL92
+        expression.
+        Raises SettingsError: the topic or the expression is not valid.
+        Raises ClientError: you have called `assign`, or another consumer of this runtime uses the group."""
         self._check_mode(is_wrong=self._coordinator.is_manual)
         self._coordinator.subscribe(topic, expression, expression_type)
         self._open_later()
 
     def assign(self, queues: Collection[MessageQueue], expression: str = "*", *, expression_type: str = TAG) -> None:
-        """Read these queues and no others, whatever other members of the group read; before or after the start.
-        Raises SettingsError, ClientError: as `subscribe`, the latter when a topic was subscribed."""
+        """Read exactly these queues, independently of other members of the group. Call it before or after the start.
+        Raises SettingsError: as `subscribe`. Raises ClientError: you have called `subscribe`."""
         self._check_mode(is_wrong=bool(self._coordinator.subscriptions) and not self._coordinator.is_manual)
         self._coordinator.assign(queues, expression, expression_type)
         self._open_later()
 
     def schedule(self, topic: str, task: PullTask, *, pause_ms: float = 200) -> None:
-        """Read a topic together with the other members of the group; before or after the start.
+        """Subscribe to a topic, and call ``task(queue)`` again and again for each queue that this consumer owns.
 
-        ``task(queue)`` is called over and over for each queue that is held here, to `pull` and `commit` there: a
-        coroutine function on the loop, a plain one in a thread. It returns the ms until its next call, None for
-        ``pause_ms``; raising makes it ``error_pause_ms``. Its calls for a queue follow one another, those for several
-        queues overlap. A queue is given up, and this is closed, when its call has ended, or after 30 s.
+        In the task, call `pull` and `commit`. A coroutine function runs on the event loop, a plain function in a
+        thread. The task returns the ms until its next call, or None for ``pause_ms``. If it raises, the next call
+        comes after ``error_pause_ms``. Calls for one queue follow one another; calls for different queues overlap.
+        Before the consumer gives up a queue or closes, it waits for the running call, at most 30 s.
         Raises SettingsError, ClientError: as `subscribe`."""
         self._check_mode(is_wrong=self._coordinator.is_manual)
         self._coordinator.schedule(topic, PullSchedule(task, pause_ms))
         self._open_later()
 
     async def poll(self, timeout_ms: float = 5000, *, max_count: int | None = None) -> list[ReceivedMessage]:
-        """The next messages, all of one queue and at most ``max_count``; an empty list when there is none in time.
+        """Return the next messages: at most ``max_count``, all from one queue; an empty list if none came in time.
 
-        Those of the poll before are consumed now: their offsets are saved within seconds, or by `commit` when
-        ``auto_commit`` is off.
-        Raises ClientError: nothing is subscribed or assigned."""
+        This call acknowledges the messages of the previous poll. Their offsets are saved within seconds, or by `commit`
+        if ``auto_commit`` is off.
+        Raises ClientError: you have not called `subscribe` or `assign`."""
         self._check_polling()
         messages = await self._poll_buffer.poll(timeout_ms, max_count)
         self._hooks.polled(self.group, messages)
         return messages
 
     def messages(self) -> MessageStream:
-        """The messages, for ``async for``, as long as the consumer is open; not together with `poll`.
+        """Iterate over the messages with ``async for`` while the consumer is open. Do not combine it with `poll`.
 
-        A message counts as consumed when the next one is asked for, or when the consumer is closed without an
-        exception. Raises ClientError: nothing is subscribed or assigned."""
+        A message is acknowledged when you ask for the next one, or when the consumer is closed without an exception.
+        Raises ClientError: you have not called `subscribe` or `assign`."""
         self._check_polling()
         return self._stream_of(self._poll_buffer)
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at an offset of a queue.
-        Raises ClientError: the queue is not held, or the offset is not within the queue."""
+        """Continue at an offset of a queue.
+        Raises ClientError: this consumer does not own the queue, or the queue does not have the offset."""
         low, high = await asyncio.gather(self.min_offset(queue), self.max_offset(queue))
         if not low <= offset <= high:
             raise ClientError(
@@ -171,23 +179,24 @@ class PullConsumer(Consumer):
         self._poll_buffer.seek(queue, self._coordinator.process_queues.get(queue), offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
-        """Go on at the first message that is still stored. Raises ClientError: the queue is not held."""
+        """Continue at the first stored message. Raises ClientError: this consumer does not own the queue."""
         await self.seek(queue, await self.min_offset(queue))
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
-        """Go on with what is stored from now on. Raises ClientError: the queue is not held."""
+        """Continue with new messages only. Raises ClientError: this consumer does not own the queue."""
         await self.seek(queue, await self.max_offset(queue))
 
     async def seek_to_time(self, queue: MessageQueue, timestamp_ms: int) -> None:
-        """Go on at the first message stored at or after a time. Raises ClientError: the queue is not held."""
+        """Continue at the first message stored at or after a time. Raises ClientError: this consumer does not own the
+        queue."""
         await self.seek(queue, await self.search_offset(queue, timestamp_ms))
 
     # -- queue by queue
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues of a topic, sorted.
-        Raises ClientError: the topic's name is not legal.
-        Raises NoRoute: it does not exist."""
+        """Return the queues of a topic, sorted.
+        Raises ClientError: the name of the topic is not valid.
+        Raises NoRoute: the topic does not exist."""
         self._check_started()
         return await self._runtime.routes.readable_queues(topic)
 
@@ -201,10 +210,12 @@ class PullConsumer(Consumer):
         suspend_ms: int = 0,
         expression_type: str = TAG,
     ) -> PullResult:
-        """Read a queue from an offset on: at most ``max_count`` messages; a broker may give fewer.
-        The broker may wait ``suspend_ms`` for the first one. ``expression`` says which tags, ``*`` for everything.
-        Raises ClientError: the expression names no tag.
-        Raises BodyError: a message's body is damaged."""
+        """Read at most ``max_count`` messages of a queue, starting at an offset. A broker may return fewer.
+
+        If there is no message, the broker waits up to ``suspend_ms`` for the first one. ``expression`` selects tags;
+        ``*`` means all messages.
+        Raises ClientError: the expression is not valid.
+        Raises BodyError: the body of a message is damaged."""
         self._check_started()
         address = await self._address(queue, self._suggested.get(queue, 0))
         try:
@@ -288,8 +299,9 @@ class PullConsumer(Consumer):
     async def query_messages(
         self, topic: str, key: str, *, max_count: int = 32, begin_ms: int = 0, end_ms: int | None = None
     ) -> list[ReceivedMessage]:
-        """The messages of a topic with a word among their keys, stored from ``begin_ms`` to ``end_ms`` (ms since the
-        epoch). Raises NoRoute: the topic does not exist."""
+        """Find the messages of a topic by one of their keys, stored from ``begin_ms`` to ``end_ms`` (ms since the
+        epoch).
+        Raises NoRoute: the topic does not exist."""
         self._check_started()
         return await query_messages(self._runtime, topic, key, max_count, begin_ms, end_ms)
 

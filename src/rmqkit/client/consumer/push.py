@@ -52,16 +52,16 @@ class PushConsumer(Consumer):
 
         @consumer.on("Orders", "new || changed")
         async def bill(message: ReceivedMessage) -> None:
-            ...                                   # returning consumes the message, raising has it come again
+            ...                                   # return to acknowledge the message, raise to get it again later
 
         await consumer.run()                      # until SIGINT or SIGTERM
 
-    The members of a group share the queues and must have equal subscriptions and ``allocate`` functions (see
-    `rmqkit.client.consumer.allocate`). ``ordered`` handles the messages of a queue one after the other: no other member
-    has the queue meanwhile, and one whose handler raises comes again before any that follow. With ``message_model``
-    BROADCASTING in the settings every member gets every message, at most one time, and keeps its own offsets.
-    Arguments are otherwise those of a `Producer`.
-    Raises SettingsError: a name or a setting is not legal, or no name server is known."""
+    The members of a group share the queues. They must have the same subscriptions and the same ``allocate`` function
+    (see `rmqkit.client.consumer.allocate`). With ``ordered``, the messages of a queue are handled one after the other:
+    no other member owns the queue meanwhile, and if the handler raises, the same message comes again before the next
+    one. With ``message_model=MessageModel.BROADCASTING`` in the settings, every member gets every message, at most
+    once, and keeps its own offsets. The other arguments are those of a `Producer`.
+    Raises SettingsError: a name or a setting is not valid, or no name server is given."""
 
     _kind = "consumer"
     _only_pops = False
@@ -130,19 +130,20 @@ class PushConsumer(Consumer):
         expression_type: str = TAG,
         batch_max: int | None = None,
     ) -> None:
-        """Subscribe to a topic, or replace its subscription; before or after the start.
-        Raises SettingsError: topic or expression are not legal, ``batch_max`` is out of bounds, or ordered consumption
-        has no handler.
+        """Subscribe to a topic, or replace its subscription. Call it before or after the start.
+        Raises SettingsError: the topic or the expression is not valid, ``batch_max`` is out of bounds, or ordered
+        consumption has no handler.
 
         Args:
-            topic: it need not exist yet.
-            expression: ``*`` for everything, ``A || B`` for some tags, an SQL92 text with ``expression_type="SQL92"``.
-            handler: called with each message: a coroutine function on the loop, a plain function in a thread. It
-                may be called twice for a message. Without a handler messages come through `messages`.
-            expression_type: ``TAG`` or ``SQL92``. A broker that cannot filter by an SQL92 expression makes `start`
-                fail; one that is subscribed later is only logged.
-            batch_max: the handler gets a list of messages, of one queue and at most so many, 1 to 1024. When it raises,
-                all of them come again, or those that `ConsumeLater` names.
+            topic: the topic; it does not have to exist yet.
+            expression: ``*`` for all messages, ``A || B`` for tags, or with ``expression_type="SQL92"`` a SQL92
+                expression.
+            handler: is called with each message, possibly more than once. A coroutine function runs on the event loop,
+                a plain function in a thread. Without a handler, read the messages with `messages`.
+            expression_type: ``TAG`` or ``SQL92``. If a broker cannot filter by the SQL92 expression, `start` fails; for
+                a subscription after the start, the error is only logged.
+            batch_max: give the handler a list of at most this many messages of one queue, 1 to 1024. If the handler
+                raises, all of them are delivered again, or only those that `ConsumeLater` names.
         """
         if batch_max is not None and not 1 <= batch_max <= _BATCH_MAX:
             raise SettingsError(f"batch_max is {batch_max}: it must be at least 1 and at most {_BATCH_MAX}")
@@ -154,7 +155,7 @@ class PushConsumer(Consumer):
     def on(
         self, topic: str, expression: str = "*", *, expression_type: str = TAG, batch_max: int | None = None
     ) -> Callable[[H], H]:
-        """`subscribe` as a decorator of the handler. Raises SettingsError: as `subscribe`."""
+        """Subscribe with the decorated function as handler. Raises SettingsError: as `subscribe`."""
 
         def decorate(handler: H) -> H:
             self.subscribe(topic, expression, handler, expression_type=expression_type, batch_max=batch_max)
@@ -163,15 +164,15 @@ class PushConsumer(Consumer):
         return decorate
 
     def unsubscribe(self, topic: str) -> None:
-        """Give up a topic; its queues go with the next rebalance, at once."""
+        """Stop consuming a topic. The consumer gives up its queues at once."""
         self._listeners.pop(topic, None)
         super().unsubscribe(topic)
 
     def messages(self) -> MessageStream:
-        """The messages of topics subscribed without a handler, for ``async for``.
+        """Iterate with ``async for`` over the messages of topics that have no handler.
 
-        A message counts as consumed when the next one is asked for, or when the consumer is closed without an
-        exception. One that was not is delivered again to the next consumer of the group.
+        A message is acknowledged when you ask for the next one, or when the consumer is closed without an exception.
+        Otherwise it is delivered again to another consumer of the group.
         """
         return self._stream_of(self._service)
 

@@ -26,12 +26,15 @@ _log = logging.getLogger(__name__)
 
 
 class Sending(Struct):
-    """A message, or a batch, that is about to be prepared and sent.
+    """A message or a batch that a producer is about to send.
 
     Attributes:
-        messages: one, or those of a batch; in `Producer.send_many` the first, and the others as they come.
-        is_half: whether it is sent in a transaction.
-        properties: what hooks put here is sent with every message.
+        group: the producer group.
+        messages: the message, or the messages of the batch. In `Producer.send_many` it has the first message at the
+            beginning, and the others as they come.
+        is_batch: whether it is a batch.
+        is_half: whether the message is sent in a transaction.
+        properties: a hook can add properties here; they are sent with every message.
     """
 
     group: str
@@ -42,23 +45,30 @@ class Sending(Struct):
 
 
 class SendStatus(enum.Enum):
-    """How safely a broker stored a message; every status counts as sent."""
+    """How safely a broker has stored a message. With every status, the message is stored."""
 
     SEND_OK = "SEND_OK"
+    """The message is stored as safely as the broker is configured."""
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    """The message is stored, but the disk did not confirm it in time."""
     FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    """The message is stored on the master, but too few slaves confirmed it in time."""
     SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+    """The message is stored on a 4.9 master that has too few slaves."""
 
 
 class SendResult(Struct, gc=False):
-    """Where a message was stored.
+    """The result of a send: where the message is stored.
 
     Attributes:
-        msg_id: the unique key the client gave; of a batch those of its messages, joined by commas.
-        offset_msg_id: the id the broker gave: its address and the place in its log; of a batch joined by commas.
-        queue_offset: position in the queue; of a batch that of its first message.
-        transaction_id: as the broker answered it.
-        recall_handle: what `Producer.recall` takes; only of messages with a time of delivery.
+        status: how safely the broker has stored the message.
+        msg_id: the unique key of the message; for a batch, the keys of all messages, separated by commas.
+        offset_msg_id: the id of the broker, which contains its address and the position in its log; for a batch, the
+            ids of all messages, separated by commas.
+        queue: the queue of the message: topic, broker name and queue id.
+        queue_offset: the position in the queue; for a batch, the position of its first message.
+        transaction_id: the transaction id of the broker's answer, if any.
+        recall_handle: the handle for `Producer.recall`; only for messages with ``delay_ms`` or ``deliver_at_ms``.
     """
 
     status: SendStatus
@@ -74,12 +84,13 @@ class SendOutcome(Struct):
     """How a send ended.
 
     Attributes:
-        result: where it was stored; None after a failure or a one-way send.
-        error: what the program gets instead.
-        address: of the broker that was tried last, ``host:port``.
-        tried_ms: when that try began, in ms since the epoch.
-        body_bytes: as sent, that is compressed; a batch's whole body.
-        region_id, is_traced: what the broker said of traces.
+        result: where the message is stored; None after a failure or a one-way send.
+        error: the error that the program gets; None after a success.
+        address: the address of the broker that was tried last, ``host:port``.
+        tried_ms: the time when the last try began, in ms since the epoch.
+        body_bytes: the size of the body as sent (compressed); for a batch, of the whole batch.
+        region_id: the trace region in the broker's answer.
+        is_traced: whether the broker asks for traces.
     """
 
     result: SendResult | None = None
@@ -92,7 +103,13 @@ class SendOutcome(Struct):
 
 
 class Consumption(Struct):
-    """Messages of one queue that a handler is about to be called with; ``is_polled`` when they go to the program."""
+    """Messages of one queue that a consumer is about to hand to a handler or to the program.
+
+    Attributes:
+        group: the consumer group.
+        messages: the messages, all of one queue.
+        is_polled: True if the program has asked for the messages, False if they go to a handler.
+    """
 
     group: str
     messages: list[ReceivedMessage]
@@ -100,16 +117,30 @@ class Consumption(Struct):
 
 
 class ConsumeOutcome(Struct):
-    """How a handler ended: ``TIME_OUT`` is one that took longer than the consume time-out, ``FAILED`` one that asked
-    for a later delivery, ``error`` what it raised."""
+    """How a handler ended.
+
+    Attributes:
+        returned: SUCCESS; TIME_OUT if the handler took longer than the consume time-out; FAILED if it asked for a later
+            delivery; EXCEPTION if it raised another exception.
+        error: the exception that the handler raised, if any.
+    """
 
     returned: ConsumeReturn = ConsumeReturn.SUCCESS
     error: BaseException | None = None
 
 
 class TransactionEnd(Struct):
-    """How a transaction ended, as reported to the broker at ``address``; ``is_checked`` when the broker had asked.
-    ``state`` is the reference's name, ``message`` the one that was sent, or what came with the broker's question."""
+    """The end of a transaction, as the producer reports it to the broker.
+
+    Attributes:
+        group: the producer group.
+        message: the message that was sent; if the broker had asked, the stored message that came with the question.
+        msg_id: the unique key of the message.
+        transaction_id: the id of the transaction, if the broker gave one.
+        state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW, as Java's clients name them.
+        address: the address of the broker, ``host:port``; None if it is not known.
+        is_checked: whether the broker had asked for the outcome.
+    """
 
     group: str
     message: Message | ReceivedMessage
@@ -121,7 +152,14 @@ class TransactionEnd(Struct):
 
 
 class Recall(Struct):
-    """A message that was called back, unless ``error`` says why not."""
+    """A recall: the attempt to cancel a message before its time.
+
+    Attributes:
+        group: the producer group.
+        topic: the topic of the message.
+        msg_id: the unique key of the message.
+        error: why the recall failed; None if the message is recalled.
+    """
 
     group: str
     topic: str
@@ -130,7 +168,7 @@ class Recall(Struct):
 
 
 class Hook:
-    """Base class of hooks: give an object of a class of your own to a client, as one of its ``hooks``::
+    """Base class of hooks. Derive your own class, and pass an object of it to a client in ``hooks``::
 
     class SlowSends(Hook):
         def sending(self, sending: Sending) -> Callable[[SendOutcome], None]:

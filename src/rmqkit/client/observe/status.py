@@ -23,32 +23,46 @@ _SAMPLES_MAX = 361
 
 
 class QueueState(enum.Enum):
-    """The state of a queue; `rmqkit.client.consumer.watch` says when it is in which."""
+    """The state of a queue of a consumer."""
 
     MOVING = "moving"
+    """The offset of the queue rises."""
     CAUGHT_UP = "caught up"
+    """There is no backlog."""
     PAUSED = "paused"
+    """The program has paused the queue."""
     TAKING_OVER = "taking over"
+    """The consumer has just got the queue; the former owner may still save its offset."""
     WAITING_FOR_LOCK = "waiting for lock"
+    """Another member of the group has the lock of the broker, or the lock has expired (ordered consumption)."""
     UNREACHABLE = "unreachable"
+    """The broker does not answer, or no route names one."""
     REFUSED = "refused"
+    """The broker answers with an error code."""
     FULL = "full"
+    """A limit of held messages or bytes stops the pulling (flow control)."""
     FAILING = "failing"
+    """The handler fails on the first message again and again."""
     BUSY = "busy"
+    """The handler is working on the first message."""
     WAITING_FOR_TURN = "waiting for turn"
+    """No handler has started with the first message, or the program does not ask for it."""
 
 
 class QueueStatus(Struct, kw_only=True):
-    """One queue of a consumer.
+    """The status of one queue of a consumer.
 
     Attributes:
-        consumed_offset: the first offset that is not consumed; None before it is known where to begin.
+        queue: the queue.
+        state: the state of the queue.
+        reason: the reason of the state: a message, a limit, an address, a code.
+        since_ms: the time when this state began, in ms since the epoch.
+        is_stalled: whether the queue has a backlog and stands still.
+        consumed_offset: the first offset that is not consumed; None until the start offset is known.
         pulled_offset: the next offset to pull.
-        max_offset: one past the last message, as the answer to the last pull said.
-        held_messages, held_bytes: pulled and not consumed.
-        reason: what the state is about: message, limit, address, code.
-        since_ms: when it came into this state, in ms since the epoch.
-        is_stalled: whether it stands still.
+        max_offset: one past the last message, from the answer to the last pull.
+        held_messages: messages that are pulled and not consumed yet.
+        held_bytes: bytes of these messages.
     """
 
     queue: MessageQueue
@@ -64,14 +78,22 @@ class QueueStatus(Struct, kw_only=True):
 
     @property
     def backlog(self) -> int | None:
-        """Messages that are stored and not consumed; None while that is not known."""
+        """Stored messages that are not consumed yet; None if that is not known."""
         if self.max_offset is None or self.consumed_offset is None:
             return None
         return max(0, self.max_offset - self.consumed_offset)
 
 
 class MemberStatus(Struct, kw_only=True):
-    """One consumer; ``state`` is that of the client, ``missing_topics`` are subscribed and have no queues to read."""
+    """The status of a consumer; ``print`` it to get a table.
+
+    Attributes:
+        group: the consumer group.
+        client_id: the client id of the consumer.
+        state: the state of the client: not started, started, closed.
+        queues: the status of each queue that the consumer owns.
+        missing_topics: subscribed topics that have no queues to read.
+    """
 
     group: str
     client_id: str
@@ -81,12 +103,12 @@ class MemberStatus(Struct, kw_only=True):
 
     @property
     def backlog(self) -> int:
-        """Messages that are stored and not consumed, as far as it is known."""
+        """Stored messages that are not consumed yet, over all queues, as far as known."""
         return sum(one.backlog or 0 for one in self.queues)
 
     @property
     def stalled(self) -> list[QueueStatus]:
-        """The queues that stand still, with a backlog."""
+        """The queues that have a backlog and stand still."""
         return [one for one in self.queues if one.is_stalled]
 
     def __str__(self) -> str:
@@ -99,11 +121,15 @@ class MemberStatus(Struct, kw_only=True):
 
 
 class BrokerStatus(Struct, kw_only=True):
-    """A broker that a producer knows.
+    """The status of a broker, as a producer sees it.
 
     Attributes:
-        avoided_ms: how much longer sends keep away from it, 0 for not at all (``avoid_slow_brokers``).
-        is_reachable: whether sends succeed, as far as it is known.
+        name: the name of the broker.
+        broker_id: the id of the broker; 0 is the master.
+        address: the address of the broker, ``host:port``.
+        is_connected: whether there is a connection.
+        avoided_ms: how long sends still avoid this broker, in ms; 0 if they do not (``avoid_slow_brokers``).
+        is_reachable: whether sends succeed, as far as known.
     """
 
     name: str
@@ -115,7 +141,17 @@ class BrokerStatus(Struct, kw_only=True):
 
 
 class ProducerStatus(Struct, kw_only=True):
-    """One producer; ``state`` is that of the client."""
+    """The status of a producer; ``print`` it to get a table.
+
+    Attributes:
+        group: the producer group.
+        client_id: the client id of the producer.
+        state: the state of the client: not started, started, closed.
+        name_servers: the addresses of the name servers.
+        brokers: the brokers that the producer knows.
+        sends_under_way: the number of sends that are not answered yet.
+        bytes_under_way: the bytes of these sends.
+    """
 
     group: str
     client_id: str

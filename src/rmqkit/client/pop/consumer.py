@@ -24,13 +24,13 @@ from rmqkit.protocol.schemas.clients import MessageQueue
 
 
 class PopConsumer(PushConsumer):
-    """Consumes messages of queues that nobody owns; every member of its group has to pop::
+    """Consumes messages without owning queues: any member of the group gets the next message. All members must pop::
 
         consumer = PopConsumer("billing", name_servers="127.0.0.1:9876")
 
         @consumer.on("Orders", "new || changed")
         async def bill(message: ReceivedMessage) -> None:
-            ...                                   # returning acknowledges the message, raising has it come again
+            ...                                   # return to acknowledge the message, raise to get it again later
 
         await consumer.run()                      # until SIGINT or SIGTERM
 
@@ -39,13 +39,13 @@ class PopConsumer(PushConsumer):
         async with PopConsumer("billing", name_servers="127.0.0.1:9876") as consumer:
             for message in await consumer.pop("Orders", invisible_ms=30_000):
                 ...
-                await consumer.ack(message)       # what is not acknowledged in time comes again
+                await consumer.ack(message)       # without ack in time, the message is delivered again
 
-    A message that a handler or `messages` holds stays invisible to others; one that `pop` gives only so long as was
-    said. ``ordered`` has a queue's messages with one member at a time until all of them are acknowledged. ``allocate``
-    is how brokers share out queues where an operator had them do it: `averagely` or `averagely_by_circle`. Every
-    coroutine method raises RemotingError when a broker does not answer and PeerRefused when it refuses. Otherwise as
-    `PushConsumer`. Raises SettingsError: also for broadcasting."""
+    While a handler or `messages` holds a message, it stays invisible to others. A message from `pop` is invisible only
+    for ``invisible_ms``. With ``ordered``, one member at a time has the messages of a queue until it has acknowledged
+    all of them. ``allocate`` says how brokers distribute queues if an operator has told them to: `averagely` or
+    `averagely_by_circle`. Every coroutine method raises RemotingError if a broker does not answer, and PeerRefused if
+    it refuses. Everything else is as for `PushConsumer`. Raises SettingsError: also for broadcasting."""
 
     _kind = "pop consumer"
     _only_pops = True
@@ -62,19 +62,21 @@ class PopConsumer(PushConsumer):
         queue: MessageQueue | None = None,
         expression_type: str = TAG,
     ) -> list[ReceivedMessage]:
-        """At most ``max_count`` messages that others do not get for ``invisible_ms``; a broker may give fewer.
+        """Return at most ``max_count`` messages, which other members do not get for ``invisible_ms``.
 
-        Brokers are asked in turns until one has some; the last one may wait ``poll_ms`` for the first message.
-        Raises ClientError: topic or expression are not legal.
+        A broker may return fewer. Brokers are asked in turn until one has messages; the last one waits up to
+        ``poll_ms`` for the first message.
+        Raises ClientError: the topic or the expression is not valid.
         Raises NoRoute: the topic does not exist.
 
         Args:
-            topic: of whose messages, those that come again included.
-            expression: ``*`` for everything, ``A || B`` for some tags, an SQL92 text with ``expression_type="SQL92"``.
+            topic: the topic; its retries are included.
+            expression: ``*`` for all messages, ``A || B`` for tags, or with ``expression_type="SQL92"`` a SQL92
+                expression.
             max_count: 1 to 32.
-            invisible_ms: None takes ``pop_invisible_ms`` of the settings.
-            poll_ms: 0 does not wait.
-            queue: of this one alone, which an ordered consumer should name; None for all of the topic.
+            invisible_ms: None means ``pop_invisible_ms`` of the settings.
+            poll_ms: how long a broker may wait for a message, in ms; 0 means no waiting.
+            queue: pop from this queue only; None means all queues. An ordered consumer should name a queue.
             expression_type: ``TAG`` or ``SQL92``.
         """
         self._check_started()
@@ -110,18 +112,19 @@ class PopConsumer(PushConsumer):
 
     @keeps_open
     async def ack(self, message: ReceivedMessage) -> None:
-        """A message is consumed; a handler may say so before it returns. Raises ClientError: it was not popped."""
+        """Acknowledge a message. A handler may do this before it returns.
+        Raises ClientError: the message was not popped."""
         await self._pop_session.ack([message])
 
     @keeps_open
     async def ack_many(self, messages: Collection[ReceivedMessage]) -> None:
-        """Messages are consumed, those of one broker by one request. Raises ClientError: one was not popped."""
+        """Acknowledge messages, with one request for each broker. Raises ClientError: a message was not popped."""
         await self._pop_session.ack(messages)
 
     @keeps_open
     async def change_invisible_time(self, message: ReceivedMessage, invisible_ms: int) -> None:
-        """Have a message come again so many ms from now, unless it is acknowledged before.
-        Raises ClientError: it was not popped."""
+        """Change the invisible time of a message: it is delivered again after so many ms, unless you acknowledge it.
+        Raises ClientError: the message was not popped."""
         await self._pop_session.change_invisible_time(message, invisible_ms)
 
     def _check_started(self) -> None:

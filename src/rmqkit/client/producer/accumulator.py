@@ -238,8 +238,8 @@ class Accumulator(OpenBatches[tuple[str, MessageQueue | None, bool, str | None],
 
 
 class SendManyFailed(ClientError):
-    """Some messages of a `Producer.send_many` could not be sent.
-    ``results`` has for each message, in their order, its result or the error."""
+    """Some messages of `Producer.send_many` were not sent.
+    ``results`` has the result or the error of each message, in the order of the messages."""
 
     def __init__(self, results: list[SendResult | RmqError]) -> None:
         failures = [result for result in results if isinstance(result, RmqError)]

@@ -33,21 +33,21 @@ from rmqkit.protocol.schemas.send import RecallMessageRequest
 
 
 class Producer(Client):
-    """Sends messages::
+    """Sends messages to topics::
 
         async with Producer("orders", name_servers="127.0.0.1:9876") as producer:
             result = await producer.send(Message(topic="Orders", body=b"17", tags="new"))
 
-    Any number of sends may be under way at the same time: run many tasks, or `asyncio.gather` them. `close` refuses new
-    ones with ClientError and waits for those under way, each at most for its own time.
-    Raises SettingsError: a name or a setting is not legal, or no name server is known.
+    You can run any number of sends at the same time, in tasks or with `asyncio.gather`. `close` refuses new sends with
+    ClientError, and waits for the running ones, each at most for its own time-out.
+    Raises SettingsError: a name or a setting is not valid, or no name server is given.
 
     Args:
         group: the producer group.
-        name_servers: ``host:port;host:port``; None takes the environment's ``NAMESRV_ADDR``.
-        settings: time-outs, retries, compression.
-        runtime: shares another client's connections instead of having its own.
-        hooks: are called for every send.
+        name_servers: ``host:port;host:port``; None means the environment variable ``NAMESRV_ADDR``.
+        settings: time-outs, retries, compression and more.
+        runtime: use the connections of this runtime instead of new ones.
+        hooks: objects that are called for every send.
     """
 
     closes_last = True
@@ -86,20 +86,22 @@ class Producer(Client):
         queue: MessageQueue | None = None,
         selector: Selector | None = None,
     ) -> SendResult:
-        """Send a message and wait until a broker has stored it.
+        """Send a message, and wait until a broker has stored it.
 
         Args:
-            timeout_ms: for all tries and pauses together, from when it is the send's turn; the setting
-                ``send_timeout_ms`` otherwise. With ``auto_batch`` a send that gives it does not wait for others.
-            queue: send there, and nowhere else.
-            selector: chooses the queue (see `rmqkit.client.producer.selectors`), then as above.
+            message: the message.
+            timeout_ms: the time for all tries and pauses, without the time in line behind other sends. The default is
+                ``send_timeout_ms`` of the settings. With ``auto_batch``, a send with this argument is not batched.
+            queue: send to this queue only.
+            selector: a function that chooses the queue (see `rmqkit.client.producer.selectors`). The message is sent to
+                this queue only.
 
         Raises:
             MessageIllegal: the message breaks a rule; nothing was sent.
-            NoRoute: no broker takes the topic's messages.
-            PeerRefused: a broker refused it in a way that no other broker would change.
+            NoRoute: no broker accepts messages for the topic.
+            PeerRefused: a broker refused the message, and another broker would refuse it, too.
             SendFailed: every try failed.
-            ClientError: the producer is not started, or the selector chose nothing.
+            ClientError: the producer is not started, or the selector chose no queue.
         """
         if self._accumulator is not None and timeout_ms is None and self._accumulator.accepts(message):
             queue, selector = await self._chosen(message, queue, selector), None
@@ -121,9 +123,9 @@ class Producer(Client):
         queue: MessageQueue | None = None,
         selector: Selector | None = None,
     ) -> None:
-        """Write a message to a broker's connection and not wait: it may be lost without a word.
+        """Send a message without waiting for an answer. If it is lost, you get no error.
         Raises MessageIllegal, NoRoute, ClientError: as `send`.
-        Raises ConnectFailed: the broker cannot be reached, or takes nothing more for ``timeout_ms``."""
+        Raises ConnectFailed: the broker cannot be reached, or does not read for ``timeout_ms``."""
         prepared = self._prepare(message)
         with reporting_failure(prepared):
             queue = await self._chosen(message, queue, selector)
@@ -133,9 +135,9 @@ class Producer(Client):
     async def send_batch(
         self, messages: Sequence[Message], *, timeout_ms: float | None = None, queue: MessageQueue | None = None
     ) -> SendResult:
-        """Send messages of one topic in one request; they lie one after the other in one queue.
-        Raises MessageIllegal: a message breaks a rule, they differ in topic or ``wait_store``, or are too large
-        together.
+        """Send messages of one topic in one request. They are stored one after the other in one queue.
+        Raises MessageIllegal: a message breaks a rule, the messages differ in topic or ``wait_store``, or the batch is
+        too large.
         Raises NoRoute, PeerRefused, SendFailed, ClientError: as `send`."""
         unique_keys = [message.msg_id or self._next_key() for message in messages]
         prepared = (self._hooks if messages else NO_HOOKS).prepare(
@@ -154,15 +156,17 @@ class Producer(Client):
         timeout_ms: float | None = None,
         selector: Selector | None = None,
     ) -> list[SendResult]:
-        """Send any number of messages, of any topics, in batches; the results are in the order of the messages.
+        """Send any number of messages to any topics, in batches. The results are in the order of the messages.
 
-        Batches are as large as the setting ``batch_bytes`` and go out several at a time; those of a source to be
-        iterated with ``async for`` wait no longer than ``batch_delay_ms`` for their next message. With a selector the
-        messages of a queue keep their order. While too many are under way, no further message is taken, nor when the
-        producer is closed, unless the messages have a length. ``timeout_ms`` is for each batch.
+        A batch has up to ``batch_bytes`` bytes (a setting), and goes to one queue. Several batches are sent at the same
+        time. If you pass an asynchronous iterable, a batch waits at most ``batch_delay_ms`` for its next message. With
+        a selector, the messages of each queue keep their order. The method reads no more messages while too many are
+        being sent. When the producer is closed, it reads no more messages, unless they are a sequence with a length.
+        ``timeout_ms`` is for each batch.
 
-        Raises SendManyFailed: some were not sent; it has the result or error of each. Raises ClientError: as `send`.
-        What the source raises ends it: batches under way may or may not be stored then."""
+        Raises SendManyFailed: some messages were not sent. The error has the result or the error of each message.
+        Raises ClientError: as `send`. If your iterable raises, this method raises the same; batches that were being
+        sent may be stored or not."""
         self._check_started()
         timeout_ms = self._time(timeout_ms)
 
@@ -194,10 +198,10 @@ class Producer(Client):
         queue: MessageQueue | None = None,
         selector: Selector | None = None,
     ) -> Reply:
-        """Send a message and wait until a consumer has replied to it.
+        """Send a message, and wait until a consumer has replied to it.
 
-        ``timeout_ms`` is for both together; other arguments as for `send`.
-        Raises ReplyTimedOut: the message is stored, and nobody has replied.
+        ``timeout_ms`` is the time for both; the other arguments are those of `send`.
+        Raises ReplyTimedOut: the message is stored, but nobody has replied.
         Raises MessageIllegal, NoRoute, PeerRefused, SendFailed, ClientError: as `send`."""
         timeout_ms = self._time(timeout_ms)
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
@@ -223,9 +227,9 @@ class Producer(Client):
         properties: Mapping[str, str] | None = None,
         timeout_ms: float | None = None,
     ) -> SendResult:
-        """Reply to a message that was sent with `request`; call it in a consumer's handler.
-        Raises NotARequest: the message was sent otherwise.
-        Raises SendFailed: who asked is gone, or every try failed otherwise.
+        """Reply to a message that was sent with `request`. Call this in the handler of a consumer.
+        Raises NotARequest: the message was not sent with `request`.
+        Raises SendFailed: the requester is gone, or every try failed for another reason.
         Raises MessageIllegal, NoRoute, PeerRefused, ClientError: as `send`."""
         topic, own = reply_address(request)
         prepared = self._prepare(Message(topic=topic, body=body, properties=dict(properties or {})), own)
@@ -234,11 +238,11 @@ class Producer(Client):
 
     @keeps_open
     async def recall(self, recall_handle: str) -> str:
-        """Call back a message whose time of delivery has not come; returns its ``msg_id``.
-        Raises MessageIllegal: it is no handle that a `SendResult` had; those of messages for at once have None.
-        Raises NoRoute: the broker that has the message is not known.
-        Raises PeerRefused: it refused; it must have ``recallMessageEnable=true``.
-        Raises RemotingError: it did not answer."""
+        """Cancel a message with ``delay_ms`` or ``deliver_at_ms`` before its time, and return its ``msg_id``.
+        Raises MessageIllegal: the handle does not come from a `SendResult`. A message without a time has no handle.
+        Raises NoRoute: the broker of the message is not known.
+        Raises PeerRefused: the broker refused. It must have ``recallMessageEnable=true``.
+        Raises RemotingError: the broker did not answer."""
         # Results of messages for at once have None here: programs pass it on without looking.
         given: object = recall_handle
         if not isinstance(given, str):
@@ -266,15 +270,15 @@ class Producer(Client):
         return msg_id
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues a topic may be sent to.
-        Raises MessageIllegal: the topic's name is not legal.
-        Raises NoRoute: there are none."""
+        """Return the queues to which messages of a topic can be sent.
+        Raises MessageIllegal: the name of the topic is not valid.
+        Raises NoRoute: there are no such queues."""
         self._check_started()
         check_topic(topic)
         return list((await self._sender.queues(topic)).queues)
 
     def status(self) -> ProducerStatus:
-        """The brokers that are known, connections to them, and what is under way; its text is a table."""
+        """Return the known brokers, the connections, and the number of running sends. ``print`` it to get a table."""
         return self._sender.status(self._state.value)
 
     def _make_trace(self, settings: ClientSettings) -> BackgroundHook:

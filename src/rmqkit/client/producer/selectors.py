@@ -1,4 +1,4 @@
-"""Functions that choose the queue of a message: ``(queues, message) -> queue``. Source: behaviour.md §7.7."""
+"""Functions that choose the queue of a message: ``(queues, message) -> queue``."""
 
 from __future__ import annotations
 
@@ -16,31 +16,37 @@ Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue | None]
 
 
 class PlacedMessage(Message, kw_only=True):
-    """A message, and the queue that it asks for: of a broker, or of the first one by name that has it."""
+    """A message that names its queue.
+
+    Attributes:
+        queue_id: the number of the queue; None leaves the choice to the sharding key.
+        broker_name: the broker; None means the first broker, by name, that has such a queue.
+    """
 
     queue_id: int | None = None
     broker_name: str | None = None
 
     @property
     def is_placed(self) -> bool:
-        """Whether it says itself which queue it goes to."""
+        """Whether the message itself determines its queue."""
         return self.queue_id is not None or self.sharding_key is not None
 
 
 def by_hash(key: str) -> Selector:
-    """Sends messages with equal keys to the same queue, the one Java's ``SelectMessageQueueByHash`` chooses."""
+    """Choose the queue by the hash of a key, like Java's ``SelectMessageQueueByHash``: equal keys have the same
+    queue."""
     return lambda queues, message: _by_text(queues, key)
 
 
 def by_sharding_key(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
-    """Chooses as `by_hash`, by the message's own sharding key."""
+    """Choose the queue by the hash of the sharding key of the message."""
     if message.sharding_key is None:
         raise ValueError(f"message for topic {message.topic} has no sharding_key to choose a queue by: set one")
     return _by_text(queues, message.sharding_key)
 
 
 def by_place(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
-    """Chooses the queue that a placed message asks for. Raises MessageIllegal: its topic has no such queue."""
+    """Choose the queue that a `PlacedMessage` names. Raises MessageIllegal: the topic has no such queue."""
     queue_id = message.queue_id if isinstance(message, PlacedMessage) else None
     if not isinstance(message, PlacedMessage) or queue_id is None:
         return by_sharding_key(queues, message)
@@ -55,7 +61,7 @@ def by_place(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
 
 
 def at_random(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
-    """Chooses any queue."""
+    """Choose a random queue."""
     return random.choice(queues)
 
 

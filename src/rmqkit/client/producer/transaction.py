@@ -56,11 +56,14 @@ _at_work: contextvars.ContextVar[TransactionProducer | None] = contextvars.Conte
 
 
 class TransactionState(enum.Enum):
-    """How a local transaction ended (``LocalTransactionState``)."""
+    """The outcome of a local transaction (Java's ``LocalTransactionState``)."""
 
     COMMIT = TRANSACTION_COMMIT
+    """Deliver the message to consumers."""
     ROLLBACK = TRANSACTION_ROLLBACK
+    """Discard the message."""
     UNKNOWN = 0
+    """The outcome is not known yet: the broker asks again later."""
 
 
 _JAVA_NAMES = {
@@ -73,12 +76,12 @@ Check = Callable[[ReceivedMessage], "Awaitable[TransactionState | None] | Transa
 
 
 class TransactionResult(Struct):
-    """How a message was sent in a transaction.
+    """The result of a send in a transaction.
 
     Attributes:
-        sent: where the half message is stored; its ``msg_id`` is the id of the transaction.
-        state: the end that was sent to the broker.
-        error: what ``execute`` raised.
+        sent: where the half message is stored; its ``msg_id`` identifies the transaction.
+        state: the outcome that the producer has sent to the broker.
+        error: the exception that ``execute`` raised, if any.
     """
 
     sent: SendResult
@@ -98,13 +101,13 @@ class TransactionProducer(Producer):
         async with TransactionProducer("shop", execute=execute, check=check) as producer:
             result = await producer.send_in_transaction(Message(topic="Orders", body=b"17"), argument)
 
-    Coroutine functions run on the loop, plain functions in a thread. Every producer of the group must be able to check
-    every transaction of the group. `close` waits at most 30 s for local transactions under way: how others end is then
-    asked of the group's other producers. Further arguments are those of a `Producer`.
+    Coroutine functions run on the event loop, plain functions in a thread. Every producer of the group must be able to
+    check every transaction of the group. `close` waits at most 30 s for running local transactions; for the others, the
+    broker asks the other producers of the group. All other arguments are those of a `Producer`.
 
     Args:
-        execute: the local transaction, called with the message and the argument once the message is stored.
-        check: called with a stored message when the broker asks how its transaction ended; maybe more than once.
+        execute: your local transaction. It is called with the message and the argument when the message is stored.
+        check: is called with the stored message when the broker asks for the outcome, possibly more than once.
     """
 
     def __init__(

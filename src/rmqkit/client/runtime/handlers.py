@@ -188,13 +188,14 @@ def _awaits(coroutine: object) -> Iterator[tuple[FrameType, int]]:
 
 
 class Reply(Struct):
-    """A consumer's reply to a request.
+    """The reply of a consumer to a request.
 
     Attributes:
-        body: decompressed.
-        properties: the replier's own and those that brokers and clients gave it.
-        born_timestamp: when it was sent, in ms since the epoch, by the replier's clock.
-        born_host: the replier, ``ip:port``.
+        body: the decompressed content.
+        properties: the properties of the reply, those of RocketMQ included.
+        flag: the number that the replier set.
+        born_timestamp: the time when the reply was sent, by the clock of the replier, in ms since the epoch.
+        born_host: the address of the replier, ``ip:port``.
     """
 
     body: bytes

@@ -151,9 +151,9 @@ class Client:
         await self._open()
 
     async def close(self) -> None:
-        """Finish what is under way, leave the group and let go of the connections; nothing happens twice.
+        """Finish running work, leave the group and close the connections. You can call it more than once.
 
-        Called by one of the client's own handlers it returns at once: the handler has to end first."""
+        If one of the client's own handlers calls it, it returns at once, because the handler has to end first."""
         if self._state is _State.FROM_PARENT:
             return
         if self._closing is None:
@@ -180,16 +180,16 @@ class Client:
             self._closed.set()
 
     async def run(self) -> None:
-        """Run until SIGINT or SIGTERM asks the process to end, then finish what is under way and close::
+        """Run until SIGINT or SIGTERM asks the process to end, then finish running work and close::
 
             asyncio.run(consumer.run())
 
-        Starts it if that was not done. `rmqkit.run`, or `rmqkit.sync.run`, does it for several clients together; raises
-        as that does."""
+        It starts the client if necessary. To run several clients together, use `rmqkit.run` or `rmqkit.sync.run`. It
+        raises the same errors."""
         await run(self)
 
     async def wait_closed(self) -> None:
-        """Wait until somebody has closed it."""
+        """Wait until the client is closed."""
         await self._closed.wait()
 
     async def __aenter__(self) -> Self:

@@ -66,15 +66,15 @@ class Runs(Protocol):
 
 
 async def run(*clients: Runs) -> None:
-    """Run clients until SIGINT or SIGTERM asks the process to end, then have them finish and close::
+    """Run clients until SIGINT or SIGTERM asks the process to end, then close them::
 
         asyncio.run(rmqkit.run(consumer, producer))
 
-    Clients that are not started are started. Consumers stop taking messages, wait for their handlers, save their
-    offsets and leave; producers close after them. It returns then, and also when all clients are closed otherwise. A
-    second signal ends the process at once.
+    The clients are started if necessary. On the signal, consumers stop taking messages, wait for their handlers, save
+    their offsets and leave the group. Producers close after them. The function also returns when all clients are closed
+    in another way. A second signal ends the process at once.
 
-    Raises ClientError: it is called elsewhere than in the main thread, which alone gets signals, or without clients.
+    Raises ClientError: it is not called in the main thread, which alone gets signals, or it has no clients.
     Raises NoRoute: as `start` of the clients."""
     if not clients:
         raise ClientError("run() has no clients: give it at least one")

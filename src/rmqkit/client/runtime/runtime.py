@@ -90,7 +90,7 @@ class Absences:
 
 
 class ClientRuntime:
-    """Runs what producers and consumers with one client id share: connections, route refresh, heartbeats.
+    """Runs what several producers and consumers can share: connections, route refresh, heartbeats.
     Raises SettingsError: no name server is given, or an address is not ``host:port``.
 
     Attributes:

@@ -24,69 +24,87 @@ S = TypeVar("S", bound=Struct)
 
 
 class CompressionType(enum.Enum):
-    """The ways to compress bodies."""
+    """How a producer compresses bodies."""
 
     ZLIB = "ZLIB"
+    """Every client can read it."""
     LZ4 = "LZ4"
+    """Older clients cannot read it."""
     ZSTD = "ZSTD"
+    """Older clients cannot read it."""
 
 
 class StartFrom(enum.Enum):
-    """Where a group begins in a queue for which the broker has no offset of it (``ConsumeFromWhere``)."""
+    """Where a group starts in a queue that it reads for the first time (Java's ``ConsumeFromWhere``)."""
 
     LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
+    """At the first message if the queue still has its very first one; otherwise at the end."""
     FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
+    """At the first stored message."""
     TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+    """At the first message stored at or after ``start_timestamp_ms``."""
     NEW_MESSAGES = "CONSUME_FROM_MAX_OFFSET"
-    """At the end, also of a young queue, where LAST_OFFSET begins at the first message as long as the queue has it.
-    A POP consumer, whose broker decides, begins as with LAST_OFFSET."""
+    """At the end of every queue. For a POP consumer the broker decides, and it starts as with LAST_OFFSET."""
 
 
 class MessageModel(enum.Enum):
     """Which members of a group get a message."""
 
     CLUSTERING = "CLUSTERING"
-    """One member."""
+    """One member gets each message."""
     BROADCASTING = "BROADCASTING"
-    """Every member."""
+    """Every member gets every message."""
 
 
 class ClientSettings(ClientTlsSettings, kw_only=True):
-    """Settings that every client has."""
+    """Settings of every client."""
 
     instance_name: Annotated[
-        str, Setting("instanceName", "second part of the client id; DEFAULT becomes <pid>#<nanoseconds>")
+        str, Setting("instanceName", "second part of the client id; DEFAULT is replaced by <pid>#<nanoseconds>")
     ] = "DEFAULT"
-    client_ip: Annotated[str, Setting("clientIP", "first part of the client id; empty: this machine's address")] = ""
-    access_key: Annotated[str, Setting("accessKey", "user who signs every request; empty: nothing is signed")] = ""
-    secret_key: Annotated[str, Setting("secretKey", "the user's secret")] = ""
-    security_token: Annotated[str, Setting("securityToken", "sent along with the signature")] = ""
-    unit_name: Annotated[str, Setting("unitName", "last part of the client id")] = ""
-    route_interval_ms: Annotated[
-        int, Setting("pollNameServerInterval", "ms between two looks at the routes of the topics in use", low=10)
-    ] = 30_000
-    heartbeat_interval_ms: Annotated[int, Setting("heartbeatBrokerInterval", "ms between heartbeats", low=10)] = 30_000
-    api_timeout_ms: Annotated[int, Setting("mqClientApiTimeout", "ms per request about routes or groups", low=1)] = 3000
-    namespace: Annotated[
-        str, Setting("namespace", "part of the names of all topics and groups at brokers: <namespace>%<name>")
+    client_ip: Annotated[
+        str, Setting("clientIP", "first part of the client id; empty means the address of this machine")
     ] = ""
-    namespace_v2: Annotated[str, Setting("namespaceV2", "namespace sent beside topics, for proxies")] = ""
+    access_key: Annotated[
+        str, Setting("accessKey", "user name (access key) that signs every request; empty means no signatures")
+    ] = ""
+    secret_key: Annotated[str, Setting("secretKey", "secret key of the user")] = ""
+    security_token: Annotated[str, Setting("securityToken", "security token to send with the signature")] = ""
+    unit_name: Annotated[str, Setting("unitName", "last part of the client id; may be empty")] = ""
+    route_interval_ms: Annotated[
+        int,
+        Setting("pollNameServerInterval", "interval at which the client refreshes the routes of its topics", low=10),
+    ] = 30_000
+    heartbeat_interval_ms: Annotated[
+        int, Setting("heartbeatBrokerInterval", "interval of heartbeats to brokers", low=10)
+    ] = 30_000
+    api_timeout_ms: Annotated[
+        int, Setting("mqClientApiTimeout", "timeout of requests for routes and groups", low=1)
+    ] = 3000
+    namespace: Annotated[
+        str, Setting("namespace", "prefix of all topic and group names on brokers: <namespace>%<name>")
+    ] = ""
+    namespace_v2: Annotated[str, Setting("namespaceV2", "namespace sent as a separate field, for proxies")] = ""
     vip_channel: Annotated[
-        bool, Setting("vipChannelEnabled", "whether requests other than pulls go to the brokers' port - 2")
+        bool, Setting("vipChannelEnabled", "send requests other than pulls to the port two below the broker's")
     ] = False
-    enable_trace: Annotated[bool, Setting("enableTrace", "whether messages are traced to the trace topic")] = False
-    trace_topic: Annotated[str, Setting("traceTopic", "topic that tells what became of messages")] = TRACE_TOPIC
+    enable_trace: Annotated[bool, Setting("enableTrace", "send traces of messages to the trace topic")] = False
+    trace_topic: Annotated[str, Setting("traceTopic", "topic for traces")] = TRACE_TOPIC
     trace_batch_count: Annotated[
-        int, Setting("traceMsgBatchNum", "acts that are sent to the trace topic together", low=1, high=20)
+        int, Setting("traceMsgBatchNum", "number of trace records in one message", low=1, high=20)
     ] = 10
-    trace_recalls: Annotated[
-        bool, Setting("com.rocketmq.recall.default.trace.enable", "whether the trace topic tells of recalls, too")
-    ] = False
+    trace_recalls: Annotated[bool, Setting("com.rocketmq.recall.default.trace.enable", "trace recalls, too")] = False
     name_server_domain: Annotated[
-        str, Setting("rocketmq.namesrv.domain", "host[:port] whose web server knows the name servers; empty: none")
+        str,
+        Setting(
+            "rocketmq.namesrv.domain", "host[:port] of a web server that returns the name servers; empty means none"
+        ),
     ] = ""
     name_server_subgroup: Annotated[
-        str, Setting("rocketmq.namesrv.domain.subgroup", "last part of the web server's /rocketmq/<subgroup>")
+        str,
+        Setting(
+            "rocketmq.namesrv.domain.subgroup", "last part of the URL path of that web server: /rocketmq/<subgroup>"
+        ),
     ] = "nsaddr"
 
     def __post_init__(self) -> None:
@@ -97,7 +115,7 @@ class ClientSettings(ClientTlsSettings, kw_only=True):
 
     @property
     def keeps_instance_name(self) -> bool:
-        """Whether the client id keeps the name DEFAULT."""
+        """Whether the client id is the same after a restart, because it keeps the instance name DEFAULT."""
         return False
 
 
@@ -105,102 +123,169 @@ class ProducerSettings(ClientSettings, kw_only=True):
     """Settings of producers: how messages are sent."""
 
     send_timeout_ms: Annotated[
-        int, Setting("sendMsgTimeout", "ms a send may take once it is its turn, all tries and pauses together", low=1)
+        int,
+        Setting(
+            "sendMsgTimeout",
+            "time for all tries and pauses of one send; the time in line behind other sends does not count",
+            low=1,
+        ),
     ] = 20_000
     try_timeout_ms: Annotated[
         int,
-        Setting("sendMsgMaxTimeoutPerRequest", "ms until a try without an answer is given up; -1: no limit", low=-1),
+        Setting("sendMsgMaxTimeoutPerRequest", "time to wait for the answer to one try; -1 means no limit", low=-1),
     ] = 3000
     retries: Annotated[
         int,
-        Setting("retryTimesWhenSendFailed", "more tries after a failed one; -1: while there is time", low=-1, high=100),
+        Setting(
+            "retryTimesWhenSendFailed",
+            "number of retries after a failed try; -1 means as many as the time allows",
+            low=-1,
+            high=100,
+        ),
     ] = -1
     retry_chosen_queue: Annotated[
-        bool, Setting("retryChosenQueue", "whether what a program sends to a queue is tried again, at the same queue")
+        bool,
+        Setting("retryChosenQueue", "retry sends to a chosen queue, always to the same queue; false means one try"),
     ] = True
     line_timeout_ms: Annotated[
-        int, Setting("sendLineTimeout", "ms a send may wait in line for its turn; -1: until it comes", low=-1)
+        int,
+        Setting("sendLineTimeout", "how long a send may wait in line behind other sends; -1 means no limit", low=-1),
     ] = -1
     retry_not_stored: Annotated[
-        bool, Setting("retryAnotherBrokerWhenNotStoreOK", "whether flush and replication time-outs are sent again")
+        bool,
+        Setting(
+            "retryAnotherBrokerWhenNotStoreOK",
+            "send again after a flush or replication timeout (the message may then be stored twice)",
+        ),
     ] = False
     compress_body_bytes: Annotated[
-        int, Setting("compressMsgBodyOverHowmuch", "bodies of at least this many bytes are compressed", low=1)
+        int, Setting("compressMsgBodyOverHowmuch", "compress bodies of at least this size", low=1)
     ] = 4096
-    compression: Annotated[CompressionType, Setting("compressType", "how bodies are compressed")] = CompressionType.ZLIB
-    compression_level: Annotated[int, Setting("compressLevel", "effort of ZLIB (0 to 9) and ZSTD", low=0, high=22)] = 5
-    message_bytes_max: Annotated[int, Setting("maxMessageSize", "largest body or batch in bytes", low=1)] = 4 << 20
+    compression: Annotated[CompressionType, Setting("compressType", "compression of bodies")] = CompressionType.ZLIB
+    compression_level: Annotated[
+        int, Setting("compressLevel", "compression level of ZLIB (0 to 9) and ZSTD", low=0, high=22)
+    ] = 5
+    message_bytes_max: Annotated[int, Setting("maxMessageSize", "maximum size of a body or a batch", low=1)] = 4 << 20
     template_topic: Annotated[
-        str, Setting("createTopicKey", "topic whose queues an unknown topic is created after")
+        str, Setting("createTopicKey", "template topic for topics that are created by sending")
     ] = AUTO_CREATE_TOPIC
     template_queue_count: Annotated[
-        int, Setting("defaultTopicQueueNums", "queues per broker of a topic that is created by sending", low=1)
+        int,
+        Setting("defaultTopicQueueNums", "number of queues per broker of a topic that is created by sending", low=1),
     ] = 4
     sends_max: Annotated[
-        int, Setting("backPressureForAsyncSendNum", "sends under way at a time; further ones wait in line", low=10)
+        int,
+        Setting("backPressureForAsyncSendNum", "maximum number of concurrent sends; more sends wait in line", low=10),
     ] = 1024
     sends_bytes_max: Annotated[
-        int, Setting("backPressureForAsyncSendSize", "bytes under way; further sends wait in line", low=1 << 20)
+        int,
+        Setting(
+            "backPressureForAsyncSendSize", "maximum bytes of concurrent sends; more sends wait in line", low=1 << 20
+        ),
     ] = 100 << 20
     delay_level_max: Annotated[
-        int, Setting("delayLevelMax", "the last delay level of the brokers (messageDelayLevel)", low=1)
+        int, Setting("delayLevelMax", "highest delay level of the brokers (messageDelayLevel)", low=1)
     ] = 18
     avoid_slow_brokers: Annotated[
-        bool, Setting("sendLatencyEnable", "whether brokers that were slow or failed get no messages for a while")
+        bool, Setting("sendLatencyEnable", "avoid brokers for a while after they were slow or failed")
     ] = False
-    batch_bytes: Annotated[int, Setting("batchMaxBytes", "bytes that close a batch", low=1, high=2 << 20)] = 32 << 10
+    batch_bytes: Annotated[
+        int, Setting("batchMaxBytes", "size of a batch; a full batch is sent at once", low=1, high=2 << 20)
+    ] = 32 << 10
     batch_delay_ms: Annotated[
-        int, Setting("batchMaxDelayMs", "ms a batch is kept open for further messages", low=1, high=30_000)
+        int, Setting("batchMaxDelayMs", "how long a batch waits for more messages", low=1, high=30_000)
     ] = 10
-    auto_batch: Annotated[
-        bool, Setting("autoBatch", "whether single sends wait for others, to share a request as a batch")
-    ] = False
+    auto_batch: Annotated[bool, Setting("autoBatch", "combine concurrent sends into batches")] = False
     batch_total_bytes: Annotated[
-        int, Setting("totalBatchMaxBytes", "bytes waiting with auto_batch; further sends go alone", low=1)
+        int,
+        Setting(
+            "totalBatchMaxBytes", "maximum bytes that wait in batches with auto_batch; more sends are sent alone", low=1
+        ),
     ] = 32 << 20
 
 
 class ConsumerSettings(ClientSettings, kw_only=True):
-    """Settings of consumers: how queues are shared, read and remembered."""
+    """Settings of every consumer."""
 
-    message_model: Annotated[MessageModel, Setting("messageModel", "how the members of a group share messages")] = (
-        MessageModel.CLUSTERING
-    )
+    message_model: Annotated[
+        MessageModel, Setting("messageModel", "whether one member or every member of the group gets a message")
+    ] = MessageModel.CLUSTERING
     offsets_dir: Annotated[
-        str, Setting("localOffsetStoreDir", "where broadcasting keeps offsets; empty: ~/.rocketmq_offsets")
+        str,
+        Setting("localOffsetStoreDir", "directory for the offsets of broadcasting; empty means ~/.rocketmq_offsets"),
     ] = ""
-    start_from: Annotated[StartFrom, Setting("consumeFromWhere", "where a new group begins")] = StartFrom.LAST_OFFSET
+    start_from: Annotated[
+        StartFrom, Setting("consumeFromWhere", "where a group starts in a queue that it reads for the first time")
+    ] = StartFrom.LAST_OFFSET
     start_timestamp_ms: Annotated[
-        int, Setting("consumeTimestamp", "ms since the epoch, for start_from TIMESTAMP; 0: half an hour ago", low=0)
+        int,
+        Setting(
+            "consumeTimestamp",
+            "start time for start_from=TIMESTAMP, in ms since the epoch; 0 means half an hour ago",
+            low=0,
+        ),
     ] = 0
     span_max: Annotated[
-        int, Setting("consumeConcurrentlyMaxSpan", "offsets from the first to the last message held", low=1, high=65535)
+        int,
+        Setting(
+            "consumeConcurrentlyMaxSpan",
+            "maximum distance of offsets between the first and the last held message of a queue",
+            low=1,
+            high=65535,
+        ),
     ] = 2000
-    held_messages_max: Annotated[int, Setting("pullThresholdForQueue", "messages per queue", low=1, high=65535)] = 1000
-    held_mib_max: Annotated[int, Setting("pullThresholdSizeForQueue", "MiB held of a queue", low=1, high=1024)] = 100
+    held_messages_max: Annotated[
+        int, Setting("pullThresholdForQueue", "maximum number of held messages per queue", low=1, high=65535)
+    ] = 1000
+    held_mib_max: Annotated[
+        int, Setting("pullThresholdSizeForQueue", "maximum size of held messages per queue", low=1, high=1024)
+    ] = 100
     topic_messages_max: Annotated[
-        int, Setting("pullThresholdForTopic", "messages held of a topic; -1: as the queues", low=-1, high=6_553_500)
+        int,
+        Setting(
+            "pullThresholdForTopic",
+            "maximum number of held messages per topic; -1 means only the limit per queue",
+            low=-1,
+            high=6_553_500,
+        ),
     ] = -1
     topic_mib_max: Annotated[
-        int, Setting("pullThresholdSizeForTopic", "MiB held of a topic; -1: as the queues", low=-1, high=102_400)
+        int,
+        Setting(
+            "pullThresholdSizeForTopic",
+            "maximum size of held messages per topic; -1 means only the limit per queue",
+            low=-1,
+            high=102_400,
+        ),
     ] = -1
-    pull_count: Annotated[int, Setting("pullBatchSize", "messages one pull asks for", low=1, high=1024)] = 32
-    pull_bytes_max: Annotated[int, Setting("pullBatchSizeInBytes", "bytes one pull asks for", low=1)] = 256 << 10
-    suspend_ms: Annotated[int, Setting("brokerSuspendMaxTimeMillis", "ms an empty pull may be held", low=1)] = 15_000
-    pull_timeout_ms: Annotated[
-        int, Setting("consumerTimeoutMillisWhenSuspend", "ms after which a pull without an answer has failed", low=1)
-    ] = 30_000
+    pull_count: Annotated[
+        int, Setting("pullBatchSize", "number of messages that one pull asks for", low=1, high=1024)
+    ] = 32
+    pull_bytes_max: Annotated[int, Setting("pullBatchSizeInBytes", "number of bytes that one pull asks for", low=1)] = (
+        256 << 10
+    )
+    suspend_ms: Annotated[
+        int,
+        Setting(
+            "brokerSuspendMaxTimeMillis",
+            "how long the broker may hold a pull if there is no message (long polling)",
+            low=1,
+        ),
+    ] = 15_000
+    pull_timeout_ms: Annotated[int, Setting("consumerTimeoutMillisWhenSuspend", "timeout of a pull", low=1)] = 30_000
     persist_interval_ms: Annotated[
-        int, Setting("persistConsumerOffsetInterval", "ms between two rounds that save offsets", low=10)
+        int, Setting("persistConsumerOffsetInterval", "interval at which offsets are saved", low=10)
     ] = 5000
-    rebalance_interval_ms: Annotated[int, Setting("rebalanceWaitInterval", "ms between rebalances", low=10)] = 20_000
+    rebalance_interval_ms: Annotated[int, Setting("rebalanceWaitInterval", "interval of rebalances", low=10)] = 20_000
     take_over_pause_ms: Annotated[
-        int, Setting("takeOverPause", "ms between getting a queue that another client may hold and reading it", low=0)
+        int, Setting("takeOverPause", "pause before reading a queue that another member may still own", low=0)
     ] = 500
     stall_after_ms: Annotated[
-        int, Setting("stallAfter", "ms after which a queue with a backlog that does not move is reported", low=10)
+        int, Setting("stallAfter", "log a warning when a queue with a backlog does not move for this time", low=10)
     ] = 10_000
-    error_pause_ms: Annotated[int, Setting("pullTimeDelayMillsWhenException", "ms after a failed pull", low=1)] = 1000
+    error_pause_ms: Annotated[int, Setting("pullTimeDelayMillsWhenException", "pause after a failed pull", low=1)] = (
+        1000
+    )
 
     @property
     def is_broadcasting(self) -> bool:
@@ -216,41 +301,75 @@ class ConsumerSettings(ClientSettings, kw_only=True):
 class PullConsumerSettings(ConsumerSettings, kw_only=True):
     """Settings of pull consumers."""
 
-    pull_count: Annotated[int, Setting("pullBatchSize", "messages one pull asks for", low=1, high=1024)] = 10
-    suspend_ms: Annotated[int, Setting("brokerSuspendMaxTimeMillis", "ms an empty pull may be held", low=1)] = 20_000
+    pull_count: Annotated[
+        int, Setting("pullBatchSize", "number of messages that one pull asks for", low=1, high=1024)
+    ] = 10
+    suspend_ms: Annotated[
+        int,
+        Setting(
+            "brokerSuspendMaxTimeMillis",
+            "how long the broker may hold a pull if there is no message (long polling)",
+            low=1,
+        ),
+    ] = 20_000
     request_timeout_ms: Annotated[
-        int, Setting("consumerPullTimeoutMillis", "ms a `pull` may take besides the time it may be held", low=1)
+        int, Setting("consumerPullTimeoutMillis", "timeout of `pull`, in addition to `suspend_ms`", low=1)
     ] = 10_000
-    auto_commit: Annotated[bool, Setting("autoCommit", "whether offsets of polled messages are saved unasked")] = True
+    auto_commit: Annotated[bool, Setting("autoCommit", "save the offsets of polled messages automatically")] = True
 
 
 class PushConsumerSettings(ConsumerSettings, kw_only=True):
-    """Settings of push and pop consumers: how messages are consumed and retried."""
+    """Settings of push and POP consumers: how messages are consumed and retried."""
 
-    handlers_max: Annotated[int, Setting("consumeThreadMax", "messages handled at a time", low=1, high=1000)] = 20
+    handlers_max: Annotated[
+        int,
+        Setting("consumeThreadMax", "maximum number of messages that are handled at the same time", low=1, high=1000),
+    ] = 20
     retries_max: Annotated[
-        int, Setting("maxReconsumeTimes", "failures before the dead letters; -1: 16, in order without end", low=-1)
+        int,
+        Setting(
+            "maxReconsumeTimes",
+            "number of retries before a message goes to the dead letters; -1 means 16, or no limit in order",
+            low=-1,
+        ),
     ] = -1
-    consume_timeout_minutes: Annotated[int, Setting("consumeTimeout", "minutes a handler may take", low=1)] = 15
+    consume_timeout_minutes: Annotated[int, Setting("consumeTimeout", "how long a handler may take", low=1)] = 15
     drain_ms: Annotated[
-        int, Setting("awaitTerminationMillisWhenShutdown", "ms that closing waits for handlers at work", low=0)
+        int, Setting("awaitTerminationMillisWhenShutdown", "how long close waits for running handlers", low=0)
     ] = 30_000
     local_retry_ms: Annotated[
-        int, Setting("localRetryPause", "ms until a message that could not be sent back is handled again", low=1)
+        int,
+        Setting(
+            "localRetryPause",
+            "pause before a message is handled again that could not be sent back to the broker",
+            low=1,
+        ),
     ] = 5000
     suspend_queue_ms: Annotated[
-        int, Setting("suspendCurrentQueueTimeMillis", "ms an ordered queue stops after a failure", low=10, high=30_000)
+        int, Setting("suspendCurrentQueueTimeMillis", "pause of an ordered queue after a failure", low=10, high=30_000)
     ] = 1000
     client_rebalance: Annotated[
-        bool, Setting("clientRebalance", "whether members share out queues; false: brokers do, and say whether to pop")
+        bool,
+        Setting(
+            "clientRebalance",
+            "members calculate the assignment of queues; false means that brokers do, and decide between pull and POP",
+        ),
     ] = True
     pop_invisible_ms: Annotated[
-        int, Setting("popInvisibleTime", "ms a popped message is ours; renewed while held", low=5000, high=300_000)
+        int,
+        Setting(
+            "popInvisibleTime",
+            "invisible time of a popped message; renewed while a handler holds it",
+            low=5000,
+            high=300_000,
+        ),
     ] = 60_000
-    pop_count: Annotated[int, Setting("popBatchNums", "messages one pop asks for", low=1, high=32)] = 32
-    pop_held_max: Annotated[int, Setting("popThresholdForQueue", "popped messages per queue or broker", low=1)] = 96
+    pop_count: Annotated[int, Setting("popBatchNums", "number of messages that one pop asks for", low=1, high=32)] = 32
+    pop_held_max: Annotated[
+        int, Setting("popThresholdForQueue", "maximum number of held popped messages per queue or broker", low=1)
+    ] = 96
     lock_interval_ms: Annotated[
-        int, Setting("lockInterval", "ms between two rounds that renew the locks of ordered queues", low=10)
+        int, Setting("lockInterval", "interval at which the locks of ordered queues are renewed", low=10)
     ] = 20_000
 
 

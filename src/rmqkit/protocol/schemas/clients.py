@@ -24,7 +24,13 @@ from rmqkit.protocol.codes import Int32, Int64
 
 
 class MessageQueue(Struct, rename="camel", frozen=True, order=True, gc=False):
-    """One queue of a topic on one broker; sorts by topic, broker name, queue id as rebalancing needs it."""
+    """One queue of a topic on one broker. Queues sort by topic, broker name and queue id.
+
+    Attributes:
+        topic: the topic.
+        broker_name: the name of the broker.
+        queue_id: the number of the queue on this broker, from 0.
+    """
 
     topic: str
     broker_name: str
