@@ -161,7 +161,7 @@ def test_nothing_that_users_read_refers_to_files_they_do_not_have():
 
 @pytest.mark.timeout(_BUILD_SECONDS_MAX)
 def test_the_search_works_from_a_folder(site):
-    """Pages from a folder cannot start the worker of the search: `docs/javascripts/iframe-worker.js` is one for them."""
+    """Pages from a folder cannot start the worker of the search: docs/javascripts/iframe-worker.js is one for them."""
     assert 'src="javascripts/iframe-worker.js"' in site["index.html"]
     assert "offline" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
