@@ -21,7 +21,7 @@ import pytest
 from hypothesis import settings
 
 from tests import examples, patience, unsynced
-from tests.interop.sharing import shares_servers
+from tests.interop.sharing import PAIR, PROXY, shared_servers
 
 settings.load_profile(examples.SAME)
 # On loopback only this process can be late.
@@ -32,7 +32,7 @@ os.environ["RMQCONF_grpcServerPort"] = "-1"  # noqa: SIM112 - keys are spelled a
 
 pytest_plugins = ["tests.second_try", "tests.spark.session", "tests.virtual_time"]
 
-INTEROP = "tests/interop/"
+INTEROP = PAIR
 PAGES, PAGES_WITH_SPARK = "tests/docs/test_blocks.py", "tests/docs/test_blocks.py::test_a_page_with_spark"
 TAKES_SESSION = re.compile(r"[(, ]spark(: SparkSession)?[,)]")
 """An argument of a test that is the session."""
@@ -40,6 +40,7 @@ SESSIONS_MAX = 2
 """Processes with a Spark session: one alone would be the last to end, and each costs 15 s of CPU before it is warm."""
 
 LONG = (
+    PROXY,
     "tests/spark/test_local_cluster.py",
     "tests/faults/spark/test_eos.py",
     "tests/faults/spark/test_streams.py",
@@ -95,8 +96,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 def _group(nodeid: str) -> str:
     """The tests that run one after the other in one process: with the shared servers, of a file, of a page."""
     file = nodeid.partition("::")[0]
-    if file.startswith(INTEROP) and shares_servers(ROOT / file):
-        return INTEROP
+    if file.startswith(INTEROP) and (servers := shared_servers(ROOT / file)):
+        return servers
     return nodeid if file == PAGES and "::test_a_page_" in nodeid else file
 
 
@@ -113,7 +114,7 @@ def _rank(group: str) -> tuple[int, int]:
 
 @functools.cache
 def _takes_session(group: str) -> bool:
-    if group == INTEROP or group.startswith(PAGES):
+    if group in (PAIR, PROXY) or group.startswith(PAGES):
         return group.startswith(PAGES_WITH_SPARK)
     return TAKES_SESSION.search((ROOT / group).read_text(encoding="utf-8")) is not None
 

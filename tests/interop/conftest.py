@@ -5,15 +5,17 @@ Every test here carries the marker `interop`. What the machine lacks is a skip w
 """
 
 import os
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.interop.apache import ApachePair, open_store_with_apache
+from tests.interop.grpc.apache_proxy import prepare_proxy, run_apache_proxy
+from tests.interop.grpc.scene import Place
 from tests.interop.kit import ApacheKit, Unavailable, default_version, prepare
-from tests.interop.sharing import shares_servers
+from tests.interop.sharing import shared_servers
 from tests.interop.standalone import Standalone, run_standalone
 
 HERE = Path(__file__).parent
@@ -42,12 +44,14 @@ class SharedServers:
     """
 
     def __init__(self) -> None:
-        self._left: set[pytest.Item] = set()
-        self._ready: list[tuple[pytest.FixtureDef[object], Any]] = []
+        self._left: dict[str, set[pytest.Item]] = {}
+        self._ready: dict[str, list[tuple[pytest.FixtureDef[object], Any]]] = {}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         # Not those of the other files: with several processes they may run elsewhere.
-        self._left = {item for item in session.items if HERE in item.path.parents and shares_servers(item.path)}
+        for item in session.items:
+            if HERE in item.path.parents and (servers := shared_servers(item.path)):
+                self._left.setdefault(servers, set()).add(item)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(
@@ -57,18 +61,20 @@ class SharedServers:
             return (yield)
         finally:
             is_shared = fixturedef.scope == "session" and fixturedef.func.__module__.startswith("tests.interop.")
-            if is_shared and request._pyfuncitem in self._left:
-                self._ready.append((fixturedef, request))
+            for servers, left in self._left.items():
+                if is_shared and request._pyfuncitem in left:
+                    self._ready.setdefault(servers, []).append((fixturedef, request))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
         try:
             return (yield)
         finally:
-            self._left.discard(item)
-            while self._ready and not self._left:
-                fixture, request = self._ready.pop()
-                fixture.finish(request)
+            for servers, left in self._left.items():
+                left.discard(item)
+                while not left and self._ready.get(servers):
+                    fixture, request = self._ready[servers].pop()
+                    fixture.finish(request)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -86,7 +92,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.line(line)
 
 
-def kit_or_skip(version: str) -> ApacheKit:
+def kit_or_skip(version: str, prepare: Callable[[str], ApacheKit] = prepare) -> ApacheKit:
     try:
         return prepare(version)
     except Unavailable as reason:
@@ -111,6 +117,15 @@ def apache(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> I
 def managed_apache(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApachePair]:
     """Another pair, for tests of tools that list or change all that a broker has."""
     yield from _pair(apache_kit, tmp_path_factory.mktemp("managed"), {})
+
+
+@pytest.fixture(scope="session")
+def apache_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A real Apache broker with its gRPC proxy in local mode: use topics and groups of your own."""
+    kit = kit_or_skip(default_version(), prepare_proxy)
+    with run_apache_proxy(kit, tmp_path_factory.mktemp("proxy")) as (process, place):
+        _startup_lines.append(f"apache {kit.version}: proxy ready in {process.ready_seconds:.2f} s")
+        yield place
 
 
 def _pair(kit: ApacheKit, work_dir: Path, conf: Mapping[str, str]) -> Iterator[ApachePair]:

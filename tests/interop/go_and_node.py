@@ -6,7 +6,6 @@
 | the modules of `go/go.sum`, of `node/package-lock.json` | go, npm, once, into the cache |
 | `go/*.go`, the program, with a client whose requests have time | go, once per content, into the cache |
 | the package `rocketmq`, which holds the C++ client, as `requirements/peers.txt` pins it | pip, once, into the cache |
-| the Python SDK for gRPC, as `requirements/sdk.txt` pins it | pip, once, into the cache |
 
 What is missing raises `Unavailable` with the reason. Each folder's ``outcome.json`` is what its program tells of
 Apache's servers 5.4.0.
@@ -110,7 +109,14 @@ def _patient(module: Path, program: Path, folder: Path) -> Path:
 def prepare_node() -> Program:
     """The Node client of `node/package.json`. Raises Unavailable."""
     folder = HERE / "node"
-    node, pinned = find_tool("node"), sorted(folder.glob("package*.json"))
+    return Program(
+        [find_tool("node"), folder / "client.js"], _outcome(folder), {"NODE_PATH": str(node_modules(folder))}
+    )
+
+
+def node_modules(folder: Path) -> Path:
+    """What a folder's `package-lock.json` names. Raises Unavailable."""
+    pinned = sorted(folder.glob("package*.json"))
     modules = cached("node-modules", pinned)
     if not modules.is_dir():
         npm = find_tool("npm")
@@ -120,7 +126,7 @@ def prepare_node() -> Program:
             options = ["--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1", f"--cache={fetched}/npm"]
             fetch([npm, "ci", *options], fetched, {})
             move_into_place(Path(fetched, "node_modules"), modules)
-    return Program([node, folder / "client.js"], _outcome(folder), {"NODE_PATH": str(modules)})
+    return modules
 
 
 def prepare_cpp() -> Program:
@@ -143,19 +149,6 @@ def prepare_cpp() -> Program:
     if loaded.returncode != 0:
         raise Unavailable(f"the C++ client cannot be loaded: {loaded.stderr.strip().splitlines()[-1]}")
     return Program([*python, folder / "client.py"], _outcome(folder), env)
-
-
-def prepare_python_sdk() -> Program:
-    """Apache's Python SDK for gRPC as `requirements/sdk.txt` pins it. Raises Unavailable."""
-    pins = HERE.parents[1] / "requirements" / "sdk.txt"
-    packages = cached("python-sdk", [pins])
-    if not packages.is_dir():
-        with tempfile.TemporaryDirectory(dir=packages.parent, prefix="fetching-") as fetched:
-            options = ["--quiet", "--disable-pip-version-check", "--retries=1", "--require-hashes"]
-            command = [sys.executable, "-m", "pip", "install", *options, f"--target={fetched}/packages"]
-            fetch([*command, f"--requirement={pins}"], fetched, {})
-            move_into_place(Path(fetched, "packages"), packages)
-    return Program([sys.executable, "-S", HERE / "python_sdk" / "client.py"], {}, {"PYTHONPATH": str(packages)})
 
 
 def _outcome(folder: Path) -> dict[str, Any]:

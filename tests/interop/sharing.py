@@ -5,11 +5,16 @@ import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-TAKES_SERVERS = re.compile(r'apache: ApachePair|getfixturevalue\("apache"\)')
-"""An argument of a test or a fixture that is a shared pair, or a request for one."""
+PAIR, PROXY = "tests/interop/", "tests/interop/grpc/"
+"""A name server and a broker; a broker with its proxy."""
+TAKES = {PAIR: re.compile(r'apache: ApachePair|getfixturevalue\("apache"\)'), PROXY: re.compile(r"apache_proxy: Place")}
+"""An argument of a test or a fixture that is a shared server, or a request for one."""
 
 
 @functools.cache
-def shares_servers(file: Path) -> bool:
-    """Whether tests of this file may ask for a shared pair; all of the client suite do."""
-    return file.parent == FOLDER / "suite" or TAKES_SERVERS.search(file.read_text(encoding="utf-8")) is not None
+def shared_servers(file: Path) -> str:
+    """What tests of this file may ask for, ``PAIR``, ``PROXY`` or nothing; all of the client suite ask for a pair."""
+    if file.parent == FOLDER / "suite":
+        return PAIR
+    text = file.read_text(encoding="utf-8")
+    return next((servers for servers, argument in TAKES.items() if argument.search(text)), "")

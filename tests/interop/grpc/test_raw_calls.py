@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import os
 from collections.abc import Mapping
 
 import pytest
 
 from tests.interop.conftest import _startup_lines
 from tests.interop.grpc import flows, odd_input, refusals
-from tests.interop.grpc.apache_proxy import PROXY_BROKER_CONF, prepare_proxy, run_apache_proxy
+from tests.interop.grpc.apache_proxy import PROXY_BROKER_CONF
 from tests.interop.grpc.scene import CASES, Check, Outcome, Place, run_all
-from tests.interop.kit import Unavailable, default_version
 from tests.interop.server_process import ServerProcess
 from tests.interop.standalone import READY_SECONDS, RMQ
 
@@ -36,17 +34,9 @@ OPEN: Mapping[str, set[str]] = {
 
 
 @pytest.fixture(scope="module")
-def apache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """What Apache's proxy answered; it ends when all cases ran."""
-    try:
-        kit = prepare_proxy(default_version())
-    except Unavailable as reason:
-        if os.environ.get("RMQKIT_INTEROP") == "require":
-            raise
-        pytest.skip(str(reason))
-    with run_apache_proxy(kit, tmp_path_factory.mktemp("proxy")) as (process, place):
-        _startup_lines.append(f"apache {kit.version}: proxy ready in {process.ready_seconds:.2f} s")
-        return asyncio.run(run_all(place))
+def apache(apache_proxy: Place) -> dict[str, Outcome]:
+    """What Apache's proxy answered."""
+    return asyncio.run(run_all(apache_proxy))
 
 
 @pytest.fixture(scope="module")
