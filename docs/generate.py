@@ -333,7 +333,7 @@ GROUPS: dict[str, Sequence[str]] = {
     "Hooks": "Hook Sending SendOutcome Consumption ConsumeOutcome TransactionEnd Recall".split(),
     "Errors": (
         "RmqError ClientError SendFailed SendManyFailed MessageIllegal NoRoute NotARequest ReplyTimedOut SettingsError"
-        " RemotingError ConnectFailed ConnectionLost RequestTimedOut PeerRefused"
+        " RemotingError ConnectFailed ConnectionLost RequestTimedOut PeerRefused BodyMismatch"
     ).split(),
 }
 """The order of the names of `rmqkit` on their page; what is in no group comes at the end."""

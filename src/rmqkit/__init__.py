@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from rmqkit.client.runtime.settings import PullConsumerSettings as PullConsumerSettings
     from rmqkit.client.runtime.settings import PushConsumerSettings as PushConsumerSettings
     from rmqkit.client.runtime.settings import StartFrom as StartFrom
+    from rmqkit.errors import BodyMismatch as BodyMismatch
     from rmqkit.errors import ClientError as ClientError
     from rmqkit.errors import ConnectFailed as ConnectFailed
     from rmqkit.errors import ConnectionLost as ConnectionLost
@@ -83,7 +84,8 @@ rmqkit.client.runtime.settings ClientSettings CompressionType MessageModel Produ
 rmqkit.client.runtime.settings PushConsumerSettings StartFrom
 rmqkit.client.observe.status BrokerStatus MemberStatus ProducerStatus QueueState QueueStatus
 rmqkit.client.producer.transaction TransactionProducer TransactionResult TransactionState
-rmqkit.errors ClientError ConnectFailed ConnectionLost MessageIllegal NoRoute NotARequest PeerRefused RemotingError
+rmqkit.errors BodyMismatch ClientError ConnectFailed ConnectionLost MessageIllegal NoRoute NotARequest PeerRefused
+rmqkit.errors RemotingError
 rmqkit.errors ReplyTimedOut RequestTimedOut RmqError SendFailed SettingsError
 rmqkit.protocol.schemas.clients MessageQueue
 rmqkit.protocol.message Message ReceivedMessage

@@ -7,6 +7,7 @@
     │   ├── FrameError             the byte stream is not a sequence of frames: close the connection
     │   ├── HeaderError            a command header or one of its fields cannot be read
     │   ├── BodyError              a JSON, batch or compressed body cannot be read
+    │   │   └── BodyMismatch         a message's body is not of the type that was asked for
     │   └── RecordCorrupt          bytes are not a stored record
     ├── SettingsError            a configuration value cannot be used
     ├── StoreError               the disk side cannot do what was asked
@@ -55,6 +56,7 @@ from collections.abc import Iterable, Sequence
 
 __all__ = [
     "BodyError",
+    "BodyMismatch",
     "ClientError",
     "ConnectFailed",
     "ConnectionLost",
@@ -104,6 +106,20 @@ class HeaderError(ProtocolError):
 
 class BodyError(ProtocolError):
     """The body of a command or of a message cannot be read."""
+
+
+class BodyMismatch(BodyError):
+    """The body of a message is not a value of the type that a program asked for.
+
+    Args:
+        type_name: of that type.
+        reason: what does not fit, without the values found.
+    """
+
+    def __init__(self, type_name: str, reason: str) -> None:
+        super().__init__(f"the body is no {type_name}: {reason}")
+        self.type_name = type_name
+        self.reason = reason
 
 
 class RecordCorrupt(ProtocolError):

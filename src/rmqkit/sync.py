@@ -27,6 +27,7 @@ from rmqkit.client.consumer import group as consumer
 from rmqkit.client.consumer import pull as pull_consumer
 from rmqkit.client.consumer import push as push_consumer
 from rmqkit.client.consumer.poll import MessageStream
+from rmqkit.client.consumer.subscribe import Subscribing
 from rmqkit.client.pop import consumer as pop_consumer
 from rmqkit.client.producer import producer, transaction
 from rmqkit.client.runtime.lifecycle import Client
@@ -97,11 +98,6 @@ def _calls(method: _Method[P, T]) -> _Method[P, T]:
 
     functools.update_wrapper(call, method)
     return call
-
-
-def _shares(method: _Method[P, T]) -> _Method[P, T]:
-    """Take over a method that uses only others of the facade."""
-    return method
 
 
 def _iterates(method: _Method[P, MessageStream]) -> _Method[P, Iterator[ReceivedMessage]]:
@@ -290,15 +286,14 @@ class PullConsumer(_Consumer):
     messages = _iterates(pull_consumer.PullConsumer.messages)
 
 
-class PushConsumer(_Consumer):
+class PushConsumer(Subscribing, _Consumer):
     """`rmqkit.client.consumer.push.PushConsumer`, blocking."""
 
     @_makes(push_consumer.PushConsumer)
     def __init__(self) -> None:
         """As `rmqkit.client.consumer.push.PushConsumer`."""
 
-    subscribe = _calls(push_consumer.PushConsumer.subscribe)
-    on = _shares(push_consumer.PushConsumer.on)
+    _subscribe = _calls(push_consumer.PushConsumer._subscribe)
     unsubscribe = _calls(push_consumer.PushConsumer.unsubscribe)
     _stream = _calls(push_consumer.PushConsumer.messages)
     messages = _iterates(push_consumer.PushConsumer.messages)

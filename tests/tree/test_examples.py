@@ -42,6 +42,8 @@ in order: True
     "pop.py": r"""popped: by hand
 jobs done: 100
 done again: \['7'\]""",
+    "typed_bodies.py": r"""admitted: seat='12A' price=90\.0
+turned away: the body is no Ticket: seat: String should match pattern .*; price: Input should be greater than 0""",
     "tracing.py": r"""child span: send Bills
 root span: checkout
 child span: write the bill

@@ -7,17 +7,20 @@ Source: remoting.md §7.1, spark.md §8.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 from msgspec import Struct, field
 
 from rmqkit.errors import BodyError
 from rmqkit.protocol import properties as names
+from rmqkit.protocol.bodies import Body, decoder_of
 from rmqkit.protocol.compression import decompress
 from rmqkit.protocol.ids import offset_id
 from rmqkit.protocol.properties import RESERVED_NAMES, decode_properties
 from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP, Record, decode_batch, host_text, iter_records
+
+T = TypeVar("T")
 
 
 class Message(Struct, kw_only=True):
@@ -25,7 +28,8 @@ class Message(Struct, kw_only=True):
 
     Attributes:
         topic: the topic to send to.
-        body: the content, at least one byte. The broker has a limit (4 MiB by default).
+        body: the content, at least one byte. The broker has a limit (4 MiB by default). A msgspec Struct, a dataclass
+            or a pydantic model is sent as JSON.
         tags: one tag; consumers can filter by it.
         keys: words by which the message can be found later.
         properties: names and values of your application, as text.
@@ -44,7 +48,7 @@ class Message(Struct, kw_only=True):
     """
 
     topic: str
-    body: bytes
+    body: Body
     tags: str | None = None
     keys: Sequence[str] = ()
     properties: dict[str, str] = field(default_factory=dict)
@@ -166,6 +170,13 @@ class ReceivedMessage(Struct, kw_only=True):
     def keys(self) -> list[str]:
         """The words by which the message can be found."""
         return [key for key in self.properties.get(names.KEYS, "").split(" ") if key]
+
+    def body_as(self, kind: type[T]) -> T:
+        """Read the body from JSON as a value of a type: a msgspec Struct, a dataclass, a pydantic model, or another
+        type that msgspec or pydantic supports.
+        Raises BodyMismatch: the body does not fit. Raises TypeError: the type cannot be read from JSON."""
+        value: T = decoder_of(cast("Hashable", kind))(self.body)
+        return value
 
 
 def _check_text(properties: Mapping[Any, Any], keys: Sequence[Any], tags: object, sharding_key: object) -> None:

@@ -72,6 +72,8 @@ TIMER_OUT_MS = "TIMER_OUT_MS"
 TIMER_DELETE_KEY = "TIMER_DEL_UNIQKEY"
 PRIORITY = "_SYS_MSG_PRIORITY_"
 PROPERTY_CRC = "__CRC32#"
+DEAD_LETTER_REASON = "rmqkit_reason"
+"""Why a consumer of rmqkit gave a message up. Not RocketMQ's: it stores no such thing, and other clients ignore it."""
 
 # fmt: off
 RESERVED_NAMES = frozenset((

@@ -97,7 +97,13 @@ def test_topics_are_checked(topic, text):
     ("fields", "text"),
     [
         ({"body": b""}, "body of a message for topic T is empty: it must have at least one byte"),
-        ({"body": "text"}, "body of a message for topic T is str: it must be bytes"),
+        (
+            {"body": "text"},
+            (
+                "body of a message for topic T is str: it must be bytes, a msgspec Struct, a dataclass or a pydantic "
+                "model"
+            ),
+        ),
         (
             {"body": bytes(1002)},
             (

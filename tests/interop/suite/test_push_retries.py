@@ -92,10 +92,13 @@ async def test_a_handler_chooses_the_delay_by_its_level(scene: Scene) -> None:
     assert again[b"short"].store_timestamp >= int(begun[b"short"]) + 1000
 
 
-async def test_a_message_for_the_dead_letters_is_there_with_where_it_came_from(scene: Scene) -> None:
-    """behaviour.md §3.7, §8.8: delay level -1."""
+@pytest.mark.parametrize("reason", [None, "no stock"])
+async def test_a_message_for_the_dead_letters_is_there_with_where_it_came_from(
+    scene: Scene, reason: str | None
+) -> None:
+    """behaviour.md §3.7, §8.8: delay level -1; with a reason it goes through the retry topic after its last try."""
     await scene.create_topic()
-    handler = Failing(ConsumeLater(-1), times=99)
+    handler = Failing(ConsumeLater(-1, reason=reason), times=99)
     consumer = scene.push_consumer()
     consumer.subscribe(scene.topic, "*", handler)
     await consumer.start()
@@ -107,6 +110,7 @@ async def test_a_message_for_the_dead_letters_is_there_with_where_it_came_from(s
         scene.topic,
         sent.offset_msg_id,
     )
+    assert dead.properties.get("rmqkit_reason") == reason
     assert len(handler.messages) == 1
 
 

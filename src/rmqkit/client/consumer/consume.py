@@ -11,9 +11,10 @@ raises                      the broker is asked to deliver it again later (CONSU
 runs longer than 15 min     as if it had raised; its outcome does not matter any more
 ==========================  ==================================================================================
 
-A handler of batches has all of them fail together, unless `ConsumeLater` names those that did. In broadcasting nothing
-comes again: what failed is logged. A fixed number of workers takes messages in the order they were pulled; nothing is
-started per message. A coroutine function runs on the loop, a plain function in a thread.
+A handler of batches has all of them fail together, unless `ConsumeLater` names those that did. A body that is not of
+the type a handler takes goes to the dead letters, before the handler gets the others of its batch. In broadcasting
+nothing comes again: what failed is logged. A fixed number of workers takes messages in the order they were pulled;
+nothing is started per message. A coroutine function runs on the loop, a plain function in a thread.
 Loop only. Source: behaviour.md §8.8, remoting.md §9.5.
 """
 
@@ -37,12 +38,13 @@ from msgspec import Struct
 from rmqkit import rpc
 from rmqkit.client.consumer.offsets import OffsetStore
 from rmqkit.client.consumer.process_queue import NOTHING_HELD, Failure, ProcessQueue
+from rmqkit.client.consumer.subscribe import takes_two
 from rmqkit.client.observe.hooks import NO_HOOKS, ConsumeOutcome, Consumption, Hooks
-from rmqkit.client.producer.encode import encode_retry
+from rmqkit.client.producer.encode import encode_dead_letter, encode_retry
 from rmqkit.client.producer.sender import Sender
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ProducerSettings, PushConsumerSettings
-from rmqkit.errors import ClientError, RmqError
+from rmqkit.errors import BodyMismatch, ClientError, RmqError
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import RETRY_PREFIX, without_namespace
@@ -51,16 +53,33 @@ from rmqkit.protocol.schemas.send import ConsumerSendBackRequest
 from rmqkit.protocol.trace import ConsumeReturn
 from rmqkit.remoting.tasks import Tasks, is_cancelled
 
-Handler = Callable[[ReceivedMessage], Awaitable[object] | object]
-BatchHandler = Callable[[list[ReceivedMessage]], Awaitable[object] | object]
-
 
 class Listener(Struct):
-    """A handler as workers call it, on the loop: with one message, or with a list of at most ``batch_max`` messages."""
+    """A handler as workers call it, on the loop: with one message, or with a list of at most ``batch_max`` messages.
+    With ``decode`` it is called with what that makes of bodies; ``takes_messages`` adds the messages."""
 
-    call: Callable[[Any], Awaitable[object]]
+    call: Callable[..., Awaitable[object]]
     batch_max: int | None = None
     is_threaded: bool = False
+    decode: Callable[[bytes], Any] | None = None
+    takes_messages: bool = False
+
+    def arguments(self, messages: list[ReceivedMessage]) -> tuple[Any, ...]:
+        """What the handler is called with. Raises DeadLetters: there are bodies that do not fit."""
+        is_one = self.batch_max is None
+        given = messages[0] if is_one else messages
+        if self.decode is None:
+            return (given,)
+        values, misfits = [], []
+        for message in messages:
+            try:
+                values.append(self.decode(message.body))
+            except BodyMismatch as error:
+                misfits.append((message, str(error)))
+        if misfits:
+            raise DeadLetters(misfits)
+        value = values[0] if is_one else values
+        return (value, given) if self.takes_messages else (value,)
 
 
 ListenerOf = Callable[[str], Listener | None]
@@ -88,6 +107,8 @@ class ConsumeLater(Exception):
             letters. For popped messages, a level is a step of the retry delays of POP.
         messages: the messages of a batch that are delivered again; None means all. The others are acknowledged.
         invisible_ms: the exact delay in ms, for popped messages only.
+        reason: why a message goes to the dead letters, at most 1,000 characters; it is kept in the property
+            ``rmqkit_reason``.
     """
 
     def __init__(
@@ -96,11 +117,22 @@ class ConsumeLater(Exception):
         messages: Collection[ReceivedMessage] | None = None,
         *,
         invisible_ms: int | None = None,
+        reason: str | None = None,
     ) -> None:
         super().__init__(f"to be consumed again at delay level {delay_level}")
         self.delay_level = delay_level
         self.messages = messages
         self.invisible_ms = invisible_ms
+        self.reason = reason
+
+
+class DeadLetters(Exception):
+    """Messages that no handler can take, each with the reason."""
+
+    def __init__(self, found: list[tuple[ReceivedMessage, str]]) -> None:
+        super().__init__(found[0][1])
+        self.messages = [message for message, _ in found]
+        self.reasons = {id(message): reason for message, reason in found}
 
 
 @dataclass(eq=False)
@@ -148,14 +180,22 @@ class ConcurrentConsumeService:
         """Whether one of this service's handlers is calling, directly or through a task it started."""
         return _at_work.get() is self
 
-    def on_loop(self, handler: Handler | BatchHandler | None, batch_max: int | None = None) -> Listener | None:
+    def on_loop(
+        self,
+        handler: Callable[..., object] | None,
+        batch_max: int | None = None,
+        decode: Callable[[bytes], Any] | None = None,
+    ) -> Listener | None:
         """Wrap a handler for the workers: a coroutine function is called on the loop, any other callable in a
         thread."""
         if handler is None:
             return None
+        takes_messages = decode is not None and takes_two(handler)
         if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
-            return Listener(cast("Callable[[Any], Awaitable[object]]", handler), batch_max)
-        return Listener(functools.partial(self._in_thread, handler), batch_max, is_threaded=True)
+            on_loop = cast("Callable[..., Awaitable[object]]", handler)
+            return Listener(on_loop, batch_max, decode=decode, takes_messages=takes_messages)
+        in_thread = functools.partial(self._in_thread, handler)
+        return Listener(in_thread, batch_max, is_threaded=True, decode=decode, takes_messages=takes_messages)
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
         """Queue messages, which the process queue holds, for the workers."""
@@ -219,10 +259,10 @@ class ConcurrentConsumeService:
         if offset != NOTHING_HELD and not process_queue.is_released:
             self.offsets.raise_to(process_queue.queue, offset)
 
-    async def send_back(self, message: ReceivedMessage, delay_level: int) -> bool:
+    async def send_back(self, message: ReceivedMessage, delay_level: int, reason: str | None = None) -> bool:
         """Have a message delivered again later; returns whether the broker or the retry topic took it."""
         try:
-            await self._send_back(message, delay_level)
+            await self._send_back(message, delay_level, reason)
         except RmqError as error:
             _log.warning("message %s of %s cannot be sent back: %s", message.msg_id, message.topic, error)
             return await self._send_to_retry_topic(message)
@@ -306,13 +346,13 @@ class ConcurrentConsumeService:
         if error is None:
             stats.consumed += len(messages)
         else:
-            stats.failed += len(messages)
+            stats.failed += len(error.messages if isinstance(error, DeadLetters) else messages)
         return error
 
     async def _outcome(self, listener: Listener, messages: list[ReceivedMessage]) -> BaseException | None:
         """Call the handler; returns what it raised, None when it returned."""
         try:
-            await listener.call(messages[0] if listener.batch_max is None else messages)
+            await listener.call(*listener.arguments(messages))
         except _ThreadsClosed:
             raise
         except asyncio.CancelledError as error:
@@ -344,11 +384,11 @@ class ConcurrentConsumeService:
             on_end(outcome)
         return outcome.error
 
-    async def _in_thread(self, handler: Handler | BatchHandler, argument: Any) -> None:
+    async def _in_thread(self, handler: Callable[..., object], *arguments: Any) -> None:
         # With the context, so that `is_at_work_here` holds in the thread, and the spans of OpenTelemetry.
         context = contextvars.copy_context()
         try:
-            running = asyncio.get_running_loop().run_in_executor(self._threads, context.run, handler, argument)
+            running = asyncio.get_running_loop().run_in_executor(self._threads, context.run, handler, *arguments)
         except RuntimeError as error:
             raise _ThreadsClosed from error
         outcome: Any = await running
@@ -356,20 +396,27 @@ class ConcurrentConsumeService:
             await outcome
 
     async def _failed(self, process_queue: ProcessQueue, messages: list[ReceivedMessage], error: BaseException) -> None:
-        done, failed = _split(messages, error)
-        self.consumed(process_queue, *done)
+        others, failed = _split(messages, error)
+        if not isinstance(error, DeadLetters):
+            self.consumed(process_queue, *others)
+        elif others:
+            self._ready.put_nowait((process_queue, others))  # the handler was not called with them yet
         # One that is not here any more expired and was sent back; or somebody else has the queue.
         failed = [message for message in failed if message in process_queue and not process_queue.is_released]
         if not failed:
             return
         log_failure(failed, error)
-        level = error.delay_level if isinstance(error, ConsumeLater) else 0
+        level = 0
+        if isinstance(error, DeadLetters):
+            level = _TO_DEAD_LETTERS
+        elif isinstance(error, ConsumeLater):
+            level = error.delay_level
         await asyncio.gather(*(self._retry_message(process_queue, message, level, error) for message in failed))
 
     async def _retry_message(
         self, process_queue: ProcessQueue, message: ReceivedMessage, level: int, error: BaseException
     ) -> None:
-        if self.settings.is_broadcasting or await self.send_back(message, level):
+        if self.settings.is_broadcasting or await self.send_back(message, level, reason_of(error, message)):
             self.consumed(process_queue, message)
         else:
             message.reconsume_times += 1
@@ -385,7 +432,9 @@ class ConcurrentConsumeService:
         timer = asyncio.get_running_loop().call_later(pause_ms / 1000.0, act)
         self._timers.add(timer)
 
-    async def _send_back(self, message: ReceivedMessage, delay_level: int) -> None:
+    async def _send_back(self, message: ReceivedMessage, delay_level: int, reason: str | None = None) -> None:
+        if delay_level == _TO_DEAD_LETTERS and reason and await self._send_to_dead_letters(message, reason):
+            return
         header = ConsumerSendBackRequest(
             offset=message.physical_offset,
             group=self.group,
@@ -398,6 +447,18 @@ class ConcurrentConsumeService:
         # The address in the record is the last resort: it is where the broker was when it stored the message.
         address = self.runtime.routes.address(message.broker_name or "") or message.store_host
         await self.runtime.calls.send_back(address, header)
+
+    async def _send_to_dead_letters(self, message: ReceivedMessage, reason: str) -> bool:
+        """Send a message to the dead letters with a reason; returns whether it is there. A broker may refuse it: with
+        the reason the properties may be too long, and the body is not compressed as it was."""
+        try:
+            prepared = encode_dead_letter(message, self.group, reason, self.runtime.namespace)
+            await self._resend.send(prepared, timeout_ms=rpc.SEND_BACK_TIMEOUT_MS)
+        except (RmqError, ValueError) as error:
+            said = "message %s of %s goes to the dead letters without its reason, %s: %s"
+            _log.warning(said, message.msg_id, message.topic, reason, error)
+            return False
+        return True
 
     async def _send_to_retry_topic(self, message: ReceivedMessage) -> bool:
         try:
@@ -412,8 +473,8 @@ class ConcurrentConsumeService:
 def _split(
     messages: list[ReceivedMessage], error: BaseException
 ) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
-    """Split a batch into the messages that are consumed and those that come again."""
-    if not isinstance(error, ConsumeLater) or error.messages is None:
+    """Split a batch into the messages that the error is not about, and those that failed."""
+    if not isinstance(error, ConsumeLater | DeadLetters) or error.messages is None:
         return [], messages
     again = {id(message) for message in error.messages}
     return (
@@ -422,8 +483,21 @@ def _split(
     )
 
 
+def reason_of(error: BaseException, message: ReceivedMessage) -> str | None:
+    """What goes along with a message that becomes a dead letter."""
+    if isinstance(error, DeadLetters):
+        return error.reasons[id(message)]
+    return error.reason if isinstance(error, ConsumeLater) else None
+
+
 def log_failure(failed: list[ReceivedMessage], error: BaseException) -> None:
     first, chosen = failed[0], isinstance(error, ConsumeLater)
+    more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+    if isinstance(error, DeadLetters):
+        said = "message %s of %s, offset %d in queue %d of %s%s, goes to the dead letters: %s"
+        place = (first.queue_offset, first.queue_id, first.broker_name)
+        _log.warning(said, first.msg_id, first.topic, *place, more, error)
+        return
     _log.log(
         logging.DEBUG if chosen else logging.WARNING,
         "handler failed on message %s of %s, offset %d in queue %d of %s, try %d%s",
@@ -433,7 +507,7 @@ def log_failure(failed: list[ReceivedMessage], error: BaseException) -> None:
         first.queue_id,
         first.broker_name,
         first.reconsume_times + 1,
-        f", and {len(failed) - 1} more" if len(failed) > 1 else "",
+        more,
         exc_info=None if chosen else error,
     )
 

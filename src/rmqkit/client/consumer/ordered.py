@@ -26,7 +26,14 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable
 
-from rmqkit.client.consumer.consume import ConcurrentConsumeService, ConsumeLater, log_failure, restore_topic
+from rmqkit.client.consumer.consume import (
+    ConcurrentConsumeService,
+    ConsumeLater,
+    DeadLetters,
+    log_failure,
+    reason_of,
+    restore_topic,
+)
 from rmqkit.client.consumer.process_queue import Failure, ProcessQueue
 from rmqkit.client.runtime.routes import NOT_REGISTERED
 from rmqkit.client.runtime.runtime import ClientRuntime
@@ -105,6 +112,8 @@ class OrderlyConsumeService(ConcurrentConsumeService):
         self, process_queue: ProcessQueue, messages: list[ReceivedMessage], error: BaseException
     ) -> bool:
         """Count a failure; returns whether the queue moves on, because no message is to be tried again here."""
+        if isinstance(error, DeadLetters):
+            return await self._are_given_up(process_queue, error)
         later = error if isinstance(error, ConsumeLater) else ConsumeLater()
         named = messages if later.messages is None else later.messages
         first = next((i for i, message in enumerate(messages) if any(message is one for one in named)), len(messages))
@@ -115,7 +124,7 @@ class OrderlyConsumeService(ConcurrentConsumeService):
             log_failure(failed, error)
         for message in failed:
             is_last = later.delay_level == _TO_DEAD_LETTERS or 0 <= self._retries_max <= message.reconsume_times
-            if not is_last or not await self._is_dead_lettered(message):
+            if not is_last or not await self._is_dead_lettered(message, later.reason):
                 for one in failed:
                     one.reconsume_times += 1
                 process_queue.failure = Failure(message, error)
@@ -123,12 +132,22 @@ class OrderlyConsumeService(ConcurrentConsumeService):
             self.consumed(process_queue, message)
         return True
 
-    async def _is_dead_lettered(self, message: ReceivedMessage) -> bool:
+    async def _are_given_up(self, process_queue: ProcessQueue, error: DeadLetters) -> bool:
+        """Send what no handler can take to the dead letters; the others of its batch are handled after it."""
+        log_failure(error.messages, error)
+        for message in error.messages:
+            if not await self._is_dead_lettered(message, reason_of(error, message)):
+                process_queue.failure = Failure(message, error)
+                return False
+            self.consumed(process_queue, message)
+        return True
+
+    async def _is_dead_lettered(self, message: ReceivedMessage, reason: str | None = None) -> bool:
         """Send a message to the dead letters; returns whether it is there. In broadcasting it is only logged."""
         if self.settings.is_broadcasting:
             return True
         try:
-            await self._send_back(message, _TO_DEAD_LETTERS)
+            await self._send_back(message, _TO_DEAD_LETTERS, reason)
         except RmqError:
             return await self._send_to_retry_topic(message)
         return True

@@ -14,16 +14,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any
 
 from rmqkit.client.consumer import watch as watchdog
 from rmqkit.client.consumer.allocate import Allocate, averagely
-from rmqkit.client.consumer.consume import BatchHandler, ConcurrentConsumeService, Handler, Listener
+from rmqkit.client.consumer.consume import ConcurrentConsumeService, Listener
 from rmqkit.client.consumer.context import ConsumerContext
 from rmqkit.client.consumer.group import Consumer, GroupCoordinator, offsets_of
 from rmqkit.client.consumer.ordered import ClientQueueLocks, OrderlyConsumeService
 from rmqkit.client.consumer.poll import MessageStream
 from rmqkit.client.consumer.process_queue import ProcessQueue
+from rmqkit.client.consumer.subscribe import Subscribing, body_decoder
 from rmqkit.client.observe.hooks import Hook
 from rmqkit.client.pop.service import OrderlyPopConsumeService, PopConsumeService, PopGroupCoordinator
 from rmqkit.client.pop.session import PopSession
@@ -36,8 +37,6 @@ from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import RETRY_PREFIX, retry_topic
 from rmqkit.remoting.tasks import Tasks
 
-H = TypeVar("H", bound="Handler | BatchHandler")
-
 _BATCH_MAX = 1024
 _READER_SECONDS = 1.0
 """Until messages that nobody handles are worth a warning: a program may begin to iterate after the start."""
@@ -45,7 +44,7 @@ _READER_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
-class PushConsumer(Consumer):
+class PushConsumer(Subscribing, Consumer):
     """Consumes messages as a member of a group::
 
         consumer = PushConsumer("billing", name_servers="127.0.0.1:9876")
@@ -121,47 +120,23 @@ class PushConsumer(Consumer):
 
     # -- what programs call
 
-    def subscribe(
+    def _subscribe(
         self,
         topic: str,
-        expression: str = "*",
-        handler: Handler | BatchHandler | None = None,
-        *,
-        expression_type: str = TAG,
-        batch_max: int | None = None,
+        expression: str,
+        handler: Callable[..., object] | None,
+        expression_type: str,
+        body: Any,
+        batch_max: int | None,
     ) -> None:
-        """Subscribe to a topic, or replace its subscription. Call it before or after the start.
-        Raises SettingsError: the topic or the expression is not valid, ``batch_max`` is out of bounds, or ordered
-        consumption has no handler.
-
-        Args:
-            topic: the topic; it does not have to exist yet.
-            expression: ``*`` for all messages, ``A || B`` for tags, or with ``expression_type="SQL92"`` a SQL92
-                expression.
-            handler: is called with each message, possibly more than once. A coroutine function runs on the event loop,
-                a plain function in a thread. Without a handler, read the messages with `messages`.
-            expression_type: ``TAG`` or ``SQL92``. If a broker cannot filter by the SQL92 expression, `start` fails; for
-                a subscription after the start, the error is only logged.
-            batch_max: give the handler a list of at most this many messages of one queue, 1 to 1024. If the handler
-                raises, all of them are delivered again, or only those that `ConsumeLater` names.
-        """
         if batch_max is not None and not 1 <= batch_max <= _BATCH_MAX:
             raise SettingsError(f"batch_max is {batch_max}: it must be at least 1 and at most {_BATCH_MAX}")
-        if self._is_ordered and handler is None:
-            raise SettingsError(f"ordered consumption of topic {topic} has no handler: give one")
+        if handler is None and (self._is_ordered or body is not None):
+            what = "ordered consumption" if self._is_ordered else f"body={body!r}"
+            raise SettingsError(f"{what} of topic {topic} has no handler: give one")
+        decode = None if body is None else body_decoder(body, topic)
         self._coordinator.subscribe(topic, expression, expression_type)
-        self._listeners[topic] = self._service.on_loop(handler, batch_max)
-
-    def on(
-        self, topic: str, expression: str = "*", *, expression_type: str = TAG, batch_max: int | None = None
-    ) -> Callable[[H], H]:
-        """Subscribe with the decorated function as handler. Raises SettingsError: as `subscribe`."""
-
-        def decorate(handler: H) -> H:
-            self.subscribe(topic, expression, handler, expression_type=expression_type, batch_max=batch_max)
-            return handler
-
-        return decorate
+        self._listeners[topic] = self._service.on_loop(handler, batch_max, decode)
 
     def unsubscribe(self, topic: str) -> None:
         """Stop consuming a topic. The consumer gives up its queues at once."""

@@ -49,7 +49,7 @@ from dataclasses import dataclass
 from rmqkit.client.consumer import allocate as strategies
 from rmqkit.client.consumer.allocate import Allocate
 from rmqkit.client.consumer.assignment import AssignedQueues, QueueOwner, Rebalance
-from rmqkit.client.consumer.consume import ConcurrentConsumeService, ConsumeLater
+from rmqkit.client.consumer.consume import ConcurrentConsumeService, ConsumeLater, reason_of
 from rmqkit.client.consumer.context import ConsumerContext
 from rmqkit.client.consumer.group import GroupCoordinator
 from rmqkit.client.consumer.loop import PullLoop
@@ -115,7 +115,7 @@ class PopConsumeService(ConcurrentConsumeService):
         if not isinstance(process_queue, PopProcessQueue):
             await super()._retry_message(process_queue, message, level, error)
         elif level == _TO_DEAD_LETTERS or message.reconsume_times >= self._retries_max:
-            await self._give_up(process_queue, message)
+            await self._give_up(process_queue, message, reason_of(error, message))
         else:
             # Removed before it is given back: the session must not renew the time that is being set.
             process_queue.remove(message)
@@ -130,17 +130,19 @@ class PopConsumeService(ConcurrentConsumeService):
                     "message %s of %s comes again when its time is over: %s", message.msg_id, message.topic, failed
                 )
 
-    async def _give_up(self, process_queue: PopProcessQueue, message: ReceivedMessage) -> None:
+    async def _give_up(
+        self, process_queue: PopProcessQueue, message: ReceivedMessage, reason: str | None = None
+    ) -> None:
         """Send a message to the dead letters, and acknowledge it only then; else it comes again when its time is
         over."""
-        if await self._is_dead_letter(message):
+        if await self._is_dead_letter(message, reason):
             self.consumed(process_queue, message)
         else:
             process_queue.remove(message)
 
-    async def _is_dead_letter(self, message: ReceivedMessage) -> bool:
+    async def _is_dead_letter(self, message: ReceivedMessage, reason: str | None) -> bool:
         try:
-            await self._send_back(message, _TO_DEAD_LETTERS)
+            await self._send_back(message, _TO_DEAD_LETTERS, reason)
         except RmqError as error:
             _log.warning("message %s of %s is no dead letter: %s", message.msg_id, message.topic, error)
             return False
@@ -150,8 +152,8 @@ class PopConsumeService(ConcurrentConsumeService):
 class OrderlyPopConsumeService(PopConsumeService, OrderlyConsumeService):
     """Runs handlers on popped messages in the order of each queue."""
 
-    async def _is_dead_lettered(self, message: ReceivedMessage) -> bool:
-        return await self._is_dead_letter(message)
+    async def _is_dead_lettered(self, message: ReceivedMessage, reason: str | None = None) -> bool:
+        return await self._is_dead_letter(message, reason)
 
 
 class PopLoop(PullLoop):

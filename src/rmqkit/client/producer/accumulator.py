@@ -36,7 +36,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from rmqkit.client.observe.hooks import Hooks, Sending, SendOutcome, SendResult
-from rmqkit.client.producer.encode import EncodedMessage, batch_entry, encode_entries, encode_message
+from rmqkit.client.producer.encode import EncodedMessage, batch_entry, encode_entries, encode_message, with_bytes
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import ClientError, RmqError
 from rmqkit.protocol.message import Message
@@ -303,6 +303,7 @@ class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
             queue = None if self.choose is None else await self.choose(message)
             if self._refusal is not None:
                 raise self._refusal
+            message = with_bytes(message)
             if message.goes_alone or is_large(message.body, settings):
                 unique_key = message.msg_id or self.next_key()
                 prepared = self.hooks.prepare(

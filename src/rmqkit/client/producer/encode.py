@@ -4,7 +4,8 @@
 check              rule
 =================  ==============================================================================================
 topic              legal characters, at most 127 of them, not a topic only the broker writes to
-body               bytes, at least one, at most ``maxMessageSize`` (of a batch: all entries together)
+body               bytes, at least one, at most ``maxMessageSize`` (of a batch: all entries together); a value of a
+                   type of the program's own becomes JSON (`rmqkit.protocol.bodies`)
 delay level        at most ``delay_level_max``
 properties         text, names not reserved, no separator characters, at most 32 767 bytes encoded
 batch              one topic, one ``wait_store``, no retry topic, no delays, no priorities; never compressed
@@ -20,11 +21,13 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from rmqkit.client.observe.hooks import SendOutcome
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import MessageIllegal, NotARequest
 from rmqkit.protocol import properties as names
+from rmqkit.protocol.bodies import encode_body
 from rmqkit.protocol.compression import Compression, compress
 from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.protocol.names import FORBIDDEN_TO_SEND, RETRY_PREFIX, retry_topic, topic_fault, with_namespace
@@ -36,6 +39,17 @@ _ZLIB_LEVEL_MAX = 9
 _topic_fault = functools.lru_cache(maxsize=1024)(topic_fault)
 _FIRST_RETRY_LEVEL = 3
 _REPLY = "reply"
+_OF_ONE_DELIVERY = (
+    names.MIN_OFFSET,
+    names.MAX_OFFSET,
+    names.CONSUME_START_TIME,
+    names.TRANSACTION_PREPARED,
+    names.POP_CHECK_POINT,
+    names.FIRST_POP_TIME,
+)
+
+REASON_CHARACTERS_MAX = 1000
+"""So much is kept of why a message is a dead letter."""
 
 
 class EncodedMessage(Struct, gc=False):
@@ -137,10 +151,19 @@ def encode_entries(
     return EncodedMessage(first.topic, body, properties, ",".join(unique_keys), is_batch=True)
 
 
+def encode_dead_letter(message: ReceivedMessage, group: str, reason: str, namespace: str = "") -> EncodedMessage:
+    """Prepare a received message for its group's dead letters, with a reason.
+    A request to send back has no room for one. So it is sent to the retry topic as after its last try: from there the
+    broker puts it into the dead letters, whose topic it makes when it is first needed."""
+    text = "".join(character if character.isprintable() else " " for character in reason[:REASON_CHARACTERS_MAX])
+    reasoned = replace(message, properties=message.properties | {names.DEAD_LETTER_REASON: text})
+    return encode_retry(reasoned, group, 0, namespace)
+
+
 def encode_retry(message: ReceivedMessage, group: str, retries_max: int, namespace: str = "") -> EncodedMessage:
     """Prepare a received message for its group's retry topic, because the broker could not send it back."""
     properties = dict(message.properties)
-    for name in (names.MIN_OFFSET, names.MAX_OFFSET, names.CONSUME_START_TIME, names.TRANSACTION_PREPARED):
+    for name in _OF_ONE_DELIVERY:
         properties.pop(name, None)
     # Only where the broker that stored it did not: a message that comes again once more keeps what it was at first.
     properties.setdefault(names.RETRY_TOPIC, with_namespace(namespace, message.topic))
@@ -180,10 +203,7 @@ def check_topic(topic: str) -> None:
 def _checked_body(message: Message, bytes_max: int) -> bytes:
     body: object = message.body
     if not isinstance(body, bytes):
-        if not isinstance(body, bytearray | memoryview):
-            found = type(body).__name__
-            raise MessageIllegal(f"body of a message for topic {message.topic} is {found}: it must be bytes")
-        body = bytes(body)
+        body = bytes(body) if isinstance(body, bytearray | memoryview) else _encoded(message)
     if not body:
         raise MessageIllegal(f"body of a message for topic {message.topic} is empty: it must have at least one byte")
     if len(body) > bytes_max:
@@ -193,6 +213,21 @@ def _checked_body(message: Message, bytes_max: int) -> bytes:
             "and at the brokers"
         )
     return body
+
+
+def with_bytes(message: Message) -> Message:
+    """Get a message whose size can be seen: itself, or for a body of a type a copy with its JSON.
+    Raises MessageIllegal: the body has no JSON."""
+    if isinstance(message.body, bytes | bytearray | memoryview):
+        return message
+    return replace(message, body=_encoded(message))
+
+
+def _encoded(message: Message) -> bytes:
+    try:
+        return encode_body(message.body)
+    except ValueError as error:
+        raise MessageIllegal(f"body of a message for topic {message.topic} is {error}") from error
 
 
 def _properties(message: Message, unique_key: str, own: Mapping[str, str] | None = None) -> bytes:

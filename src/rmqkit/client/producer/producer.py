@@ -15,6 +15,7 @@ from rmqkit.client.producer.encode import (
     encode_messages,
     reply_address,
     reporting_failure,
+    with_bytes,
 )
 from rmqkit.client.producer.selectors import Selector
 from rmqkit.client.producer.sender import Sender
@@ -25,6 +26,7 @@ from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings, check
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ClientError, HeaderError, MessageIllegal, NoRoute, PeerRefused, ReplyTimedOut
+from rmqkit.protocol.bodies import Body
 from rmqkit.protocol.ids import decode_recall_handle
 from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.protocol.properties import TRANSACTION_PREPARED
@@ -103,11 +105,15 @@ class Producer(Client):
             SendFailed: every try failed.
             ClientError: the producer is not started, or the selector chose no queue.
         """
-        if self._accumulator is not None and timeout_ms is None and self._accumulator.accepts(message):
+        if (
+            self._accumulator is not None
+            and timeout_ms is None
+            and self._accumulator.accepts(sized := with_bytes(message))
+        ):
             queue, selector = await self._chosen(message, queue, selector), None
             # Asked again: it may have been closed while the queue was chosen, and its last batches are out.
             if self._is_started:
-                return await self._accumulator.send(message, queue)
+                return await self._accumulator.send(sized, queue)
         prepared = self._prepare(message)
         if queue is not None or selector is not None:
             with reporting_failure(prepared):
@@ -222,7 +228,7 @@ class Producer(Client):
     async def reply(
         self,
         request: ReceivedMessage,
-        body: bytes,
+        body: Body,
         *,
         properties: Mapping[str, str] | None = None,
         timeout_ms: float | None = None,

@@ -23,6 +23,7 @@ class PlacedMessage(Message, kw_only=True):
         broker_name: the broker; None means the first broker, by name, that has such a queue.
     """
 
+    body: bytes
     queue_id: int | None = None
     broker_name: str | None = None
 

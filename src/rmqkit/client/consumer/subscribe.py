@@ -1,0 +1,205 @@
+"""Subscribing with a handler: what `on` and `subscribe` accept, so that type checkers see what the handler gets.
+
+=======================  ==============================  ===========================================================
+``subscribe(...)`` with  a handler gets                  or, if it has two parameters
+=======================  ==============================  ===========================================================
+nothing more             the message
+``batch_max``            a list of messages
+``body``                 the value                       the value and its message
+both                     a list of values                a list of values and the list of their messages
+=======================  ==============================  ===========================================================
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar, overload
+
+from rmqkit.errors import SettingsError
+from rmqkit.filter import TAG
+from rmqkit.protocol.bodies import decoder_of
+from rmqkit.protocol.message import ReceivedMessage
+
+Handler = Callable[[ReceivedMessage], Awaitable[object] | object]
+BatchHandler = Callable[[list[ReceivedMessage]], Awaitable[object] | object]
+
+T = TypeVar("T")
+R = TypeVar("R")
+H = TypeVar("H", bound=Handler)
+B = TypeVar("B", bound=BatchHandler)
+
+BodyHandler = Callable[[T], object] | Callable[[T, ReceivedMessage], object]
+BodyBatchHandler = Callable[[list[T]], object] | Callable[[list[T], list[ReceivedMessage]], object]
+
+
+class _OnBody(Protocol[T]):
+    @overload
+    def __call__(self, handler: Callable[[T], R]) -> Callable[[T], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[T, ReceivedMessage], R]) -> Callable[[T, ReceivedMessage], R]: ...
+
+
+class _OnBodies(Protocol[T]):
+    @overload
+    def __call__(self, handler: Callable[[list[T]], R]) -> Callable[[list[T]], R]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[[list[T], list[ReceivedMessage]], R]
+    ) -> Callable[[list[T], list[ReceivedMessage]], R]: ...
+
+
+class Subscribing:
+    """The methods by which handlers come to a consumer."""
+
+    @overload
+    def subscribe(
+        self,
+        topic: str,
+        expression: str = "*",
+        handler: Handler | None = None,
+        *,
+        expression_type: str = TAG,
+        body: None = None,
+        batch_max: None = None,
+    ) -> None: ...
+    @overload
+    def subscribe(
+        self,
+        topic: str,
+        expression: str = "*",
+        handler: BatchHandler | None = None,
+        *,
+        expression_type: str = TAG,
+        body: None = None,
+        batch_max: int,
+    ) -> None: ...
+    @overload
+    def subscribe(
+        self,
+        topic: str,
+        expression: str = "*",
+        handler: BodyHandler[T] | None = None,
+        *,
+        expression_type: str = TAG,
+        body: type[T],
+        batch_max: None = None,
+    ) -> None: ...
+    @overload
+    def subscribe(
+        self,
+        topic: str,
+        expression: str = "*",
+        handler: BodyBatchHandler[T] | None = None,
+        *,
+        expression_type: str = TAG,
+        body: type[T],
+        batch_max: int,
+    ) -> None: ...
+    def subscribe(
+        self,
+        topic: str,
+        expression: str = "*",
+        handler: Callable[..., object] | None = None,
+        *,
+        expression_type: str = TAG,
+        body: Any = None,
+        batch_max: int | None = None,
+    ) -> None:
+        """Subscribe to a topic, or replace its subscription. Call it before or after the start.
+        Raises SettingsError: the topic or the expression is not valid, ``batch_max`` is out of bounds, ``body`` cannot
+        be read from JSON, or there is no handler with ``body`` or in ordered consumption.
+
+        Args:
+            topic: the topic; it does not have to exist yet.
+            expression: ``*`` for all messages, ``A || B`` for tags, or with ``expression_type="SQL92"`` a SQL92
+                expression.
+            handler: is called with each message, possibly more than once. A coroutine function runs on the event loop,
+                a plain function in a thread. Without a handler, read the messages with `messages`.
+            expression_type: ``TAG`` or ``SQL92``. If a broker cannot filter by the SQL92 expression, `start` fails; for
+                a subscription after the start, the error is only logged.
+            body: give the handler the body as a value of this type, read from JSON: a msgspec Struct, a dataclass, a
+                pydantic model, or another type that msgspec or pydantic supports, such as ``list[Order]``. A handler
+                with two parameters receives the message, too. If a body does not fit, the handler is not called, and
+                the message goes to the dead letters with the reason in the property ``rmqkit_reason``.
+            batch_max: give the handler a list of at most this many messages of one queue, 1 to 1024. If the handler
+                raises, all of them are delivered again, or only those that `ConsumeLater` names.
+        """
+        self._subscribe(topic, expression, handler, expression_type, body, batch_max)
+
+    @overload
+    def on(
+        self,
+        topic: str,
+        expression: str = "*",
+        *,
+        expression_type: str = TAG,
+        body: None = None,
+        batch_max: None = None,
+    ) -> Callable[[H], H]: ...
+    @overload
+    def on(
+        self, topic: str, expression: str = "*", *, expression_type: str = TAG, body: None = None, batch_max: int
+    ) -> Callable[[B], B]: ...
+    @overload
+    def on(
+        self,
+        topic: str,
+        expression: str = "*",
+        *,
+        expression_type: str = TAG,
+        body: type[T],
+        batch_max: None = None,
+    ) -> _OnBody[T]: ...
+    @overload
+    def on(
+        self, topic: str, expression: str = "*", *, expression_type: str = TAG, body: type[T], batch_max: int
+    ) -> _OnBodies[T]: ...
+    def on(
+        self,
+        topic: str,
+        expression: str = "*",
+        *,
+        expression_type: str = TAG,
+        body: Any = None,
+        batch_max: int | None = None,
+    ) -> Any:
+        """Subscribe with the decorated function as handler. Raises SettingsError: as `subscribe`."""
+
+        def decorate(handler: Callable[..., object]) -> Callable[..., object]:
+            self._subscribe(topic, expression, handler, expression_type, body, batch_max)
+            return handler
+
+        return decorate
+
+    def _subscribe(
+        self,
+        topic: str,
+        expression: str,
+        handler: Callable[..., object] | None,
+        expression_type: str,
+        body: Any,
+        batch_max: int | None,
+    ) -> None:
+        raise NotImplementedError
+
+
+def body_decoder(kind: Any, topic: str) -> Callable[[bytes], Any]:
+    """Get what reads the bodies of a subscription. Raises SettingsError: the type cannot be read from JSON."""
+    try:
+        return decoder_of(kind)
+    except Exception as error:  # pydantic's and msgspec's errors about types have no common base
+        raise SettingsError(
+            f"subscription to topic {topic}: body {kind!r} cannot be read from JSON: {error}"
+        ) from error
+
+
+def takes_two(handler: Callable[..., object]) -> bool:
+    """Whether a handler has two positional parameters, and so wants the message besides the value."""
+    try:
+        parameters = inspect.signature(handler).parameters.values()
+    except (TypeError, ValueError):  # some callables written in C have no signature
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [one for one in parameters if one.kind in positional and one.default is inspect.Parameter.empty]
+    return len(needed) > 1
