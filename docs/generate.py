@@ -322,7 +322,9 @@ lists the settings of servers, too.""",
 
 GROUPS: dict[str, Sequence[str]] = {
     "Producers": "Producer TransactionProducer SendResult SendStatus TransactionResult TransactionState".split(),
-    "Consumers": "PushConsumer PullConsumer PopConsumer ConsumeLater PullResult PullStatus Reply run".split(),
+    "Consumers": (
+        "PushConsumer PullConsumer PopConsumer ConsumeLater PullResult PullStatus Reply run SqliteDedupe RedisDedupe"
+    ).split(),
     "Messages": "Message ReceivedMessage MessageQueue".split(),
     "Settings": (
         "ProducerSettings PushConsumerSettings PullConsumerSettings ClientSettings"

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rmqkit import sync as sync
     from rmqkit.client.consumer import allocate as allocate
     from rmqkit.client.consumer.consume import ConsumeLater as ConsumeLater
+    from rmqkit.client.consumer.dedupe import RedisDedupe as RedisDedupe
+    from rmqkit.client.consumer.dedupe import SqliteDedupe as SqliteDedupe
     from rmqkit.client.consumer.pull import PullConsumer as PullConsumer
     from rmqkit.client.consumer.pull import PullResult as PullResult
     from rmqkit.client.consumer.push import PushConsumer as PushConsumer
@@ -71,6 +73,7 @@ _MODULES = """
 rmqkit.client.producer.accumulator SendManyFailed
 rmqkit.rpc PullStatus
 rmqkit.client.consumer.consume ConsumeLater
+rmqkit.client.consumer.dedupe RedisDedupe SqliteDedupe
 rmqkit.client.observe.hooks ConsumeOutcome Consumption Hook Recall SendOutcome Sending TransactionEnd
 rmqkit.client.pop.consumer PopConsumer
 rmqkit.client.producer.producer Producer

@@ -10,7 +10,7 @@ from typing import assert_type
 
 import msgspec
 
-from rmqkit import Message, PopConsumer, PushConsumer, ReceivedMessage, sync
+from rmqkit import Message, PopConsumer, PushConsumer, ReceivedMessage, SqliteDedupe, sync
 
 
 class Order(msgspec.Struct):
@@ -36,7 +36,11 @@ def fits(consumer: PushConsumer | PopConsumer | sync.PushConsumer, message: Rece
     @consumer.on("Orders", body=list[Order], batch_max=10)
     def values_and_messages(orders: list[list[Order]], messages: list[ReceivedMessage]) -> None: ...
 
+    @consumer.on("Orders", body=Order, dedupe=SqliteDedupe("orders.db"))
+    def new_value(order: Order) -> None: ...
+
     consumer.subscribe("Orders")
+    consumer.subscribe("Orders", handler=one, dedupe=lambda message: message.msg_id == "known")
     consumer.subscribe("Orders", "*", one)
     consumer.subscribe("Orders", handler=several, batch_max=10)
     consumer.subscribe("Orders", handler=value, body=Order)
@@ -60,5 +64,6 @@ def does_not_fit(consumer: PushConsumer) -> None:
     consumer.on("Orders", body=int)(value)  # type: ignore[arg-type]
     consumer.on("Orders", body=Order, batch_max=2)(value)  # type: ignore[arg-type]
     consumer.subscribe("Orders", handler=one, batch_max=10)  # type: ignore[arg-type]
+    consumer.subscribe("Orders", handler=several, batch_max=2, dedupe=SqliteDedupe("x"))  # type: ignore[call-overload]
     consumer.subscribe("Orders", handler=value)  # type: ignore[arg-type]
     Message(topic="Orders", body="text")  # type: ignore[arg-type]

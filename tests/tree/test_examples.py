@@ -44,6 +44,8 @@ jobs done: 100
 done again: \['7'\]""",
     "typed_bodies.py": r"""admitted: seat='12A' price=90\.0
 turned away: the body is no Ticket: seat: String should match pattern .*; price: Input should be greater than 0""",
+    "idempotent.py": r"""stored: 3 messages, 2 with the same id
+booked: \[\('alice', 100\), \('bob', 50\)\]""",
     "tracing.py": r"""child span: send Bills
 root span: checkout
 child span: write the bill

@@ -38,7 +38,7 @@ from msgspec import Struct
 from rmqkit import rpc
 from rmqkit.client.consumer.offsets import OffsetStore
 from rmqkit.client.consumer.process_queue import NOTHING_HELD, Failure, ProcessQueue
-from rmqkit.client.consumer.subscribe import takes_two
+from rmqkit.client.consumer.subscribe import Dedupe, Seen, is_async, once, takes_two
 from rmqkit.client.observe.hooks import NO_HOOKS, ConsumeOutcome, Consumption, Hooks
 from rmqkit.client.producer.encode import encode_dead_letter, encode_retry
 from rmqkit.client.producer.sender import Sender
@@ -56,20 +56,22 @@ from rmqkit.remoting.tasks import Tasks, is_cancelled
 
 class Listener(Struct):
     """A handler as workers call it, on the loop: with one message, or with a list of at most ``batch_max`` messages.
-    With ``decode`` it is called with what that makes of bodies; ``takes_messages`` adds the messages."""
+    With ``decode`` it is called with what that makes of bodies; ``takes_messages`` adds the messages. If it
+    ``is_deduped``, the message comes before all of these."""
 
     call: Callable[..., Awaitable[object]]
     batch_max: int | None = None
     is_threaded: bool = False
     decode: Callable[[bytes], Any] | None = None
     takes_messages: bool = False
+    is_deduped: bool = False
 
     def arguments(self, messages: list[ReceivedMessage]) -> tuple[Any, ...]:
         """What the handler is called with. Raises DeadLetters: there are bodies that do not fit."""
         is_one = self.batch_max is None
         given = messages[0] if is_one else messages
         if self.decode is None:
-            return (given,)
+            return (given, given) if self.is_deduped else (given,)
         values, misfits = [], []
         for message in messages:
             try:
@@ -79,7 +81,8 @@ class Listener(Struct):
         if misfits:
             raise DeadLetters(misfits)
         value = values[0] if is_one else values
-        return (value, given) if self.takes_messages else (value,)
+        arguments = (value, given) if self.takes_messages else (value,)
+        return (given, *arguments) if self.is_deduped else arguments
 
 
 ListenerOf = Callable[[str], Listener | None]
@@ -185,17 +188,19 @@ class ConcurrentConsumeService:
         handler: Callable[..., object] | None,
         batch_max: int | None = None,
         decode: Callable[[bytes], Any] | None = None,
+        dedupe: Dedupe | Seen | None = None,
     ) -> Listener | None:
         """Wrap a handler for the workers: a coroutine function is called on the loop, any other callable in a
         thread."""
         if handler is None:
             return None
-        takes_messages = decode is not None and takes_two(handler)
-        if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
-            on_loop = cast("Callable[..., Awaitable[object]]", handler)
-            return Listener(on_loop, batch_max, decode=decode, takes_messages=takes_messages)
-        in_thread = functools.partial(self._in_thread, handler)
-        return Listener(in_thread, batch_max, is_threaded=True, decode=decode, takes_messages=takes_messages)
+        takes_messages, is_deduped = decode is not None and takes_two(handler), dedupe is not None
+        if dedupe is not None:
+            handler = once(handler, dedupe, self.group)
+        is_threaded = not is_async(handler)
+        call = functools.partial(self._in_thread, handler) if is_threaded else handler
+        on_loop = cast("Callable[..., Awaitable[object]]", call)
+        return Listener(on_loop, batch_max, is_threaded, decode, takes_messages, is_deduped)
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
         """Queue messages, which the process queue holds, for the workers."""

@@ -24,7 +24,7 @@ from rmqkit.client.consumer.group import Consumer, GroupCoordinator, offsets_of
 from rmqkit.client.consumer.ordered import ClientQueueLocks, OrderlyConsumeService
 from rmqkit.client.consumer.poll import MessageStream
 from rmqkit.client.consumer.process_queue import ProcessQueue
-from rmqkit.client.consumer.subscribe import Subscribing, body_decoder
+from rmqkit.client.consumer.subscribe import Dedupe, Seen, Subscribing, body_decoder
 from rmqkit.client.observe.hooks import Hook
 from rmqkit.client.pop.service import OrderlyPopConsumeService, PopConsumeService, PopGroupCoordinator
 from rmqkit.client.pop.session import PopSession
@@ -128,15 +128,20 @@ class PushConsumer(Subscribing, Consumer):
         expression_type: str,
         body: Any,
         batch_max: int | None,
+        dedupe: Dedupe | Seen | None,
     ) -> None:
         if batch_max is not None and not 1 <= batch_max <= _BATCH_MAX:
             raise SettingsError(f"batch_max is {batch_max}: it must be at least 1 and at most {_BATCH_MAX}")
-        if handler is None and (self._is_ordered or body is not None):
-            what = "ordered consumption" if self._is_ordered else f"body={body!r}"
+        if dedupe is not None and (batch_max is not None or self.settings.is_broadcasting):
+            what = "batch_max" if batch_max is not None else "broadcasting"
+            raise SettingsError(f"dedupe for topic {topic} does not go with {what}: leave one of them out")
+        if handler is None and (self._is_ordered or body is not None or dedupe is not None):
+            what = "ordered consumption" if self._is_ordered else "dedupe" if body is None else f"body={body!r}"
             raise SettingsError(f"{what} of topic {topic} has no handler: give one")
         decode = None if body is None else body_decoder(body, topic)
+        listener = self._service.on_loop(handler, batch_max, decode, dedupe)
         self._coordinator.subscribe(topic, expression, expression_type)
-        self._listeners[topic] = self._service.on_loop(handler, batch_max, decode)
+        self._listeners[topic] = listener
 
     def unsubscribe(self, topic: str) -> None:
         """Stop consuming a topic. The consumer gives up its queues at once."""

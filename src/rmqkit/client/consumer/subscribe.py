@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar, cast, overload
 
 from rmqkit.errors import SettingsError
 from rmqkit.filter import TAG
@@ -31,6 +31,18 @@ B = TypeVar("B", bound=BatchHandler)
 
 BodyHandler = Callable[[T], object] | Callable[[T, ReceivedMessage], object]
 BodyBatchHandler = Callable[[list[T]], object] | Callable[[list[T], list[ReceivedMessage]], object]
+
+
+Seen = Callable[[ReceivedMessage], object]
+
+
+class Dedupe(Protocol):
+    """Remembers what has been handled; see `rmqkit.client.consumer.dedupe`."""
+
+    def once(self, handler: Callable[..., object], group: str) -> Callable[..., object]:
+        """Wrap a handler so that it is called for new messages only: the result is called with the message before the
+        handler's arguments. Raises SettingsError: the handler cannot be wrapped."""
+        ...
 
 
 class _OnBody(Protocol[T]):
@@ -62,6 +74,7 @@ class Subscribing:
         expression_type: str = TAG,
         body: None = None,
         batch_max: None = None,
+        dedupe: Dedupe | Seen | None = None,
     ) -> None: ...
     @overload
     def subscribe(
@@ -84,6 +97,7 @@ class Subscribing:
         expression_type: str = TAG,
         body: type[T],
         batch_max: None = None,
+        dedupe: Dedupe | Seen | None = None,
     ) -> None: ...
     @overload
     def subscribe(
@@ -105,10 +119,12 @@ class Subscribing:
         expression_type: str = TAG,
         body: Any = None,
         batch_max: int | None = None,
+        dedupe: Dedupe | Seen | None = None,
     ) -> None:
         """Subscribe to a topic, or replace its subscription. Call it before or after the start.
         Raises SettingsError: the topic or the expression is not valid, ``batch_max`` is out of bounds, ``body`` cannot
-        be read from JSON, or there is no handler with ``body`` or in ordered consumption.
+        be read from JSON, ``dedupe`` does not fit the handler, or there is no handler with ``body`` or ``dedupe`` or in
+        ordered consumption.
 
         Args:
             topic: the topic; it does not have to exist yet.
@@ -124,8 +140,12 @@ class Subscribing:
                 the message goes to the dead letters with the reason in the property ``rmqkit_reason``.
             batch_max: give the handler a list of at most this many messages of one queue, 1 to 1024. If the handler
                 raises, all of them are delivered again, or only those that `ConsumeLater` names.
+            dedupe: acknowledge messages that were handled already, without calling the handler. Give a `SqliteDedupe`,
+                a `RedisDedupe`, or a function that takes the message and returns true if your program has handled it.
+                The function may be a coroutine function if the handler is one. You cannot combine ``dedupe`` with
+                ``batch_max`` or broadcasting.
         """
-        self._subscribe(topic, expression, handler, expression_type, body, batch_max)
+        self._subscribe(topic, expression, handler, expression_type, body, batch_max, dedupe)
 
     @overload
     def on(
@@ -136,6 +156,7 @@ class Subscribing:
         expression_type: str = TAG,
         body: None = None,
         batch_max: None = None,
+        dedupe: Dedupe | Seen | None = None,
     ) -> Callable[[H], H]: ...
     @overload
     def on(
@@ -150,6 +171,7 @@ class Subscribing:
         expression_type: str = TAG,
         body: type[T],
         batch_max: None = None,
+        dedupe: Dedupe | Seen | None = None,
     ) -> _OnBody[T]: ...
     @overload
     def on(
@@ -163,11 +185,12 @@ class Subscribing:
         expression_type: str = TAG,
         body: Any = None,
         batch_max: int | None = None,
+        dedupe: Dedupe | Seen | None = None,
     ) -> Any:
         """Subscribe with the decorated function as handler. Raises SettingsError: as `subscribe`."""
 
         def decorate(handler: Callable[..., object]) -> Callable[..., object]:
-            self._subscribe(topic, expression, handler, expression_type, body, batch_max)
+            self._subscribe(topic, expression, handler, expression_type, body, batch_max, dedupe)
             return handler
 
         return decorate
@@ -180,6 +203,7 @@ class Subscribing:
         expression_type: str,
         body: Any,
         batch_max: int | None,
+        dedupe: Dedupe | Seen | None,
     ) -> None:
         raise NotImplementedError
 
@@ -192,6 +216,31 @@ def body_decoder(kind: Any, topic: str) -> Callable[[bytes], Any]:
         raise SettingsError(
             f"subscription to topic {topic}: body {kind!r} cannot be read from JSON: {error}"
         ) from error
+
+
+def is_async(handler: Callable[..., object]) -> bool:
+    """Whether a handler is a coroutine function, which is called on the loop."""
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+
+
+def once(handler: Callable[..., object], dedupe: Dedupe | Seen, group: str) -> Callable[..., object]:
+    """Wrap a handler as `Dedupe.once` does. Raises SettingsError: a coroutine function is to be asked in a thread."""
+    if not callable(dedupe):
+        return dedupe.once(handler, group)
+    if is_async(dedupe) and not is_async(handler):
+        raise SettingsError(
+            "dedupe is a coroutine function and the handler is not: write both as async def, or neither"
+        )
+
+    def call(message: ReceivedMessage, *arguments: object) -> object:
+        return None if dedupe(message) else handler(*arguments)
+
+    async def call_async(message: ReceivedMessage, *arguments: object) -> None:
+        seen = dedupe(message)
+        if not (await seen if inspect.isawaitable(seen) else seen):
+            await cast("Awaitable[object]", handler(*arguments))
+
+    return call_async if is_async(handler) else call
 
 
 def takes_two(handler: Callable[..., object]) -> bool:

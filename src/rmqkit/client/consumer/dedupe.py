@@ -1,0 +1,280 @@
+"""Idempotent consumers: what has been handled is not handled again.
+
+RocketMQ delivers at least once: a message comes again when its consumer ends before its offset is saved, when an
+acknowledgement is late or lost, when queues move between members, and when a producer tries a send again whose answer
+got lost. ``consumer.on("Orders", dedupe=…)`` looks the key of each message up before the handler is called:
+
+=====================  ==========================================================================================
+``dedupe``             what holds
+=====================  ==========================================================================================
+`SqliteDedupe`         the key and what the handler writes through `SqliteDedupe.connection` are one transaction: all
+                       of it is applied once, whenever the process is killed
+`RedisDedupe`          members do not handle a key at the same time, nor again after its handler returned. A process
+                       that is killed between the effect and the mark leaves the key to the next delivery, which is
+                       handled: at least once in that moment, and while Redis does not answer
+a callable             the program knows: it is called with the message, and one for which it returns true is consumed
+                       without the handler. Marking is the program's, best in the transaction of the effect
+=====================  ==========================================================================================
+
+The key is `ReceivedMessage.msg_id`, which stays the same in all tries of a send and in all deliveries. A program that
+sends the same thing anew gives ``key``. Keys are kept for each group and topic, ``keep_hours`` long, so that the store
+does not grow without end: what comes again later than that is handled again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import sqlite3
+import threading
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from os import PathLike, fspath
+from typing import Any, cast
+
+from rmqkit.client.consumer.consume import ConsumeLater
+from rmqkit.client.consumer.subscribe import is_async
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.errors import ClientError, SettingsError
+from rmqkit.protocol.message import ReceivedMessage
+
+__all__ = ["RedisDedupe", "SqliteDedupe"]
+
+KEEP_HOURS = 96.0
+"""Longer than brokers keep messages (72 hours), so that no replay of a group's offset brings one back."""
+
+_EXPIRED_PER_MESSAGE = 100
+_HOUR_MS = 3_600_000
+_DONE = "done"
+_RELEASE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
+_CREATE = (
+    """CREATE TABLE IF NOT EXISTS rmqkit_seen (consumer_group TEXT NOT NULL, topic TEXT NOT NULL, key TEXT NOT NULL,
+    seen_ms INTEGER NOT NULL, UNIQUE (consumer_group, topic, key))""",
+    "CREATE INDEX IF NOT EXISTS rmqkit_seen_age ON rmqkit_seen (seen_ms)",
+)
+_EXPIRE = "DELETE FROM rmqkit_seen WHERE rowid IN (SELECT rowid FROM rmqkit_seen WHERE seen_ms < ? LIMIT ?)"
+# An expired key that is still there counts as a new one.
+_MARK = (
+    "INSERT INTO rmqkit_seen VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET seen_ms = excluded.seen_ms WHERE seen_ms < ?"
+)
+
+_log = logging.getLogger(__name__)
+_KeyOf = Callable[[ReceivedMessage], str]
+
+
+class SqliteDedupe:
+    """Keeps seen keys in the SQLite database that the handler writes to, in the same transaction::
+
+        orders = SqliteDedupe("orders.db")
+
+        @consumer.on("Orders", body=Order, dedupe=orders)
+        def bill(order: Order) -> None:
+            orders.connection.execute("INSERT INTO bills VALUES (?, ?)", (order.id, order.amount))
+
+    When the handler returns, its writes and the key are committed; when it raises, they are rolled back and the message
+    comes again. A handler must be a plain function, as SQLite blocks, and must not commit by itself. One transaction at
+    a time can write to a database: others wait for it, also those of other processes. What else a handler does, such as
+    a request to another service, is not undone. How safe a commit is, is the database's setting (``synchronous``).
+
+    Args:
+        path: of the database, which gets a table ``rmqkit_seen``.
+        key: what tells messages apart; None takes the ``msg_id``.
+        keep_hours: how long keys are kept.
+        busy_seconds: how long a transaction may wait for others; after that the message fails and comes again.
+
+    Raises SettingsError: the path is that of a database in memory, or a time is not positive.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        key: _KeyOf | None = None,
+        keep_hours: float = KEEP_HOURS,
+        busy_seconds: float = 30.0,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._path = fspath(path)
+        if not self._path or ":memory:" in self._path:
+            raise SettingsError(f"database {self._path!r} forgets its keys: give the path of a file")
+        self._key_of = key or _msg_id
+        self._keep_ms = _positive("keep_hours", keep_hours) * _HOUR_MS
+        self._busy_seconds = _positive("busy_seconds", busy_seconds)
+        self._clock = clock
+        self._here = threading.local()
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The connection of the transaction, in a handler.
+        Raises ClientError: this thread is not in a handler with this ``dedupe``."""
+        connection: sqlite3.Connection | None = getattr(self._here, "connection", None)
+        if connection is None:
+            raise ClientError(f"no transaction of {self._path} here: use it in the handler, in the handler's thread")
+        return connection
+
+    def once(self, handler: Callable[..., object], group: str) -> Callable[..., object]:
+        """Wrap a handler; the result is called with the message before the handler's arguments.
+        Raises SettingsError: the handler is a coroutine function."""
+        if is_async(handler):
+            raise SettingsError(
+                "SqliteDedupe blocks, so the handler must be a plain function: write def, not async def"
+            )
+
+        def call(message: ReceivedMessage, *arguments: object) -> None:
+            with contextlib.closing(self._open()) as connection, _transaction(connection):
+                if not self._mark(connection, group, message):
+                    return
+                self._here.connection = connection
+                try:
+                    outcome = handler(*arguments)
+                finally:
+                    self._here.connection = None
+                if inspect.isawaitable(outcome):
+                    raise ClientError("the handler returned an awaitable: SqliteDedupe needs it to end when it returns")
+                if not connection.in_transaction:
+                    raise ClientError(f"the handler ended the transaction of {self._path}: leave that to SqliteDedupe")
+
+        return call
+
+    def _open(self) -> sqlite3.Connection:
+        # One for each message: against a commit it costs nothing, and no thread or fork shares it.
+        uri = self._path.startswith("file:")
+        return sqlite3.connect(self._path, timeout=self._busy_seconds, isolation_level=None, uri=uri)
+
+    def _mark(self, connection: sqlite3.Connection, group: str, message: ReceivedMessage) -> bool:
+        """Note a key and forget old ones; returns whether it is new."""
+        now_ms = self._clock.now_ms()
+        oldest_ms = now_ms - self._keep_ms
+        for statement in _CREATE:
+            connection.execute(statement)
+        connection.execute(_EXPIRE, (oldest_ms, _EXPIRED_PER_MESSAGE))
+        key = _checked_key(self._key_of, message)
+        return connection.execute(_MARK, (group, message.topic, key, now_ms, oldest_ms)).rowcount > 0
+
+
+class RedisDedupe:
+    """Keeps seen keys in Redis::
+
+        seen = RedisDedupe(redis.asyncio.Redis())
+
+        @consumer.on("Orders", dedupe=seen)
+        async def bill(message: ReceivedMessage) -> None: ...
+
+    A key is set before the handler is called and marked when it has returned; when it raises, the key is given back. If
+    another member is at work on the key, the message comes again later. A member that is killed holds its key until the
+    lease is over.
+
+    Args:
+        client: a ``redis.asyncio.Redis`` for handlers that are coroutine functions, a ``redis.Redis`` for plain ones.
+        key: what tells messages apart; None takes the ``msg_id``.
+        keep_hours: how long keys are kept.
+        lease_seconds: how long a handler may take; a delivery that comes later than that is handled beside it.
+        prefix: of the names in Redis.
+
+    Raises SettingsError: a time is not positive.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        key: _KeyOf | None = None,
+        keep_hours: float = KEEP_HOURS,
+        lease_seconds: float = 900.0,
+        prefix: str = "rmqkit:seen:",
+    ) -> None:
+        self._client = client
+        self._is_async = hasattr(type(client), "__aenter__")
+        self._key_of = key or _msg_id
+        self._keep_ms = round(_positive("keep_hours", keep_hours) * _HOUR_MS)
+        self._lease_ms = round(_positive("lease_seconds", lease_seconds) * 1000)
+        self._prefix = prefix
+
+    def once(self, handler: Callable[..., object], group: str) -> Callable[..., object]:
+        """Wrap a handler; the result is called with the message before the handler's arguments.
+        Raises SettingsError: the client blocks and the handler is a coroutine function, or the other way round."""
+        client, lease_ms, keep_ms = self._client, self._lease_ms, self._keep_ms
+        if is_async(handler) is not self._is_async:
+            kind = "a coroutine function (async def)" if self._is_async else "a plain function (def)"
+            raise SettingsError(f"RedisDedupe with a client of {type(client).__module__} needs {kind} as handler")
+
+        def name_of(message: ReceivedMessage) -> str:
+            return f"{self._prefix}{group}:{message.topic}:{_checked_key(self._key_of, message)}"
+
+        def call(message: ReceivedMessage, *arguments: object) -> None:
+            name, token = name_of(message), uuid.uuid4().hex
+            if not client.set(name, token, nx=True, px=lease_ms):
+                _check_done(client.get(name), name)
+                return
+            try:
+                handler(*arguments)
+            except BaseException:
+                with _reported(name):
+                    client.eval(_RELEASE, 1, name, token)
+                raise
+            # What fails now must not bring a message again that has been handled.
+            with _reported(name):
+                client.set(name, _DONE, px=keep_ms)
+
+        async def call_async(message: ReceivedMessage, *arguments: object) -> None:
+            name, token = name_of(message), uuid.uuid4().hex
+            if not await client.set(name, token, nx=True, px=lease_ms):
+                _check_done(await client.get(name), name)
+                return
+            try:
+                await cast("Awaitable[object]", handler(*arguments))
+            except BaseException:
+                with _reported(name):
+                    await client.eval(_RELEASE, 1, name, token)
+                raise
+            with _reported(name):
+                await client.set(name, _DONE, px=keep_ms)
+
+        return call_async if self._is_async else call
+
+
+def _check_done(value: str | bytes | None, name: str) -> None:
+    """Raises ConsumeLater: nobody has marked the key as done, so another member is at work on it."""
+    if value not in (_DONE, _DONE.encode()):
+        _log.info("key %s is being handled elsewhere: the message comes again later", name)
+        raise ConsumeLater
+
+
+@contextlib.contextmanager
+def _reported(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - of whichever client: the message's outcome is certain without it
+        _log.warning("key %s could not be marked: %s; a later delivery of it would be handled", name, error)
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    # At once, not with the first write: two deliveries of one message must not both find its key new.
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _msg_id(message: ReceivedMessage) -> str:
+    return message.msg_id
+
+
+def _checked_key(key_of: _KeyOf, message: ReceivedMessage) -> str:
+    """Raises ClientError: the program's key is no text, or empty."""
+    key: object = key_of(message)
+    if not isinstance(key, str) or not key:
+        raise ClientError(f"key of message {message.msg_id} is {key!r}: it must be text, and not empty")
+    return key
+
+
+def _positive(name: str, value: float) -> float:
+    if not value > 0:
+        raise SettingsError(f"{name} is {value}: it must be positive")
+    return value
