@@ -1,0 +1,247 @@
+"""Messages between FastStream and the clients.
+
+A handler's outcome reaches RocketMQ by what its message was told last:
+
+===================================  ==================================================================================
+the message was                      then
+===================================  ==================================================================================
+acknowledged (``ack``)               it is consumed
+``nack``                             it comes again after a delay, as often as the group retries; then it goes to the
+                                     dead letters
+``reject``                           it goes to the dead letters at once, with the reason as property
+nothing of it (``AckPolicy.MANUAL``  it comes again
+and a handler that did not say)
+===================================  ==================================================================================
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict, cast
+
+from faststream.message import AckStatus, StreamMessage, decode_message
+from faststream.response.publish_type import PublishType
+from faststream.response.response import BatchPublishCommand, PublishCommand, Response
+
+from rmqkit.client.consumer.consume import ConsumeLater
+from rmqkit.client.runtime.handlers import Reply
+from rmqkit.protocol import properties as names
+from rmqkit.protocol.message import Message, ReceivedMessage
+from rmqkit.protocol.properties import own_properties
+
+CONTENT_TYPE, CORRELATION_ID, REPLY_TO = "content-type", "correlation_id", "reply_to"
+"""Headers that FastStream's other brokers have under the same names."""
+
+_REQUESTER = "the requester"
+_NULL = b"null"
+_JSON = "application/json"
+
+
+class Delivery:
+    """What becomes of messages that a subscriber was given: the first that is said counts."""
+
+    def __init__(self) -> None:
+        self.status: AckStatus | None = None
+        self.error: BaseException | None = None
+        self._delay_level = 0
+        self._delay_ms: int | None = None
+        self._reason: str | None = None
+
+    def settle(
+        self, status: AckStatus, *, delay_level: int = 0, delay_ms: int | None = None, reason: str | None = None
+    ) -> None:
+        if self.status is None:
+            self.status = status
+            self._delay_level, self._delay_ms, self._reason = delay_level, delay_ms, reason
+
+    def finish(self) -> None:
+        """Return to consume the messages. Raises ConsumeLater: they come again, or go to the dead letters."""
+        if self.status is AckStatus.REJECTED:
+            error = self.error
+            reason = self._reason if error is None else self._reason or f"{type(error).__name__}: {error}"
+            raise ConsumeLater(-1, reason=reason)
+        if self.status is not AckStatus.ACKED:
+            raise ConsumeLater(self._delay_level, invisible_ms=self._delay_ms)
+
+
+delivery_here: contextvars.ContextVar[Delivery | None] = contextvars.ContextVar("delivery_here", default=None)
+"""The delivery under way: parsers are called with the message alone."""
+
+
+class _Acknowledged(StreamMessage[Any]):
+    """What single messages and batches have in common."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._delivery = delivery_here.get()
+
+    async def ack(self) -> None:
+        """Consume the message."""
+        self._settle(AckStatus.ACKED)
+        await super().ack()
+
+    async def nack(self, *, delay_level: int = 0, delay_ms: int | None = None) -> None:
+        """Have the message again: after a delay level of the broker's, 0 lets it choose; of a group that pops, after
+        ``delay_ms``."""
+        self._settle(AckStatus.NACKED, delay_level=delay_level, delay_ms=delay_ms)
+        await super().nack()
+
+    async def reject(self, reason: str | None = None) -> None:
+        """Send the message to the dead letters; None has what the handler raised as the reason."""
+        self._settle(AckStatus.REJECTED, reason=reason)
+        await super().reject()
+
+    def _settle(self, status: AckStatus, **how: Any) -> None:
+        if self._delivery is not None:
+            self._delivery.settle(status, **how)
+
+
+class RocketMessage(_Acknowledged):
+    """A received message, as a handler gets it that asks for one: ``message: RocketMessage``.
+    ``raw_message`` is the `ReceivedMessage`, of a response the `Reply`; ``headers`` are the program's properties."""
+
+    raw_message: ReceivedMessage | Reply
+
+
+class RocketBatchMessage(_Acknowledged):
+    """The messages of a batch; what it is told holds for all of them."""
+
+    raw_message: list[ReceivedMessage]
+
+
+async def parse_message(message: ReceivedMessage | Reply) -> RocketMessage:
+    """Make FastStream's message of a client's."""
+    headers = own_properties(message.properties)
+    is_request = bool(message.properties.get(names.REPLY_TO_CLIENT)) and isinstance(message, ReceivedMessage)
+    return RocketMessage(
+        raw_message=message,
+        body=message.body,
+        headers=headers,
+        content_type=headers.get(CONTENT_TYPE),
+        correlation_id=headers.get(CORRELATION_ID),
+        message_id=message.properties.get(names.UNIQ_KEY),
+        reply_to=_REQUESTER if is_request else headers.get(REPLY_TO, ""),
+    )
+
+
+async def decode_one(message: StreamMessage[Any]) -> Any:
+    return decode_message(message)
+
+
+async def parse_batch(messages: list[ReceivedMessage]) -> RocketBatchMessage:
+    """Make one message of a batch."""
+    headers = [own_properties(message.properties) for message in messages]
+    return RocketBatchMessage(
+        raw_message=messages,
+        body=[message.body for message in messages],
+        headers=headers[0] if headers else {},
+        batch_headers=headers,
+    )
+
+
+# FastStream knows by the name that a subscriber decodes batches.
+async def decode_batch(message: StreamMessage[list[ReceivedMessage]]) -> list[Any]:
+    return [decode_message(await parse_message(one)) for one in message.raw_message]
+
+
+class MessageOptions(TypedDict, total=False):
+    """What a message may have besides its body and headers; see `Message`."""
+
+    tags: str | None
+    keys: Sequence[str]
+    sharding_key: str | None
+    priority: int | None
+    delay_level: int
+    delay_ms: int | None
+    deliver_at_ms: int | None
+
+
+class RocketResponse(Response):
+    """What a handler may return to choose options of the message that is published::
+
+        return RocketResponse(bill, tags="new")
+
+    Args:
+        options: as `Message` has them: ``tags``, ``keys``, ``sharding_key``, ``priority``, ``delay_level``,
+            ``delay_ms``, ``deliver_at_ms``.
+    """
+
+    def __init__(
+        self,
+        body: Any,
+        *,
+        headers: dict[str, Any] | None = None,
+        correlation_id: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(body, headers=headers, correlation_id=correlation_id)
+        self.options = cast("MessageOptions", options)
+
+    def as_publish_command(self) -> RocketPublishCommand:
+        return RocketPublishCommand(
+            self.body,
+            headers=self.headers,
+            correlation_id=self.correlation_id,
+            options=self.options,
+            _publish_type=PublishType.PUBLISH,
+        )
+
+
+class RocketPublishCommand(BatchPublishCommand):
+    """One publication on its way through the middlewares."""
+
+    def __init__(
+        self,
+        body: Any,
+        /,
+        *bodies: Any,
+        _publish_type: PublishType,
+        topic: str = "",
+        headers: dict[str, Any] | None = None,
+        reply_to: str = "",
+        correlation_id: str | None = None,
+        timeout: float | None = None,
+        options: MessageOptions | None = None,
+    ) -> None:
+        super().__init__(
+            body,
+            *bodies,
+            destination=topic,
+            headers=headers,
+            reply_to=reply_to,
+            correlation_id=correlation_id,
+            _publish_type=_publish_type,
+        )
+        self.timeout = timeout
+        self.options: MessageOptions = options or {}
+        self.request: ReceivedMessage | None = None
+        """What is replied to."""
+
+    @classmethod
+    def from_cmd(cls, cmd: PublishCommand, *, batch: bool = False) -> RocketPublishCommand:
+        if isinstance(cmd, RocketPublishCommand):
+            return cmd
+        body, bodies = cls._parse_bodies(cmd.body, batch=batch)
+        return cls(
+            body,
+            *bodies,
+            topic=cmd.destination,
+            headers=cmd.headers,
+            reply_to=cmd.reply_to,
+            correlation_id=cmd.correlation_id,
+            _publish_type=cmd.publish_type,
+        )
+
+    def message(self, encoded: tuple[bytes, str | None]) -> Message:
+        """The message of an encoded body. None becomes JSON's ``null``: in RocketMQ a body has at least a byte."""
+        body, content_type = encoded if self.body is not None or encoded[0] else (_NULL, _JSON)
+        headers: Mapping[str, Any] = {
+            CONTENT_TYPE: content_type,
+            CORRELATION_ID: self.correlation_id,
+            REPLY_TO: self.reply_to,
+            **self.headers,
+        }
+        # A property without a value would not be read again.
+        properties = {name: str(value) for name, value in headers.items() if value not in (None, "")}
+        return Message(topic=self.destination, body=body, properties=properties, **self.options)
