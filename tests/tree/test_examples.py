@@ -46,6 +46,8 @@ done again: \['7'\]""",
 turned away: the body is no Ticket: seat: String should match pattern .*; price: Input should be greater than 0""",
     "idempotent.py": r"""stored: 3 messages, 2 with the same id
 booked: \[\('alice', 100\), \('bob', 50\)\]""",
+    "celery_tasks.py": r"""3 \+ 4 = 7
+later: 7 \* 6 = 42""",
     "faststream_service.py": r"""billed: order, 17
 shipped: order 17 for 40\.0""",
     "tracing.py": r"""child span: send Bills

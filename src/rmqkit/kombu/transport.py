@@ -1,0 +1,280 @@
+"""The transport: queues of kombu are topics, which all workers pop as members of one group.
+
+======================  =========================================================================================
+kombu and Celery        RocketMQ
+======================  =========================================================================================
+queue                   a topic of that name; characters that a topic may not have become ``%`` and their code
+publish                 a send; the task's id is the message's key
+publish with an ETA     a timed message: the broker keeps it until then, and no worker holds it (`DELAY_MS_MAX` at a
+(``countdown``,         time; it is put aside anew until it is due)
+``retry``)
+receive                 a pop: the message is hidden from others for ``visibility_timeout`` seconds
+acknowledge             an ack; what a worker that died did not acknowledge comes again when its time is over
+reject, requeue,        the invisible time ends at once, so that the message comes again, to whoever asks
+shutdown
+reject for good         an ack
+purge                   pops and acks until nothing is left
+======================  =========================================================================================
+
+There is no fanout: Celery switches remote control (``celery inspect``, ``celery control``), events between workers and
+gossip off by itself, as with SQS. Which queues an exchange is bound to, each process keeps for itself.
+
+Options in ``broker_transport_options``:
+
+======================  =========================================================================================
+``visibility_timeout``  seconds, 3600; longer than the longest task with ``acks_late``
+``group``               the consumer group, ``celery``
+``name_servers``        ``host:port;host:port`` in place of the URL's host
+``wait_seconds``        how long one pop waits for a message, 1
+======================  =========================================================================================
+
+A URL with a user and a password signs every request with them: ``rocketmq://user:secret@host:9876//``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from queue import Empty
+from typing import Any
+
+from kombu.transport import virtual
+from kombu.utils.json import dumps, loads
+from kombu.utils.uuid import uuid
+
+from rmqkit.client.runtime.settings import ProducerSettings, PushConsumerSettings, StartFrom
+from rmqkit.clock import SYSTEM_CLOCK
+from rmqkit.errors import ClientError, NoNameServer, NoRoute, RemotingError, SendFailed
+from rmqkit.protocol.message import Message, ReceivedMessage
+from rmqkit.sync import PopConsumer, Producer
+
+__all__ = ["Channel", "Transport"]
+
+DELAY_MS_MAX = 2 * 24 * 3_600_000
+"""Brokers take times up to 3 days from now (``timerMaxDelaySec``)."""
+
+_GROUP = "celery"
+_VISIBILITY_SECONDS = 3600
+_WAIT_SECONDS = 1.0
+_BATCH_MAX = 32
+_SOON_MS = 1000
+_AT_ONCE_MS = 1
+_TOPIC_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+
+
+def topic_of(queue: str) -> str:
+    """The topic of a queue: legal characters stay, others become ``%`` and their UTF-8 bytes in hexadecimal."""
+    return "".join(
+        one if one in _TOPIC_CHARACTERS else "".join(f"%{byte:02X}" for byte in one.encode()) for one in queue
+    )
+
+
+class Channel(virtual.Channel):  # type: ignore[misc]
+    """One channel: what it was given and has not acknowledged is its own."""
+
+    connection: Transport
+
+    def __init__(self, connection: Transport, **options: Any) -> None:
+        super().__init__(connection, **options)
+        self._popped: dict[str, ReceivedMessage] = {}
+        self._turn = 0
+
+    # -- kombu's side
+
+    def basic_consume(self, queue: str, no_ack: bool, *args: Any, **options: Any) -> Any:
+        if no_ack:
+            self.connection.no_ack_queues.add(queue)
+        return super().basic_consume(queue, no_ack, *args, **options)
+
+    def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
+        message = super().basic_get(queue, no_ack=no_ack, **options)
+        if message is not None and no_ack:
+            self._ack(message.delivery_tag)
+        return message
+
+    def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
+        self._ack(delivery_tag)
+        super().basic_ack(delivery_tag, multiple)
+
+    def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        if not requeue:
+            self._ack(delivery_tag)
+        super().basic_reject(delivery_tag, requeue=requeue)
+
+    # -- the virtual channel's side
+
+    def _put(self, queue: str, message: dict[str, Any], **options: Any) -> None:
+        headers = message.get("headers") or {}
+        task_id = headers.get("id")
+        sent = Message(
+            topic=topic_of(queue),
+            body=dumps(message).encode(),
+            keys=[task_id] if isinstance(task_id, str) and task_id and " " not in task_id else [],
+        )
+        delay_ms = _due_ms(headers) - SYSTEM_CLOCK.now_ms()
+        if delay_ms > 0:
+            sent.deliver_at_ms = SYSTEM_CLOCK.now_ms() + min(delay_ms, DELAY_MS_MAX)
+        self.connection.producer.send(sent)
+
+    def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
+        for payload in self._pop(queue, 1, timeout or 0.0):
+            return payload
+        raise Empty
+
+    def _get_many(self, queues: list[str], timeout: float | None = None) -> None:
+        """Deliver what one of the queues has: the next one in turn is waited for when all are empty. Raises Empty."""
+        count = min(_BATCH_MAX, self.qos.can_consume_max_estimate() or _BATCH_MAX)
+        self._turn += 1
+        start = self._turn % len(queues)
+        in_turn = queues[start:] + queues[:start]
+        wait_seconds = min(_WAIT_SECONDS if timeout is None else timeout, self.connection.wait_seconds)
+        for queue in in_turn:
+            payloads = self._pop(queue, count, wait_seconds if queue is in_turn[-1] else 0.0)
+            for payload in payloads:
+                self.connection._deliver(payload, queue)
+                if queue in self.connection.no_ack_queues:
+                    self._ack(payload["properties"]["delivery_tag"])
+            if payloads:
+                return
+        raise Empty
+
+    def _pop(self, queue: str, count: int, wait_seconds: float) -> list[dict[str, Any]]:
+        consumer, invisible_ms = self.connection.consumer, self.connection.visibility_ms
+        try:
+            popped = consumer.pop(
+                topic_of(queue), max_count=count, invisible_ms=invisible_ms, poll_ms=round(wait_seconds * 1000)
+            )
+        except NoRoute:
+            # Nobody has sent to it yet: brokers make a topic with its first message.
+            time.sleep(wait_seconds)
+            return []
+        payloads = []
+        for message in popped:
+            payload = loads(message.body)
+            if _due_ms(payload.get("headers") or {}) > SYSTEM_CLOCK.now_ms() + _SOON_MS:
+                # Further away than brokers keep a message, or published otherwise: until then nobody has it.
+                self._put(queue, payload)
+                consumer.ack(message)
+                continue
+            # A tag of its own for each delivery: a message may come twice to one worker.
+            tag = payload["properties"]["delivery_tag"] = uuid()
+            self._popped[tag] = message
+            payloads.append(payload)
+        return payloads
+
+    def _restore(self, message: virtual.Message) -> None:
+        """Have a message come again at once."""
+        received = self._popped.pop(message.delivery_tag, None)
+        if received is not None:
+            self.connection.consumer.change_invisible_time(received, _AT_ONCE_MS)
+
+    def _ack(self, delivery_tag: str) -> None:
+        received = self._popped.pop(delivery_tag, None)
+        if received is not None:
+            self.connection.consumer.ack(received)
+
+    def _purge(self, queue: str) -> int:
+        count = 0
+        while payloads := self._pop(queue, _BATCH_MAX, 0.0):
+            for payload in payloads:
+                self._ack(payload["properties"]["delivery_tag"])
+            count += len(payloads)
+        return count
+
+    def _delete(self, queue: str, *args: Any, **options: Any) -> None:
+        """Leave the topic: other programs may have it."""
+
+
+class Transport(virtual.Transport):  # type: ignore[misc]
+    """kombu's transport of the scheme ``rocketmq``: a producer and a consumer for each connection."""
+
+    Channel = Channel
+
+    default_port = 9876
+    driver_type = driver_name = "rocketmq"
+    # A pop waits at the broker: nothing is gained by a pause between two of them.
+    polling_interval: float | None = None
+    connection_errors = (*virtual.Transport.connection_errors, RemotingError, NoRoute, SendFailed)
+    channel_errors = (*virtual.Transport.channel_errors, ClientError)
+    implements = virtual.Transport.implements.extend(exchange_type=frozenset(["direct", "topic"]))
+
+    def __init__(self, client: Any, **options: Any) -> None:
+        super().__init__(client, **options)
+        given = client.transport_options
+        self.visibility_ms = round(given.get("visibility_timeout", _VISIBILITY_SECONDS) * 1000)
+        self.wait_seconds: float = given.get("wait_seconds", _WAIT_SECONDS)
+        self.no_ack_queues: set[str] = set()
+        self._group: str = given.get("group", _GROUP)
+        self._producer: Producer | None = None
+        self._consumer: PopConsumer | None = None
+
+    def driver_version(self) -> str:
+        return version("rmqkit")
+
+    def establish_connection(self) -> Any:
+        """Ask the name server. Raises NoNameServer: none answers; kombu tries again."""
+        try:
+            self.producer.queues(topic_of(self._group))
+        except NoNameServer:
+            self._close_clients()  # kombu closes only what was established
+            raise
+        except NoRoute:
+            pass  # a name server said so
+        return super().establish_connection()
+
+    def close_connection(self, connection: Any) -> None:
+        try:
+            super().close_connection(connection)  # gives back what is not acknowledged
+        finally:
+            self._close_clients()
+
+    def _close_clients(self) -> None:
+        consumer, producer, self._consumer, self._producer = self._consumer, self._producer, None, None
+        if consumer is not None:
+            consumer.close()
+        if producer is not None:
+            producer.close()
+
+    @property
+    def producer(self) -> Producer:
+        if self._producer is None:
+            settings = ProducerSettings(**self._credentials())
+            self._producer = _started(lambda: Producer(self._group, self._name_servers, settings=settings))
+        return self._producer
+
+    @property
+    def consumer(self) -> PopConsumer:
+        if self._consumer is None:
+            first = StartFrom.FIRST_OFFSET  # tasks that were sent before the first worker came
+            settings = PushConsumerSettings(start_from=first, **self._credentials())
+            self._consumer = _started(lambda: PopConsumer(self._group, self._name_servers, settings=settings))
+        return self._consumer
+
+    @property
+    def _name_servers(self) -> str:
+        given = self.client.transport_options.get("name_servers")
+        return given or f"{self.client.hostname or '127.0.0.1'}:{self.client.port or self.default_port}"
+
+    def _credentials(self) -> dict[str, Any]:
+        user, password = self.client.userid, self.client.password
+        return {"access_key": user, "secret_key": password} if user and password else {}
+
+
+def _started(make: Callable[[], Any]) -> Any:
+    client = make()
+    client.start()
+    return client
+
+
+def _due_ms(headers: dict[str, Any]) -> int:
+    """When a task is due, in ms since the epoch; 0 at once. Celery writes a time without a zone in UTC."""
+    eta = headers.get("eta")
+    try:
+        due = datetime.fromisoformat(eta) if isinstance(eta, str) else eta
+    except ValueError:
+        return 0  # Celery says what is wrong with it
+    if not isinstance(due, datetime):
+        return 0
+    return round((due if due.tzinfo else due.replace(tzinfo=UTC)).timestamp() * 1000)

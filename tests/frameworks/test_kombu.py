@@ -1,0 +1,294 @@
+"""kombu's connections and Celery's workers over our own broker, with their own releases."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from queue import Empty
+
+import kombu
+import pytest
+from kombu.exceptions import OperationalError
+
+from rmqkit.clock import SYSTEM_CLOCK
+from rmqkit.errors import NoRoute
+from rmqkit.kombu.transport import DELAY_MS_MAX, Channel, Transport, topic_of
+from rmqkit.protocol.message import Message
+from tests.client.messages import received
+from tests.client.peers import standalone
+
+ROOT = Path(__file__).parents[2]
+SECONDS_MAX = 200
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def url(tmp_path):
+    with standalone(tmp_path) as address:
+        yield f"rocketmq://{address}//"
+
+
+def connect(url: str, **options) -> kombu.Connection:
+    return kombu.Connection(url, transport_options={"wait_seconds": 0.2, **options})
+
+
+@pytest.mark.parametrize(
+    ("queue", "topic"),
+    [("celery", "celery"), ("shop.orders", "shop%2Eorders"), ("a b", "a%20b"), ("ö", "%C3%B6"), ("a_B-9", "a_B-9")],
+)
+def test_a_queue_is_a_topic(queue, topic):
+    assert topic_of(queue) == topic
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import celery; print(type(celery.Celery(broker='rocketmq://h:1//').connection_for_read().transport))",
+        "import kombu, rmqkit.kombu; print(type(kombu.Connection('rocketmq://h:1//').transport))",
+    ],
+    ids=["Celery", "kombu"],
+)
+def test_the_scheme_is_known_to_celery_by_itself_and_to_kombu_by_an_import(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=SECONDS_MAX)
+    assert done.stdout.strip() == f"<class '{Transport.__module__}.Transport'>"
+
+
+def test_messages_go_in_and_come_out(url):
+    with connect(url) as connection:
+        with contextlib.closing(connection.SimpleQueue("shop.orders")) as queue:
+            queue.put({"id": 17}, headers={"a": "b"})
+            message = queue.get(timeout=SECONDS_MAX)
+            assert (message.payload, message.headers["a"]) == ({"id": 17}, "b")
+            message.ack()
+        with contextlib.closing(connection.SimpleQueue("shop.orders")) as queue, pytest.raises(queue.Empty):
+            queue.get(timeout=0.1)
+
+
+def test_what_was_not_acknowledged_comes_again_when_the_connection_closes(url):
+    with connect(url) as connection, contextlib.closing(connection.SimpleQueue("orders")) as queue:
+        queue.put("x")
+        queue.get(timeout=SECONDS_MAX)
+    with connect(url) as connection, contextlib.closing(connection.SimpleQueue("orders")) as queue:
+        message = queue.get(timeout=SECONDS_MAX)
+        assert message.payload == "x"
+        message.ack()
+    with connect(url) as connection, contextlib.closing(connection.SimpleQueue("orders")) as queue:
+        assert queue.clear() == 0
+
+
+def test_what_its_consumer_lost_comes_again_after_the_visibility_timeout(url):
+    with connect(url, visibility_timeout=0.5) as lost, contextlib.closing(lost.SimpleQueue("orders")) as queue:
+        queue.put("x")
+        first = queue.get(timeout=SECONDS_MAX)
+        with connect(url) as connection, contextlib.closing(connection.SimpleQueue("orders")) as other:
+            second = other.get(timeout=SECONDS_MAX)
+            assert second.payload == first.payload
+            second.ack()
+
+
+def test_a_message_may_be_had_again_or_not(url):
+    with connect(url) as connection, contextlib.closing(connection.SimpleQueue("orders")) as queue:
+        queue.put("x")
+        queue.get(timeout=SECONDS_MAX).requeue()
+        queue.get(timeout=SECONDS_MAX).reject()
+    with connect(url) as connection, contextlib.closing(connection.SimpleQueue("orders")) as queue:
+        assert queue.clear() == 0
+
+
+def test_a_queue_can_be_emptied(url):
+    with connect(url) as connection:
+        channel = connection.channel()
+        assert channel.queue_purge("orders") == 0
+        with contextlib.closing(connection.SimpleQueue("orders")) as queue:
+            for number in range(50):
+                queue.put(number)
+        assert channel.queue_purge("orders") == 50
+        assert channel.queue_purge("orders") == 0
+
+
+def test_no_more_come_than_are_prefetched(url):
+    got = []
+    with connect(url) as connection:
+        channel = connection.channel()
+        queues = [kombu.Queue(name, kombu.Exchange("shop"), routing_key=name, channel=channel) for name in ("a", "b")]
+        with connection.Producer(channel) as producer:
+            for number in range(10):
+                name = "ab"[number % 2]
+                producer.publish(number, exchange=queues[0].exchange, routing_key=name, declare=queues)
+        channel.basic_qos(0, 3, False)
+        with connection.Consumer(queues, callbacks=[lambda body, message: got.append(message)], channel=channel):
+            while len(got) < 3:
+                connection.drain_events(timeout=SECONDS_MAX)
+            with pytest.raises(TimeoutError):
+                connection.drain_events(timeout=0.1)
+            assert len(got) == 3
+            done = 0
+            while done < 10:
+                got[done].ack()
+                done += 1
+                while len(got) < min(10, done + 3):
+                    connection.drain_events(timeout=SECONDS_MAX)
+        assert sorted(message.payload for message in got) == list(range(10))
+
+
+def test_messages_of_consumers_without_acknowledgements_are_acknowledged(url):
+    got = []
+    with connect(url) as connection:
+        with contextlib.closing(connection.SimpleQueue("orders")) as queue:
+            queue.put("x")
+        with connection.Consumer(
+            [kombu.Queue("orders")], callbacks=[lambda body, message: got.append(body)], no_ack=True
+        ):
+            connection.drain_events(timeout=SECONDS_MAX)
+    assert got == ["x"]
+    with connect(url) as connection:
+        assert connection.channel().queue_purge("orders") == 0
+
+
+def test_without_a_name_server_a_connection_fails_as_kombu_expects():
+    with connect("rocketmq://127.0.0.1:1//") as connection, pytest.raises(OperationalError):
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+
+
+def test_the_url_may_have_a_user():
+    connection = kombu.Connection("rocketmq://me:secret@shop:9999//", transport_options={"name_servers": None})
+    made = connection.transport
+    assert (made._name_servers, made._credentials()) == ("shop:9999", {"access_key": "me", "secret_key": "secret"})
+    several = kombu.Connection("rocketmq://", transport_options={"name_servers": "a:1;b:2"}).transport
+    assert (several._name_servers, several._credentials()) == ("a:1;b:2", {})
+
+
+class Wire:
+    """Stands for a transport's producer and consumer: writes down what is sent and acknowledged."""
+
+    def __init__(self, *messages) -> None:
+        self.sent: list[Message] = []
+        self.acknowledged, self.messages = [], list(messages)
+        self.producer = self.consumer = self
+
+    def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    def ack(self, message) -> None:
+        self.acknowledged.append(message)
+
+    def pop(self, topic, **options):
+        if not self.messages:
+            raise NoRoute("no topic")
+        return self.messages
+
+    visibility_ms, wait_seconds = 1000, 0.0
+
+
+def channel_over(wire: Wire) -> Channel:
+    channel = Channel.__new__(Channel)
+    channel.connection, channel._popped = wire, {}
+    return channel
+
+
+def in_ms(milliseconds: int, *, zone: bool = True) -> str:
+    due = datetime.fromtimestamp((SYSTEM_CLOCK.now_ms() + milliseconds) / 1000, UTC)
+    return due.isoformat() if zone else due.replace(tzinfo=None).isoformat()
+
+
+@pytest.mark.parametrize(
+    ("eta", "delay_ms"),
+    [
+        (None, None),
+        ("soon", None),
+        (in_ms(-HOUR_MS), None),
+        (in_ms(10 * HOUR_MS), 10 * HOUR_MS),
+        (in_ms(10 * HOUR_MS, zone=False), 10 * HOUR_MS),
+        (in_ms(1000 * HOUR_MS), DELAY_MS_MAX),
+    ],
+    ids=["none", "illegal", "past", "later", "without a zone", "beyond what brokers take"],
+)
+def test_a_task_with_a_time_is_a_timed_message(eta, delay_ms):
+    wire = Wire()
+    channel_over(wire)._put("orders", {"body": "", "headers": {"id": "task-17", "eta": eta}})
+    (sent,) = wire.sent
+    assert (sent.topic, sent.keys) == ("orders", ["task-17"])
+    if delay_ms is None:
+        assert sent.deliver_at_ms is None
+    else:
+        assert sent.deliver_at_ms is not None
+        assert abs(sent.deliver_at_ms - SYSTEM_CLOCK.now_ms() - delay_ms) < 10 * 60_000
+
+
+def test_a_task_that_comes_before_its_time_is_put_aside_anew():
+    body = b'{"body": "", "headers": {"eta": "%s"}, "properties": {}}' % in_ms(100 * HOUR_MS).encode()
+    wire = Wire(received(1, body))
+    assert channel_over(wire)._pop("orders", 1, 0.0) == []
+    assert wire.acknowledged == wire.messages
+    assert len(wire.sent) == 1
+
+
+def test_a_queue_without_a_topic_is_empty():
+    with pytest.raises(Empty):
+        channel_over(Wire())._get("orders")
+
+
+# -- Celery
+
+
+@contextlib.contextmanager
+def worker(url: str, *arguments: str, **environment: str):
+    command = [sys.executable, "-m", "celery", "-A", "tests.frameworks.celery_app", "worker", "-c", "1", "-l", "INFO"]
+    own = {**os.environ, "BROKER_URL": url, "PYTHONUNBUFFERED": "1", **environment}
+    with subprocess.Popen(
+        [*command, *arguments], cwd=ROOT, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def until_line(process: subprocess.Popen, *texts: str) -> list[str]:
+    """Read what a worker says until each text was in a line."""
+    said: list[str] = []
+    missing = list(texts)
+    for line in process.stdout:
+        said.append(line)
+        missing = [text for text in missing if text not in line]
+        if not missing:
+            return said
+    raise AssertionError(f"{missing} not in:\n{''.join(said)}")
+
+
+def call(url: str, task: str, *arguments: object) -> None:
+    from celery import Celery
+
+    with Celery("caller", broker=url, set_as_current=False) as app:
+        app.send_task(f"tests.frameworks.celery_app.{task}", arguments, ignore_result=True)
+
+
+def test_a_celery_worker_runs_unchanged(url):
+    call(url, "bill", 17)  # before there is a worker
+    with worker(url) as process:
+        until_line(process, "billed 17", "shipped 17")
+        call(url, "flaky", 18)
+        until_line(process, "try 0 of 18", "try 1 of 18", "try 2 of 18")
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=SECONDS_MAX)
+        assert process.returncode == 0, said
+    with connect(url) as connection:
+        assert connection.channel().queue_purge("celery") == 0
+
+
+@pytest.mark.faults
+def test_a_task_of_a_killed_worker_is_done_by_another(url):
+    call(url, "deadly", 17)
+    with worker(url, VISIBILITY="2", DEADLY="1") as process:
+        assert process.wait(SECONDS_MAX) == -signal.SIGKILL
+    with worker(url) as process:
+        until_line(process, "survived 17")
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=SECONDS_MAX)
+        assert process.returncode == 0
