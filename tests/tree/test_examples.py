@@ -50,6 +50,8 @@ booked: \[\('alice', 100\), \('bob', 50\)\]""",
 later: 7 \* 6 = 42""",
     "faststream_service.py": r"""billed: order, 17
 shipped: order 17 for 40\.0""",
+    "traced.py": r"""spans: checkout, process Checkouts, send Checkouts, write the bill
+one trace: True""",
     "tracing.py": r"""child span: send Bills
 root span: checkout
 child span: write the bill

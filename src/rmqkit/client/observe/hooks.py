@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct, field
@@ -247,6 +247,15 @@ class Hooks(tuple[Hook, ...]):
 
 
 NO_HOOKS = Hooks(())
+
+
+default_hooks: list[Hook] = []
+"""Hooks of every client that is made from now on, besides its own; OpenTelemetry's instrumentor puts one here."""
+
+
+def with_defaults(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
+    """The hooks of a client: its own, and those defaults of whose kind it was given none."""
+    return (*hooks, *(one for one in default_hooks if not any(type(given) is type(one) for given in hooks)))
 
 
 def _begin(starts: list[Callable[[A], Callable[[Any], None] | None]], about: A) -> Callable[[Any], None]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from rmqkit.client.observe.hooks import BackgroundHook, Hook, Hooks
+from rmqkit.client.observe.hooks import BackgroundHook, Hook, Hooks, with_defaults
 from rmqkit.client.runtime import process
 from rmqkit.client.runtime.process import run
 from rmqkit.client.runtime.runtime import ClientRuntime
@@ -104,6 +104,7 @@ class Client:
         self._runtime = runtime or ClientRuntime(name_servers, settings=settings, clock=clock)
         self._trace = self._make_trace(settings) if settings.enable_trace else None
         # The trace comes last, so it begins last and ends first: what other hooks take is not in its times.
+        hooks = with_defaults(hooks)
         self._hooks = Hooks(hooks if self._trace is None else (*hooks, self._trace))
         self._state = _State.NEW
         self._is_registered = False

@@ -1,0 +1,34 @@
+"""OpenTelemetry's instrumentor: ``opentelemetry-instrument python app.py`` traces every client, without a line in it.
+
+It is the entry point of that command, and may be called by programs::
+
+    RmqkitInstrumentor().instrument(tracer_provider=provider)
+
+Clients made from then on have the hook of `otel`, unless they were given one. Needs ``rmqkit[otel]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
+
+from rmqkit.client.observe.hooks import default_hooks
+from rmqkit.client.observe.otel import Telemetry
+
+__all__ = ["RmqkitInstrumentor"]
+
+
+class RmqkitInstrumentor(BaseInstrumentor):  # type: ignore[misc]
+    """Switches tracing on and off for all clients that are made afterwards: `instrument`, `uninstrument`.
+    ``tracer_provider`` None takes the process's."""
+
+    def instrumentation_dependencies(self) -> Collection[str]:
+        return ("rmqkit",)
+
+    def _instrument(self, **options: Any) -> None:
+        default_hooks.append(Telemetry(options.get("tracer_provider")))
+
+    def _uninstrument(self, **options: Any) -> None:
+        default_hooks[:] = [hook for hook in default_hooks if not isinstance(hook, Telemetry)]
