@@ -110,6 +110,25 @@ def test_clients_send_tail_and_admin_work(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_sizes_are_shown_in_tables() -> None:
+    program = "\nfrom rmqkit.cli.printing import cell\nprint(cell('bodyBytes', 1536), cell('storeSize', 200))"
+    assert asyncio.run(run(program)) == (0, "1.5 KiB 200 B\n", "")
+
+
+def test_the_fixtures_say_in_one_line_what_they_need(tmp_path: Path) -> None:
+    """pytest needs more of Windows than the names that were taken away, so the plugin alone believes to be there."""
+    believes = (
+        "import types, rmqkit.testing.plugin\nrmqkit.testing.plugin.sys = types.SimpleNamespace(platform='win32')\n"
+    )
+    (tmp_path / "conftest.py").write_text(believes)
+    (tmp_path / "test_it.py").write_text("def test_it(rmq_broker): ...\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "COLUMNS": "200"})
+    needed = "rmq_broker needs Linux or macOS, and this is Windows: run the tests in WSL or in a container"
+    assert done.returncode == 1
+    assert done.stdout.count(f"Failed: {needed}") == 1, done.stdout
+
+
 @pytest.mark.parametrize("command", ["broker", "store"])
 def test_servers_say_in_one_line_what_they_need(command: str) -> None:
     code, out, err = asyncio.run(run(RMQ, command))

@@ -51,7 +51,7 @@ def cell(name: str, value: Any) -> str:
         case int() if name.lower().endswith("timestamp"):
             return time_text(value) if value else ""
         case int() if "bytes" in name.lower() or name == "storeSize":
-            from rmqkit.broker.operations.brokers import bytes_text
+            from rmqkit.protocol.schemas.brokers import bytes_text
 
             return bytes_text(value)
         case int() | float():

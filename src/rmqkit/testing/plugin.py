@@ -25,6 +25,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
+import sys
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 @pytest.fixture
 def rmq_broker(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
     """A name server and a broker."""
+    if sys.platform == "win32":
+        needed = "rmq_broker needs Linux or macOS, and this is Windows: run the tests in WSL or in a container"
+        pytest.fail(needed, pytrace=False)
     from rmqkit.testing.cluster import LocalCluster
 
     wanted = _wanted(request)

@@ -8,10 +8,11 @@ import re
 
 import pytest
 
-from rmqkit.broker.operations.brokers import ALWAYS, bytes_text, disk_ratio, run_time_text
+from rmqkit.broker.operations.brokers import ALWAYS, disk_ratio, run_time_text
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
+from rmqkit.protocol.schemas.brokers import bytes_text
 from rmqkit.protocol.schemas.send import SendMessageRequest
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone

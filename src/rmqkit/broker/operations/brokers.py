@@ -33,7 +33,7 @@ from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode, ResponseCode, ve
 from rmqkit.protocol.command import Command, decode_fields, reply
 from rmqkit.protocol.names import SCHEDULE_TOPIC
 from rmqkit.protocol.record import decode_record
-from rmqkit.protocol.schemas.brokers import BrokerConfigResponse
+from rmqkit.protocol.schemas.brokers import BrokerConfigResponse, bytes_text
 from rmqkit.protocol.schemas.topics import DataVersion, KVTable
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import Router, change_settings, settings_reply
@@ -172,14 +172,6 @@ def earliest_store_time(store: MessageStore) -> int:
 def disk_ratio(path: Path) -> float:
     """The used part of a disk, rounded up to percent."""
     return used_percent(path) / 100
-
-
-def bytes_text(count: int) -> str:
-    """Bytes in the largest unit that leaves at least 1: ``0 B``, ``1.5 KiB``, ``252.0 GiB``."""
-    if count < 1024:
-        return f"{count} B"
-    exponent = min(6, (count.bit_length() - 1) // 10)
-    return f"{count / 1024**exponent:.1f} {'KMGTPE'[exponent - 1]}iB"
 
 
 def run_time_text(ms: float) -> str:

@@ -377,3 +377,11 @@ class TimerMetrics(Struct, rename="camel"):
 
     data_version: DataVersion = field(default_factory=DataVersion)
     timing_count: dict[str, TimingCount] = field(default_factory=dict)
+
+
+def bytes_text(count: int) -> str:
+    """Bytes for people, in the largest unit that leaves at least 1: ``0 B``, ``1.5 KiB``, ``252.0 GiB``."""
+    if count < 1024:
+        return f"{count} B"
+    exponent = min(6, (count.bit_length() - 1) // 10)
+    return f"{count / 1024**exponent:.1f} {'KMGTPE'[exponent - 1]}iB"

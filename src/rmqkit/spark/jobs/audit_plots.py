@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from rmqkit.broker.operations.brokers import bytes_text
+from rmqkit.protocol.schemas.brokers import bytes_text
 from rmqkit.spark.jobs.audit import Audit, Range, Topic
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from rmqkit.broker.operations.brokers import bytes_text
 from rmqkit.protocol.names import DLQ_PREFIX
+from rmqkit.protocol.schemas.brokers import bytes_text
 from rmqkit.spark.jobs.audit import Audit
 from rmqkit.spark.jobs.audit_plots import draw, duration_text, has_plots, own_topics, period_text
 from rmqkit.store.files import naming
