@@ -104,6 +104,10 @@ eos: $(STAMP) ## 200 kills under the transactional sink, over ours and Apache's 
 demo: $(STAMP) ## servers up, messages through, Spark jobs over the store
 	@$(BIN)/python examples/demo.py $(ARGS)
 
+.PHONY: dist
+dist: $(STAMP) $(NATIVE) ## sdist and wheels in dist/, used in empty environments of every CPython here; ARGS="--only 3.12"
+	@$(BIN)/python -m tests.release.dist $(ARGS)
+
 docs: $(STAMP) ## write the pages that come out of the code, and build the site: site/index.html
 	@$(BIN)/python docs/generate.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -137,7 +141,7 @@ fuzz: $(FUZZER) ## look for bytes that break a decoder, SECONDS=600 long
 	@$(BIN)/python -m tests.fuzz.fuzz_decoders --seconds $(SECONDS)
 
 lock: $(STAMP) ## compile requirements/*.in to exact versions with hashes
-	@for name in uv run spark otel grpc lake report dev docs examples frameworks fuzz peers sdk native; do \
+	@for name in uv run client spark otel grpc lake report dev docs examples frameworks fuzz peers sdk native release; do \
 	  echo "lock: requirements/$$name.txt"; \
 	  (cd requirements && ./uv.sh ../$(VENV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-header --no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade) $$name.in -o $$name.txt) || exit 1; \

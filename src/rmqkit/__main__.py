@@ -32,11 +32,17 @@ def _open_standard_streams() -> None:
 
 
 def _run() -> None:
-    from typer import TyperException
+    from rmqkit import extras
+    from rmqkit.errors import ExtraMissing, RmqError, exit_code
 
-    from rmqkit.cli import app
-    from rmqkit.errors import RmqError, exit_code
+    try:
+        with extras.needed("cli", "the command rmq"):
+            from typer import TyperException
 
+            from rmqkit.cli import app
+    except ExtraMissing as error:
+        print(f"rmq: {error}", file=sys.stderr)
+        sys.exit(exit_code(error))
     try:
         code = app(prog_name="rmq", standalone_mode=False)  # of typer.Exit, or else what the command returned
         sys.exit(code if isinstance(code, int) else 0)

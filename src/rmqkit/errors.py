@@ -10,6 +10,7 @@
     │   │   └── BodyMismatch         a message's body is not of the type that was asked for
     │   └── RecordCorrupt          bytes are not a stored record
     ├── SettingsError            a configuration value cannot be used
+    │   └── ExtraMissing           a package of an extra is not installed
     ├── StoreError               the disk side cannot do what was asked
     │   ├── StoreLocked            another process owns the directory
     │   ├── StoreMismatch          files do not have the shape the settings promise
@@ -61,6 +62,7 @@ __all__ = [
     "ConnectFailed",
     "ConnectionLost",
     "ExitCode",
+    "ExtraMissing",
     "FrameError",
     "HeaderError",
     "LogDiverged",
@@ -140,6 +142,21 @@ class RecordCorrupt(ProtocolError):
 
 class SettingsError(RmqError):
     """A configuration file, key or value cannot be used."""
+
+
+class ExtraMissing(SettingsError):
+    """A package that this needs is not installed.
+
+    Args:
+        what: what needs it.
+        package: the package.
+        remedy: the command that installs it.
+    """
+
+    def __init__(self, what: str, package: str, remedy: str) -> None:
+        super().__init__(f"{what} needs {package}, which is not installed: {remedy}")
+        self.package = package
+        self.remedy = remedy
 
 
 class StoreError(RmqError):

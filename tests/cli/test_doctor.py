@@ -20,6 +20,7 @@ from rmqkit.admin.doctor import Host, State, Target
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.cli.doctor import app
 from rmqkit.errors import ConnectFailed
+from rmqkit.extras import install
 from rmqkit.protocol.core import FORMAT
 from rmqkit.remoting.tls import ServerTlsSettings
 from rmqkit.store.files import StoreLock
@@ -76,7 +77,7 @@ def test_who_connects_with_grpc(tmp_path, monkeypatch):
     assert found(asked, doctor.grpc)["grpc"].found == "installed, grpcServerPort=8081"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     finding = found(asked, doctor.grpc)["grpc"]
-    assert (finding.state, finding.remedy) == (doctor.State.FAIL, "pip install 'rmqkit[grpc]', or set -1")
+    assert (finding.state, finding.remedy) == (doctor.State.FAIL, f"{install('grpc')}, or set -1")
     assert found(plant(tmp_path / "none"), doctor.grpc)["grpc"].state is doctor.State.OK
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rmqkit.errors import SettingsError
+from rmqkit.extras import install
 from rmqkit.spark import session
 from rmqkit.spark.session import find_java_home, wrapper_home
 
@@ -91,7 +92,7 @@ def test_without_any_java_the_error_says_what_was_looked_at(tmp_path: Path) -> N
     assert str(caught.value) == (
         f"Spark needs Java 17 or newer (JAVA_HOME={tmp_path / 'none'} cannot be started;"
         f" {tmp_path / 'old' / 'bin' / 'java'} on PATH is Java 11): install a Java runtime and set JAVA_HOME,"
-        " or pip install 'rmqkit[spark]', which brings one"
+        f" or {install('spark')}, which brings one"
     )
     with pytest.raises(SettingsError, match=r"Spark needs Java 17 or newer \(none found\)"):
         find_java_home({"PATH": ""})

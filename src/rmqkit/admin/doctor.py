@@ -26,6 +26,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from rmqkit import extras
 from rmqkit.admin import Admin
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.errors import RmqError, SettingsError, StoreLocked
@@ -471,7 +472,7 @@ def grpc(target: Target) -> Iterator[Finding]:
         yield Finding("grpc", State.OK, "not installed: SDKs of 5.x do not connect")
     else:
         yield Finding(
-            "grpc", State.FAIL, f"grpcServerPort={port}, not installed", "pip install 'rmqkit[grpc]', or set -1"
+            "grpc", State.FAIL, f"grpcServerPort={port}, not installed", f"{extras.install('grpc')}, or set -1"
         )
 
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rmqkit import extras
 from rmqkit.broker.assembly import Assembly
 from rmqkit.broker.context import BrokerContext, Lifecycle, Stage
 from rmqkit.broker.delay.timer import Timer
@@ -26,7 +27,7 @@ from rmqkit.broker.tables.groups import drop_unused_groups
 from rmqkit.broker.transaction.check_back import CheckBack
 from rmqkit.broker.unused_settings import UnusedSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.errors import RmqError, SettingsError
+from rmqkit.errors import RmqError
 from rmqkit.filter import sql92
 from rmqkit.metrics import ExporterType
 from rmqkit.protocol.command import Command
@@ -272,18 +273,15 @@ class Broker:
 
     async def _bind_grpc(self, dispatch: Router) -> RemotingServer | None:
         """Take the port for SDKs of 5.x, which other clients may use, too; None where it is not wanted.
-        Raises SettingsError: the extra is not installed. Raises ListenFailed."""
+        Raises ExtraMissing, ListenFailed."""
         settings = self._settings
         if settings.grpc_port < 0:
             return None
         if settings.broker_role is BrokerRole.SLAVE:
             _log.info("a slave has no gRPC port, as nothing is popped from it")
             return None
-        try:
+        with extras.needed("grpc", f"grpcServerPort={settings.grpc_port} (-1 for no such port)"):
             import rmqkit.proxy.grpc_call  # noqa: F401
-        except ImportError as error:
-            wanted = f"grpcServerPort={settings.grpc_port}"
-            raise SettingsError(f"{wanted} needs {error.name}: pip install 'rmqkit[grpc]', or set -1") from None
         server = self._server(dispatch)
         port = await self._bind(server, settings.grpc_port)
         self.grpc_address = join_address(settings.broker_ip1, port)

@@ -15,10 +15,10 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 import typer
 
+from rmqkit import extras
 from rmqkit.cli import with_options
 from rmqkit.cli.logging_setup import LoggingSettings
 from rmqkit.cli.sources import BROKER, COMMON, NAMESRV, NameServers, Running, StoreFolder, store_root
-from rmqkit.errors import SettingsError
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings
 from rmqkit.settings import Given
 
@@ -168,10 +168,8 @@ def proxy(
     **common: Any,
 ) -> None:
     """Run a gRPC endpoint in front of a cluster, for the RocketMQ 5.x SDKs."""
-    try:
+    with extras.needed("grpc", "rmq proxy"):
         from rmqkit.proxy.server import Proxy, ProxySettings
-    except ImportError as error:
-        raise SettingsError(f"rmq proxy needs {error.name}: pip install 'rmqkit[grpc]'") from None
     types = (ProxySettings, LoggingSettings, ServerTlsSettings, ClientTlsSettings)
     running = Running.of({types: {}}, bindAddress=host, grpcServerPort=port, namesrvAddr=name_servers, **common)
     (everything,) = running.configurations
@@ -208,7 +206,7 @@ def _grpc_default(given: Mapping[str, Given]) -> dict[str, Given]:
         return {}
     host = texts.get("bindAddress") or "0.0.0.0"
     if importlib.util.find_spec("hpack") is None:
-        _log.info("no gRPC port for SDKs of 5.x: pip install 'rmqkit[grpc]'")
+        _log.info("no gRPC port for SDKs of 5.x: %s", extras.install("grpc"))
         return {}
     try:
         with socket.create_server((host, _GRPC_PORT), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
@@ -267,5 +265,6 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     try:
         import uvloop
     except ImportError:
+        _log.info("on asyncio's own event loop; uvloop's is faster: %s", extras.install("server"))
         return asyncio.new_event_loop
     return uvloop.new_event_loop

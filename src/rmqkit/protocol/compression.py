@@ -10,13 +10,16 @@ bits    name         format
 ======  ===========  ==========================================
 
 Only clients compress; a broker never looks inside a body. Bit 0 of sysFlag (COMPRESSED) must be set as well.
-lz4 and zstandard are imported when a body needs them. Source: remoting.md §7.5.
+lz4 and zstd are imported when a body needs them; zstd is Python's own from 3.14 on, and its backport below.
+Source: remoting.md §7.5.
 """
 
 from __future__ import annotations
 
 import enum
+import sys
 import zlib
+from typing import Any
 
 from rmqkit.errors import BodyError
 from rmqkit.protocol.record import COMPRESSED, COMPRESSION_MASK
@@ -26,8 +29,6 @@ DECOMPRESSED_BYTES_MAX = 64 << 20
 
 _LZ4_GROWTH = 4
 assert not COMPRESSED & COMPRESSION_MASK, "bit 0 says that, bits 8 to 10 how"
-_ZSTD_GROWTH_MAX = (128 << 10) // 4  # a block of four bytes can stand for 128 KiB
-_ZSTD_STEP_BYTES_MIN = 16
 
 
 class Compression(enum.IntEnum):
@@ -45,9 +46,7 @@ def compress(body: bytes, compression: Compression, level: int = 5) -> bytes:
 
         return bytes(lz4.frame.compress(body))
     if compression is Compression.ZSTD:
-        import zstandard
-
-        return zstandard.ZstdCompressor(level=level).compress(body)
+        return bytes(_zstd().compress(body, level))
     return zlib.compress(body, level)
 
 
@@ -97,21 +96,22 @@ def _decompress_lz4(body: bytes, bytes_max: int) -> bytes:
 
 
 def _decompress_zstd(body: bytes, bytes_max: int) -> bytes:
-    import zstandard
-
-    stream = zstandard.ZstdDecompressor().decompressobj()
-    parts: list[bytes] = []
-    plain_bytes = position = 0
+    zstd = _zstd()
+    stream = zstd.ZstdDecompressor()
     try:
-        # The library bounds its output only by its input, so it gets no more than what can grow to the limit.
-        while position < len(body) and not stream.eof and plain_bytes <= bytes_max:
-            end = position + max(_ZSTD_STEP_BYTES_MIN, (bytes_max - plain_bytes) // _ZSTD_GROWTH_MAX)
-            parts.append(stream.decompress(body[position:end]))
-            plain_bytes += len(parts[-1])
-            position = end
-    except zstandard.ZstdError as error:
+        # One byte more than is allowed: a body of exactly the limit ends there, and a longer one is known by that byte.
+        plain = bytes(stream.decompress(body, bytes_max + 1))
+    except zstd.ZstdError as error:
         raise BodyError(f"zstd body of {len(body)} bytes is damaged: {error}") from None
-    return _whole(b"".join(parts), stream.eof and plain_bytes <= bytes_max, "zstd", body, bytes_max)
+    return _whole(plain, stream.eof and len(plain) <= bytes_max, "zstd", body, bytes_max)
+
+
+def _zstd() -> Any:
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+    return zstd
 
 
 def _whole(plain: bytes, ended: bool, name: str, body: bytes, bytes_max: int) -> bytes:

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rmqkit import extras
 from rmqkit.clock import Clock
 from rmqkit.metrics import CONTENT_TYPE, Gathered, Histogram, RpcLatency, exposition
 from rmqkit.protocol.command import RESPONSE, Command, Frame, decode_command
@@ -52,7 +53,9 @@ class Exporter:
 
     async def bind(self, host: str, port: int) -> None:
         """Take the port, a free one for 0, without serving it yet.
-        Raises ListenFailed: the port is taken or the address is not this machine's."""
+        Raises ListenFailed: the port is taken or the address is not this machine's. Raises ExtraMissing."""
+        with extras.needed("server", "metricsExporterType=PROM"):
+            import prometheus_client  # noqa: F401 - writes the text of the first answer
         self._server = await bind(self._protocol, host, port)
         self.address = join_address(advertised_ip(host), int(self._server.sockets[0].getsockname()[1]))
 

@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rmqkit import extras
 from rmqkit.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -57,11 +58,9 @@ def spark_session(
 ) -> SparkSession:
     """Get the running session, or make one, with our formats registered; settings in ``conf`` go before ours, but the
     driver's Java options are put behind ours.
-    Raises SettingsError: pyspark is not installed, or no Java runtime can be used."""
-    try:
+    Raises SettingsError: no Java runtime can be used. Raises ExtraMissing: pyspark is not installed."""
+    with extras.needed("spark", "a Spark session"):
         from pyspark.sql import SparkSession
-    except ImportError:
-        raise SettingsError("pyspark is not installed: pip install 'rmqkit[spark]'") from None
     _prepare(os.environ, is_local=master.startswith("local"))
     given = dict(conf or {})
     java_options = f"-Dlog4j2.configurationFile={_LOG4J.as_uri()} {given.pop(_JAVA_OPTIONS, '')}".strip()
@@ -122,7 +121,7 @@ def find_java_home(environ: Mapping[str, str]) -> Path:
         seen.append(f"{origin} cannot be started" if version is None else f"{origin} is Java {version}")
     raise SettingsError(
         f"Spark needs Java {_VERSION_MIN} or newer ({'; '.join(seen) or 'none found'}): install a Java runtime and set"
-        " JAVA_HOME, or pip install 'rmqkit[spark]', which brings one"
+        f" JAVA_HOME, or {extras.install('spark')}, which brings one"
     )
 
 

@@ -490,7 +490,7 @@ def test_mistakes_are_one_line(
     for name, module in (("delta", "deltalake"), ("iceberg", "pyiceberg.catalog")):
         monkeypatch.setitem(sys.modules, module, None)
         fails(
-            rf"format {name} needs {module.split('.')[0]}, which is not installed: pip install 'rmqkit\[{name}\]'",
+            rf"format {name} needs {module.split('.')[0]}, which is not installed: pip install '.*\[{name}\]'",
             table_format=name,
         )
 

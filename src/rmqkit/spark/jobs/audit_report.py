@@ -17,6 +17,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from rmqkit import extras
 from rmqkit.protocol.names import DLQ_PREFIX
 from rmqkit.protocol.schemas.brokers import bytes_text
 from rmqkit.spark.jobs.audit import Audit
@@ -46,7 +47,7 @@ def findings(audit: Audit) -> list[tuple[str, str]]:
 def _page(audit: Audit) -> str:
     style = _STYLE.read_text(encoding="utf-8")
     sections = "\n".join(_section(audit, *one) for one in _SECTIONS)
-    hint = "" if has_plots() else '<p class="note">Plots are missing here: pip install "rmqkit[report]"</p>'
+    hint = "" if has_plots() else f'<p class="note">Plots are missing here: {escape(extras.install("report"))}</p>'
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in audit.notes)
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">

@@ -26,6 +26,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from rmqkit import extras
 from rmqkit.errors import SettingsError
 from rmqkit.spark.jobs.archive_files import DAY, ArchivedFile
 from rmqkit.spark.jobs.archive_target import Commit, Run, Target
@@ -39,7 +40,7 @@ _MS_MAX = 253_402_300_800_000  # the year 10000
 
 def committer(table_format: str, target: Target, schema: pa.Schema, catalog: Mapping[str, str]) -> Commit:
     """What tells the table about a run's files.
-    Raises SettingsError: the format is not known, or its library not installed."""
+    Raises SettingsError: the format is not known. Raises ExtraMissing: its library is not installed."""
     if table_format == "parquet":
         return lambda run: None
     if table_format == "delta":
@@ -56,13 +57,8 @@ def committer(table_format: str, target: Target, schema: pa.Schema, catalog: Map
 def _need(module: str, table_format: str) -> None:
     import importlib
 
-    try:
+    with extras.needed(table_format, f"format {table_format}"):
         importlib.import_module(module)
-    except ImportError:
-        raise SettingsError(
-            f"format {table_format} needs {module.partition('.')[0]}, which is not installed:"
-            f" pip install 'rmqkit[{table_format}]'"
-        ) from None
 
 
 # ---------------------------------------------------------------- Delta

@@ -38,7 +38,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from rmqkit.errors import BodyError, RecordCorrupt, StoreError
+from rmqkit import extras
+from rmqkit.errors import BodyError, ExtraMissing, RecordCorrupt
 from rmqkit.protocol.record import (
     BLANK_BYTES,
     BORN_HOST_V6,
@@ -113,10 +114,10 @@ def need_numpy(what: str) -> None:
     """Say how to get numpy when it is missing.
 
     Raises:
-        StoreError: it is.
+        ExtraMissing: it is.
     """
     if not has_numpy():
-        raise StoreError(f"{what} needs numpy, which is not installed: pip install 'rmqkit[store]'")
+        raise ExtraMissing(what, "numpy", extras.install("store"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,8 @@ def verify(
 
     Raises:
         StoreLocked: a broker holds the store.
-        StoreError: there is no store, its index sizes have to be said, or numpy is missing.
+        StoreError: there is no store, or its index sizes have to be said.
+        ExtraMissing: numpy is missing.
         OSError: a file cannot be read.
     """
     need_numpy("verify")

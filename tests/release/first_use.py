@@ -1,0 +1,206 @@
+"""A person who has only a wheel: how long until the first message, and until the first test with the pytest plugin.
+
+``python -m tests.release.first_use --python python3.12 --wheel dist/rmqkit-….whl`` makes two empty environments with
+venv and pip, as a person would:
+
+1. ``pip install 'WHEEL[server]'``, ``rmq standalone``, and README's client in a second process: the first message.
+2. ``pip install WHEEL``, with nothing but what a client needs: its size, and README's two clients against the same
+   broker. ``rmq`` says which extra it needs. Then ``pip install 'WHEEL[testing]'`` and the tutorial's first test.
+
+Time counts from the making of each environment. Packages come from where this machine's pip takes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.docs.blocks import blocks_of
+from tests.interop.server_process import ServerProcess
+
+ROOT = Path(__file__).parents[2]
+FIRST_MESSAGE_SECONDS_MAX = 120.0
+FIRST_TEST_SECONDS_MAX = 300.0
+CLIENT_MB_MAX = 25.0
+_SECONDS_MAX = 600.0
+_ADDRESS = "127.0.0.1:9876"
+
+
+class Unusable(Exception):
+    """Something that was built does not do what it should."""
+
+
+@dataclass(slots=True)
+class FirstUse:
+    """Seconds and sizes. ``site-packages`` without pip and what it brings of its own, after pip compiled it."""
+
+    python: str
+    client_mb: float
+    client_install: float
+    server_mb: float
+    server_install: float
+    first_message: float
+    first_test: float
+
+    def faults(self) -> list[str]:
+        """Which limits were not kept."""
+        limits = [
+            ("a client's site-packages, MB", self.client_mb, CLIENT_MB_MAX),
+            ("first message, s", self.first_message, FIRST_MESSAGE_SECONDS_MAX),
+            ("first test, s", self.first_test, FIRST_TEST_SECONDS_MAX),
+        ]
+        return [
+            f"Python {self.python}: {what}: {found:.1f}, at most {most:g}"
+            for what, found, most in limits
+            if found > most
+        ]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.python:8} client {self.client_mb:5.1f} MB in {self.client_install:5.1f} s, "
+            f"server {self.server_mb:5.1f} MB in {self.server_install:5.1f} s, "
+            f"first message {self.first_message:5.1f} s, first test {self.first_test:5.1f} s"
+        )
+
+
+def first_use(python: Path, wheel: Path, folder: Path, more: tuple[Path, ...] = ()) -> FirstUse:
+    """Install the wheel twice and use it. ``more``: wheels for the server's environment, too.
+    Raises Unusable: something failed; the text is what was printed."""
+    began = time.monotonic()
+    server = Environment.made(python, folder / "server")
+    server.install(f"{wheel}[server]", *more)
+    server_install = time.monotonic() - began
+    command = [server.bin / "rmq", "standalone", "--store", folder / "store", "--namesrv-port", "0", "--port", "0"]
+    with ServerProcess([*map(str, command)], folder / "standalone.log", _clean()) as process:
+        address = process.wait_ready(r"^ready namesrv=(\S+)", _SECONDS_MAX)[1]
+        asyncio_client, sync_client = readme_clients(address)
+        _expect(server.run("-c", asyncio_client), r"SEND_OK \w+\npaid \['order-17'\] b'17'\n")
+        first_message = time.monotonic() - began
+        if more and "read by the compiled core" not in (
+            told := server.rmq("doctor", "--store", folder / "none", may_fail=True)
+        ):
+            raise Unusable(f"the native core is not used:\n{told}")
+
+        began = time.monotonic()
+        client = Environment.made(python, folder / "client")
+        client.install(str(wheel))
+        client_install, client_mb = time.monotonic() - began, client.mb()
+        _expect(client.run("-c", asyncio_client), r"SEND_OK \w+\npaid \['order-17'\] b'1[78]'\n")
+        _expect(client.run("-c", sync_client), "")
+        _expect(client.run("-c", COMPRESSED), "zlib lz4 zstd\n")
+        _expect(
+            client.rmq("--version", may_fail=True),
+            rf"rmq: .+ needs typer, .+: pip install '{re.escape(str(wheel))}\[cli\]'\n",
+        )
+        client.install(f"{wheel}[testing]")
+        for block in blocks_of(ROOT / "docs/tutorial/testing.md")[:2]:
+            (folder / block.title).write_text(block.text)
+        _expect(client.run("-m", "pytest", "-q", "test_billing.py", cwd=folder), r"(?s).*\b1 passed in .*")
+        first_test = time.monotonic() - began
+        if process.stop(signal.SIGTERM, _SECONDS_MAX) != 0:
+            raise Unusable(process.log_tail())
+    return FirstUse(server.version, client_mb, client_install, server.mb(), server_install, first_message, first_test)
+
+
+COMPRESSED = """
+from rmqkit.protocol.compression import Compression, compress, decompress
+body = b"order 17 " * 500
+for kind in Compression:
+    assert decompress(compress(body, kind), 1 | kind) == body
+print("zlib lz4 zstd")
+"""
+
+
+def readme_clients(address: str) -> tuple[str, str]:
+    """README's two client programs, for a name server at ``address``."""
+    clients = [
+        block.text for block in blocks_of(ROOT / "README.md") if block.language == "python" and "Producer" in block.text
+    ]
+    if len(clients) != 2 or not all(_ADDRESS in one for one in clients):
+        raise Unusable(f"README has {len(clients)} clients for {_ADDRESS}: 2 are expected")
+    return clients[0].replace(_ADDRESS, address), clients[1].replace(_ADDRESS, address)
+
+
+@dataclass(slots=True)
+class Environment:
+    """A virtual environment that pip fills."""
+
+    home: Path
+    version: str
+
+    @classmethod
+    def made(cls, python: Path, home: Path) -> Environment:
+        """An empty one."""
+        _run([python, "-m", "venv", home], home.parent)
+        made = cls(home, "")
+        made.version = made.run("-c", "import platform; print(platform.python_version())").strip()
+        return made
+
+    @property
+    def bin(self) -> Path:
+        return self.home / "bin"
+
+    def install(self, *what: str | Path) -> None:
+        """Install by pip."""
+        self.run("-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what)
+
+    def run(self, *words: str | Path, cwd: Path | None = None) -> str:
+        """Run its Python: what that prints."""
+        return _run([self.bin / "python", *words], cwd or self.home.parent)
+
+    def rmq(self, *words: str | Path, may_fail: bool = False) -> str:
+        """Run its command: what that prints."""
+        return _run([self.bin / "rmq", *words], self.home.parent, may_fail=may_fail)
+
+    def mb(self) -> float:
+        """Millions of bytes in its site-packages, without pip and setuptools."""
+        (packages,) = self.home.glob("lib/python*/site-packages")
+        own = [
+            one
+            for one in packages.iterdir()
+            if not re.match(r"(pip|setuptools|pkg_resources|_distutils_hack)\b", one.name)
+        ]
+        files = [file for one in own for file in (one.rglob("*") if one.is_dir() else [one]) if file.is_file()]
+        return sum(file.stat().st_size for file in files) / 1e6
+
+
+def _clean() -> dict[str, str]:
+    return {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV", "RMQ"))}
+
+
+def _run(command: list[str | Path], cwd: Path, *, may_fail: bool = False) -> str:
+    done = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, cwd=cwd, env=_clean(), timeout=_SECONDS_MAX
+    )
+    if done.returncode != 0 and not may_fail:
+        raise Unusable(f"{' '.join(map(str, command))[:200]} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr if may_fail else done.stdout
+
+
+def _expect(printed: str, pattern: str) -> None:
+    if not re.fullmatch(pattern, printed):
+        raise Unusable(f"expected {pattern!r}, printed:\n{printed}")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Time a person who has only the wheel.")
+    parser.add_argument("--python", type=Path, default=Path(sys.executable), help="the interpreter of the environments")
+    parser.add_argument("--wheel", type=Path, required=True)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = first_use(given.python, given.wheel.resolve(), Path(folder))
+    print(found)
+    sys.exit("\n".join(found.faults()) or 0)
+
+
+if __name__ == "__main__":
+    main()
