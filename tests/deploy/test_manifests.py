@@ -12,8 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import kubernetes_validate
@@ -23,14 +22,11 @@ import yaml
 from rmqkit import PushConsumerSettings
 from rmqkit.admin import doctor
 from rmqkit.settings import parse_properties
+from tests.deploy.images import IMAGES, STAGES, instruction, user_of_image
+from tests.deploy.pods import BIN, CONFIG, DATA, DEPLOY, ROOT, SECONDS_MAX, pods, probe, rmq
 from tests.interop.server_process import ServerProcess, wait_until
 
-ROOT = Path(__file__).parents[2]
-DEPLOY = ROOT / "deploy"
-BIN = Path(sys.executable).parent
-SECONDS_MAX = 150
 VERSIONS = ("1.29", kubernetes_validate.latest_version())
-DATA, CONFIG = "/var/lib/rmqkit", "/etc/rmqkit"
 
 MANIFESTS = {path.name: list(yaml.safe_load_all(path.read_text())) for path in (DEPLOY / "kubernetes").glob("*.yaml")}
 RESOURCES = [(name, resource) for name, resources in MANIFESTS.items() for resource in resources]
@@ -133,77 +129,7 @@ def test_the_pods_commands_run_and_their_probes_agree(tmp_path):
         assert all(row["addr"].startswith("127.0.0.1:") for row in listed)
 
 
-class Pod:
-    def __init__(self, process: ServerProcess, address: str) -> None:
-        self.process, self.address = process, address
-
-
-@contextmanager
-def pods(folder: Path) -> Iterator[object]:
-    """Starts what a container's arguments say; all are stopped at the end, cleanly."""
-    started: list[ServerProcess] = []
-    with ExitStack() as stack:
-
-        def start(role, arguments, variables, files, **settings):
-            data = folder / role
-            for name, text in files.items():
-                data.mkdir(exist_ok=True)
-                (data / name).write_text(text)
-            paths = {DATA: str(data / "data"), CONFIG: str(data)}
-            words = [resolved(word, variables, paths) for word in arguments]
-            settings = {"listenPort": "0", "bindAddress": "127.0.0.1", **settings}
-            words += [part for pair in settings.items() for part in ("--set", "=".join(pair))]
-            env = {**os.environ, "HOME": str(data), "NAMESRV_ADDR": ""}
-            del env["NAMESRV_ADDR"]
-            process = stack.enter_context(ServerProcess([BIN / "rmq", *words], folder / f"{role}.log", env))
-            ready = process.wait_ready(r"^ready (?:namesrv|broker)=(\S+)", SECONDS_MAX)
-            started.append(process)
-            return Pod(process, ready[1])
-
-        yield start
-        for process in reversed(started):
-            assert process.stop(signal.SIGTERM, SECONDS_MAX) == 0, process.log_tail()
-
-
-def resolved(word: str, variables: dict[str, str], paths: dict[str, str]) -> str:
-    word = re.sub(r"\$\((\w+)\)", lambda match: variables[match[1]], word)
-    for place, here in paths.items():
-        word = word.replace(place, here)
-    return word
-
-
-def rmq(*words: object) -> str:
-    done = subprocess.run([BIN / "rmq", *map(str, words)], capture_output=True, text=True, timeout=SECONDS_MAX)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def probe(command: list[str], address: str) -> list[str]:
-    """Run a probe's command against the port that was picked here; returns what was run."""
-    assert command[0] == "rmq"
-    words = [re.sub(r"^127\.0\.0\.1:\d+$", address, word) for word in command[1:]]
-    assert address in words
-    rmq(*words)
-    return words
-
-
 # -- the images
-
-CONTAINERFILE = re.sub(r"\\\n\s*", " ", (DEPLOY / "container/Containerfile").read_text())
-STAGES = {
-    match[1]: [tuple(line.split(maxsplit=1)) for line in match[2].strip().splitlines() if line and line[0] != "#"]
-    for match in re.finditer(r"^FROM \S+ AS (\w+)\n(.*?)(?=^FROM|\Z)", CONTAINERFILE, re.MULTILINE | re.DOTALL)
-}
-IMAGES = {name for name in STAGES if name not in ("build", "base")}
-
-
-def instruction(stage: str, name: str) -> str:
-    (text,) = (rest for word, rest in STAGES[stage] if word == name)
-    return text
-
-
-def user_of_image() -> str:
-    return instruction("base", "USER").partition(":")[0]
 
 
 def test_the_images_are_of_a_user_who_is_not_root_and_of_files_that_exist():

@@ -1,0 +1,31 @@
+"""The compose files, as an engine reads them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from tests.deploy.images import instruction
+from tests.deploy.pods import DEPLOY
+
+FOLDER = DEPLOY / "compose"
+COMPOSE, CLUSTER = (yaml.safe_load((FOLDER / name).read_text()) for name in ("compose.yaml", "cluster.yaml"))
+
+
+def interpolated(text: str, **variables: str) -> str:
+    """A text with its ``${NAME:-default}``."""
+    return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda match: variables.get(match[1]) or match[2], text)
+
+
+def environment(service: Mapping[str, Any], **variables: str) -> dict[str, str]:
+    """The variables of a service."""
+    return {name: interpolated(str(text), **variables) for name, text in service["environment"].items()}
+
+
+def words(service: Mapping[str, Any]) -> list[str]:
+    """What a service's container runs, behind the entry point."""
+    return service.get("command") or json.loads(instruction(service["build"]["target"], "CMD"))

@@ -1,0 +1,79 @@
+"""What containers run, run here: the same words, variables and files, with ports and folders of the test."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tests.interop.server_process import ServerProcess
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+BIN = Path(sys.executable).parent
+SECONDS_MAX = 150
+DATA, CONFIG = "/var/lib/rmqkit", "/etc/rmqkit"
+
+
+class Pod:
+    """A server that runs. ``address``: its port. ``metrics``: where its metrics are read; empty when nowhere."""
+
+    def __init__(self, process: ServerProcess, ready: str) -> None:
+        self.process = process
+        self.address = re.search(r"(?:namesrv|broker)=(\S+)", ready)[1]
+        found = re.search(r" metrics=(\S+)", ready)
+        self.metrics = found[1] if found else ""
+
+
+@contextmanager
+def pods(folder: Path) -> Iterator[object]:
+    """Starts what a container's arguments say; all are stopped at the end, cleanly."""
+    started: list[ServerProcess] = []
+    with ExitStack() as stack:
+
+        def start(role, arguments, variables, files, environ=None, **settings):
+            data = folder / role
+            for name, text in files.items():
+                data.mkdir(exist_ok=True)
+                (data / name).write_text(text)
+            paths = {DATA: str(data / "data"), CONFIG: str(data)}
+            words = [resolved(word, variables, paths) for word in arguments]
+            settings = {"listenPort": "0", "bindAddress": "127.0.0.1", **settings}
+            words += [part for pair in settings.items() for part in ("--set", "=".join(pair))]
+            env = {name: text for name, text in os.environ.items() if name != "NAMESRV_ADDR"}
+            env |= {"HOME": str(data), **(environ or {})}
+            process = stack.enter_context(ServerProcess([BIN / "rmq", *words], folder / f"{role}.log", env))
+            ready = process.wait_ready(r"^ready .*$", SECONDS_MAX)
+            started.append(process)
+            return Pod(process, ready[0])
+
+        yield start
+        for process in reversed(started):
+            assert process.stop(signal.SIGTERM, SECONDS_MAX) == 0, process.log_tail()
+
+
+def resolved(word: str, variables: dict[str, str], paths: dict[str, str]) -> str:
+    word = re.sub(r"\$\((\w+)\)", lambda match: variables[match[1]], word)
+    for place, here in paths.items():
+        word = word.replace(place, here)
+    return word
+
+
+def rmq(*words: object) -> str:
+    done = subprocess.run([BIN / "rmq", *map(str, words)], capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def probe(command: list[str], address: str) -> list[str]:
+    """Run a probe's command against the port that was picked here; returns what was run."""
+    assert command[0] == "rmq"
+    words = [re.sub(r"^127\.0\.0\.1:\d+$", address, word) for word in command[1:]]
+    assert address in words
+    rmq(*words)
+    return words
