@@ -57,7 +57,7 @@ def test_the_sdist_holds_what_its_tests_and_images_need(built):
     wanted = (
         "pyproject.toml README.md LICENSE NOTICE CONTRIBUTING.md SECURITY.md CHANGELOG.md Makefile src/rmqkit/py.typed "
         "tests/conftest.py requirements/run.txt deploy/container/Containerfile "
-        "deploy/compose/compose.yaml deploy/observability/rmqkit.rules.yaml "
+        "deploy/compose/compose.yaml deploy/observability/rmqkit.rules.yaml deploy/helm/rmqkit/Chart.yaml "
         "native/src/lib.rs native/Cargo.lock native/LICENSE"
     )
     assert set(wanted.split()) <= names
