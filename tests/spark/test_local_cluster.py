@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from rmqkit import Message, sync
+from rmqkit.extras import install
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.interop.standalone import run_standalone
 from tests.patience import producing
@@ -116,7 +117,7 @@ def test_an_executors_error_is_one_line_on_the_driver(found: dict[str, Any]) -> 
 
 def test_executors_without_the_package_are_told_of_in_one_line(found: dict[str, Any]) -> None:
     line = (
-        "Spark's executors have no Python package rmqkit: install 'rmqkit[spark]' into the Python that they run"
+        f"Spark's executors have no Python package rmqkit: {install('spark')} with the Python that they run"
         " (PYSPARK_PYTHON), or give them an environment that has it (spark.archives)"
     )
     assert found["executors_without_package"] == ["SettingsError", line]

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rmqkit import extras
 from rmqkit.errors import RmqError, SettingsError
 
 CHECKPOINT_REMEDY = "put a whole copy of it back, or begin anew with another checkpointLocation and startingOffsets"
@@ -55,8 +56,8 @@ def error_within(error: BaseException) -> RmqError | None:
     told = str(error)
     if missing := _MISSING.search(told):
         return SettingsError(
-            f"Spark's executors have no Python package {missing[1]}: install 'rmqkit[spark]' into the Python that they"
-            " run (PYSPARK_PYTHON), or give them an environment that has it (spark.archives)"
+            f"Spark's executors have no Python package {missing[1]}: {extras.install('spark')} with the Python"
+            " that they run (PYSPARK_PYTHON), or give them an environment that has it (spark.archives)"
         )
     if garbled := _NO_JSON.search(told):
         return SettingsError(
