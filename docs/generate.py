@@ -48,42 +48,52 @@ NOTE = "This page is generated: `make docs` writes it, and a test fails while it
 # ---------------------------------------------------------------- settings
 
 SETTINGS: dict[str, tuple[str, Sequence[type[msgspec.Struct]]]] = {
-    "Broker": ("In `broker.conf`.", (BrokerSettings,)),
-    "Store": ("In `broker.conf`, too.", (StoreSettings,)),
-    "Name server": ("In `namesrv.conf`; the file of `rmq standalone` has both kinds.", (namesrv.NamesrvSettings,)),
-    "Proxy": ("Of `rmq proxy`.", (ProxySettings,)),
-    "Log": ("In either file.", (LoggingSettings,)),
-    "Connections": ("In either file; see [tuning](../how-to/tuning.md).", (ConnectionSettings,)),
-    "Metrics": ("In either file; see [metrics](metrics.md).", (ExporterSettings,)),
+    "Broker": ("Set these in `broker.conf`.", (BrokerSettings,)),
+    "Store": ("Set these in `broker.conf`, too.", (StoreSettings,)),
+    "Name server": (
+        "Set these in `namesrv.conf`. The file of `rmq standalone` can have settings of both servers.",
+        (namesrv.NamesrvSettings,),
+    ),
+    "Proxy": ("For `rmq proxy`.", (ProxySettings,)),
+    "Log": ("For brokers and name servers.", (LoggingSettings,)),
+    "Connections": ("For brokers and name servers. See [tuning](../how-to/tuning.md#limits).", (ConnectionSettings,)),
+    "Metrics": ("For brokers and name servers. See [metrics](metrics.md).", (ExporterSettings,)),
     "TLS": (
-        "In either file, or in a file of their own that `tls.config.file` names.",
+        "For brokers and name servers. You can put them in a separate file; name it in `tls.config.file`.",
         (ServerTlsSettings, ClientTlsSettings),
     ),
-    "Users": ("In `broker.conf`; in `namesrv.conf` for what brokers say of themselves.", (AuthenticationSettings,)),
-    "Every client": ("Fields of the settings of producers and consumers.", (client.ClientSettings,)),
+    "Users": (
+        "In `broker.conf`; in `namesrv.conf`, they apply to registrations of brokers.",
+        (AuthenticationSettings,),
+    ),
+    "Every client": (
+        "Fields of `ProducerSettings`, `PullConsumerSettings` and `PushConsumerSettings`.",
+        (client.ClientSettings,),
+    ),
     "Producers": ("`ProducerSettings`", (client.ProducerSettings,)),
     "Consumers": ("`PullConsumerSettings`, `PushConsumerSettings`", (client.ConsumerSettings,)),
     "Pull consumers": ("`PullConsumerSettings`", (client.PullConsumerSettings,)),
     "Push consumers": ("`PushConsumerSettings`", (client.PushConsumerSettings,)),
     "Spark: stores": ('Options of `spark.read.format("rocketmq-store")`.', (spark.StoreOptions,)),
     "Spark: topics": (
-        'Options of `read` and `readStream` with `format("rocketmq")`, [beside those of Kafka](../spark-options.md).',
+        'Options of `read` and `readStream` with `format("rocketmq")`; see [those of Kafka](../spark-options.md), too.',
         (spark.LiveOptions,),
     ),
     "Spark: writing": (
-        'Options of `write` and `writeStream` with `format("rocketmq")`, beside those of producers.',
+        'Options of `write` and `writeStream` with `format("rocketmq")`, in addition to those of producers.',
         (spark.SinkOptions,),
     ),
 }
 _SETTINGS_HEAD = f"""# Settings
 
-Servers read Java's properties files; the keys are RocketMQ's. The command line (`--port` and its like, `--set
-KEY=VALUE`) wins over the environment (`RMQCONF_KEY`), that over the file (`-c`), that over the defaults.
-`--print-config` shows every setting with its value and who gave it. Programs set a client's fields in Python:
-`ProducerSettings(send_timeout_ms=500)`. Options of Spark are given with `option(...)`.
+Servers read settings files in the format of Java's RocketMQ, with the same keys. The command line (options such as
+`--port`, and `--set KEY=VALUE`) has priority over the environment (`RMQCONF_KEY`), the environment over the file
+(`-c`), and the file over the defaults. `--print-config` shows every setting with its value and source. In Python, set
+the fields of a client: `ProducerSettings(send_timeout_ms=500)`. In Spark, use `option(...)`.
 
-A value out of bounds is an error at start. An unknown key is ignored, with a warning that names the nearest known key.
-Settings marked *hot* can be changed while the server runs, by `rmq admin broker config-set`, or in the file and SIGHUP.
+If a value is out of bounds, the server does not start. If a key is unknown, the server ignores it and logs a warning
+with the most similar key. You can change settings marked *hot* while the server runs: with `rmq admin broker
+config-set`, or in the file with SIGHUP ([how to](../how-to/configure.md)).
 
 {NOTE}"""
 
@@ -98,20 +108,22 @@ def settings_page() -> str:
         parts.append("")
     parts += ["## Accepted without effect", "", _UNUSED_HEAD, *_unused_rows(must_stay=False), ""]
     parts.append(f"Also accepted: {_keys(_WITHOUT_EFFECT)}.\n")
-    parts += ["## Refused unless they ask for what is there", "", _REFUSED_HEAD, *_unused_rows(must_stay=True), ""]
+    parts += ["## Settings with only one accepted value", "", _REFUSED_HEAD, *_unused_rows(must_stay=True), ""]
     parts.append(f"Also: {_keys(_PROMISES)}.\n")
     return "\n".join(parts).rstrip() + "\n"
 
 
-_UNUSED_HEAD = """Every setting of Apache's 5.4.0 broker is known. These mean nothing here; they are shown, changed
-and kept like others, and a line in the log names those that are set to something else than Apache's default, which is
-shown here.
+_UNUSED_HEAD = """\
+rmqkit knows every setting of Apache's 5.4.0 broker. The following have no effect. You can show, change and
+keep them like other settings. If you set one to a value other than Apache's default (shown here), the log names it.
 
-| Why | Keys |
+| Reason | Keys |
 |---|---|"""
-_REFUSED_HEAD = """Another value would promise what is not kept: at start and in a request it is an error.
+_REFUSED_HEAD = """\
+With another value, these settings would ask for something that rmqkit does not do. So another value is an
+error, at the start and in a request.
 
-| Why | Keys |
+| Reason | Keys |
 |---|---|"""
 _UNUSED_KEYS = frozenset(key for group in UNUSED for key in group.defaults)
 _WITHOUT_EFFECT = (WITHOUT_EFFECT | namesrv.WITHOUT_EFFECT) - _UNUSED_KEYS
@@ -152,22 +164,25 @@ def _unused_rows(*, must_stay: bool) -> Iterator[str]:
 
 _METRICS_HEAD = f"""# Metrics
 
-A broker or name server with `metricsExporterType=PROM` tells them to Prometheus, at `metricsPromExporterPort`
-([how to](../how-to/metrics.md)). Names that begin with `rocketmq_` are Apache's, with its labels, units and buckets, so
-dashboards for it work; those that begin with `rmqkit_` are ours.
+A broker or name server with `metricsExporterType=PROM` exports these metrics to Prometheus, on port
+`metricsPromExporterPort` ([how to](../how-to/metrics.md)). Metrics that begin with `rocketmq_` have the same names,
+labels, units and buckets as Apache's, so dashboards for Apache's broker work. Metrics that begin with `rmqkit_` are
+additional.
 
 {NOTE}"""
 
 
 def metrics_page() -> str:
     """Every metric of the table, those that nobody tells at the end."""
-    parts = [_METRICS_HEAD, "## Labels of all\n", f"| Label | |\n{'|---' * 2}|"]
+    parts = [_METRICS_HEAD, "## Labels of all metrics\n", f"| Label | |\n{'|---' * 2}|"]
     parts += [_row(f"`{label}`", meaning) for label, meaning in metrics.COMMON.items()]
     sides = {"Broker and name server": metrics.Server.BOTH, "Broker": metrics.Server.BROKER}
     for title, servers in (sides | {"Name server": metrics.Server.NAME_SERVER}).items():
-        parts.append(f"\n## {title}\n\n| Metric | Kind | Labels | What it says |\n{'|---' * 4}|")
+        parts.append(f"\n## {title}\n\n| Metric | Kind | Labels | Meaning |\n{'|---' * 4}|")
         parts += [_metric(one, one.help) for one in metrics.TABLE if one.servers is servers and not one.absent]
-    parts.append(f"\n## Of Apache's, not here\n\n| Metric | Kind | Labels | Why |\n{'|---' * 4}|")
+    parts.append(
+        f"\n## Metrics of Apache's broker that rmqkit does not have\n\n| Metric | Kind | Labels | Why |\n{'|---' * 4}|"
+    )
     parts += [_metric(one, one.absent) for one in metrics.TABLE if one.absent]
     return "\n".join(parts) + "\n"
 
@@ -180,8 +195,8 @@ def _metric(one: metrics.Metric, meaning: str) -> str:
 
 _CLI_HEAD = f"""# The `rmq` command
 
-Every command with its arguments and options; `rmq COMMAND --help` says the same. [Exit codes](exit-codes.md) are the
-same everywhere. `rmq --install-completion` has the shell complete commands.
+This page lists all commands with their arguments and options. `rmq COMMAND --help` shows the same. All commands use the
+same [exit codes](exit-codes.md). `rmq --install-completion` sets up completion in your shell.
 
 {NOTE}"""
 
@@ -195,7 +210,13 @@ def cli_page() -> str:
     root: Any = typer.main.get_command(app)
     shared: dict[str, str] = {}
     tree = list(_command(root, typer.Context(root, info_name="rmq"), "rmq", shared))
-    common = [f"## {_CONNECTION}\n", "Of every command that asks servers.\n", _OPTION_COLUMNS, *shared.values(), ""]
+    common = [
+        f"## {_CONNECTION}\n",
+        "All commands that connect to servers have these options.\n",
+        _OPTION_COLUMNS,
+        *shared.values(),
+        "",
+    ]
     return "\n".join([_CLI_HEAD, *tree, *common]).rstrip() + "\n"
 
 
@@ -249,8 +270,8 @@ def _value(parameter: Any, context: typer.Context) -> str:
 
 _EXIT_HEAD = f"""# Exit codes
 
-Every `rmq` command ends with one of these. What went wrong is one line on standard error: what was tried, what was
-found, and what to do. `rmq --debug COMMAND` shows the traceback, too.
+Every `rmq` command ends with one of these exit codes. An error is one line on standard error. It says what the command
+tried, what it found, and what you can do. `rmq --debug COMMAND` also shows the traceback.
 
 {NOTE}"""
 
@@ -304,7 +325,7 @@ lists the settings of servers, too.""",
     ),
     "spark": (
         "Spark",
-        "`from rmqkit.spark import spark_session`; the jobs are functions of a session and a path.",
+        "`from rmqkit.spark import spark_session`. The jobs are functions that take a session and the path of a store.",
         (
             "rmqkit.spark",
             *(f"rmqkit.spark.jobs.{job}" for job in "summary audit diff verify rebuild query archive replay".split()),
@@ -312,11 +333,11 @@ lists the settings of servers, too.""",
     ),
     "admin": (
         "Administration",
-        "`from rmqkit.admin import Admin`: what `rmq admin` does, as coroutines that return structs.",
+        "`from rmqkit.admin import Admin`. Its coroutines do what `rmq admin` does, and return structs.",
         ("rmqkit.admin", *(f"rmqkit.admin.{noun}" for noun in ADMIN)),
     ),
-    "testing": ("Testing", "The pytest plugin and what is under it.", ("rmqkit.testing",)),
-    "errors": ("Errors", "Everything that is raised on purpose.", ("rmqkit.errors",)),
+    "testing": ("Testing", "The pytest plugin, and the classes that it uses.", ("rmqkit.testing",)),
+    "errors": ("Errors", "All exceptions of rmqkit.", ("rmqkit.errors",)),
 }
 
 

@@ -39,12 +39,12 @@ code  kind
 ====  ===========================================================
 0     done
 1     failed for another reason
-2     the command line cannot be understood, or a setting be used
-3     no server was reached, or something else listens there
-4     refused: a permission, a signature or a limit
-5     no topic, group, broker, cluster or message of that name
+2     the command line or a setting is not valid
+3     no server was reached, or another program listens there
+4     refused, because of a permission, a signature or a limit
+5     there is no topic, group, broker, cluster or message of that name
 6     no answer in time
-7     TLS: one side encrypts and the other does not, or no trust
+7     TLS: only one side encrypts, or a certificate is not trusted
 ====  ===========================================================
 
 Source: style.md §9.

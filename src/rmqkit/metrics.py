@@ -80,87 +80,92 @@ _BUCKETS = {
 
 # Each line: kind, name, unit or "-", labels: what it says.
 _BROKER = """
-gauge rocketmq_processor_watermark - processor: requests that wait before they are handled, by what handles them
-gauge rocketmq_broker_permission -: brokerPermission: 4 read + 2 write
-gauge rocketmq_topic_number -: topics in the table
-gauge rocketmq_consumer_group_number -: consumer groups in the table
-counter rocketmq_messages_in_total - topic message_type is_system: messages stored for producers, delayed ones again \
-when delivered
-counter rocketmq_throughput_in_total - topic message_type is_system: bytes of their records
-histogram rocketmq_message_size - topic message_type is_system: bytes of a record; a batch is one, with the mean
-counter rocketmq_messages_out_total - topic consumer_group is_system: messages given to groups, retries not counted
-counter rocketmq_throughput_out_total - topic consumer_group is_system: bytes of their records
-histogram rocketmq_topic_create_execution_time milliseconds invocation_status is_system: requests to create a topic
-histogram rocketmq_consumer_group_create_execution_time milliseconds invocation_status: requests to create a group
-gauge rocketmq_producer_connections - language version protocol_type: producers connected, by client and group
-gauge rocketmq_consumer_connections - consumer_group language version consume_mode protocol_type is_system: consumers \
-connected
-gauge rocketmq_consumer_lag_messages - topic consumer_group is_retry is_system: messages that a group online has not \
-consumed, filtered ones among them
-gauge rocketmq_consumer_inflight_messages - topic consumer_group is_retry is_system: those it pulled and did not consume
-gauge rocketmq_consumer_ready_messages - topic consumer_group is_retry is_system: those it has not pulled
+gauge rocketmq_processor_watermark - processor: waiting requests, by handler
+gauge rocketmq_broker_permission -: brokerPermission: 4 is read, 2 is write, 6 is both
+gauge rocketmq_topic_number -: number of topics
+gauge rocketmq_consumer_group_number -: number of consumer groups
+counter rocketmq_messages_in_total - topic message_type is_system: messages stored for producers; delayed messages \
+count again when they are delivered
+counter rocketmq_throughput_in_total - topic message_type is_system: bytes of the records of these messages
+histogram rocketmq_message_size - topic message_type is_system: size of a record in bytes; a batch counts once, with \
+the mean size
+counter rocketmq_messages_out_total - topic consumer_group is_system: messages delivered to groups, without retries
+counter rocketmq_throughput_out_total - topic consumer_group is_system: bytes of the records of these messages
+histogram rocketmq_topic_create_execution_time milliseconds invocation_status is_system: time of requests to create a \
+topic
+histogram rocketmq_consumer_group_create_execution_time milliseconds invocation_status: time of requests to create a \
+group
+gauge rocketmq_producer_connections - language version protocol_type: connected producers, by client and group
+gauge rocketmq_consumer_connections - consumer_group language version consume_mode protocol_type is_system: connected \
+consumers
+gauge rocketmq_consumer_lag_messages - topic consumer_group is_retry is_system: messages that a connected group has \
+not consumed, including messages that a filter will skip
+gauge rocketmq_consumer_inflight_messages - topic consumer_group is_retry is_system: messages that the group has \
+pulled but not consumed
+gauge rocketmq_consumer_ready_messages - topic consumer_group is_retry is_system: messages that the group has not \
+pulled
 gauge rocketmq_consumer_lag_latency milliseconds topic consumer_group is_retry is_system: age of the oldest message \
-that a group online has not consumed
-gauge rocketmq_consumer_queueing_latency milliseconds topic consumer_group is_retry is_system: age of the oldest one \
-that it has not pulled
-counter rocketmq_send_to_dlq_messages_total - topic consumer_group is_system: messages that became dead letters
+that a connected group has not consumed
+gauge rocketmq_consumer_queueing_latency milliseconds topic consumer_group is_retry is_system: age of the oldest \
+message that the group has not pulled
+counter rocketmq_send_to_dlq_messages_total - topic consumer_group is_system: messages that went to the dead letters
 counter rocketmq_commit_messages_total - topic: half messages committed
 counter rocketmq_rollback_messages_total - topic: half messages rolled back
-histogram rocketmq_finish_message_latency milliseconds topic: age of half messages when committed, in SECONDS whatever \
-the name says
-gauge rocketmq_half_messages - topic: half messages stored and not decided, since the start of the broker
-gauge rocketmq_storage_size bytes storage_type storage_medium: used bytes of the store's file system
+histogram rocketmq_finish_message_latency milliseconds topic: age of half messages when they are committed, in \
+SECONDS (in spite of the name)
+gauge rocketmq_half_messages - topic: half messages without a decision, since the start of the broker
+gauge rocketmq_storage_size bytes storage_type storage_medium: used bytes of the file system of the store
 gauge rocketmq_storage_flush_behind bytes storage_type storage_medium: bytes of the log that are not on the disk
 gauge rocketmq_storage_dispatch_behind bytes storage_type storage_medium: bytes of the log that are not in the queues
 gauge rocketmq_storage_message_reserve_time milliseconds storage_type storage_medium: age of the oldest message
-histogram rmqkit_flush_latency milliseconds: how long a flush of the log took (fdatasync)
-histogram rmqkit_dispatch_latency milliseconds: from the storeTimestamp of messages until they are readable
+histogram rmqkit_flush_latency milliseconds: time of a flush of the log (fdatasync)
+histogram rmqkit_dispatch_latency milliseconds: time from the storeTimestamp of messages until they are readable
 gauge rmqkit_replication_lag bytes slave: bytes of the log that a slave has not acknowledged
-gauge rmqkit_replication_in_sync - slave: 1 for a slave that is in sync, else 0
+gauge rmqkit_replication_in_sync - slave: 1 if a slave is in sync, otherwise 0
 """
 _BOTH = """
-histogram rocketmq_rpc_latency milliseconds protocol_type request_code response_code is_long_polling result: from the \
-read of a request to its answer
-histogram rmqkit_event_loop_lag milliseconds: how late the event loop comes to a timer, asked ten times a second
-gauge rmqkit_lane_requests - lane: requests of a lane under way or waiting
-gauge rmqkit_lane_requests_max - lane: how many there may be; beyond that the answer is SYSTEM_BUSY
+histogram rocketmq_rpc_latency milliseconds protocol_type request_code response_code is_long_polling result: time \
+from reading a request to its answer
+histogram rmqkit_event_loop_lag milliseconds: how late the event loop runs a timer, measured ten times a second
+gauge rmqkit_lane_requests - lane: requests of a lane that are running or waiting
+gauge rmqkit_lane_requests_max - lane: limit of requests of a lane; above it, the answer is SYSTEM_BUSY
 gauge rmqkit_connections -: connections of clients and of other servers
-gauge rmqkit_incomplete_frame bytes: what is kept of frames that are not whole yet
+gauge rmqkit_incomplete_frame bytes: bytes of incomplete frames in memory
 counter rmqkit_connections_refused_total - limit: connections closed at once: too many in `all` or of one `address`
-counter rmqkit_connections_cut_total -: connections closed because incomplete frames took too much
-gauge rmqkit_unsent bytes: what is kept of answers that peers have not taken yet
-counter rmqkit_connections_cut_unsent_total -: connections closed because answers that peers do not take were too much
+counter rmqkit_connections_cut_total -: connections closed because incomplete frames used too much memory
+gauge rmqkit_unsent bytes: bytes of unsent answers in memory
+counter rmqkit_connections_cut_unsent_total -: connections closed because unsent answers used too much memory
 """
 _NAME_SERVER = """
-gauge rmqkit_namesrv_clusters -: clusters of the brokers that are registered
-gauge rmqkit_namesrv_brokers -: addresses of the brokers that are registered
+gauge rmqkit_namesrv_clusters -: clusters of registered brokers
+gauge rmqkit_namesrv_brokers -: addresses of registered brokers
 gauge rmqkit_namesrv_topics -: topics that have a route
 """
 _TIMER = """
 gauge rocketmq_timer_enqueue_lag - storage_type storage_medium: timed messages that are not on the wheel yet
-gauge rocketmq_timer_enqueue_latency milliseconds storage_type storage_medium: age of the oldest of them
+gauge rocketmq_timer_enqueue_latency milliseconds storage_type storage_medium: age of the oldest of these messages
 gauge rocketmq_timer_dequeue_lag - storage_type storage_medium: timed messages on the wheel, due or not
-gauge rocketmq_timer_dequeue_latency milliseconds storage_type storage_medium: how late the oldest second is that was \
-not delivered
-gauge rocketmq_timing_messages - storage_type storage_medium topic: timed messages that wait
-counter rocketmq_timer_enqueue_total - storage_type storage_medium topic: timed messages taken to the wheel
-counter rocketmq_timer_dequeue_total - storage_type storage_medium topic: timed messages taken off it
-gauge rocketmq_timer_message_snapshot - storage_type storage_medium timer_bound_s: timed messages due before so many \
-seconds from now, and not before the next lower bound
-histogram rocketmq_delay_message_latency seconds storage_type storage_medium topic: how far ahead timed messages were \
-when they were made
+gauge rocketmq_timer_dequeue_latency milliseconds storage_type storage_medium: how late the oldest undelivered second \
+is
+gauge rocketmq_timing_messages - storage_type storage_medium topic: pending timed messages
+counter rocketmq_timer_enqueue_total - storage_type storage_medium topic: timed messages put on the wheel
+counter rocketmq_timer_dequeue_total - storage_type storage_medium topic: timed messages taken off the wheel
+gauge rocketmq_timer_message_snapshot - storage_type storage_medium timer_bound_s: timed messages that are due within \
+this number of seconds, but not within the next lower one
+histogram rocketmq_delay_message_latency seconds storage_type storage_medium topic: delay of timed messages when they \
+were sent
 """
 _POP = """
-histogram rocketmq_pop_buffer_scan_time_consume milliseconds: scans of the ack buffer
+histogram rocketmq_pop_buffer_scan_time_consume milliseconds: time of a scan of the ack buffer
 counter rocketmq_pop_revive_in_message_total - topic consumer_group revive_message_type put_status: check points and \
 acks stored
-counter rocketmq_pop_revive_out_message_total - topic consumer_group revive_message_type queue_id: check points and \
-acks done with
-counter rocketmq_pop_revive_retry_messages_total - topic consumer_group put_status: messages to be popped once more
-gauge rocketmq_pop_revive_lag milliseconds queue_id: check points whose time is over and that are not revived; their \
-NUMBER whatever the name says
-gauge rocketmq_pop_revive_latency milliseconds queue_id: how late the oldest of them is
-gauge rocketmq_pop_offset_buffer_size -: acks in the ack buffer; at Apache's offsets to be committed
+counter rocketmq_pop_revive_out_message_total - topic consumer_group revive_message_type queue_id: finished check \
+points and acks
+counter rocketmq_pop_revive_retry_messages_total - topic consumer_group put_status: messages that are delivered again
+gauge rocketmq_pop_revive_lag milliseconds queue_id: NUMBER of check points (in spite of the name) whose invisible \
+time is over and that are not revived
+gauge rocketmq_pop_revive_latency milliseconds queue_id: how late the oldest of these check points is
+gauge rocketmq_pop_offset_buffer_size -: acks in the ack buffer (in Apache's broker: offsets to commit)
 gauge rocketmq_pop_checkpoint_buffer_size -: check points in the ack buffer
 """
 
@@ -353,15 +358,15 @@ class MetricLabels(str):
 class ExporterSettings(Struct, kw_only=True):
     """What a configuration file may say about metrics."""
 
-    exporter_type: Annotated[
-        ExporterType, Setting("metricsExporterType", "who is told the metrics: nobody, or Prometheus")
-    ] = ExporterType.DISABLE
+    exporter_type: Annotated[ExporterType, Setting("metricsExporterType", "exporter: none, or Prometheus")] = (
+        ExporterType.DISABLE
+    )
     exporter_port: Annotated[
-        int, Setting("metricsPromExporterPort", "port that Prometheus reads, 0 for a free one", low=0, high=65535)
+        int, Setting("metricsPromExporterPort", "port for Prometheus; 0 means a free port", low=0, high=65535)
     ] = 5557
-    exporter_host: Annotated[str, Setting("metricsPromExporterHost", "address of that port; default: bindAddress")] = ""
+    exporter_host: Annotated[str, Setting("metricsPromExporterHost", "address of this port; default: bindAddress")] = ""
     metric_labels: Annotated[
-        MetricLabels, Setting("metricsLabel", "labels of every sample, as name:value,name:value")
+        MetricLabels, Setting("metricsLabel", "labels for every sample, as name:value,name:value")
     ] = MetricLabels()
 
 

@@ -111,7 +111,7 @@ UNUSED = (
         """,
     ),
     Unused(
-        "one event loop answers requests, none waits in a line for a thread",
+        "one event loop answers requests, so there are no thread pools",
         """
         ackMessageThreadPoolNums=16 ackThreadPoolQueueCapacity=100000 adminBrokerThreadPoolNums=16
         adminBrokerThreadPoolQueueCapacity=10000 asyncSendEnable=true batchDispatchRequestThreadPoolNums=16
@@ -146,7 +146,7 @@ UNUSED = (
         """,
     ),
     Unused(
-        "locks, memory maps and the page cache of Java's store",
+        "locks, memory maps and the page cache in Java's store",
         """
         accessMessageInMemoryHotRatio=26 bitMapLengthConsumeQueueExt=64 dataReadAheadEnable=true debugLockEnable=false
         fastFailIfNoBufferInStorePool=false flushLeastPagesWhenWarmMapedFile=4096 maxConsumeQueueScan=20000
@@ -156,7 +156,7 @@ UNUSED = (
         """,
     ),
     Unused(
-        "the store flushes, recovers, checks and deletes by its own pace, and always keeps the index",
+        "the store has its own rules for flushing, recovery, checking and deleting, and always keeps the index",
         """
         commitLogRecoverMaxNum=10 consumerOffsetUpdateVersionStep=500 correctLogicMinOffsetForceInterval=300000
         correctLogicMinOffsetSleepInterval=1 delayOffsetUpdateVersionStep=200 deleteCommitLogFilesInterval=100
@@ -184,14 +184,14 @@ UNUSED = (
         """,
     ),
     Unused(
-        "compaction, which is not built: `cleanup.policy=COMPACTION` is refused",
+        "compaction is not supported: `cleanup.policy=COMPACTION` is refused",
         """
         compactionCqMappedFileSize=10485760 compactionMappedFileSize=104857600 compactionScheduleInternal=900000
         compactionThreadNum=6 enableCompaction=true maxOffsetMapSize=104857600
         """,
     ),
     Unused(
-        "POP keeps its check points in the log, whatever these say",
+        "POP always keeps its check points in the log",
         """
         appendAckAsync=false appendCkAsync=false enableNotifyAfterPopOrderLockRelease=true enablePopBatchAck=false
         enablePopLog=false enableSkipLongAwaitingAck=false initPopOffsetByCheckMsgInMem=true
@@ -204,7 +204,7 @@ UNUSED = (
         """,
     ),
     Unused(
-        "the timer's own threads, checks and tries; delayed messages are delivered in order",
+        "threads, checks and retries of Java's timer; delayed messages are delivered in order",
         """
         appendTopicForTimerDeleteKey=false enableScheduleAsyncDeliver=false scheduleAsyncDeliverMaxPendingLimit=2000
         scheduleAsyncDeliverMaxResendNum2Blocked=3 timerCheckMetricsWhen=05 timerColdDataCheckIntervalMs=60000
@@ -214,7 +214,7 @@ UNUSED = (
         """,
     ),
     Unused(
-        "the controller and Apache's automatic change of masters, which are not built",
+        "the controller and automatic failover are not supported",
         """
         asyncLearner=false brokerElectionPriority=2147483647 brokerHeartbeatInterval=1000 checkSyncStateSetPeriod=5000
         controllerAddr= controllerHeartBeatTimeoutMills=10000 disappearTimeAfterStart=-1 enableBatchPush=false
@@ -223,7 +223,7 @@ UNUSED = (
         """,
     ),
     Unused(
-        "name servers are told at once, in one request",
+        "brokers register changes at once, in one request",
         """
         enableSingleTopicRegister=false enableSplitMetadata=true enableSplitRegistration=false
         fetchNamesrvAddrInterval=10000 forwardTimeout=3000 loadBalancePollNameServerInterval=30000
@@ -232,14 +232,14 @@ UNUSED = (
         """,
     ),
     Unused(
-        "reads of old messages are not slowed down",
+        "there is no flow control for reads of old messages",
         """
         cgColdReadThreshold=3145728 coldCtrStrategyEnable=false coldDataFlowControlEnable=false coldDataScanEnable=false
         globalColdReadThreshold=104857600 usePIDColdCtrStrategy=true
         """,
     ),
     Unused(
-        "what is counted and logged is said on the page of metrics",
+        "see the page of metrics for what is counted",
         """
         accountStatsEnable=true accountStatsPrintZeroValues=true autoDeleteUnusedStats=true commercialBaseCount=1
         commercialSizePerMsg=4096 enableConnectionMetrics=true enableDetailStat=true enableLagAndDlqMetrics=true

@@ -63,15 +63,22 @@ def _level(part: str) -> tuple[str, int]:
 class LoggingSettings(Struct, kw_only=True):
     """What a configuration file may say about the log."""
 
-    log_file: Annotated[str, Setting("logFile", "file of the log, its folder made when missing; empty: stderr")] = ""
-    log_format: Annotated[LogFormat, Setting("logFormat", "lines for people, or JSON objects")] = LogFormat.TEXT
+    log_file: Annotated[
+        str, Setting("logFile", "log file; its folder is created if necessary; empty means standard error")
+    ] = ""
+    log_format: Annotated[LogFormat, Setting("logFormat", "format of log lines: text or JSON")] = LogFormat.TEXT
     log_level: Annotated[
-        LogLevels, Setting("logLevel", "DEBUG, INFO, WARNING, ERROR; of one part: WARNING,rmqkit.store=DEBUG", hot=True)
+        LogLevels,
+        Setting(
+            "logLevel", "DEBUG, INFO, WARNING or ERROR; with levels for parts: WARNING,rmqkit.store=DEBUG", hot=True
+        ),
     ] = field(default_factory=LogLevels)
     log_file_bytes_max: Annotated[
-        int, Setting("logFileBytesMax", "bytes of logFile at which it is put aside for a new one", low=4096)
+        int, Setting("logFileBytesMax", "size of logFile, in bytes, at which a new file is started", low=4096)
     ] = 64 << 20
-    log_file_count: Annotated[int, Setting("logFileCount", "files kept, logFile among them", low=2, high=1000)] = 10
+    log_file_count: Annotated[
+        int, Setting("logFileCount", "number of log files to keep, including logFile", low=2, high=1000)
+    ] = 10
 
 
 class JsonLines(logging.Formatter):

@@ -18,7 +18,9 @@ from rmqkit.settings import Setting
 class NamesrvSettings(ConnectionSettings, kw_only=True):
     """What a ``namesrv.conf`` may say."""
 
-    listen_port: Annotated[int, Setting("listenPort", "port to listen on, 0 for a free one", low=0, high=65535)] = 9876
+    listen_port: Annotated[int, Setting("listenPort", "port to listen on; 0 means a free port", low=0, high=65535)] = (
+        9876
+    )
     bind_address: Annotated[str, Setting("bindAddress", "address to listen on")] = "0.0.0.0"
     kv_config_path: Annotated[str, Setting("kvConfigPath", "KV file; default: ~/namesrv/kvConfig.json")] = ""
     admin_addresses: Annotated[
@@ -29,7 +31,7 @@ class NamesrvSettings(ConnectionSettings, kw_only=True):
         AdminAddresses,
         Setting(
             "proxyProtocolAddresses",
-            "balancers whose PROXY preamble is believed: none, loopback, any, or addresses and networks",
+            "load balancers whose PROXY protocol header is trusted: none, loopback, any, or addresses and networks",
             hot=True,
         ),
     ] = field(default_factory=lambda: AdminAddresses("none"))
@@ -37,45 +39,54 @@ class NamesrvSettings(ConnectionSettings, kw_only=True):
         AdminAddresses,
         Setting(
             "registrationAllowedAddresses",
-            "who may speak for brokers: none, loopback, any, or addresses and networks",
+            "addresses from which brokers may register: none, loopback, any, or addresses and networks",
             hot=True,
         ),
     ] = field(default_factory=lambda: AdminAddresses("any"))
     allow_takeover: Annotated[
         bool,
-        Setting("allowBrokerTakeover", "let a broker have the place of one that is alive, as DLedger needs", hot=True),
+        Setting("allowBrokerTakeover", "let a broker replace one that is still alive, as DLedger needs", hot=True),
     ] = False
     scan_interval_ms: Annotated[
-        int, Setting("scanNotActiveBrokerInterval", "ms between two looks for silent brokers", low=100, hot=True)
+        int,
+        Setting("scanNotActiveBrokerInterval", "interval of checking for inactive brokers, in ms", low=100, hot=True),
     ] = 5000
     unregister_queue_capacity: Annotated[
-        int, Setting("unRegisterBrokerQueueCapacity", "brokers that may wait to be forgotten", low=1)
+        int, Setting("unRegisterBrokerQueueCapacity", "maximum number of brokers that wait for removal", low=1)
     ] = 3000
     order_message_enable: Annotated[
-        bool, Setting("orderMessageEnable", "tell clients the order configuration of a topic", hot=True)
+        bool, Setting("orderMessageEnable", "send clients the order configuration of a topic", hot=True)
     ] = False
     return_order_topic_config: Annotated[
-        bool, Setting("returnOrderTopicConfigToBroker", "tell brokers all order topics when they register", hot=True)
+        bool, Setting("returnOrderTopicConfigToBroker", "send brokers all ordered topics when they register", hot=True)
     ] = True
     support_acting_master: Annotated[
-        bool, Setting("supportActingMaster", "show the lowest slave of a masterless group as its master", hot=True)
+        bool,
+        Setting(
+            "supportActingMaster", "if a master is down, report its slave with the lowest id as acting master", hot=True
+        ),
     ] = False
-    all_topic_list_enable: Annotated[bool, Setting("enableAllTopicList", "answer lists of all topics", hot=True)] = True
-    topic_list_enable: Annotated[bool, Setting("enableTopicList", "list topics of clusters and units", hot=True)] = True
+    all_topic_list_enable: Annotated[
+        bool, Setting("enableAllTopicList", "answer requests for the list of all topics", hot=True)
+    ] = True
+    topic_list_enable: Annotated[
+        bool, Setting("enableTopicList", "answer requests for the topics of clusters and units", hot=True)
+    ] = True
     notify_min_broker_id_changed: Annotated[
-        bool, Setting("notifyMinBrokerIdChanged", "tell brokers of a group when its lowest id changes", hot=True)
+        bool,
+        Setting("notifyMinBrokerIdChanged", "notify brokers with the same name when their lowest id changes", hot=True),
     ] = False
     need_wait_for_service: Annotated[
-        bool, Setting("needWaitForService", "answer no routes until waitSecondsForService have passed", hot=True)
+        bool, Setting("needWaitForService", "after the start, answer no routes for waitSecondsForService", hot=True)
     ] = False
     wait_for_service_seconds: Annotated[
-        int, Setting("waitSecondsForService", "seconds after the start without routes", low=0, hot=True)
+        int, Setting("waitSecondsForService", "seconds after the start, for needWaitForService", low=0, hot=True)
     ] = 45
     delete_topic_with_registration: Annotated[
-        bool, Setting("deleteTopicWithBrokerRegistration", "forget topics that a broker no longer registers", hot=True)
+        bool, Setting("deleteTopicWithBrokerRegistration", "remove topics that a broker no longer registers", hot=True)
     ] = False
     config_black_list: Annotated[
-        str, Setting("configBlackList", "keys that must not be changed, separated by semicolons")
+        str, Setting("configBlackList", "settings that requests cannot change, separated by semicolons")
     ] = "configBlackList;configStorePath;kvConfigPath"
 
 

@@ -32,7 +32,7 @@ class ProxySettings(Struct, kw_only=True):
 
     namesrv_addr: Annotated[str, Setting("namesrvAddr", "name servers as host:port;host:port")] = ""
     grpc_port: Annotated[
-        int, Setting("grpcServerPort", "port for SDKs of 5.x, 0 for a free one", low=0, high=65535)
+        int, Setting("grpcServerPort", "gRPC port for the 5.x SDKs; 0 means a free port", low=0, high=65535)
     ] = 8081
     bind_address: Annotated[str, Setting("bindAddress", "address to listen on")] = "0.0.0.0"
 

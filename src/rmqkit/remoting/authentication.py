@@ -97,32 +97,32 @@ T = TypeVar("T")
 class AuthenticationSettings(Struct, kw_only=True):
     """What a ``broker.conf`` says about users; the keys and their JSON are those of 5.x brokers."""
 
-    enabled: Annotated[bool, Setting("authenticationEnabled", "take requests only from users who sign them")] = False
+    enabled: Annotated[bool, Setting("authenticationEnabled", "accept only requests that a user has signed")] = False
     initial_user: Annotated[
-        str, Setting("initAuthenticationUser", 'first user: {"username":"…","password":"…"}', secret=True)
+        str, Setting("initAuthenticationUser", 'the first user: {"username":"…","password":"…"}', secret=True)
     ] = ""
     inner_credentials: Annotated[
         str,
         Setting(
             "innerClientAuthenticationCredentials",
-            'how the broker signs its own requests: {"accessKey":"…","secretKey":"…"}',
+            'credentials for the broker\'s own requests: {"accessKey":"…","secretKey":"…"}',
             secret=True,
         ),
     ] = ""
     white_list: Annotated[
-        str, Setting("authenticationWhitelist", "codes of requests that nobody has to sign, with commas")
+        str, Setting("authenticationWhitelist", "request codes that need no signature, separated by commas")
     ] = ""
     full_signatures_only: Annotated[
-        bool, Setting("fullSignatureRequired", "refuse signatures that cover neither code nor time: Apache's")
+        bool, Setting("fullSignatureRequired", "refuse signatures that do not cover code and time (such as Apache's)")
     ] = False
     signature_window_ms: Annotated[
-        int, Setting("fullSignatureWindow", "ms that may be between signing and taking a request", low=1000)
+        int, Setting("fullSignatureWindow", "maximum age of a signature, in ms", low=1000)
     ] = 300_000
     authorization_enabled: Annotated[
-        bool, Setting("authorizationEnabled", "let users do only what policies allow; needs authenticationEnabled")
+        bool, Setting("authorizationEnabled", "users may do only what policies allow; needs authenticationEnabled")
     ] = False
     authorization_white_list: Annotated[
-        str, Setting("authorizationWhitelist", "codes of requests that need no policy, with commas")
+        str, Setting("authorizationWhitelist", "request codes that need no policy, separated by commas")
     ] = ""
 
 

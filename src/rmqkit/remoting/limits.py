@@ -27,18 +27,29 @@ class ConnectionSettings(ExporterSettings, kw_only=True):
     """What a configuration file may say about connections."""
 
     connections_max: Annotated[
-        int, Setting("maxConnections", "connections at a time; further ones are closed", low=16, hot=True)
+        int, Setting("maxConnections", "maximum number of connections; new ones are closed", low=16, hot=True)
     ] = 65_536
     connections_per_address_max: Annotated[
-        int, Setting("maxConnectionsPerAddress", "of these, from one address or one balancer", low=16, hot=True)
+        int,
+        Setting(
+            "maxConnectionsPerAddress",
+            "maximum number of connections from one address or load balancer",
+            low=16,
+            hot=True,
+        ),
     ] = 16_384
     incomplete_bytes_max: Annotated[
         int,
-        Setting("maxIncompleteFrameBytes", "bytes of frames not whole yet, of all connections", low=32 << 20, hot=True),
+        Setting(
+            "maxIncompleteFrameBytes",
+            "maximum bytes of incomplete frames, over all connections",
+            low=32 << 20,
+            hot=True,
+        ),
     ] = 512 << 20
     unsent_bytes_max: Annotated[
         int,
-        Setting("maxUnsentBytes", "bytes of answers not taken by peers, of all connections", low=32 << 20, hot=True),
+        Setting("maxUnsentBytes", "maximum bytes of unsent answers, over all connections", low=32 << 20, hot=True),
     ] = 512 << 20
 
 

@@ -139,12 +139,16 @@ class ServerTlsSettings(Struct, kw_only=True):
 
     mode: Annotated[TlsMode, Setting("tls.server.mode", "disabled, permissive or enforcing")] = TlsMode.PERMISSIVE
     makes_own: Annotated[
-        bool, Setting("tls.test.mode.enable", "make a certificate that proves nothing, where none is given")
+        bool,
+        Setting(
+            "tls.test.mode.enable",
+            "create a temporary certificate if none is configured (protects only against eavesdropping)",
+        ),
     ] = True
     certificate: Annotated[str, Setting("tls.server.certPath", "certificate chain, PEM")] = ""
     key: Annotated[str, Setting("tls.server.keyPath", "private key, PEM")] = ""
     key_password: Annotated[str, Setting("tls.server.keyPassword", "password of the private key", secret=True)] = ""
-    trusted: Annotated[str, Setting("tls.server.trustCertPath", "certificates that sign clients' certificates")] = ""
+    trusted: Annotated[str, Setting("tls.server.trustCertPath", "CA certificates for client certificates, PEM")] = ""
     need_client_auth: Annotated[NeedClientAuth, Setting("tls.server.need.client.auth", "none, optional or require")] = (
         NeedClientAuth.NONE
     )
@@ -154,10 +158,12 @@ class ClientTlsSettings(Struct, kw_only=True):
     """What ``tls.properties`` says about a client."""
 
     tls_enable: Annotated[bool, Setting("tls.enable", "use TLS on every connection")] = False
-    tls_verify_server: Annotated[bool, Setting("tls.client.authServer", "check the server's certificate")] = False
-    tls_trusted: Annotated[str, Setting("tls.client.trustCertPath", "certificates that sign the servers'")] = ""
-    tls_certificate: Annotated[str, Setting("tls.client.certPath", "own certificate chain, PEM")] = ""
-    tls_key: Annotated[str, Setting("tls.client.keyPath", "own private key, PEM")] = ""
+    tls_verify_server: Annotated[bool, Setting("tls.client.authServer", "verify the certificate of the server")] = False
+    tls_trusted: Annotated[str, Setting("tls.client.trustCertPath", "CA certificates for server certificates, PEM")] = (
+        ""
+    )
+    tls_certificate: Annotated[str, Setting("tls.client.certPath", "client certificate chain, PEM")] = ""
+    tls_key: Annotated[str, Setting("tls.client.keyPath", "client private key, PEM")] = ""
     tls_key_password: Annotated[str, Setting("tls.client.keyPassword", "password of the private key", secret=True)] = ""
 
 

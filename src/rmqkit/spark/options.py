@@ -70,45 +70,68 @@ class CorruptRecords(enum.Enum):
 class StoreOptions(msgspec.Struct, frozen=True):
     """The options of ``spark.read.format("rocketmq-store")``."""
 
-    path: Annotated[str, Setting("path", help="a broker's store directory (storePathRootDir), or its address")] = ""
+    path: Annotated[str, Setting("path", help="store directory of a broker (storePathRootDir), or its URL")] = ""
     log_paths: Annotated[
         str, Setting("storePathCommitLog", help="commit log directories, separated by commas, if not path/commitlog")
     ] = ""
-    entity: Annotated[Entity, Setting("entity", help="what a row is")] = Entity.MESSAGES
+    entity: Annotated[Entity, Setting("entity", help="kind of rows")] = Entity.MESSAGES
     topics: Annotated[str, Setting("topic", help="read only these topics, separated by commas")] = ""
     columns: Annotated[str, Setting("columns", help="read only these columns, separated by commas")] = ""
-    include_body: Annotated[bool, Setting("includeBody", help="whether there is a body column")] = True
+    include_body: Annotated[bool, Setting("includeBody", help="add a body column")] = True
     include_properties: Annotated[
-        IncludeProperties, Setting("includeProperties", help="properties as a map, as stored, or no such column")
+        IncludeProperties,
+        Setting("includeProperties", help="properties as a map, as the stored string, or no properties"),
     ] = IncludeProperties.MAP
-    split_bytes: Annotated[int, Setting("splitBytes", low=1, help="log file bytes that one task reads")] = 128 << 20
-    batch_rows: Annotated[int, Setting("batchRows", low=1, high=1 << 20, help="records decoded at once")] = BATCH_ROWS
-    verify_crc: Annotated[VerifyCrc, Setting("verifyCrc", help="what a wrong CRC leads to")] = VerifyCrc.NONE
-    corrupt_records: Annotated[
-        CorruptRecords, Setting("corruptRecordMode", help="what to do about damaged records")
-    ] = CorruptRecords.FAIL
-    decompress: Annotated[bool, Setting("decompress", help="bodies as they were sent, or as they are stored")] = True
-    unwrap: Annotated[bool, Setting("unwrap", help="one row per member of an inner batch, or per record")] = True
+    split_bytes: Annotated[int, Setting("splitBytes", low=1, help="bytes of a log file that one task reads")] = (
+        128 << 20
+    )
+    batch_rows: Annotated[
+        int, Setting("batchRows", low=1, high=1 << 20, help="number of records to decode at once")
+    ] = BATCH_ROWS
+    verify_crc: Annotated[VerifyCrc, Setting("verifyCrc", help="what to do with a wrong CRC")] = VerifyCrc.NONE
+    corrupt_records: Annotated[CorruptRecords, Setting("corruptRecordMode", help="what to do with damaged records")] = (
+        CorruptRecords.FAIL
+    )
+    decompress: Annotated[bool, Setting("decompress", help="true: decompressed bodies; false: bodies as stored")] = True
+    unwrap: Annotated[
+        bool, Setting("unwrap", help="true: one row per message of an inner batch; false: one row per record")
+    ] = True
     broker_name: Annotated[str, Setting("brokerName", help="value of the brokerName column")] = ""
     offsets_from: Annotated[
         OffsetsFrom,
-        Setting("offsetsFrom", help="walk the log, or read only what the consume queues of the wanted topics point at"),
+        Setting(
+            "offsetsFrom",
+            help="read the whole log (walk), or only the records that the consume queues of the topics point to",
+        ),
     ] = OffsetsFrom.WALK
     keys: Annotated[
-        str, Setting("key", help="only messages with one of these keys or unique keys; needs topic, uses the index")
+        str, Setting("key", help="only messages with one of these keys or unique keys; needs topic; uses the index")
     ] = ""
     index_slot_count: Annotated[
-        int, Setting("maxHashSlotNum", low=1, help="slots of an index file, as the broker was configured")
+        int,
+        Setting("maxHashSlotNum", low=1, help="number of hash slots in an index file, as configured for the broker"),
     ] = 5_000_000
     queue_ids: Annotated[str, Setting("queueId", help="read only queues of these ids, separated by commas")] = ""
     starting_timestamp_ms: Annotated[
-        int, Setting("startingTimestamp", low=0, help="read only messages stored at or after it, ms since the epoch")
+        int,
+        Setting(
+            "startingTimestamp", low=0, help="read only messages stored at or after this time, in ms since the epoch"
+        ),
     ] = 0
     ending_timestamp_ms: Annotated[
-        int, Setting("endingTimestamp", low=0, help="read only messages stored before it, ms since the epoch; 0: all")
+        int,
+        Setting(
+            "endingTimestamp",
+            low=0,
+            help="read only messages stored before this time, in ms since the epoch; 0 means no limit",
+        ),
     ] = 0
     filter_pushdown: Annotated[
-        bool, Setting("filterPushdown", help="refused: Spark keeps filters for later actions; use the options above")
+        bool,
+        Setting(
+            "filterPushdown",
+            help="not supported, because Spark reuses filters for later actions; use the options above",
+        ),
     ] = False
 
     @property
@@ -128,15 +151,15 @@ class _Connected(msgspec.Struct, frozen=True):
     """Options of all formats that need brokers: which brokers, and as whom they are asked."""
 
     name_servers: Annotated[str, Setting("nameServer", help="host:port;host:port. Default: NAMESRV_ADDR")] = ""
-    access_key: Annotated[str, Setting("accessKey", help="user who signs every request")] = ""
+    access_key: Annotated[str, Setting("accessKey", help="user name (access key) that signs every request")] = ""
     secret_key: Annotated[str, Setting("secretKey", help="the user's secret")] = ""
-    namespace: Annotated[str, Setting("namespace", help="part of the names of all topics and groups")] = ""
-    use_tls: Annotated[bool, Setting("useTLS", help="connections are encrypted")] = False
+    namespace: Annotated[str, Setting("namespace", help="prefix of all topic and group names")] = ""
+    use_tls: Annotated[bool, Setting("useTLS", help="encrypt connections")] = False
     trusted: Annotated[
-        str, Setting("trustCertPath", help="certificates, PEM, that sign the servers' own; empty: any is taken")
+        str, Setting("trustCertPath", help="CA certificates for server certificates, PEM; empty means no verification")
     ] = ""
     patience_ms: Annotated[
-        int, Setting("brokerPatienceMs", low=0, help="ms that a task waits for a broker that does not answer")
+        int, Setting("brokerPatienceMs", low=0, help="how long a task retries a broker that does not answer, in ms")
     ] = 60_000
 
     def live_options(self, pull_count: int) -> LiveOptions:
@@ -151,16 +174,24 @@ class LiveOptions(_Connected, frozen=True):
 
     topics: Annotated[str, Setting("subscribe", help="topics, separated by commas")] = ""
     topic: Annotated[str, Setting("topic", help="the same as subscribe")] = ""
-    pattern: Annotated[str, Setting("subscribePattern", help="regular expression of the whole name of topics")] = ""
+    pattern: Annotated[str, Setting("subscribePattern", help="regular expression for the whole topic name")] = ""
     assigned: Annotated[str, Setting("assign", help='queues: {"topic":{"broker-a":[0,1]}}')] = ""
     expression: Annotated[str, Setting("subExpression", help="tags (A || B) or an SQL92 expression")] = "*"
     expression_type: Annotated[str, Setting("subExpressionType", help="TAG or SQL92")] = "TAG"
-    group: Annotated[str, Setting("group", help="consumer group in whose name is read")] = "TOOLS_CONSUMER"
+    group: Annotated[str, Setting("group", help="consumer group for the requests")] = "TOOLS_CONSUMER"
     commit_group: Annotated[
-        str, Setting("commitOffsetsToGroup", help="group whose offsets follow the stream, for tools that show lag")
+        str,
+        Setting(
+            "commitOffsetsToGroup",
+            help="save the progress of the stream as offsets of this group, for tools that show lag",
+        ),
     ] = ""
     starting_offsets: Annotated[
-        str, Setting("startingOffsets", help="earliest, latest or JSON (-2, -1); a stream's default is latest")
+        str,
+        Setting(
+            "startingOffsets",
+            help="earliest, latest or JSON (-2, -1); the default is latest for streams, earliest for batches",
+        ),
     ] = ""
     ending_offsets: Annotated[str, Setting("endingOffsets", help="latest or JSON (-1); batch only")] = "latest"
     starting_timestamp_ms: Annotated[int, Setting("startingTimestamp", low=0, help="ms since the epoch")] = 0
@@ -173,28 +204,49 @@ class LiveOptions(_Connected, frozen=True):
     ] = ""
     by_timestamp: Annotated[
         ByTimestamp,
-        Setting("startingOffsetsByTimestampStrategy", help="error or latest, when no message is as late as a start"),
+        Setting(
+            "startingOffsetsByTimestampStrategy",
+            help="what to do if there is no message at or after the start time: error or latest",
+        ),
     ] = ByTimestamp.ERROR
     fail_on_data_loss: Annotated[
-        bool, Setting("failOnDataLoss", help="fail when messages are gone unread, or say so in the log and go on")
+        bool,
+        Setting(
+            "failOnDataLoss",
+            help="true: fail when messages were deleted before they were read; false: log it and continue",
+        ),
     ] = True
-    offsets_max: Annotated[int, Setting("maxOffsetsPerTrigger", low=0, help="messages of a batch; 0: all")] = 0
-    bytes_max: Annotated[
-        int, Setting("maxBytesPerTrigger", low=0, help="bytes of a batch, by the mean size seen in each queue; 0: all")
+    offsets_max: Annotated[
+        int, Setting("maxOffsetsPerTrigger", low=0, help="maximum number of messages per batch; 0 means no limit")
     ] = 0
-    partitions_min: Annotated[int, Setting("minPartitions", low=0, help="tasks of a batch at least; 0: the queues")] = 0
-    records_max: Annotated[int, Setting("maxRecordsPerPartition", low=0, help="messages of a task; 0: all")] = 0
-    pull_count: Annotated[int, Setting("pullBatchSize", low=1, high=1024, help="messages asked for at once")] = 32
-    pull_timeout_ms: Annotated[int, Setting("pullTimeoutMs", low=1, help="ms until a broker must have answered")] = (
-        10_000
-    )
+    bytes_max: Annotated[
+        int,
+        Setting(
+            "maxBytesPerTrigger",
+            low=0,
+            help="maximum bytes per batch, estimated by the mean size in each queue; 0 means no limit",
+        ),
+    ] = 0
+    partitions_min: Annotated[
+        int, Setting("minPartitions", low=0, help="minimum number of tasks per batch; 0 means one per queue")
+    ] = 0
+    records_max: Annotated[
+        int, Setting("maxRecordsPerPartition", low=0, help="maximum number of messages per task; 0 means no limit")
+    ] = 0
+    pull_count: Annotated[int, Setting("pullBatchSize", low=1, high=1024, help="number of messages per pull")] = 32
+    pull_timeout_ms: Annotated[int, Setting("pullTimeoutMs", low=1, help="timeout of a pull, in ms")] = 10_000
     columns: Annotated[str, Setting("columns", help="read only these columns, separated by commas")] = ""
     include_properties: Annotated[
-        IncludeProperties, Setting("includeProperties", help="properties as a map, as stored, or no such column")
+        IncludeProperties,
+        Setting("includeProperties", help="properties as a map, as the stored string, or no properties"),
     ] = IncludeProperties.MAP
-    decompress: Annotated[bool, Setting("decompress", help="bodies as they were sent, or as they are stored")] = True
-    unwrap: Annotated[bool, Setting("unwrap", help="one row per member of an inner batch, or per record")] = True
-    batch_rows: Annotated[int, Setting("batchRows", low=1, high=1 << 20, help="records decoded at once")] = BATCH_ROWS
+    decompress: Annotated[bool, Setting("decompress", help="true: decompressed bodies; false: bodies as stored")] = True
+    unwrap: Annotated[
+        bool, Setting("unwrap", help="true: one row per message of an inner batch; false: one row per record")
+    ] = True
+    batch_rows: Annotated[
+        int, Setting("batchRows", low=1, high=1 << 20, help="number of records to decode at once")
+    ] = BATCH_ROWS
 
 
 class DeliveryGuarantee(enum.Enum):
@@ -207,43 +259,52 @@ class DeliveryGuarantee(enum.Enum):
 class SinkOptions(_Connected, frozen=True):
     """The options of ``write`` and ``writeStream.format("rocketmq")``."""
 
-    topic: Annotated[str, Setting("topic", help="where all rows go; without it each row needs a topic column")] = ""
+    topic: Annotated[str, Setting("topic", help="topic for all rows; without it, each row needs a topic column")] = ""
     guarantee: Annotated[
         DeliveryGuarantee,
-        Setting("deliveryGuarantee", help="at-least-once, or transactional: every row once, half messages first"),
+        Setting("deliveryGuarantee", help="at-least-once, or transactional (each row exactly once, by half messages)"),
     ] = DeliveryGuarantee.AT_LEAST_ONCE
     group: Annotated[
         str, Setting("producerGroup", help="producer group; its ledger is the topic rmqkit-ledger-<producerGroup>")
     ] = "rmqkit-spark"
     sink_id: Annotated[
-        str, Setting("sinkId", help="first part of every row's key; default: the stream's id, or a new one per batch")
+        str,
+        Setting(
+            "sinkId",
+            help="first part of the key of each row; default: the id of the stream, or a new id for each batch",
+        ),
     ] = ""
     batch_id: Annotated[
-        int, Setting("batchId", low=0, help="second part of every row's key in a batch, such as foreachBatch's number")
+        int,
+        Setting("batchId", low=0, help="second part of the key of each row, such as the batch number of foreachBatch"),
     ] = 0
     rows_per_s: Annotated[
-        int, Setting("maxRowsPerSecond", low=0, help="rows that a task sends, and the commit, at most; 0: no limit")
+        int,
+        Setting(
+            "maxRowsPerSecond", low=0, help="maximum rows per second of each task, and of the commit; 0 means no limit"
+        ),
     ] = 0
-    send_timeout_ms: Annotated[int, Setting("sendTimeoutMs", low=1, help="ms that one try of a send may take")] = 3000
+    send_timeout_ms: Annotated[int, Setting("sendTimeoutMs", low=1, help="timeout of one try of a send, in ms")] = 3000
     settle_ms: Annotated[
         int,
         Setting(
             "transactionSettleMs",
             low=1,
-            help="ms within which an END_TRANSACTION takes effect or never does; above waitTimeMillsInTransactionQueue",
+            help="ms after which an END_TRANSACTION took effect or never will; above waitTimeMillsInTransactionQueue",
         ),
     ] = 5000
     fail_on_ledger_loss: Annotated[
-        bool, Setting("failOnLedgerLoss", help="fail when brokers do not know any more what was decided, or go on")
+        bool,
+        Setting("failOnLedgerLoss", help="true: fail when the ledger entries of the query are gone; false: continue"),
     ] = True
     sends_max: Annotated[
-        int, Setting("backPressureForAsyncSendNum", low=10, help="requests of a task under way at a time")
+        int, Setting("backPressureForAsyncSendNum", low=10, help="maximum number of concurrent requests per task")
     ] = 256
     batch_bytes: Annotated[
-        int, Setting("batchMaxBytes", low=1, high=2 << 20, help="bytes of a request with several rows")
+        int, Setting("batchMaxBytes", low=1, high=2 << 20, help="maximum bytes of a request with several rows")
     ] = 256 << 10
     compress_body_bytes: Annotated[
-        int, Setting("compressMsgBodyOverHowmuch", low=1, help="bodies of at least this many bytes are compressed")
+        int, Setting("compressMsgBodyOverHowmuch", low=1, help="compress bodies of at least this size, in bytes")
     ] = 4096
 
 

@@ -29,155 +29,212 @@ class StoreSettings(Struct, kw_only=True):
     # ---- where
     store_path_root_dir: Annotated[str, Setting("storePathRootDir", "directory of the store")] = "~/store"
     store_path_commit_log: Annotated[
-        str, Setting("storePathCommitLog", "directories of the commit log, separated by commas; empty: root/commitlog")
+        str,
+        Setting(
+            "storePathCommitLog",
+            "directories of the commit log, separated by commas; default: commitlog in the store directory",
+        ),
     ] = ""
     read_only_commit_log_store_paths: Annotated[
-        str, Setting("readOnlyCommitLogStorePaths", "commit-log directories that get no new files, by commas")
+        str, Setting("readOnlyCommitLogStorePaths", "commit log directories that get no new files, separated by commas")
     ] = ""
 
     # ---- file sizes; a store has to be opened with the sizes it was written with
     commit_log_file_bytes: Annotated[
-        int, Setting("mappedFileSizeCommitLog", "bytes of a commit-log file", low=1024, high=_I32_MAX)
+        int, Setting("mappedFileSizeCommitLog", "size of a commit log file, in bytes", low=1024, high=_I32_MAX)
     ] = 1 << 30
     consume_queue_file_bytes: Annotated[
-        int, Setting("mappedFileSizeConsumeQueue", "bytes of a consume-queue file, up to a multiple of 20", low=20)
+        int,
+        Setting(
+            "mappedFileSizeConsumeQueue",
+            "size of a consume queue file in bytes, rounded up to a multiple of 20",
+            low=20,
+        ),
     ] = 300_000 * 20
     consume_queue_ext_file_bytes: Annotated[
-        int, Setting("mappedFileSizeConsumeQueueExt", "bytes of a consume-queue extension file", low=64)
+        int, Setting("mappedFileSizeConsumeQueueExt", "size of a consume queue extension file, in bytes", low=64)
     ] = 48 << 20
     batch_consume_queue_file_bytes: Annotated[
-        int, Setting("mapperFileSizeBatchConsumeQueue", "bytes of a batch-queue file, up to a multiple of 46", low=46)
+        int,
+        Setting(
+            "mapperFileSizeBatchConsumeQueue",
+            "size of a batch queue file in bytes, rounded up to a multiple of 46",
+            low=46,
+        ),
     ] = 300_000 * 46
     timer_log_file_bytes: Annotated[
-        int, Setting("mappedFileSizeTimerLog", "bytes of a timer-log file", low=68, high=_I32_MAX)
+        int, Setting("mappedFileSizeTimerLog", "size of a timer log file, in bytes", low=68, high=_I32_MAX)
     ] = 100 << 20
     enable_consume_queue_ext: Annotated[
         bool, Setting("enableConsumeQueueExt", "store tag code, store time and filter bitmap beside the consume queue")
     ] = False
     enable_light_queues: Annotated[
-        bool, Setting("enableLmq", "number messages in the light queues (%LMQ%…) that they ask for")
+        bool, Setting("enableLmq", "assign offsets in light queues (%LMQ%…) to messages that ask for it")
     ] = False
-    enable_multi_dispatch: Annotated[
-        bool, Setting("enableMultiDispatch", "enter messages in the light queues that they are numbered in")
-    ] = False
+    enable_multi_dispatch: Annotated[bool, Setting("enableMultiDispatch", "add messages to their light queues")] = False
     light_queue_count_max: Annotated[
-        int, Setting("maxLmqConsumeQueueNum", "light queues; messages that would make more are refused", low=0)
+        int,
+        Setting(
+            "maxLmqConsumeQueueNum",
+            "maximum number of light queues; messages that would create more are refused",
+            low=0,
+        ),
     ] = 20_000
 
     # ---- index
     message_index_enable: Annotated[bool, Setting("messageIndexEnable", "index messages by key")] = True
     message_index_safe: Annotated[
-        bool, Setting("messageIndexSafe", "after a crash replay from the last full index file")
+        bool, Setting("messageIndexSafe", "after a crash, rebuild the index from the last full index file")
     ] = False
-    hash_slot_count: Annotated[int, Setting("maxHashSlotNum", "hash slots of an index file", low=1)] = 5_000_000
-    index_entry_count: Annotated[int, Setting("maxIndexNum", "entries of an index file", low=2)] = 20_000_000
-    index_tags: Annotated[
-        bool, Setting("indexTagsEnable", "index TAGS as a key too, as brokers from 5.4 do and older ones do not")
-    ] = True
-    query_count_max: Annotated[int, Setting("maxMsgsNumBatch", "messages a query by key returns", low=1, hot=True)] = 64
+    hash_slot_count: Annotated[int, Setting("maxHashSlotNum", "number of hash slots in an index file", low=1)] = (
+        5_000_000
+    )
+    index_entry_count: Annotated[int, Setting("maxIndexNum", "number of entries in an index file", low=2)] = 20_000_000
+    index_tags: Annotated[bool, Setting("indexTagsEnable", "index tags like keys, as brokers from 5.4 on do")] = True
+    query_count_max: Annotated[
+        int, Setting("maxMsgsNumBatch", "maximum number of messages that a query by key returns", low=1, hot=True)
+    ] = 64
 
     # ---- limits of a message
-    message_bytes_max: Annotated[int, Setting("maxMessageSize", "largest body in bytes", low=1, hot=True)] = 4 << 20
+    message_bytes_max: Annotated[
+        int, Setting("maxMessageSize", "maximum size of a message body, in bytes", low=1, hot=True)
+    ] = 4 << 20
     auto_message_version_on_topic_length: Annotated[
-        bool, Setting("autoMessageVersionOnTopicLen", "store topics of more than 127 bytes as record version 2")
+        bool, Setting("autoMessageVersionOnTopicLen", "allow topic names of more than 127 bytes (record version 2)")
     ] = True
     append_property_crc: Annotated[
-        bool, Setting("enabledAppendPropCRC", "end the properties of every record with a checksum of the record")
+        bool, Setting("enabledAppendPropCRC", "add a checksum of the whole record to the properties of each record")
     ] = False
     message_delay_level: Annotated[
-        str, Setting("messageDelayLevel", "delay of each level, from level 1, with unit s, m, h or d")
+        str, Setting("messageDelayLevel", "the delay levels, from level 1 on, with unit s, m, h or d")
     ] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
     # ---- messages for a time
-    timer_wheel_enable: Annotated[bool, Setting("timerWheelEnable", "keep messages for any second until it comes")] = (
-        True
-    )
+    timer_wheel_enable: Annotated[bool, Setting("timerWheelEnable", "deliver messages with an exact time")] = True
     timer_precision_ms: Annotated[
-        int, Setting("timerPrecisionMs", "times of delivery are rounded down to this; keep it once used", low=1)
+        int, Setting("timerPrecisionMs", "precision of delivery times, in ms; do not change it later", low=1)
     ] = 1000
     timer_delay_seconds_max: Annotated[
-        int, Setting("timerMaxDelaySec", "seconds ahead that a message may be for", low=1, hot=True)
+        int, Setting("timerMaxDelaySec", "maximum delay of a timed message, in seconds", low=1, hot=True)
     ] = 259_200
     timer_roll_window_slots: Annotated[
-        int, Setting("timerRollWindowSlot", "slots ahead beyond which a message waits in stages", low=2, high=604_740)
+        int,
+        Setting(
+            "timerRollWindowSlot",
+            "length of a stage in slots; messages with longer delays wait in stages",
+            low=2,
+            high=604_740,
+        ),
     ] = 172_800
     timer_flush_interval_ms: Annotated[
-        int, Setting("timerFlushIntervalMs", "ms between flush rounds of timer log and wheel", low=10)
+        int, Setting("timerFlushIntervalMs", "flush interval of timer log and timer wheel, in ms", low=10)
     ] = 1000
     timer_slot_count_max: Annotated[
-        int, Setting("timerCongestNumEachSlot", "messages of one slot above which some are refused", low=0, hot=True)
+        int,
+        Setting(
+            "timerCongestNumEachSlot", "number of messages for one slot above which some are refused", low=0, hot=True
+        ),
     ] = _I32_MAX
 
     # ---- flush
     flush_disk_type: Annotated[
-        FlushDiskType, Setting("flushDiskType", "answer a send when it is in memory, or when it is on the disk")
+        FlushDiskType,
+        Setting(
+            "flushDiskType", "answer a send when the message is in memory (ASYNC_FLUSH) or on the disk (SYNC_FLUSH)"
+        ),
     ] = FlushDiskType.ASYNC_FLUSH
     sync_flush_timeout_ms: Annotated[
-        int, Setting("syncFlushTimeout", "ms a synchronous send waits for the disk", low=1, hot=True)
+        int, Setting("syncFlushTimeout", "with SYNC_FLUSH, ms that a send waits for the disk", low=1, hot=True)
     ] = 5000
     flush_interval_ms: Annotated[
-        int, Setting("flushIntervalCommitLog", "ms between asynchronous flush rounds", low=1, hot=True)
+        int,
+        Setting("flushIntervalCommitLog", "with ASYNC_FLUSH, flush interval of the commit log, in ms", low=1, hot=True),
     ] = 500
     flush_least_pages: Annotated[
-        int, Setting("flushCommitLogLeastPages", "dirty pages that make a round flush the commit log", low=0, hot=True)
+        int,
+        Setting(
+            "flushCommitLogLeastPages", "minimum number of dirty pages for a flush of the commit log", low=0, hot=True
+        ),
     ] = 4
     flush_thorough_interval_ms: Annotated[
-        int, Setting("flushCommitLogThoroughInterval", "ms until a round flushes any dirty byte", low=0, hot=True)
+        int,
+        Setting(
+            "flushCommitLogThoroughInterval", "ms after which the commit log is flushed in any case", low=0, hot=True
+        ),
     ] = 10_000
     queue_flush_interval_ms: Annotated[
-        int, Setting("flushIntervalConsumeQueue", "ms between flush rounds of the queues", low=1, hot=True)
+        int, Setting("flushIntervalConsumeQueue", "flush interval of consume queues, in ms", low=1, hot=True)
     ] = 1000
     queue_flush_least_pages: Annotated[
-        int, Setting("flushConsumeQueueLeastPages", "dirty pages that make a round flush a queue", low=0, hot=True)
+        int,
+        Setting("flushConsumeQueueLeastPages", "minimum number of dirty pages for a flush of a queue", low=0, hot=True),
     ] = 2
     queue_flush_thorough_interval_ms: Annotated[
-        int, Setting("flushConsumeQueueThoroughInterval", "ms until a round flushes any dirty queue", low=0, hot=True)
+        int,
+        Setting("flushConsumeQueueThoroughInterval", "ms after which a queue is flushed in any case", low=0, hot=True),
     ] = 60_000
 
     # ---- write buffers and new files
     transient_store_pool: Annotated[
-        bool, Setting("transientStorePoolEnable", "under ASYNC_FLUSH keep records in memory first, written in groups")
+        bool,
+        Setting("transientStorePoolEnable", "with ASYNC_FLUSH, collect records in memory and write them in groups"),
     ] = False
     transient_store_pool_size: Annotated[
-        int, Setting("transientStorePoolSize", "buffers, each of the size of a commit-log file", low=1)
+        int, Setting("transientStorePoolSize", "number of buffers, each of the size of a commit log file", low=1)
     ] = 5
     commit_interval_ms: Annotated[
-        int, Setting("commitIntervalCommitLog", "ms between two writes of the buffers", low=1, hot=True)
+        int, Setting("commitIntervalCommitLog", "interval of writing the buffers, in ms", low=1, hot=True)
     ] = 200
     commit_least_pages: Annotated[
-        int, Setting("commitCommitLogLeastPages", "pages in a buffer that make a round write it", low=0, hot=True)
+        int, Setting("commitCommitLogLeastPages", "minimum number of pages for a write of the buffers", low=0, hot=True)
     ] = 4
     commit_thorough_interval_ms: Annotated[
-        int, Setting("commitCommitLogThoroughInterval", "ms after which a round writes any byte", low=0, hot=True)
+        int,
+        Setting(
+            "commitCommitLogThoroughInterval", "ms after which the buffers are written in any case", low=0, hot=True
+        ),
     ] = 200
     warm_mapped_file: Annotated[
-        bool, Setting("warmMapedFileEnable", "give new commit-log files their blocks and pages before they are used")
+        bool, Setting("warmMapedFileEnable", "allocate blocks and pages of new commit log files in advance")
     ] = False
 
     # ---- retention
     delete_when: Annotated[
-        str, Setting("deleteWhen", "local hours in which expired log files are deleted, separated by semicolons")
+        str, Setting("deleteWhen", "hours (local time) at which expired log files are deleted, separated by semicolons")
     ] = "04"
     file_reserved_hours: Annotated[
-        int, Setting("fileReservedTime", "hours after its last write at which a log file is expired", low=0, hot=True)
+        int, Setting("fileReservedTime", "hours after the last write until a log file expires", low=0, hot=True)
     ] = 72
     disk_used_percent_max: Annotated[
-        int, Setting("diskMaxUsedSpaceRatio", "disk use in percent above which expired files go at any hour", hot=True)
+        int,
+        Setting(
+            "diskMaxUsedSpaceRatio", "disk usage in percent above which expired files are deleted at any hour", hot=True
+        ),
     ] = 75
     disk_clean_forcibly_percent: Annotated[
-        int, Setting("diskSpaceCleanForciblyRatio", "percent of disk use above which files go at any age", hot=True)
+        int,
+        Setting(
+            "diskSpaceCleanForciblyRatio",
+            "disk usage in percent above which files are deleted even if they are not expired",
+            hot=True,
+        ),
     ] = 85
     disk_warning_percent: Annotated[
-        int, Setting("diskSpaceWarningLevelRatio", "disk use in percent above which no message is taken", hot=True)
+        int, Setting("diskSpaceWarningLevelRatio", "disk usage in percent above which messages are refused", hot=True)
     ] = 90
     clean_forcibly: Annotated[
-        bool, Setting("cleanFileForciblyEnable", "delete files that are not expired when the disk fills up", hot=True)
+        bool,
+        Setting(
+            "cleanFileForciblyEnable",
+            "allow deleting files that are not expired when the disk is nearly full",
+            hot=True,
+        ),
     ] = True
     delete_file_batch_max: Annotated[
-        int, Setting("deleteFileBatchMax", "log files deleted in one round at most", low=1, hot=True)
+        int, Setting("deleteFileBatchMax", "maximum number of log files to delete in one round", low=1, hot=True)
     ] = 10
     clean_resource_interval_ms: Annotated[
-        int, Setting("cleanResourceInterval", "ms between two looks at disk use and age of files", low=100)
+        int, Setting("cleanResourceInterval", "interval of checking disk usage and expired files, in ms", low=100)
     ] = 10_000
 
     # ---- recovery
@@ -185,31 +242,44 @@ class StoreSettings(Struct, kw_only=True):
         bool,
         Setting(
             "checkCRCOnRecover",
-            "compare body checksums in recovery, of older messages in pulls, and of what a broker stores once more",
+            "check body checksums in recovery, for older messages in pulls, and when a message is stored once more",
         ),
     ] = True
     force_verify_property_crc: Annotated[
-        bool, Setting("forceVerifyPropCRC", "recovery checks the record checksum instead of the body checksum")
+        bool, Setting("forceVerifyPropCRC", "in recovery, check the record checksum instead of the body checksum")
     ] = False
 
     # ---- reading
     transfer_bytes_in_memory_max: Annotated[
-        int, Setting("maxTransferBytesOnMessageInMemory", "bytes of a pull from memory", low=1, hot=True)
+        int, Setting("maxTransferBytesOnMessageInMemory", "maximum bytes of a pull from memory", low=1, hot=True)
     ] = 256 << 10
     transfer_count_in_memory_max: Annotated[
-        int, Setting("maxTransferCountOnMessageInMemory", "messages of a pull from memory", low=1, hot=True)
+        int,
+        Setting(
+            "maxTransferCountOnMessageInMemory", "maximum number of messages of a pull from memory", low=1, hot=True
+        ),
     ] = 32
     transfer_bytes_on_disk_max: Annotated[
-        int, Setting("maxTransferBytesOnMessageInDisk", "bytes of a pull from the disk", low=1, hot=True)
+        int, Setting("maxTransferBytesOnMessageInDisk", "maximum bytes of a pull from the disk", low=1, hot=True)
     ] = 64 << 10
     transfer_count_on_disk_max: Annotated[
-        int, Setting("maxTransferCountOnMessageInDisk", "messages of a pull from the disk", low=1, hot=True)
+        int,
+        Setting(
+            "maxTransferCountOnMessageInDisk", "maximum number of messages of a pull from the disk", low=1, hot=True
+        ),
     ] = 8
     memory_ratio_max: Annotated[
-        int, Setting("accessMessageInMemoryMaxRatio", "percent of RAM that the log's end is cached in", low=0, high=100)
+        int,
+        Setting(
+            "accessMessageInMemoryMaxRatio",
+            "percentage of RAM that is assumed to cache the end of the log",
+            low=0,
+            high=100,
+        ),
     ] = 40
     filter_bytes_max: Annotated[
-        int, Setting("maxFilterMessageSize", "consume-queue bytes scanned by one pull", low=20, hot=True)
+        int,
+        Setting("maxFilterMessageSize", "maximum bytes of consume queue entries that one pull scans", low=20, hot=True),
     ] = 16_000
 
 

@@ -149,7 +149,11 @@ async def mode(
     mode: Annotated[str, Named("-m", "--mode", help="How the group receives messages: PULL or POP.")],
     share_count: Annotated[
         int,
-        typer.Option("-q", "--pop-share-queue-num", help="For POP: number of queues that clients share; 0 means all."),
+        typer.Option(
+            "-q",
+            "--pop-share-queue-num",
+            help="For POP: number of members that share the queues of a member; 0 means all.",
+        ),
     ] = 0,
     broker: Broker = None,
     cluster: Cluster = None,
