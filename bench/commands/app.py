@@ -60,7 +60,7 @@ def wire(
 def store(
     messages: Annotated[int, typer.Option(min=256, help="Number of messages per round.")] = 50_000,
     body_bytes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Body size in bytes.")] = 1024,
-    directory: Annotated[Path | None, typer.Option(help="Directory for temporary files. [default: $TMPDIR]")] = None,
+    directory: Annotated[Path | None, typer.Option(help="Directory for temporary files. (default: $TMPDIR)")] = None,
     as_json: _Json = False,
 ) -> None:
     """Measure how many messages per second the store writes, dispatches, reads and recovers, beside a naive store."""
@@ -74,7 +74,7 @@ def store(
 @app.command()
 def broker(
     namesrv: Annotated[
-        str | None, typer.Option(help="Name servers of the broker to measure. [default: start a broker]")
+        str | None, typer.Option(help="Name servers of the broker to measure. (default: start a broker)")
     ] = None,
     pid: Annotated[
         int | None, typer.Option(help="Process id of that broker, to measure its CPU time and memory.")
@@ -151,7 +151,7 @@ def timer(
 @app.command()
 def client(
     namesrv: Annotated[
-        str | None, typer.Option(help="Name servers of the broker to measure. [default: start a broker]")
+        str | None, typer.Option(help="Name servers of the broker to measure. (default: start a broker)")
     ] = None,
     messages: Annotated[int, typer.Option(min=100, help="Number of messages per round.")] = 30_000,
     body_bytes: Annotated[int, typer.Option(min=100, max=1 << 20, help="Body size in bytes.")] = 1024,
@@ -168,13 +168,13 @@ def client(
 def spark(
     mib: Annotated[int, typer.Option(min=1, help="Size of the log in MiB, with bodies of 1 KiB.")] = 1024,
     repeats: Annotated[int, typer.Option(min=1, help="Number of measured rounds.")] = 3,
-    only: Annotated[str, typer.Option(help="Rows to measure, such as 3,4,9. [default: all eleven]")] = "",
+    only: Annotated[str, typer.Option(help="Rows to measure, such as 3,4,9. (default: all eleven)")] = "",
     max_gib: Annotated[int, typer.Option(min=1, max=64, help="Size of the log in row 11, in GiB.")] = 8,
     quick: Annotated[bool, typer.Option("--quick", help="The same as --mib 256 --max-gib 2.")] = False,
     rocketmq_classpath: Annotated[
         str, typer.Option(help="Class path with Apache's jars and DecodeLoad, for row 2.")
     ] = "",
-    directory: Annotated[Path | None, typer.Option(help="Directory for temporary files. [default: $TMPDIR]")] = None,
+    directory: Annotated[Path | None, typer.Option(help="Directory for temporary files. (default: $TMPDIR)")] = None,
     as_json: _Json = False,
 ) -> None:
     """Measure the CPU time of the Spark pipeline, beside other ways to do the same.

@@ -91,19 +91,19 @@ __all__ = [
 
 
 class RmqError(Exception):
-    """Base of everything rmqkit raises on purpose."""
+    """Base class of all exceptions of rmqkit."""
 
 
 class ProtocolError(RmqError):
-    """Bytes from a peer or a file do not follow their format."""
+    """Bytes from a peer or a file do not have the right format."""
 
 
 class FrameError(ProtocolError):
-    """The byte stream of a connection is not a sequence of frames; the connection has to be closed."""
+    """The byte stream of a connection is not a sequence of frames; the connection must be closed."""
 
 
 class HeaderError(ProtocolError):
-    """A command header, or a field of it, cannot be read."""
+    """A command header or one of its fields cannot be read."""
 
 
 class BodyError(ProtocolError):
@@ -141,7 +141,7 @@ class RecordCorrupt(ProtocolError):
 
 
 class SettingsError(RmqError):
-    """A configuration file, key or value cannot be used."""
+    """A settings file, a key or a value is not valid."""
 
 
 class ExtraMissing(SettingsError):
@@ -164,7 +164,7 @@ class StoreError(RmqError):
 
 
 class StoreLocked(StoreError):
-    """Another process has the store directory open."""
+    """Another process is using the store directory."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"store {path} is in use by another process: stop that broker or choose another directory")
@@ -172,7 +172,7 @@ class StoreLocked(StoreError):
 
 
 class StoreMismatch(StoreError):
-    """A file of the store does not have the length or shape that the settings promise."""
+    """A file of the store does not have the size or format that the settings require."""
 
 
 class StoreDamaged(StoreError):
@@ -193,7 +193,7 @@ class StoreDamaged(StoreError):
 
 
 class LogDiverged(StoreError):
-    """The log of a slave and what its master sends are no one history; following has to end.
+    """The log of a slave and the log of its master have different histories; replication must stop.
 
     Args:
         physical_offset: where they part.
@@ -202,45 +202,47 @@ class LogDiverged(StoreError):
     """
 
     def __init__(self, physical_offset: int, found: str, remedy: str = "") -> None:
-        remedy = remedy or "if the master's messages are the right ones, move this store away and let it be copied anew"
+        remedy = remedy or "if the messages of the master are right, move this store away, so that it is copied again"
         super().__init__(f"the log is not its master's from physical offset {physical_offset} on: {found}; {remedy}")
         self.physical_offset = physical_offset
         self.found = found
 
 
 class StoreUnavailable(StoreError):
-    """The store refuses writes until an operator acts."""
+    """The store refuses writes until an operator fixes the cause."""
 
 
 class RemotingError(RmqError):
-    """A call to a peer got no answer."""
+    """A request to a peer got no answer."""
 
 
 class ConnectFailed(RemotingError):
-    """No connection to an address could be made."""
+    """The connection to an address failed."""
 
-    def __init__(self, address: str, reason: str, remedy: str = "look whether it runs and can be reached") -> None:
+    def __init__(self, address: str, reason: str, remedy: str = "check whether it runs and can be reached") -> None:
         super().__init__(f"cannot connect to {address}: {reason}; {remedy}")
         self.address = address
         self.reason = reason
 
 
 class ConnectionLost(RemotingError):
-    """The connection closed before the answer came."""
+    """The connection was closed before the answer arrived."""
 
     def __init__(self, address: str, reason: str) -> None:
-        super().__init__(f"connection to {address} closed before the answer came: {reason}; it may have done its work")
+        super().__init__(
+            f"connection to {address} closed before the answer: {reason}; it may have executed the request"
+        )
         self.address = address
         self.reason = reason
 
 
 class RequestTimedOut(RemotingError):
-    """No answer came within the budget of the call."""
+    """No answer arrived in time."""
 
     def __init__(self, address: str, code: int, timeout_ms: float) -> None:
         super().__init__(
-            f"{address} did not answer request {code} within {timeout_ms:.0f} ms; it may have done its work: "
-            "look whether it is overloaded, or allow it more time"
+            f"{address} did not answer request {code} within {timeout_ms:.0f} ms; it may have executed the request: "
+            "check whether it is overloaded, or allow more time"
         )
         self.address = address
         self.code = code
@@ -248,7 +250,7 @@ class RequestTimedOut(RemotingError):
 
 
 class WrongProtocol(RemotingError):
-    """A connection was made to something that does not speak the remoting protocol."""
+    """The peer does not speak the remoting protocol."""
 
     def __init__(self, address: str, found: str) -> None:
         super().__init__(
@@ -259,7 +261,7 @@ class WrongProtocol(RemotingError):
 
 
 class TlsMismatch(RemotingError):
-    """One side encrypts and the other does not, or a certificate is not trusted."""
+    """Only one side uses TLS, or a certificate is not trusted."""
 
     def __init__(self, address: str, found: str, remedy: str) -> None:
         super().__init__(f"{address}: {found}; {remedy}")
@@ -268,38 +270,38 @@ class TlsMismatch(RemotingError):
 
 _NO_PERMISSION = 16
 REMEDIES = {
-    2: "it is overloaded: send less, or later",
-    3: "it is of an older version, has this switched off, or is the other kind of server (broker, name server)",
-    13: "change the message's topic, size or properties, or have maxMessageSize raised there",
-    14: "wait until it serves; it may be shutting down, a slave, or short of disk",
-    _NO_PERMISSION: "have the permission granted: of the topic, the group, the broker or the user",
+    2: "it is overloaded: send less, or try again later",
+    3: "it is an older version, has this switched off, or is the other kind of server (broker, name server)",
+    13: "change the topic, the size or the properties of the message, or raise maxMessageSize on the broker",
+    14: "try again later: it may be shutting down, be a slave, or have too little disk space",
+    _NO_PERMISSION: "grant the permission: on the topic, the group or the broker, or to the user",
     17: "create the topic",
     23: "correct the subscription's expression",
-    24: "the consumer may have been started just now, or with other topics than the rest of its group",
+    24: "the consumer may have just started, or have other topics than the rest of its group",
     25: "members of the group subscribe differently: give all of them the same subscriptions",
-    26: "create the group, or have autoCreateSubscriptionGroup=true there",
+    26: "create the group, or set autoCreateSubscriptionGroup=true on the broker",
     206: "start one of its consumers, or correct the name: rmq admin group list",
-    215: "it limits its clients: ask less, or later",
+    215: "it limits its clients: send fewer requests, or try again later",
 }
 """What to do after a response code (remoting.md §5)."""
 REMARKS = {
-    "Can not update config in black list.": "change it in the server's configuration file, and start it again",
+    "Can not update config in black list.": "change it in the settings file of the server, and restart it",
     "username cannot be null.": "sign the requests: give an access key and its secret",
     "check signature failed.": "the secret is not the one of that access key",
     " may not change this server: ": "",
-    "recall failed, operation is forbidden": "set recallMessageEnable=true at the broker, also while it runs",
-    " is not found.": "correct the access key, or have that user made there",
+    "recall failed, operation is forbidden": "set recallMessageEnable=true on the broker (possible at run time)",
+    " is not found.": "correct the access key, or create this user there",
 }
 """What to do after a refusal with NO_PERMISSION, where its remark tells more than the code; nothing when it says so."""
 
 
 class PeerRefused(RmqError):
-    """A peer answered with a code other than success.
+    """A peer answered with an error code.
 
     Args:
         code: the response code of the answer.
-        remark: the peer's own text, may be empty.
-        address: who answered.
+        remark: the text of the peer; may be empty.
+        address: the address of the peer.
     """
 
     def __init__(self, code: int, remark: str | None, address: str) -> None:
@@ -314,17 +316,17 @@ class PeerRefused(RmqError):
 
 
 class UnknownName(RmqError):
-    """There is nothing of that name.
+    """There is nothing with this name.
 
     Args:
         kind: what was looked for: topic, group, broker, cluster, message.
-        asked: who was asked, as ``name server 127.0.0.1:9876``.
-        known: the names there are; the nearest of them is suggested.
-        remedy: what to do when no name is near.
+        asked: who was asked, such as ``name server 127.0.0.1:9876``.
+        known: the existing names; the error suggests the most similar one.
+        remedy: what to do if no name is similar.
     """
 
     def __init__(self, kind: str, name: str, asked: str, known: Iterable[str] | None = None, remedy: str = "") -> None:
-        super().__init__(f"{asked} knows no {kind} {name}{_hint(name, known)}{f'; {remedy}' if remedy else ''}")
+        super().__init__(f"{asked} has no {kind} {name}{_hint(name, known)}{f'; {remedy}' if remedy else ''}")
         self.kind = kind
         self.name = name
         self.asked = asked
@@ -341,25 +343,25 @@ def _hint(name: str, known: Iterable[str] | None) -> str:
     if near:
         return f": did you mean {near[0]}?"
     few = ", ".join(names[:_NAMES_SHOWN]) or "none"
-    return f": it knows {few}" + (f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else "")
+    return f": it has {few}" + (f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else "")
 
 
 _NAMES_SHOWN = 5
 
 
 class ClientError(RmqError):
-    """The client cannot do what was asked."""
+    """The client cannot do what you asked for."""
 
 
 class NoRoute(ClientError):
-    """No broker is known for a topic, or no name server could be asked."""
+    """No broker is known for a topic, or no name server answers."""
 
 
 class NoNameServer(NoRoute):
-    """None of the name servers answered.
+    """No name server answered.
 
     Args:
-        causes: what happened at each of them.
+        causes: the error of each name server.
     """
 
     def __init__(self, causes: Sequence[RmqError]) -> None:
@@ -368,15 +370,15 @@ class NoNameServer(NoRoute):
 
 
 class MessageIllegal(ClientError):
-    """A message breaks a rule that is checked before it is sent."""
+    """A message breaks a rule; it was not sent."""
 
 
 class SendFailed(ClientError):
     """Every try of a send failed.
 
     Args:
-        topic: where the message was meant to go.
-        brokers: broker names in the order they were tried.
+        topic: the topic of the message.
+        brokers: the names of the brokers, in the order in which they were tried.
         cause: the error of the last try.
     """
 
@@ -390,8 +392,8 @@ class SendFailed(ClientError):
 
 
 class ReplyTimedOut(ClientError):
-    """A request message was stored, and no reply to it came in time (``RequestTimeoutException``).
-    ``code`` is the reference's number for it."""
+    """A request message was stored, but no reply came in time (Java's ``RequestTimeoutException``).
+    ``code`` is Java's number for this error."""
 
     code = 10006
 
@@ -405,7 +407,8 @@ class ReplyTimedOut(ClientError):
 
 
 class NotARequest(ClientError):
-    """A message does not say whom to reply to. ``code`` is the reference's number for it."""
+    """A message was not sent with `Producer.request`, so it has no reply address. ``code`` is Java's number for this
+    error."""
 
     code = 10007
 
@@ -418,7 +421,7 @@ class NotARequest(ClientError):
 
 
 class ExitCode(enum.IntEnum):
-    """How the command line ends; the table is at the top."""
+    """The exit codes of the command line."""
 
     DONE = 0
     FAILED = 1

@@ -1,17 +1,17 @@
-"""The clients for programs without an event loop: same names, same arguments, blocking::
+"""The clients for programs without an event loop: the same names and arguments, but the methods block::
 
     from rmqkit import Message, sync
 
     with sync.Producer("orders", name_servers="127.0.0.1:9876") as producer:
         producer.send(Message(topic="Orders", body=b"17"))
 
-A thin facade: each class here holds the asyncio client of the same name, which lives on one loop thread (`Portal`),
-and each method hands its arguments over and waits. There is no second implementation; signatures and docstrings are
-the originals'. Methods may be called from any thread, several at a time. Handlers of a push consumer that are plain
-functions run in threads of their own and may use the facade; coroutine functions run on the loop thread and may not.
+Each class is a thin facade: it has an asyncio client of the same name, which runs on one event loop in a thread
+(`Portal`), and each method passes its arguments on and waits. You can call methods from any thread, and several at a
+time. If the handler of a push consumer is a plain function, it runs in its own thread and may use the facade. Coroutine
+functions run on the event loop and must not use it.
 
-After ``os.fork`` a producer goes on in the child with a client, connections and a loop thread of its own, made when it
-is first used there; the parent's are not touched. A consumer is the parent's: the child has to make its own.
+After ``os.fork``, a producer works in the child, too: on its first use there, it creates its own client, connections
+and event loop. A consumer works only in the parent; create a new one in the child.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def _iterates(method: _Method[P, MessageStream]) -> _Method[P, Iterator[Received
 
 
 def run(*clients: _Blocking) -> None:
-    """`rmqkit.run`, blocking: it ends the same way, and coroutine functions and threads at work may finish.
-    Raises ClientError: it is called elsewhere than in the main thread, which alone gets signals, or without clients.
+    """Run clients until SIGINT or SIGTERM asks the process to end, then close them, as `rmqkit.run` does. It blocks.
+    Raises ClientError: it is not called in the main thread, which alone gets signals, or it has no clients.
     Raises NoRoute: as `start` of the clients."""
     if not clients:
         raise ClientError("run() has no clients: give it at least one")
@@ -217,7 +217,7 @@ class _Blocking:
 
 
 class Producer(_Blocking):
-    """`rmqkit.client.producer.producer.Producer`, blocking."""
+    """`rmqkit.Producer` for programs without an event loop: the same methods, but they block."""
 
     _goes_on_after_fork = True
 
@@ -237,7 +237,7 @@ class Producer(_Blocking):
 
 
 class TransactionProducer(Producer):
-    """`rmqkit.client.producer.transaction.TransactionProducer`, blocking."""
+    """`rmqkit.TransactionProducer` for programs without an event loop: the same methods, but they block."""
 
     @_makes(transaction.TransactionProducer)
     def __init__(self) -> None:
@@ -259,7 +259,7 @@ class _Consumer(_Blocking):
 
 
 class PullConsumer(_Consumer):
-    """`rmqkit.client.consumer.pull.PullConsumer`, blocking."""
+    """`rmqkit.PullConsumer` for programs without an event loop: the same methods, but they block."""
 
     @_makes(pull_consumer.PullConsumer)
     def __init__(self) -> None:
@@ -287,7 +287,7 @@ class PullConsumer(_Consumer):
 
 
 class PushConsumer(Subscribing, _Consumer):
-    """`rmqkit.client.consumer.push.PushConsumer`, blocking."""
+    """`rmqkit.PushConsumer` for programs without an event loop: the same methods, but they block."""
 
     @_makes(push_consumer.PushConsumer)
     def __init__(self) -> None:
@@ -300,7 +300,7 @@ class PushConsumer(Subscribing, _Consumer):
 
 
 class PopConsumer(PushConsumer):
-    """`rmqkit.client.pop.consumer.PopConsumer`, blocking."""
+    """`rmqkit.PopConsumer` for programs without an event loop: the same methods, but they block."""
 
     @_makes(pop_consumer.PopConsumer)
     def __init__(self) -> None:

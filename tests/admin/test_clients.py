@@ -122,7 +122,7 @@ async def test_a_group_that_is_online(admin, name_servers):
         client = one.status().client_id
         stacks = (await admin.clients.running("NS%online", client, stacks=True))[client].jstack
         assert "thread MainThread" in stacks
-        with pytest.raises(UnknownName, match="knows no client nobody"):
+        with pytest.raises(UnknownName, match="has no client nobody"):
             await admin.clients.running("NS%online", "nobody")
         await producer._runtime.heartbeat()
         rows = [row for row in await admin.clients.all_producers() if row.group == "NS%producers"]

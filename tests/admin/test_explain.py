@@ -247,7 +247,7 @@ CASES: dict[str, tuple[Facts, Cause, str]] = {
         "",
     ),
     # it cannot come to it
-    "unknown": (facts(config=None, connection=None, members={}), Cause.GROUP_UNKNOWN, "b knows no group billing"),
+    "unknown": (facts(config=None, connection=None, members={}), Cause.GROUP_UNKNOWN, "b has no group billing"),
     "disabled": (facts(config=SubscriptionGroupConfig(consume_enable=False)), Cause.GROUP_DISABLED, "consumeEnable"),
     "forbidden": (facts(is_read_forbidden=True), Cause.READ_FORBIDDEN, "forbidden to read topic Orders on b"),
     "write only": (facts(place=place(10, perm=2)), Cause.TOPIC_NOT_READABLE, "its perm is 2"),
@@ -368,7 +368,7 @@ async def test_a_name_has_to_be_that_of_one_message(name_servers: str) -> None:
             await explain(admin, "Several", "nobody", Key("all"))
         with pytest.raises(SettingsError, match=r"on which broker.* broker-a, broker-b: name one"):
             await explain(admin, "Several", "nobody", At(0, 0))
-        with pytest.raises(UnknownName, match=r"knows no topic Severall: did you mean Several\?"):
+        with pytest.raises(UnknownName, match=r"has no topic Severall: did you mean Several\?"):
             await explain(admin, "Severall", "nobody", "ID")
         assert (await explain(admin, "Several", "nobody", Key("none"))).cause is Cause.NOT_STORED
         assert (await explain(admin, "Several", "nobody", "all")).cause is Cause.WRONG_KIND_OF_ID

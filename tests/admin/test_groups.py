@@ -46,7 +46,7 @@ async def test_a_group_is_deleted_with_its_topics(admin):
     assert await admin.groups.delete("deleted", cluster="DefaultCluster") == [*BROKERS]
 
     assert "%RETRY%deleted" not in await admin.calls.topic_names()
-    with pytest.raises(UnknownName, match="knows no group deleted"):
+    with pytest.raises(UnknownName, match="has no group deleted"):
         await admin.groups.delete("deleted", cluster="DefaultCluster")
 
 

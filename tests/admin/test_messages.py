@@ -65,7 +65,7 @@ async def test_an_id_that_is_nothing_is_told_with_what_it_was_tried_as(admin):
             await admin.messages.find(name, topic)
         assert name in str(unknown.value)
         assert "\n" not in str(unknown.value)
-    with pytest.raises(UnknownName, match="knows no topic Nothin: did you mean Nothing"):
+    with pytest.raises(UnknownName, match="has no topic Nothin: did you mean Nothing"):
         await admin.messages.find("x", "Nothin")
 
 
@@ -85,7 +85,7 @@ async def test_a_place_in_a_queue(admin):
     await send(admin, *[Message(topic="Places", body=b"%d" % n) for n in range(8)])
 
     assert (await admin.messages.at("Places", "broker-b", 1, 1)).body == b"7"
-    with pytest.raises(UnknownName, match="queue 1 of Places on broker-b knows no message at offset 2; it has 0 to 1"):
+    with pytest.raises(UnknownName, match="queue 1 of Places on broker-b has no message at offset 2; it has 0 to 1"):
         await admin.messages.at("Places", "broker-b", 1, 2)
     with pytest.raises(UnknownName, match="it has no messages"):
         await admin.messages.at("Places", "broker-b", 7, 0)
@@ -133,7 +133,7 @@ async def test_a_client_handles_a_message_once_more(admin, name_servers):
         before = len(handled)
         assert (await admin.messages.push(message, "pushed", client)).consume_result == "CR_SUCCESS"
         assert len(handled) > before
-        with pytest.raises(UnknownName, match="group pushed knows no client nobody"):
+        with pytest.raises(UnknownName, match="group pushed has no client nobody"):
             await admin.messages.push(message, "pushed", "nobody")
 
 

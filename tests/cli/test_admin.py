@@ -96,9 +96,9 @@ def test_masters_are_found_through_a_name_server(where):
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        (["-c", "Other"], "knows no cluster Other: it knows DefaultCluster"),
-        (["-b", "broker-c"], "knows no broker broker-c: did you mean broker-a?"),
-        (["-b", "broker-b"], "knows no master of broker-b: did you mean broker-a?"),
+        (["-c", "Other"], "has no cluster Other: it has DefaultCluster"),
+        (["-b", "broker-c"], "has no broker broker-c: did you mean broker-a?"),
+        (["-b", "broker-b"], "has no master of broker-b: did you mean broker-a?"),
     ],
 )
 def test_whom_a_name_server_does_not_know(where, said):

@@ -426,7 +426,7 @@ def test_a_killed_replay_goes_on_without_loss_or_doubles(rmq, stored, namesrv, t
         (["send", "T", "x", "--queue", "b:x"], 2, "must be an id, or broker:id"),
         (["send", "T", "x", "--property", "x"], 2, "a property must be NAME=VALUE"),
         (["send", "T", "--file", "/nowhere/x"], 1, "cannot read or write /nowhere/x: No such file or directory"),
-        (["tail", "Tnes"], 5, "knows no topic Tnes: did you mean Tens?"),
+        (["tail", "Tnes"], 5, "has no topic Tnes: did you mean Tens?"),
         (["tail", "Tens", "--queue", "9"], 2, "has no queue 9: it has broker-a:0"),
         (["tail", "Tens", "--sql", "n >"], 1, "correct the subscription's expression"),
         (["tail", "Tens", "--format", "{boddy}"], 2, "--format has no field {boddy}"),
@@ -462,7 +462,7 @@ def test_large_bodies_are_sent_and_replayed_where_all_limits_allow_it(tmp_path):
         assert (limit in said, code) == (True, 1), said
         said, code = run("send", "T", "--file", body, "--max-bytes", size)
         limit = f"msg body length limit {4 << 20}B"
-        assert (limit in said, "or have maxMessageSize raised there" in said, code) == (True, True, 1), said
+        assert (limit in said, "or raise maxMessageSize on the broker" in said, code) == (True, True, 1), said
     with standalone(tmp_path / "large", store=StoreSettings(message_bytes_max=size)) as address:
         for command in (
             ["send", "T", "--file", body, "--max-bytes", size],

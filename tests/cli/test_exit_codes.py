@@ -56,7 +56,7 @@ def test_no_server(rmq):
         code, _, error = rmq("admin", "topic", "list", "-n", address)
     assert code == ExitCode.NO_SERVER
     assert f"cannot connect to {address}" in said(error)
-    assert "look whether it runs" in said(error)
+    assert "check whether it runs" in said(error)
 
 
 @pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n", b""])
@@ -101,7 +101,7 @@ def test_an_unknown_topic_is_answered_with_a_near_one(rmq):
     with serving(LIST | route) as address:
         code, _, error = rmq("admin", "topic", "route", "Order", "-n", address)
     assert code == ExitCode.UNKNOWN
-    assert said(error) == f"name server {address} knows no topic Order: did you mean Orders?"
+    assert said(error) == f"name server {address} has no topic Order: did you mean Orders?"
 
 
 @pytest.fixture(scope="module")
@@ -254,11 +254,11 @@ def test_the_other_kind_of_server_listens_there(rmq):
 @pytest.mark.parametrize(
     ("remark", "remedy"),
     [
-        ("Can not update config in black list.", "change it in the server's configuration file"),
+        ("Can not update config in black list.", "change it in the settings file of the server"),
         ("username cannot be null.", "give an access key and its secret"),
         ("check signature failed.", "the secret is not the one of that access key"),
         ("User:anna is not found.", "correct the access key"),
-        ("no", "have the permission granted"),
+        ("no", "grant the permission"),
     ],
 )
 def test_a_refusal_says_what_it_is_for(rmq, remark, remedy):

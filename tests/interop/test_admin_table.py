@@ -26,9 +26,9 @@ ROWS_MIN = 40
 MACHINES = 2
 HEAD = """# mqadmin, side by side
 
-Every row was run against Apache's name server and broker 5.4.0 and against rmqkit's, and what came of it was checked.
-*As mqadmin* says that mqadmin was run on Apache's servers as well, and told the same. mqadmin's names are accepted with
-its short options, too: `rmq admin topicRoute -t Orders`. What both take is left out: `-n` for the name servers.
+A test runs every row with Apache's name server and broker 5.4.0 and with rmqkit's, and checks the result. *As mqadmin*
+means that mqadmin gives the same result on Apache's servers. You can also use the names and short options of mqadmin:
+`rmq admin topicRoute -t Orders`. The option `-n` for the name servers is left out.
 
 This page is generated: `tests/interop/test_admin_table.py` fails while it is out of date, and writes what it should be.
 

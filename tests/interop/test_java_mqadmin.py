@@ -36,12 +36,12 @@ REASON = " not supported: "
 ASKED_WITH = ("namesrv", "broker", "broker_name", "cluster", "topic", "empty", "group", "twin", "online", "producers")
 HEAD = """# Java's mqadmin
 
-Every command of mqadmin 5.4.0, run against Apache's name server and broker 5.4.0 and against rmqkit's. *Works* says
-that what the command prints tells so; else the code and the text of the refusal follow, or what the tool itself says.
-Controllers, broker containers and stores of other kinds are not there on either side.
+A test runs every command of Java's mqadmin 5.4.0 with Apache's name server and broker 5.4.0 and with rmqkit's. *Works*
+means that the output of the command says so. Otherwise the table shows the code and the text of the refusal, or the
+output of the tool. Controllers, broker containers and other kinds of stores are not part of the test.
 
-What works at Apache's and not here is refused with the reason. `rmq admin` has most of these commands, too:
-[side by side](mqadmin.md). What both take is left out: `-n` for the name servers.
+If a command works with Apache's servers but not with rmqkit's, rmqkit refuses it with a reason. `rmq admin` has most of
+these commands, too: see [side by side](mqadmin.md). The option `-n` for the name servers is left out.
 
 This page is generated: `tests/interop/test_java_mqadmin.py` fails while it is out of date, and writes a new one.
 

@@ -13,14 +13,14 @@ from rmqkit.metrics import Histogram, RpcLatency, exposition
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 
 TEXT = """\
-# HELP rocketmq_message_size bytes of a record; a batch is one, with the mean
+# HELP rocketmq_message_size size of a record in bytes; a batch counts once, with the mean size
 # TYPE rocketmq_message_size histogram
 rocketmq_message_size_bucket{cluster="c",is_system="false",le="1.0",message_type="normal",topic="T\\"1"} 2.0
 rocketmq_message_size_bucket{cluster="c",is_system="false",le="4.0",message_type="normal",topic="T\\"1"} 2.0
 rocketmq_message_size_bucket{cluster="c",is_system="false",le="+Inf",message_type="normal",topic="T\\"1"} 3.0
 rocketmq_message_size_count{cluster="c",is_system="false",message_type="normal",topic="T\\"1"} 3.0
 rocketmq_message_size_sum{cluster="c",is_system="false",message_type="normal",topic="T\\"1"} 11.0
-# HELP rocketmq_messages_in_total messages stored for producers, delayed ones again when delivered
+# HELP rocketmq_messages_in_total messages stored for producers; delayed messages count again when they are delivered
 # TYPE rocketmq_messages_in_total counter
 rocketmq_messages_in_total{cluster="c",is_system="true",message_type="delay",topic="S"} 7.0
 """

@@ -64,7 +64,7 @@ def test_what_is_not_consumed_is_told_queue_by_queue(rmq_broker, rmq_topic, rmq_
         f"  broker-0 {rmq_topic} queue 0: at 0 of 2, next is message 0 of {rmq_topic}, keys order-17, tags new, id X",
         "  members online: 0",
     ]
-    assert why.startswith("  why: Broker broker-0 knows no group billing. Remedy: ")
+    assert why.startswith("  why: Broker broker-0 has no group billing. Remedy: ")
     assert fault(rmq_broker.assert_consumed, "billing", rmq_topic, count=3) == [
         f"after 0.05 s topic {rmq_topic} does not hold 3 messages: it holds 2"
     ]

@@ -241,7 +241,7 @@ def _passed(f: Facts) -> _Verdict | None:
 def _closed(f: Facts) -> _Verdict | None:
     place = _place(f)
     if f.config is None:
-        return Cause.GROUP_UNKNOWN, f"broker {place.broker} knows no group {f.group}"
+        return Cause.GROUP_UNKNOWN, f"broker {place.broker} has no group {f.group}"
     if not f.config.consume_enable:
         return Cause.GROUP_DISABLED, f"group {f.group} is disabled on {place.broker} (consumeEnable=false)"
     if f.is_read_forbidden:

@@ -278,7 +278,7 @@ class Broker:
         if settings.grpc_port < 0:
             return None
         if settings.broker_role is BrokerRole.SLAVE:
-            _log.info("a slave has no gRPC port, as nothing is popped from it")
+            _log.info("a slave has no gRPC port, because clients cannot pop from it")
             return None
         with extras.needed("grpc", f"grpcServerPort={settings.grpc_port} (-1 for no such port)"):
             import rmqkit.proxy.grpc_call  # noqa: F401

@@ -65,7 +65,7 @@ def replay(
         typer.Option(
             "--to",
             metavar="TOPIC",
-            help="Topic to send to. [default with --dlq or --store: the original topic of each message]",
+            help="Topic to send to. (default with --dlq or --store: the original topic of each message)",
         ),
     ] = None,
     begin: Annotated[
@@ -98,9 +98,10 @@ def replay(
 ) -> None:
     """Send stored messages again: from a topic, from the dead letters of a group, or from a store directory.
 
-    Only messages stored before the command starts are sent. With --state, you can interrupt the replay in any way and
-    continue it later: of the chunk in progress, at most 256 messages, those that already arrived are found by their
-    unique keys and are not sent again."""
+    Only messages stored before the command starts are sent. With --state, you
+    can interrupt the replay in any way and continue it later: of the chunk in
+    progress, at most 256 messages, those that already arrived are found by
+    their unique keys and are not sent again."""
     topic = _topic(topic, dlq, store, target)
     begin_ms, end_ms = 0 if begin is None else time_ms(begin), None if end is None else time_ms(end)
     selection = Selection(topic, begin_ms, end_ms, tuple(keys or ()), tags, sql)

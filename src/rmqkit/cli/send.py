@@ -83,7 +83,7 @@ def send(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, autocompletion=LIVE_TOPICS)],
     bodies: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[BODY]...", help="Message bodies, one message each. [default: read lines from stdin]"),
+        typer.Argument(metavar="[BODY]...", help="Message bodies, one message each. (default: read lines from stdin)"),
     ] = None,
     files: Annotated[
         list[Path] | None,
@@ -136,9 +136,11 @@ def send(
 ) -> None:
     """Send messages to a topic, from arguments, lines of stdin, files, or JSON lines.
 
-    A JSON line is an object with body or bodyBase64. It may have tags, keys, properties, shardingKey, queueId,
-    brokerName, flag, delayLevel, delayMs, deliverAtMs and msgId. You can also send what `rmq tail --json` prints.
-    Empty lines are skipped. The exit code is 1 when some messages could not be sent."""
+    A JSON line is an object with body or bodyBase64. It may have tags, keys,
+    properties, shardingKey, queueId, brokerName, flag, delayLevel, delayMs,
+    deliverAtMs and msgId. You can also send what `rmq tail --json` prints.
+    Empty lines are skipped. The exit code is 1 when some messages could not
+    be sent."""
     broker_name, queue_id = _place(queue)
     template = PlacedMessage(
         topic=topic,

@@ -206,13 +206,13 @@ def _grpc_default(given: Mapping[str, Given]) -> dict[str, Given]:
         return {}
     host = texts.get("bindAddress") or "0.0.0.0"
     if importlib.util.find_spec("hpack") is None:
-        _log.info("no gRPC port for SDKs of 5.x: %s", extras.install("grpc"))
+        _log.info("no gRPC port for the 5.x SDKs: %s", extras.install("grpc"))
         return {}
     try:
         with socket.create_server((host, _GRPC_PORT), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return {"grpcServerPort": Given(str(_GRPC_PORT), "rmq")}
     except OSError as error:
-        _log.warning("no gRPC port for SDKs of 5.x: %s:%d: %s; set grpcServerPort", host, _GRPC_PORT, error.strerror)
+        _log.warning("no gRPC port for the 5.x SDKs: %s:%d: %s; set grpcServerPort", host, _GRPC_PORT, error.strerror)
         return {}
 
 

@@ -136,7 +136,7 @@ def dump(
     end: Annotated[str | None, _only("--to", help="Only messages stored at or before this time: ms or ISO.")] = None,
     key: Annotated[str | None, _only(help="Only messages with this key or unique key.")] = None,
     limit: Annotated[
-        int | None, typer.Option(min=0, help="Maximum number of messages. [default: 50; all with --json]")
+        int | None, typer.Option(min=0, help="Maximum number of messages. (default: 50; all with --json)")
     ] = None,
     config: Config = None,
     read_only: _ReadOnly = False,

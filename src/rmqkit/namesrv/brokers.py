@@ -119,7 +119,7 @@ class Claims:
         return None
 
     def _refuse(self, connection: Connection, command: Command, remark: str) -> Command:
-        _log.warning("request %d of %s is refused: %s", command.code, connection.peer, remark)
+        _log.warning("refused request %d of %s: %s", command.code, connection.peer, remark)
         return reply(command, ResponseCode.NO_PERMISSION, remark)
 
 

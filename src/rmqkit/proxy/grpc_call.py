@@ -247,7 +247,7 @@ class _GrpcCall(Http2Stream):
         except _Fault as fault:
             self._finish(fault.code, str(fault))
         except CallEnded as ended:
-            _log.info("a call of %s ended before it was answered: %s", self.peername[0], ended)
+            _log.info("a call of %s ended before the answer: %s", self.peername[0], ended)
         except Exception:  # noqa: BLE001 - the outer edge of a call: answered and logged once
             assert self._method is not None, "only known methods are started"
             _log.exception("%s of %s failed", self._method.name, self.peername[0])

@@ -114,7 +114,11 @@ class Renewals:
             try:
                 await self._changing.change(key[0], one.topic, one.handle, _GONE_MS)
             except RmqError as error:
-                _log.info("message %s is not given back, and comes when its time is over: %s", key[1], error)
+                _log.info(
+                    "message %s was not returned; it is delivered again when its invisible time is over: %s",
+                    key[1],
+                    error,
+                )
 
     async def release_all(self) -> None:
         """Have everything come again soon: the endpoint closes."""

@@ -81,7 +81,7 @@ class Telemetry:
         try:
             await client.clients.take_settings(client, settings)
         except RmqError as error:
-            _log.warning("client %s is not registered, until its next heartbeat: %s", client.id, error)
+            _log.warning("client %s is not registered until its next heartbeat: %s", client.id, error)
 
     async def heartbeat(self, call: Call, client: Client, asked: Any) -> Any:
         """A client is still there. A consumer that the endpoint has forgotten is registered from what it says: no SDK

@@ -206,7 +206,7 @@ class ServerTls:
             self._seen = seen  # also when they cannot be used: logged once, not for each connection
             try:
                 self._context = self._load()
-                _log.info("certificate files %s were loaded again", ", ".join(map(str, self._files)))
+                _log.info("reloaded certificate files %s", ", ".join(map(str, self._files)))
             except SettingsError as error:
                 _log.error("changed certificate files are not used: %s", error)
         assert self._context is not None, "a disabled server makes no TLS connections"

@@ -314,7 +314,7 @@ class BrokerPool:
                 lasts = isinstance(error, PeerRefused) and error.code not in _PASSING_CODES
                 if lasts or loop.time() > deadline:
                     raise
-                _log.info("asked again: %s", error)
+                _log.info("trying again: %s", error)
             await asyncio.sleep(_RETRY_PAUSE_S)
             with contextlib.suppress(NoRoute):
                 await self._runtime.routes.refresh_all()

@@ -149,7 +149,7 @@ class Flusher:
             is_moved = self._store_log.commit(least_bytes)
         except OSError as error:
             if self.commit_failure is None:
-                _log.error("the log cannot be written, no more messages are accepted until it can: %s", error)
+                _log.error("cannot write the log, so no messages are accepted until it can be written: %s", error)
             self.commit_failure = error
             return
         self.commit_failure = None

@@ -95,8 +95,9 @@ class Asserts(ABC):
     def assert_consumed(
         self, group: str, topic: str, *, count: int | None = None, timeout: float = TIMEOUT_SECONDS
     ) -> None:
-        """A group has consumed everything that a topic holds: ``count`` messages, or else at least one.
-        Raises AssertionError: it has not, or the topic holds another number; the text says which are left, and why."""
+        """Wait until a group has consumed all messages of a topic: exactly ``count``, or at least one.
+        Raises AssertionError: it has not, or the topic has another number of messages. The text says which messages are
+        left, and why."""
         __tracebackhide__ = True
         first: Record | None = None
 
@@ -126,8 +127,8 @@ class Asserts(ABC):
         keys: Collection[str] = (),
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
-        """Messages of a group are in its dead letters: ``count`` of them, or else at least one; of a topic, and with
-        these keys among them, where that is said. Raises AssertionError: they are not."""
+        """Wait until messages are in the dead letters of a group: exactly ``count``, or at least one. You can name
+        their topic, and keys that must be among them. Raises AssertionError: they are not."""
         __tracebackhide__ = True
 
         def fault(far: _Far) -> str:
@@ -143,8 +144,8 @@ class Asserts(ABC):
         self._wait(fault, timeout)
 
     def assert_nothing_pending(self, *groups: str, timeout: float = TIMEOUT_SECONDS) -> None:
-        """These groups, or all that there are, have consumed everything; no message is delayed, no transaction open.
-        Dead letters are not pending. Raises AssertionError: something is."""
+        """Wait until these groups, or all groups, have consumed everything, no message is delayed, and no transaction
+        is open. Dead letters do not count. Raises AssertionError: something is pending."""
         __tracebackhide__ = True
 
         def wanted() -> Collection[str]:

@@ -1,17 +1,17 @@
-"""Chaos dials: a broker that behaves as brokers do on bad days, as often as a test says.
+"""Chaos dials: they make a broker misbehave, as often as a test says.
 
 ===================  ==================================================================================================
 dial                 what happens
 ===================  ==================================================================================================
-``duplicate``        share of pulls that begin up to 8 messages earlier, a tenth of a second later: what was delivered
-                     comes once more. No message is repeated twice to a group, so that a consumer comes to an end.
-``delay``            seconds: every request waits for a random time up to this one before it is handled. Requests of
-                     one connection may overtake each other, as they do in a broker's thread pools.
-``flush_timeout``    share of sends that are stored and answered FLUSH_DISK_TIMEOUT.
-``busy``             share of sends that are not stored and answered SYSTEM_BUSY.
-``disconnect``       share of requests at which the connection is cut: half of them before the request is handled,
-                     half after it, when the answer is lost.
-``rebalance_every``  seconds between two rounds that tell all members of all groups that the members changed.
+``duplicate``        share of pulls (0 to 1) that start up to 8 messages earlier, a tenth of a second later, so that
+                     messages are delivered again. A group gets no message more than twice, so that tests end.
+``delay``            maximum delay in seconds: every request waits for a random time up to this. Requests of one
+                     connection can overtake each other, as in the thread pools of Java's broker.
+``flush_timeout``    share of sends that are stored, but answered with FLUSH_DISK_TIMEOUT.
+``busy``             share of sends that are not stored, and answered with SYSTEM_BUSY.
+``disconnect``       share of requests at which the connection is cut: half of them before the request is handled, half
+                     of them after it, so that the answer is lost.
+``rebalance_every``  interval in seconds at which all members of all groups are told that the members have changed.
 ===================  ==================================================================================================
 
 Sends are SEND_MESSAGE in its three forms. Name servers and what the broker itself asks are left alone; slaves meet all

@@ -82,7 +82,7 @@ class LocalBroker:
 
     @property
     def address(self) -> str:
-        """Where clients reach it, as ``host:port``; empty while it is stopped."""
+        """The address for clients, ``host:port``; empty while the broker is stopped."""
         return "" if self._broker is None else self._broker.address
 
     @property
@@ -99,16 +99,16 @@ class LocalBroker:
         return None if self._broker is None else self._broker.context
 
     def start(self) -> None:
-        """Start it, after `stop` on the port it had, over what it has stored.
+        """Start the broker; after `stop`, on the same port and with the same store.
         Raises StoreError, ListenFailed: as `rmqkit.broker.server.Broker`."""
         self._cluster.run(self._start)
 
     def stop(self) -> None:
-        """Stop it in order; nothing happens when it is stopped."""
+        """Stop the broker cleanly. If it is stopped already, nothing happens."""
         self._cluster.run(self._stop)
 
     def chaos(self, **dials: Unpack[Dials]) -> Chaos:
-        """Set this broker's dials; see `LocalCluster.chaos`."""
+        """Set the dials of this broker; see `LocalCluster.chaos`."""
         chaos = Chaos(**dials)
         self._cluster.look(partial(self.turn, chaos))
         return chaos
@@ -142,7 +142,7 @@ class LocalBroker:
         self.turn(self.dials)
 
     def close(self) -> None:
-        """Stop it and give up its ports; it cannot be started again."""
+        """Stop the broker for good and release its ports."""
         self.stop()
         self._ports.close()
 
@@ -188,7 +188,8 @@ class LocalCluster(Asserts):
         self.folder = Path()
 
     def start(self) -> Self:
-        """Start all; brokers are registered when this returns. Raises as `LocalBroker.start`: all is stopped then."""
+        """Start all servers. When this returns, the brokers are registered. If it raises (as `LocalBroker.start`), all
+        servers are stopped."""
         with contextlib.ExitStack() as stack:
             folder = tempfile.TemporaryDirectory(prefix="rmqkit-", ignore_cleanup_errors=True)
             self.folder = Path(stack.enter_context(folder))
@@ -213,7 +214,7 @@ class LocalCluster(Asserts):
         return self
 
     def close(self) -> None:
-        """Stop all and remove what is stored."""
+        """Stop all servers and delete their stores."""
         self._stack.close()
 
     def __enter__(self) -> Self:
@@ -223,7 +224,7 @@ class LocalCluster(Asserts):
         self.close()
 
     def create_topic(self, topic: str, *, queues: int = 4) -> None:
-        """Create a topic on every master, or give it another number of queues; routes know of it at once."""
+        """Create a topic on every master, or change its number of queues. Name servers know it at once."""
 
         async def create() -> None:
             for context in self.masters():
@@ -233,7 +234,7 @@ class LocalCluster(Asserts):
         self.run(create)
 
     def chaos(self, **dials: Unpack[Dials]) -> Chaos:
-        """Set the dials of all brokers; `rmqkit.testing.chaos` says what each does. Without any all is calm again.
+        """Set the chaos dials of all brokers. Without arguments, all dials are off.
         Raises SettingsError: a share is not between 0 and 1, or a time is negative."""
         chaos = Chaos(**dials)
         for broker in (*self.brokers, *self.slaves):
@@ -241,11 +242,11 @@ class LocalCluster(Asserts):
         return chaos
 
     def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Call a coroutine function on the servers' loop and wait for it."""
+        """Call a coroutine function on the event loop of the servers, and wait for its result."""
         return self._thread.run(work)
 
     def look(self, work: Callable[[], T]) -> T:
-        """Call a function on the servers' loop, where their parts may be touched."""
+        """Call a function on the event loop of the servers, where you may use their objects."""
 
         async def on_loop() -> T:
             return work()

@@ -1,17 +1,17 @@
-"""The pytest plugin: brokers in tests, ready in a blink.
+"""The pytest plugin: real brokers in tests.
 
 ===================  ==================================================================================================
 fixture              what it is
 ===================  ==================================================================================================
-``rmq_broker``       a `LocalCluster` of a name server and one broker
-``rmq_cluster``      the same with two brokers, or as many as the marker says
-``rmq_clock``        its `VirtualClock`
-``rmq_topic``        the name of a topic of the test's own, with 4 queues on each broker
-``rmq_group``        the name of a consumer group of the test's own
-``rmq_producer``     a producer: `rmqkit.sync.Producer`, started; in an ``async def`` test `rmqkit.Producer`, to be
-                     entered with ``async with``
-``rmq_consumer``     a member of ``rmq_group``, in the same two shapes: `rmqkit.sync.PushConsumer` or
-                     `rmqkit.PushConsumer`; it begins at the first message and saves offsets every 50 ms
+``rmq_broker``       a `LocalCluster` with a name server and one broker
+``rmq_cluster``      a `LocalCluster` with two brokers, or as many as the marker says
+``rmq_clock``        the `VirtualClock` of the servers
+``rmq_topic``        the name of a new topic, with 4 queues on each broker
+``rmq_group``        the name of a new consumer group
+``rmq_producer``     a producer: in a plain test a `rmqkit.sync.Producer` that is started; in an ``async def`` test a
+                     `rmqkit.Producer`, which you enter with ``async with``
+``rmq_consumer``     a member of ``rmq_group``, in the same way: a `rmqkit.sync.PushConsumer` or a
+                     `rmqkit.PushConsumer`; it starts at the first message and saves offsets every 50 ms
 ===================  ==================================================================================================
 
 The marker ``rmq(fresh=True, brokers=2, slaves=1, settings={"flushDiskType": "SYNC_FLUSH"})`` says what a test needs.

@@ -212,7 +212,7 @@ async def test_a_seek_in_a_queue_that_is_being_given_away_is_refused_and_leaves_
         seeking = asyncio.create_task(consumer._coordinator.start_at(ONE, 3))
         await asyncio.sleep(0)
         gate.set()
-        with pytest.raises(ClientError, match="is not held by this member of group CG"):
+        with pytest.raises(ClientError, match="is not owned by this member of group CG"):
             await seeking
         await giving
         assert held._starts == {}, "it would begin there when it comes back, hours later"

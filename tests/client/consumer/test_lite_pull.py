@@ -184,7 +184,7 @@ async def test_what_cannot_be_sought_is_told(tmp_path):
             await until(consumer.held_queues, "the queue")
             with pytest.raises(ClientError, match="seek offset = 11, min offset = 0, max offset = 10"):
                 await consumer.seek(it.queue, 11)
-            with pytest.raises(ClientError, match="is not held by this member of group CG"):
+            with pytest.raises(ClientError, match="is not owned by this member of group CG"):
                 await consumer.seek(other, 0)
 
 

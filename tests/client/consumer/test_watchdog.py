@@ -22,7 +22,7 @@ FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, take_over_pause_
 
 
 def told(caplog):
-    return [record.getMessage() for record in caplog.records if "stands still for" in record.getMessage()]
+    return [record.getMessage() for record in caplog.records if "was blocked for" in record.getMessage()]
 
 
 def told_of_handler(caplog):
@@ -55,9 +55,7 @@ async def test_a_handler_that_blocks_is_told_with_its_place_and_once(tmp_path, c
     (text,) = told_of_handler(caplog)
     assert f" s in {__file__}:{first + 1} (" in text
     assert f"handle), now {__file__}:" in text
-    assert (
-        "(block_until_told): let a handler that blocks be a plain function, which runs in a thread, or await " in text
-    )
+    assert "(block_until_told): make a blocking handler a plain function, which runs in a thread, or await " in text
     assert not [thread for thread in threading.enumerate() if thread.name == "rmqkit watchdog"]
 
 

@@ -189,5 +189,5 @@ def test_group_names_are_checked(group, text):
 def test_settings_are_checked():
     with pytest.raises(SettingsError, match=r"retries \(retryTimesWhenSendFailed\) is -2"):
         Producer("PG", "a:1", settings=ProducerSettings(retries=-2))
-    with pytest.raises(SettingsError, match="name_servers and runtime exclude each other"):
+    with pytest.raises(SettingsError, match="name_servers and runtime cannot be combined"):
         Producer("PG", "a:1", runtime=ClientRuntime("a:1"))

@@ -307,7 +307,9 @@ async def test_a_silent_name_server_does_not_hold_a_send_beyond_its_time():
         it.runtime.routes._name_servers._timeout_ms = 500.0 * SECONDS
         asked = []
         it.cluster.name_server.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, asked.append)
-        text = rf"^no name server said in \d+ ms where topic T is, asked {re.escape(it.cluster.namesrv)}: look whether "
+        text = (
+            rf"^no name server said in \d+ ms where topic T is, asked {re.escape(it.cluster.namesrv)}: check whether "
+        )
         with pytest.raises(NoRoute, match=text):
             await it.sender.send(MESSAGE, timeout_ms=10)
         with pytest.raises(NoRoute, match=text):

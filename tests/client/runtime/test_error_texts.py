@@ -33,8 +33,8 @@ QUEUE = MessageQueue("T", "broker-0", 0)
 ELSEWHERE = MessageQueue("T", "broker-9", 0)
 X = Message(topic="T", body=b"x")
 ONE_TRY = ProducerSettings(retries=0)
-LOOK = "look whether it runs and can be reached"
-LOOK_THERE = "look whether it runs and registers with these name servers"
+LOOK = "check whether it runs and can be reached"
+LOOK_THERE = "check whether it runs and registers with these name servers"
 
 
 def producer(name_servers="127.0.0.1:1", **options):
@@ -256,8 +256,8 @@ async def test_brokers_that_do_not_answer():
         assert isinstance(error.cause, ConnectFailed)
         address = broker.address
     assert address in said[0]
-    assert "it may have done its work" in said[0]
-    assert "it may have done its work" in said[1]
+    assert "it may have executed the request" in said[0]
+    assert "it may have executed the request" in said[1]
     assert said[3] == (
         f"message for topic T not stored after 1 try on broker-0: cannot connect to {address}: "
         f"Connection refused; {LOOK}"

@@ -69,7 +69,7 @@ class Destination:
         """Put a message into the own log; None when it can never be stored. What is refused is to be tried again."""
         put = self._store.put(message)
         if put.status in _HOPELESS:
-            _log.error("%s message for %s is dropped: %s, %s", self._kind, message.topic, put.status.name, put.reason)
+            _log.error("%s message for %s was dropped: %s, %s", self._kind, message.topic, put.status.name, put.reason)
             return None
         if put.status is PutStatus.OK:
             self.end_offset = put.end_offset

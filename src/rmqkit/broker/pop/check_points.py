@@ -385,7 +385,7 @@ class CheckPointStore:
             elif tag in (ACK_TAG.encode(), ACKS_TAG.encode()):
                 self._take_ack(_read_ack(record.body))
         except (RecordCorrupt, msgspec.DecodeError) as error:
-            _log.warning("revive queue %d holds what is neither check point nor ack: %s", queue_id, error)
+            _log.warning("revive queue %d has a message that is neither check point nor ack: %s", queue_id, error)
 
     def _take_offset(self, popped: PopCheckPoint) -> None:
         """Have the group go on behind a pop that its written offset does not know of."""

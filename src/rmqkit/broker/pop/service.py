@@ -196,7 +196,7 @@ class PopLongPolling:
         self._counts: dict[tuple[str, str, int], int] = {}
         self._connections: dict[Connection, _Several] = {}
         self._woken: _Several = {}
-        self._turns = Turns(lambda error: _log.error("held pops cannot be woken", exc_info=error))
+        self._turns = Turns(lambda error: _log.error("cannot wake held pops", exc_info=error))
         self._count = 0
         self._is_closed = False
 

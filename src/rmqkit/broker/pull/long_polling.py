@@ -77,7 +77,7 @@ class LongPolling:
         self._queues: dict[tuple[str, int], _Several] = {}
         self._connections: dict[Connection, _Several] = {}
         self._slots: dict[int, tuple[_Several, asyncio.TimerHandle]] = {}
-        self._turns = Turns(lambda error: _log.error("held pulls cannot be answered", exc_info=error))
+        self._turns = Turns(lambda error: _log.error("cannot answer held pulls", exc_info=error))
         self._count = 0
 
     def __len__(self) -> int:

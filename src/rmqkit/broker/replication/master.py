@@ -332,9 +332,9 @@ class HaMaster:
         try:
             await server.start_serving()
         except OSError as error:
-            _log.error("the HA port cannot be listened on: %s", error)
+            _log.error("cannot listen on the HA port: %s", error)
         else:
-            _log.info("the HA port is open to other machines: slaves are wanted or known")
+            _log.info("the HA port is open to other machines, because slaves are expected or known")
 
     def _refuse(self, link: _Link) -> None:
         """Close the connection of a peer that is no slave; logged once for an address."""
@@ -421,7 +421,7 @@ class HaMaster:
             self._waiting.remove(link)
         if link in self._links:
             self._links.remove(link)
-            _log.info("slave %s is gone: %s", link.peer, link.closed_because)
+            _log.info("slave %s disconnected: %s", link.peer, link.closed_because)
             self._on_acked()
 
     def _round(self) -> None:

@@ -356,7 +356,7 @@ class HaSlave:
         if self._divergence is None:
             self._divergence = error
             master = "its master" if self._master is None else self._master.ha_address
-            _log.error("the slave %s follows %s no more: %s", self._address, master, error)
+            _log.error("slave %s no longer follows %s: %s", self._address, master, error)
             self._remember(error)
         if self._link is not None:
             self._link.end(error)
@@ -368,7 +368,7 @@ class HaSlave:
             try:
                 write_durably(self._mark, f"{why}\n".encode())
             except OSError as error:
-                _log.error("%s cannot be written, a restart may serve this log: %s", self._mark, error)
+                _log.error("cannot write %s; after a restart, this log may be served: %s", self._mark, error)
 
 
 class _Link(asyncio.BufferedProtocol):

@@ -164,7 +164,7 @@ class ClientTable:
         group.consume_from_where = data.consume_from_where
         known = group.members.get(connection)
         if known is not None and known.client_id != member.client_id:
-            _log.error("client %s of %s calls itself %s now", known.client_id, connection.peer, member.client_id)
+            _log.error("client %s of %s now has the name %s", known.client_id, connection.peer, member.client_id)
         group.members[connection] = member
         self._consumes.setdefault(connection, set()).add(data.group_name)
         assert self._consumers[data.group_name] is group, "a member is in the group that pulls look at"

@@ -271,7 +271,7 @@ async def drop_unused_groups(context: UnusedGroupsContext) -> int:
         await now.pause_if_over()
     if dropped:
         context.offsets.forget_pulls(dropped)
-        _log.info("%d groups went away: they were created as they appeared, and nobody used them", len(dropped))
+        _log.info("deleted %d groups that were created automatically and never used", len(dropped))
     return len(dropped)
 
 

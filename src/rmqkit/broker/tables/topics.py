@@ -230,7 +230,9 @@ class TopicTable:
         try:
             return self._file.load(TopicConfigTable)
         except StoreMismatch as error:
-            _log.warning("%s; both are kept as *.damaged, and their topics are taken from the store's queues", error)
+            _log.warning(
+                "%s; both are kept as *.damaged, and the topics are created from the queues of the store", error
+            )
             self._file.set_aside()
             return None
 

@@ -220,7 +220,7 @@ class CheckBack:
         if put.status in _UNSTORABLE:  # the counter made it too long
             return self._give_up(walk, half)
         if put.status is not PutStatus.OK:
-            _log.warning("half message %d cannot be put again: %s %s", walk.half_offset, put.status.value, put.reason)
+            _log.warning("cannot store half message %d again: %s %s", walk.half_offset, put.status.value, put.reason)
             return False
         walk.half_offset += 1
         if asks:

@@ -183,7 +183,7 @@ class OpMessages:
         )
         put = self._store.put(message)
         if put.status is not PutStatus.OK:
-            _log.warning("op message of half queue %d cannot be put: %s %s", queue_id, put.status.value, put.reason)
+            _log.warning("cannot store the op message of half queue %d: %s %s", queue_id, put.status.value, put.reason)
             return 0
         count = body.count(b",")
         assert 0 < count <= len(offsets), "an op message holds the first of the offsets that wait"

@@ -69,7 +69,8 @@ async def status(
 ) -> View:
     """Show what each client of a group holds, and check the group for problems.
 
-    A healthy group has the same subscriptions on all clients, one client for every queue, and no stuck client."""
+    A healthy group has the same subscriptions on all clients, one client for
+    every queue, and no stuck client."""
     found = await admin.clients.status(group, client_id, stacks=stacks)
     parts = _connection_parts(found.connection)
     for client, info in found.clients.items():

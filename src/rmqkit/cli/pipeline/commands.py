@@ -199,7 +199,7 @@ def replay(
     store: Store,
     target: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to send the messages to.")],
     name_server: Annotated[
-        str, typer.Option("--name-servers", metavar="HOST:PORT;...", help="Name servers. [default: NAMESRV_ADDR]")
+        str, typer.Option("--name-servers", metavar="HOST:PORT;...", help="Name servers. (default: NAMESRV_ADDR)")
     ] = "",
     topic: Annotated[str, typer.Option(help="Only messages of this topic.")] = "",
     tag: Annotated[str, typer.Option(help="Only messages with this tag.")] = "",
@@ -217,7 +217,7 @@ def replay(
         str,
         typer.Option(
             "--id",
-            help="Name of the replay. Use the same name to continue. [default: derived from source, target and filter]",
+            help="Name of the replay. Use the same name to continue. (default: derived from source, target and filter)",
         ),
     ] = "",
     rate: Annotated[int, typer.Option(min=0, help="Maximum messages per second; 0 means no limit.")] = 0,
@@ -255,7 +255,7 @@ def replay(
 
 _SHOWN = ("storeTimestamp", "topic", "queueId", "queueOffset", "msgId", "tags", "keys", "body")
 _Path = Annotated[str, typer.Argument(metavar="PATH", help="Store directory, or a folder written by archive.")]
-_RowLimit = Annotated[int | None, typer.Option(min=1, help="Maximum number of rows. [default: 50; all with --json]")]
+_RowLimit = Annotated[int | None, typer.Option(min=1, help="Maximum number of rows. (default: 50; all with --json)")]
 _ROWS_SHOWN = 50
 
 
@@ -299,7 +299,8 @@ def sql(
 ) -> None:
     """Run a SQL query on a store or an archive.
 
-    The tables are messages, consumequeue, index, commitlog_raw, topics, offsets, delay and transactions."""
+    The tables are messages, consumequeue, index, commitlog_raw, topics,
+    offsets, delay and transactions."""
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # a page for each mistake in a statement
     with session("sql", master, conf, path, as_json=as_json) as spark:
         from rmqkit.spark.jobs.query import sql as ask

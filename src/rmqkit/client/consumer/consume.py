@@ -470,7 +470,7 @@ class ConcurrentConsumeService:
             prepared = encode_retry(message, self.group, self._retries_max, self.runtime.namespace)
             await self._resend.send(prepared, timeout_ms=rpc.SEND_BACK_TIMEOUT_MS)
         except (RmqError, ValueError) as error:
-            _log.warning("message %s of %s stays here: %s", message.msg_id, message.topic, error)
+            _log.warning("message %s of %s stays on this client: %s", message.msg_id, message.topic, error)
             return False
         return True
 

@@ -134,7 +134,7 @@ class GroupCoordinator:
         is_ours = queue in self.process_queues or queue in (self._manual or ())
         if not is_ours or not await self.assigned.start_at(queue, offset, is_member=not self.is_manual):
             raise ClientError(
-                f"{queue} is not held by this member of group {self._context.group}: wait until it is, or assign it"
+                f"{queue} is not owned by this member of group {self._context.group}: wait until it is, or assign it"
             )
 
     # -- from start to end
@@ -284,7 +284,7 @@ class GroupCoordinator:
             kept = [queue for queue, process_queue in self.process_queues.items() if not process_queue.is_released]
             for queue in await self._context.locks.lock(kept):
                 if await self.assigned.drop(queue):
-                    _log.warning("group %s lost the lock of %s: it begins anew", self._context.group, queue)
+                    _log.warning("group %s lost the lock of %s and starts again", self._context.group, queue)
                     self.rebalance_soon()
 
     # -- inside

@@ -118,7 +118,7 @@ class PullLoop:
             # Not before the pull alone: one that the broker held for 15 s must not bring messages of a paused queue.
             await process_queue.wait_until_resumed()
             if pulled.status is PullStatus.OFFSET_ILLEGAL:
-                _log.warning("offset %d of %s is illegal: %s", process_queue.next_offset, self._queue, pulled)
+                _log.warning("offset %d of %s is not valid: %s", process_queue.next_offset, self._queue, pulled)
                 await self.on_illegal(process_queue, pulled.next_begin_offset)
             elif self._is_current(subscription):
                 await self._accept(subscription, pulled)
@@ -273,7 +273,7 @@ def unpack(body: bytes, broker_name: str) -> tuple[list[ReceivedMessage], list[R
             messages += list(messages_of_record(record, broker_name))
         except BodyError as error:
             place = f"offset {record.queue_offset} in queue {record.queue_id} of {record.topic} at {broker_name}"
-            _log.error("%s cannot be unpacked: %s", place, error)
+            _log.error("cannot unpack %s: %s", place, error)
             # Without these flags the same record decodes, body as stored: the dead letters show what is there.
             record.sys_flag &= ~(COMPRESSED | NEED_UNWRAP)
             unreadable += messages_of_record(record, broker_name)

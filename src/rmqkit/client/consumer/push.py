@@ -214,7 +214,7 @@ class PushConsumer(Subscribing, Consumer):
         await asyncio.sleep(_READER_SECONDS)
         topics = [topic for topic in self._coordinator.subscriptions if not topic.startswith(RETRY_PREFIX)]
         if not topics:
-            _log.warning("%s has no subscription, it gets nothing: call subscribe() or on()", self._described)
+            _log.warning("%s has no subscription and gets no messages: call subscribe() or on()", self._described)
         unread = [topic for topic in topics if topic in self._listeners and self._listeners[topic] is None]
         if unread and not self._streams:
             said = "%s has no handler for topic %s, and nothing iterates messages(): give subscribe() a handler"

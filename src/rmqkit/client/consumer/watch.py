@@ -62,7 +62,7 @@ _LOOKS = 4
 """Looks in that time."""
 _LIBRARY = (f"{Path(__file__).parents[2]}{os.sep}", f"{Path(asyncio.__file__).parent}{os.sep}", selectors.__file__)
 _SAID = (
-    "the event loop stands still for %.1f s in %s: let a handler that blocks be a plain function, which runs in a "
+    "the event loop was blocked for %.1f s in %s: make a blocking handler a plain function, which runs in a "
     "thread, or await asyncio.to_thread(...)"
 )
 

@@ -397,7 +397,7 @@ class PopSession:
         for message, result in zip(messages, results, strict=True):
             self._stop_holding(message)
             if isinstance(result, RmqError):
-                _log.warning("message %s of %s is not given back: %s", message.msg_id, message.topic, result)
+                _log.warning("could not return message %s of %s: %s", message.msg_id, message.topic, result)
             elif isinstance(result, BaseException):
                 raise result
 

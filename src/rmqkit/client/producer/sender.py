@@ -95,7 +95,7 @@ class Sender:
                 return known
             asked = ", ".join(self._runtime.name_servers)
             where = f"no name server said in {timeout_ms:.0f} ms where topic {topic} is"
-            raise NoRoute(f"{where}, asked {asked}: look whether they run and can be reached") from None
+            raise NoRoute(f"{where}, asked {asked}: check whether they run and can be reached") from None
 
     def status(self, state: str) -> ProducerStatus:
         """Connections, faults and what is under way; ``state`` is that of the client."""

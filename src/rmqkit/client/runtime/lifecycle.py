@@ -98,7 +98,7 @@ class Client:
         if fault is not None:
             raise SettingsError(fault)
         if runtime is not None and name_servers is not None:
-            raise SettingsError("name_servers and runtime exclude each other: a runtime has its own name servers")
+            raise SettingsError("name_servers and runtime cannot be combined: a runtime has its own name servers")
         self.group = group
         self._owns_runtime = runtime is None
         self._runtime = runtime or ClientRuntime(name_servers, settings=settings, clock=clock)

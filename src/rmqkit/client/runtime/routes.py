@@ -46,7 +46,7 @@ from rmqkit.rpc import NameServers
 _log = logging.getLogger(__name__)
 MASTER_ID = 0
 LOGICAL_BROKER_PREFIX = "__syslo__"
-NOT_REGISTERED = "look whether it runs and registers with these name servers"
+NOT_REGISTERED = "check whether it runs and registers with these name servers"
 """What to do about a broker that is in no route."""
 
 _BYTES_MAX = 1 << 20

@@ -79,7 +79,7 @@ class Absences:
             _log.debug("%s: %s", what, error)
             return
         self._since_ms[address] = self._clock.monotonic_ms()
-        _log.warning("broker %s is away, it is asked again until it is back; %s: %s", address, what, error)
+        _log.warning("broker %s is down, trying again until it is back; %s: %s", address, what, error)
 
     def answers(self, address: str) -> None:
         """Report that a broker answered."""

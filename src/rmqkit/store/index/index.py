@@ -253,7 +253,7 @@ class MessageIndex:
         try:
             write_note(self._note_path, note)
         except OSError as error:
-            _log.warning("%s cannot be written, a missing index file would not be told of: %s", self._note_path, error)
+            _log.warning("cannot write %s; missing index files would not be noticed: %s", self._note_path, error)
             return
         self._note = note
 

@@ -323,7 +323,7 @@ def _discard(made: Future[MappedFile] | None) -> None:
         try:
             file.delete()
         except OSError as error:
-            _log.warning("%s is not needed and cannot be deleted: %s", file.path, error)
+            _log.warning("cannot delete %s, which is not needed any more: %s", file.path, error)
 
 
 _START_NOTE = "logstart"

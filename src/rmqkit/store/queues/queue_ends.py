@@ -203,7 +203,7 @@ class QueueEnds:
                 queue.close()
             write_note(self._path, note)
         except OSError as error:
-            _log.warning("%s cannot be written, the next start compares no queue ends: %s", self._path, error)
+            _log.warning("cannot write %s; the next start cannot compare queue ends: %s", self._path, error)
             self._path.unlink(missing_ok=True)
 
     def _measure(self, queue: ConsumeQueueBase) -> QueueNote:

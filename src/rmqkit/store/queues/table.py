@@ -112,7 +112,7 @@ def open_file_limit() -> int:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         except (OSError, ValueError) as error:
-            _log.warning("at most %d files can be open, %d would be allowed: %s", soft, wanted, error)
+            _log.warning("at most %d files can be open, although %d would be allowed: %s", soft, wanted, error)
             return soft
     return wanted
 
