@@ -35,11 +35,18 @@ async def endpoint_of(broker):
         await endpoint.stop()
 
 
+def remote_backend(namesrv, clock, users=None):
+    def remoting(router, inner):
+        return RemotingClient(router, clock=clock, credentials=inner)
+
+    return RemoteBackend([namesrv], clock, remoting, users)
+
+
 @asynccontextmanager
-async def endpoint_before(servers):
+async def endpoint_before(servers, users=None):
     """An endpoint in front of a name server and its broker, as a proxy has it."""
     clock = servers.broker.context.clock
-    backend = RemoteBackend([servers.namesrv_address], clock, lambda router: RemotingClient(router, clock=clock))
+    backend = remote_backend(servers.namesrv_address, clock, users)
     endpoint = Endpoint(backend, clock, port=8081)
     endpoint.start()
     beating = asyncio.ensure_future(repeat(backend.heartbeat, name="heartbeat", seconds=20, end=endpoint.stopping))
@@ -53,13 +60,13 @@ async def endpoint_before(servers):
 
 
 @asynccontextmanager
-async def served(root, *, authentication=None, store=None, by_proxy=False, **settings):
+async def served(root, *, authentication=None, store=None, by_proxy=False, users=None, **settings):
     """A broker of its own and an endpoint, in the broker or in front of it: the endpoint, and the broker's context."""
     own = BrokerSettings(listen_port=0, bind_address="127.0.0.1", broker_name=BROKER, recall_messages=True, **settings)
     store = StoreSettings(commit_log_file_bytes=1 << 20, **(store or {}))
     async with (
         Standalone(root / "store", broker=own, store=store, authentication=authentication) as servers,
-        endpoint_before(servers) if by_proxy else endpoint_of(servers.broker) as endpoint,
+        endpoint_before(servers, users) if by_proxy else endpoint_of(servers.broker) as endpoint,
     ):
         yield Caller(endpoint, servers.broker.context)
 

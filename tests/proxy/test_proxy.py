@@ -14,11 +14,9 @@ from rmqkit.errors import SettingsError
 from rmqkit.namesrv.server import NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.proxy.endpoint import Endpoint
-from rmqkit.proxy.remote_backend import RemoteBackend
 from rmqkit.proxy.server import Proxy, ProxySettings
-from rmqkit.remoting.client import RemotingClient
 from rmqkit.store.settings import StoreSettings
-from tests.proxy.calling import ADDRESSES, METHODS, Caller, message
+from tests.proxy.calling import ADDRESSES, METHODS, Caller, message, remote_backend
 from tests.proxy.test_grpc_server import METADATA, Stubs, servers
 
 OK = 20000
@@ -44,7 +42,7 @@ async def cluster(root):
             broker.context.topics.ensure("T", 2)
             await broker.context.topics_published()
         clock = brokers[0].context.clock
-        backend = RemoteBackend([namesrv.address], clock, lambda router: RemotingClient(router, clock=clock))
+        backend = remote_backend(namesrv.address, clock)
         endpoint = Endpoint(backend, clock, port=8081)
         try:
             caller = Caller(endpoint, brokers[0].context)

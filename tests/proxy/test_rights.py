@@ -1,12 +1,14 @@
-"""Who signed a call of gRPC, and what they may do. Source: grpc.md §2.2, §2.3, §17."""
+"""Who signed a call of gRPC, and what they may do, in a broker and in front of it. Source: grpc.md §2.2, §2.3, §17."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 
 import pytest
 
 from rmqkit.protocol.schemas.access import AclEntry, AclPolicy, UserInfo
+from rmqkit.proxy.users import ProxyUserSettings
 from rmqkit.remoting.authentication import AuthenticationSettings
 from tests.proxy.calling import ADDRESSES, Caller, Stream, served
 
@@ -22,12 +24,27 @@ SETTINGS = AuthenticationSettings(
 )
 
 
-@pytest.fixture
-async def caller(tmp_path):
-    async with served(tmp_path, authentication=SETTINGS) as it:
+USERS = ProxyUserSettings(
+    authentication_enabled=True, authorization_enabled=True, inner_credentials=SETTINGS.inner_credentials
+)
+KEPT_SECONDS = 20.5
+
+
+@pytest.fixture(params=["in the broker", "proxy"])
+async def caller(tmp_path, request):
+    by_proxy = request.param == "proxy"
+    async with served(tmp_path, authentication=SETTINGS, by_proxy=by_proxy, users=USERS) as it:
+        it.is_proxy = by_proxy
         it.topic()
         it.context.access.create_user("anna", UserInfo(password="annassecret"))
+        await it.published()
         yield it
+
+
+async def noticed(caller):
+    """Wait until a change of users or policies holds: at once in the broker."""
+    if caller.is_proxy:
+        await asyncio.sleep(KEPT_SECONDS)
 
 
 def signed(caller, name="admin", signature=SIGNATURE, text=None):
@@ -43,9 +60,10 @@ def by_anna(caller):
     return signed(caller, "anna", hmac.digest(b"annassecret", DATE.encode(), "sha1").hex())
 
 
-def allow(caller, *entries):
+async def allow(caller, *entries):
     policies = [AclEntry(resource=name, actions=actions.split(","), decision="Allow") for name, actions in entries]
     caller.context.access.put_acl("User:anna", [AclPolicy(policy_type="Custom", entries=policies)])
+    await noticed(caller)
 
 
 def said(answer):
@@ -90,6 +108,7 @@ async def test_others_are_refused_by_every_call(caller, text, remark):
 async def test_a_call_without_a_date_and_one_of_a_disabled_user(caller):
     assert said(await caller.send()) == (UNAUTHORIZED, "datetime is null.")
     caller.context.access.update_user("anna", UserInfo(user_status="disable"))
+    await noticed(caller)
     assert said(await by_anna(caller).send()) == (UNAUTHORIZED, "User:anna is disabled.")
 
 
@@ -134,15 +153,15 @@ async def test_a_user_may_do_what_policies_allow_and_nothing_else(caller):
     assert told.status.code == UNAUTHORIZED
     assert "User:anna has no permission to access Topic:T from 10.0.0.7" in told.status.message
     assert await calls(anna) == set()
-    allow(caller, ("Topic:T", "Pub"))
+    await allow(caller, ("Topic:T", "Pub"))
     assert await calls(anna) == {"QueryRoute", *PRODUCES}
 
 
 async def test_a_consumer_needs_its_group_and_its_topic(caller):
     anna = by_anna(caller)
-    allow(caller, ("Topic:T", "Sub"))
+    await allow(caller, ("Topic:T", "Sub"))
     assert await calls(anna) == {"QueryRoute"}
-    allow(caller, ("Topic:T", "Sub"), ("Group:G", "Sub"))
+    await allow(caller, ("Topic:T", "Sub"), ("Group:G", "Sub"))
     assert await calls(anna) == {"QueryRoute", *OF_GROUP, *CONSUMES}
 
 
@@ -150,3 +169,14 @@ async def test_what_is_missing_is_not_told_to_those_who_may_not_see_it(caller):
     hidden = await by_anna(caller).ask("QueryRoute", topic={"name": "X"}, endpoints=ADDRESSES)
     assert hidden.status.code == UNAUTHORIZED
     assert (await signed(caller).ask("QueryRoute", topic={"name": "X"}, endpoints=ADDRESSES)).status.code == 40402
+
+
+async def test_a_call_about_nothing_is_refused_whoever_signs(caller):
+    for anyone in (signed(caller), by_anna(caller)):
+        assert said(await anyone.send(topic="")) == (UNAUTHORIZED, "topic is null.")
+        assert said(await anyone.change("x", 10, group=" ")) == (UNAUTHORIZED, "group is null.")
+
+
+async def test_brokers_own_user_may_everything(caller):
+    inner = signed(caller, "inner", hmac.digest(b"innersecret", DATE.encode(), "sha1").hex())
+    assert said(await inner.send()) == (20000, "OK")

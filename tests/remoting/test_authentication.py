@@ -77,7 +77,7 @@ def test_a_changed_field_or_body_breaks_the_signature():
 )
 def test_settings_that_cannot_be_used(settings, text):
     with pytest.raises(SettingsError, match=text):
-        Authentication.of(settings) or inner_credentials(settings)
+        Authentication.of(settings) or inner_credentials(settings.inner_credentials)
 
 
 async def test_a_broker_takes_messages_of_a_known_user_only(tmp_path):

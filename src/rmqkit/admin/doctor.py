@@ -347,7 +347,8 @@ async def _ask(target: Target, addresses: list[str]) -> list[Finding]:
     for address in addresses:
         check = f"name server {address}"
         try:
-            tls, credentials = ClientTls(settings) if settings.tls_enable else None, inner_credentials(target.users)
+            tls = ClientTls(settings) if settings.tls_enable else None
+            credentials = inner_credentials(target.users.inner_credentials)
             async with Admin(address, timeout_ms=1000 * _CONNECT_SECONDS, tls=tls, credentials=credentials) as admin:
                 cluster = await admin.calls.cluster()
                 findings.append(Finding(check, State.OK, f"answers, knows {len(cluster.broker_addr_table)} brokers"))

@@ -11,9 +11,8 @@ from functools import partial
 
 import msgspec
 
-from rmqkit.broker.access.rights import topic_resource
 from rmqkit.broker.context import BrokerContext
-from rmqkit.errors import RecordCorrupt, RequestTimedOut
+from rmqkit.errors import HeaderError, RecordCorrupt, RequestTimedOut
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, request
 from rmqkit.protocol.names import topic_fault
@@ -69,6 +68,7 @@ class LocalBackend:
         self._router = router
         self._authentication = authentication
         self._authorize = authorize
+        self.has_policies = authorize is not None
         self._on_closed = on_closed
         self._name = context.settings.broker_name
         self.own: Peer = self.join(lambda command: None, lambda: None)
@@ -111,19 +111,17 @@ class LocalBackend:
     def join(self, on_request: OnRequest, on_close: Callable[[], None]) -> Peer:
         return _LocalPeer(self._context, self._router, on_request, partial(self._closed, on_close))
 
-    def identify(self, metadata: Mapping[str, str]) -> str | None:
+    async def identify(self, metadata: Mapping[str, str]) -> str | None:
         if self._authentication is None:
             return None
-        user, remark = self._authentication.grpc_signer(metadata.get("x-mq-date-time"), metadata.get("authorization"))
-        if remark is not None:
-            raise Refused(Code.UNAUTHORIZED, remark)
-        return user
+        try:
+            return self._authentication.grpc_signer(metadata.get("x-mq-date-time"), metadata.get("authorization"))
+        except HeaderError as error:
+            raise Refused(Code.UNAUTHORIZED, str(error)) from None
 
-    def authorize(self, user: str | None, wanted: Sequence[Wanted], addresses: Sequence[str]) -> None:
-        if self._authorize is None:
-            return
-        named = [(_resource(name), actions) for name, actions in wanted]
-        remark = self._authorize(user, named, addresses)
+    async def authorize(self, user: str | None, wanted: Sequence[Wanted], addresses: Sequence[str]) -> None:
+        assert self._authorize is not None, "asked where there are policies"
+        remark = self._authorize(user, wanted, addresses)
         if remark is not None:
             raise Refused(Code.UNAUTHORIZED, remark)
 
@@ -183,8 +181,3 @@ class _LocalPeer(LocalConnection):
     async def unregister(self, client_id: str, producer_group: str | None, consumer_group: str | None) -> None:
         header = UnregisterClientRequest(client_id, producer_group, consumer_group)
         await self.ask("", request(RequestCode.UNREGISTER_CLIENT, header))
-
-
-def _resource(name: str) -> str:
-    """A resource as policies have it: a retry topic stands for its group."""
-    return topic_resource(name.removeprefix("Topic:")) if name.startswith("Topic:") else name

@@ -160,7 +160,9 @@ class Broker:
         grpc_dispatch = self._dispatch(refusal)
         grpc_server = await self._bind_grpc(grpc_dispatch)
         client = RemotingClient(
-            clock=self._clock, tls=self._client_tls, credentials=inner_credentials(self._authentication)
+            clock=self._clock,
+            tls=self._client_tls,
+            credentials=inner_credentials(self._authentication.inner_credentials),
         )
         await asyncio.to_thread(sql92.prepare)  # the first heartbeat with an expression would hold the loop for 0.1 s
         parts = self._parts = Assembly(

@@ -170,13 +170,14 @@ def proxy(
     """Run a gRPC endpoint in front of a cluster, for the RocketMQ 5.x SDKs."""
     with extras.needed("grpc", "rmq proxy"):
         from rmqkit.proxy.server import Proxy, ProxySettings
-    types = (ProxySettings, LoggingSettings, ServerTlsSettings, ClientTlsSettings)
+        from rmqkit.proxy.users import ProxyUserSettings
+    types = (ProxySettings, ProxyUserSettings, LoggingSettings, ServerTlsSettings, ClientTlsSettings)
     running = Running.of({types: {}}, bindAddress=host, grpcServerPort=port, namesrvAddr=name_servers, **common)
     (everything,) = running.configurations
-    settings, _, *tls = everything.settings
+    settings, users, _, *tls = everything.settings
     sides = _tls(*tls)
     _run(
-        lambda: Proxy(settings, **sides),
+        lambda: Proxy(settings, users, **sides),
         lambda server: f"ready grpc={server.address}",
         running.reload,
     )

@@ -95,7 +95,7 @@ class NameServer:
             connection=Connection if self._metrics is None else self._metrics.connection,
         )
         self._client_tls = client_tls
-        self._credentials = inner_credentials(users)
+        self._credentials = inner_credentials(users.inner_credentials)
         self.address = ""
 
     @property

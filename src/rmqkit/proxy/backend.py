@@ -96,6 +96,9 @@ class Backend(Protocol):
     own: Peer
     """Who asks where no client does."""
 
+    has_policies: bool
+    """Whether users may do only what policies allow."""
+
     async def route(self, topic: str) -> Route | None:
         """Where a topic is; None when it is nowhere."""
 
@@ -114,11 +117,11 @@ class Backend(Protocol):
     def join(self, on_request: OnRequest, on_close: Callable[[], None]) -> Peer:
         """Enter a client."""
 
-    def identify(self, metadata: Mapping[str, str]) -> str | None:
+    async def identify(self, metadata: Mapping[str, str]) -> str | None:
         """Who signed a call; None where nobody has to. Raises Refused."""
 
-    def authorize(self, user: str | None, wanted: Sequence[Wanted], addresses: Sequence[str]) -> None:
-        """Raises Refused: the user may not do all of it."""
+    async def authorize(self, user: str | None, wanted: Sequence[Wanted], addresses: Sequence[str]) -> None:
+        """Raises Refused: the user may not do all of it. Asked where there are policies."""
 
 
 def hand_back(unclaimed: Unclaimed, done: asyncio.Future[Command]) -> None:

@@ -124,7 +124,7 @@ class Endpoint:
         self._under_way += 1
         self._idle.clear()
         try:
-            with self._entered(method.name, call, asked) as client:
+            with self._entered(call, await self._signer(method.name, call, asked)) as client:
                 return await self._unary[method.name](call, client, asked)
         except RmqError as error:
             refused = refusal_of(error)
@@ -139,7 +139,7 @@ class Endpoint:
     async def receive(self, method: Method, call: Call, asked: Any, write: Write) -> None:
         """Answer a ReceiveMessage: a status, messages, the time. Raises CallEnded: the client is gone."""
         try:
-            with self._entered(method.name, call, asked) as client:
+            with self._entered(call, await self._signer(method.name, call, asked)) as client:
                 try:
                     await self._receiving.receive(call, client, asked, write)
                 except RmqError as error:
@@ -165,7 +165,7 @@ class Endpoint:
         try:
             async for command in commands:
                 try:
-                    with self._entered("Telemetry", call, command) as client:
+                    with self._entered(call, await self._signer("Telemetry", call, command)) as client:
                         client.stream = stream
                         answer = await self._telemetry.take(call, client, command)
                 except Refused as error:
@@ -188,13 +188,18 @@ class Endpoint:
 
     # -- inside
 
+    async def _signer(self, name: str, call: Call, asked: Any) -> str | None:
+        """Who signed a call that may be made; None where nobody has to. Raises Refused."""
+        backend = self._backend
+        user = await backend.identify(call.metadata)
+        if backend.has_policies:
+            await backend.authorize(user, wanted_by(name, asked), (call.peername[0],))
+        return user
+
     @contextmanager
-    def _entered(self, name: str, call: Call, asked: Any) -> Iterator[Client]:
-        """The client of a call that may be made. Raises Refused."""
-        metadata = call.metadata
-        user = self._backend.identify(metadata)
-        self._backend.authorize(user, wanted_by(name, asked), (call.peername[0],))
-        client_id = metadata.get("x-mq-client-id", "")
+    def _entered(self, call: Call, user: str | None) -> Iterator[Client]:
+        """The client of a call, which is under way meanwhile. Raises Refused."""
+        client_id = call.metadata.get("x-mq-client-id", "")
         if not client_id.strip():
             raise Refused(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
         client = self.clients.called(client_id, call.peername, user)

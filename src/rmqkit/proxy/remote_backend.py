@@ -1,8 +1,9 @@
 """Brokers over the remoting protocol: what `rmq proxy` stands in front of (``ClusterServiceManager``).
 
 Routes come from name servers, message types and groups from a broker, each asked for once at a time and kept for a
-while. Consumers are known to the proxy alone, as POP needs no members. About half messages brokers ask a producer of a
-group named like the topic: that is the proxy, which hands the question to one of its clients.
+while; brokers also tell who signed a call and what that user may do (`rmqkit.proxy.users`). Consumers are known to the
+proxy alone, as POP needs no members. About half messages brokers ask a producer of a group named like the topic: that
+is the proxy, which hands the question to one of its clients.
 Source: grpc.md §9.3, §11, §16.5.
 """
 
@@ -11,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from rmqkit.clock import Clock
-from rmqkit.errors import PeerRefused, RemotingError, RmqError
+from rmqkit.errors import PeerRefused, RemotingError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, request
 from rmqkit.protocol.record import decode_record
@@ -26,7 +27,10 @@ from rmqkit.protocol.schemas.groups import GroupRequest, SubscriptionGroupConfig
 from rmqkit.protocol.schemas.pull import ViewMessageRequest
 from rmqkit.protocol.schemas.topics import BrokerData, ClusterInfo, Permission, TopicConfig, TopicRequest, TopicRoute
 from rmqkit.proxy.backend import ASK_TIMEOUT_MS, BrokerQueues, OnRequest, Peer, Route, Unclaimed, Wanted, hand_back
+from rmqkit.proxy.kept import Kept
+from rmqkit.proxy.users import ProxyUserSettings, Users
 from rmqkit.remoting.address import split_address
+from rmqkit.remoting.authentication import Credentials, inner_credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import Router
@@ -35,70 +39,42 @@ from rmqkit.rpc import BrokerCalls, NameServers
 __all__ = ["RemoteBackend"]
 
 HEARTBEAT_SECONDS = 20.0
-_KEPT_MS = 20_000.0
-# Short, as a topic may have been made just now: Apache's proxy does not see it for 20 s to 5 minutes.
-_ABSENT_MS = 1000.0
-_KEPT_MAX = 10_000
 _PRODUCER_ID = "rmq-proxy-producer-client"
 # What has transactions in it; a topic of the other types has no half messages.
 _TRANSACTIONAL = ("TRANSACTION", "MIXED", "UNSPECIFIED")
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
-
-
-class _Kept(Generic[T]):
-    """Answers by name for a while; who asks for the same name meanwhile waits for the same answer. Bounded."""
-
-    def __init__(self, fetch: Callable[[str], Awaitable[T | None]], clock: Clock) -> None:
-        self._fetch = fetch
-        self._clock = clock
-        self._kept: OrderedDict[str, tuple[float, T | None]] = OrderedDict()
-        self._asked: dict[str, asyncio.Future[T | None]] = {}
-
-    async def find(self, name: str) -> T | None:
-        """The answer for a name. Raises RmqError: nobody answers, and none is kept."""
-        until_ms, found = self._kept.get(name, (0.0, None))
-        if self._clock.monotonic_ms() < until_ms:
-            return found
-        asked = self._asked.get(name)
-        if asked is None:
-            asked = self._asked[name] = asyncio.ensure_future(self._fetch(name))
-            asked.add_done_callback(lambda done: self._take(name, done))
-        try:
-            return await asyncio.shield(asked)
-        except RmqError as error:
-            if found is None:
-                raise
-            _log.warning("%s: what was known of it goes on to be used: %s", name, error)
-            return found
-
-    def _take(self, name: str, done: asyncio.Future[T | None]) -> None:
-        del self._asked[name]
-        if done.cancelled() or done.exception() is not None:
-            return
-        found = done.result()
-        self._kept[name] = self._clock.monotonic_ms() + (_ABSENT_MS if found is None else _KEPT_MS), found
-        self._kept.move_to_end(name)
-        if len(self._kept) > _KEPT_MAX:
-            self._kept.popitem(last=False)
 
 
 class RemoteBackend:
     """The brokers that some name servers know.
 
     Args:
-        remoting: connections to name servers and brokers; made with `router`.
+        remoting: connections to name servers and brokers; made with a router, and with how requests are signed.
+
+    Raises SettingsError: what the settings say of users cannot be.
     """
 
-    def __init__(self, name_servers: Sequence[str], clock: Clock, remoting: Callable[[Router], RemotingClient]) -> None:
+    def __init__(
+        self,
+        name_servers: Sequence[str],
+        clock: Clock,
+        remoting: Callable[[Router, Credentials | None], RemotingClient],
+        users: ProxyUserSettings | None = None,
+    ) -> None:
+        users = users or ProxyUserSettings()
+        inner = inner_credentials(users.inner_credentials)
+        self._cluster = users.cluster
+        self._users = Users(users, inner, self._ask_cluster, clock)
+        self.has_policies = self._users.has_policies
         router = Router()
         router.register(RequestCode.CHECK_TRANSACTION_STATE, self._check_back)
-        self._remoting = remoting(router)
+        self._remoting = remoting(router, inner)
         self._calls = BrokerCalls(self._remoting, ASK_TIMEOUT_MS)
         self._name_servers = NameServers(name_servers, self._calls)
-        self._routes = _Kept(self._fetch_route, clock)
-        self._groups = _Kept(self._fetch_group, clock)
+        self._routes = Kept(self._fetch_route, clock)
+        self._groups = Kept(self._fetch_group, clock)
+        self._clusters = Kept(self._fetch_cluster, clock)
         self._masters: dict[str, str] = {}
         self._producers: dict[str, list[_RemotePeer]] = {}
         self._turn = itertools.count()
@@ -142,11 +118,11 @@ class RemoteBackend:
     def join(self, on_request: OnRequest, on_close: Callable[[], None]) -> Peer:
         return _RemotePeer(self, on_request, on_close)
 
-    def identify(self, metadata: Mapping[str, str]) -> str | None:
-        return None
+    async def identify(self, metadata: Mapping[str, str]) -> str | None:
+        return await self._users.signer(metadata)
 
-    def authorize(self, user: str | None, wanted: Sequence[Wanted], addresses: Sequence[str]) -> None:
-        """Everybody may do what brokers let the proxy do."""
+    async def authorize(self, user: str | None, wanted: Sequence[Wanted], addresses: Sequence[str]) -> None:
+        await self._users.check(user, wanted, addresses)
 
     # -- what peers ask
 
@@ -250,9 +226,32 @@ class RemoteBackend:
                     raise
         return None
 
-    async def _learn_masters(self) -> None:
-        cluster = await self._name_servers.fetch(ClusterInfo, RequestCode.GET_BROKER_CLUSTER_INFO)
-        self._take_masters(cluster.broker_addr_table.values())
+    async def _learn_masters(self) -> ClusterInfo:
+        info = await self._name_servers.fetch(ClusterInfo, RequestCode.GET_BROKER_CLUSTER_INFO)
+        self._take_masters(info.broker_addr_table.values())
+        return info
+
+    async def _ask_cluster(self, code: RequestCode, header: Struct) -> bytes:
+        """The body of the answer of a master of the proxy's cluster. Raises RemotingError, PeerRefused."""
+        masters = await self._clusters.find(self._cluster) or []
+        for number, address in enumerate(masters, 1):
+            try:
+                return (await self._calls.ask(address, code, header)).payload
+            except RemotingError:
+                if number == len(masters):
+                    raise
+        known = f"cluster {self._cluster}" if self._cluster else "any cluster"
+        raise PeerRefused(ResponseCode.BROKER_NOT_EXIST, f"no master of {known} is known", "the name servers")
+
+    async def _fetch_cluster(self, name: str) -> list[str] | None:
+        """Where the masters of a cluster are, in the order of their names; without a name, of the only one."""
+        info = await self._learn_masters()
+        clusters = info.cluster_addr_table
+        if not name and len(clusters) > 1:
+            remark = f"clusters {', '.join(sorted(clusters))} have users: set rocketMQClusterName at the proxy"
+            raise PeerRefused(ResponseCode.SYSTEM_ERROR, remark, "the name servers")
+        members = clusters.get(name, []) if name else [one for members in clusters.values() for one in members]
+        return [self._masters[one] for one in sorted(members) if 0 in info.broker_addr_table[one].broker_addrs] or None
 
     def _take_masters(self, brokers: Iterable[BrokerData]) -> None:
         for data in brokers:

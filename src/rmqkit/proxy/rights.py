@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rmqkit.proxy.backend import Wanted
+from rmqkit.proxy.status import Code, Refused
+from rmqkit.remoting.policies import topic_resource
 
 __all__ = ["wanted_by"]
 
@@ -13,7 +15,7 @@ _CONSUMERS = range(2, 7)
 
 
 def wanted_by(name: str, asked: Any) -> list[Wanted]:
-    """Resources and actions; all of them are needed."""
+    """Resources and actions; all of them are needed. Raises Refused: one has no name."""
     match name:
         case "QueryRoute":
             return [(_topic(asked.topic.name), _PUB | _SUB)]
@@ -48,8 +50,12 @@ def _consumed(group: str, topic: str) -> list[Wanted]:
 
 
 def _topic(name: str) -> str:
-    return f"Topic:{name}"
+    if not name.strip():
+        raise Refused(Code.UNAUTHORIZED, "topic is null.")
+    return topic_resource(name)
 
 
 def _group(name: str) -> str:
+    if not name.strip():
+        raise Refused(Code.UNAUTHORIZED, "group is null.")
     return f"Group:{name}"

@@ -6,6 +6,7 @@ Source: grpc.md §11, §16.5.
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import AsyncExitStack
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from rmqkit.errors import SettingsError
 from rmqkit.proxy.endpoint import Endpoint
 from rmqkit.proxy.grpc_call import GrpcService
 from rmqkit.proxy.remote_backend import HEARTBEAT_SECONDS, RemoteBackend
+from rmqkit.proxy.users import ProxyUserSettings
 from rmqkit.remoting.address import advertised_ip, join_address
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.router import Router
@@ -25,6 +27,8 @@ from rmqkit.remoting.tls import ClientTls, ServerTls
 from rmqkit.settings import Setting
 
 __all__ = ["Proxy", "ProxySettings"]
+
+_log = logging.getLogger(__name__)
 
 
 class ProxySettings(Struct, kw_only=True):
@@ -41,6 +45,7 @@ class Proxy:
     """A running proxy.
 
     Args:
+        users: who may call; None means everybody, and that nothing is signed.
         tls: for SDKs that want it; None means that it is sent away.
         client_tls: towards name servers and brokers; None means plain.
 
@@ -51,12 +56,14 @@ class Proxy:
     def __init__(
         self,
         settings: ProxySettings,
+        users: ProxyUserSettings | None = None,
         *,
         clock: Clock = SYSTEM_CLOCK,
         tls: ServerTls | None = None,
         client_tls: ClientTls | None = None,
     ) -> None:
         self._settings = settings
+        self._users = users or ProxyUserSettings()
         self._clock = clock
         self._tls = tls
         self._client_tls = client_tls
@@ -65,7 +72,7 @@ class Proxy:
         self.address = ""
 
     async def start(self) -> None:
-        """Listen. Raises SettingsError: no name server is named. Raises ListenFailed."""
+        """Listen. Raises SettingsError: no name server is named, or users cannot be as set. Raises ListenFailed."""
         settings = self._settings
         addresses = [one.strip() for one in settings.namesrv_addr.split(";") if one.strip()]
         if not addresses:
@@ -77,9 +84,17 @@ class Proxy:
             backend = RemoteBackend(
                 addresses,
                 self._clock,
-                lambda router: RemotingClient(router, clock=self._clock, tls=self._client_tls),
+                lambda router, inner: RemotingClient(
+                    router, clock=self._clock, tls=self._client_tls, credentials=inner
+                ),
+                self._users,
             )
             self._stack.push_async_callback(backend.close)
+            if self._users.inner_credentials and not self._users.authentication_enabled:
+                _log.warning(
+                    "authenticationEnabled is not set: whoever reaches %s may do what brokers' own user may",
+                    self.address,
+                )
             endpoint = Endpoint(backend, self._clock, port=port)
             endpoint.start()
             beating = repeat(backend.heartbeat, name="heartbeat", seconds=HEARTBEAT_SECONDS, end=self._stopping)

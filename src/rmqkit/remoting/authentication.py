@@ -214,7 +214,7 @@ class Authentication:
         initial = UserInfo(username=user.username, password=user.password, user_type="Super", user_status="enable")
         return cls(
             initial,
-            inner_credentials(settings),
+            inner_credentials(settings.inner_credentials),
             codes_of(settings.white_list),
             freshness=Freshness(settings.signature_window_ms) if settings.full_signatures_only else None,
             clock=clock,
@@ -243,48 +243,18 @@ class Authentication:
             None if self.authorize is None else self.authorize(connection.user, fields, command, connection.addresses)
         )
 
-    def grpc_signer(self, date: str | None, signed: str | None) -> tuple[str | None, str | None]:
-        """Who signed a call of gRPC, and the reference's remark where nobody known did.
-        ``date``, ``signed``: its metadata ``x-mq-date-time`` and ``authorization``. Source: grpc.md §2.2."""
-        if date is None:
-            return None, "datetime is null."
-        if not signed:
-            return None, "username cannot be null."
-        _, found, values = signed.partition(" ")
-        if not found:
-            return None, "authentication header is incorrect."
-        parts: dict[str, str] = {}
-        for piece in values.split(","):
-            pair = piece.strip().split("=")
-            if len(pair) != 2:
-                return None, f"authentication keyValues length is incorrect, actual length={len(pair)}."
-            parts[pair[0]] = pair[1]
-        name = parts.get("Credential", "").partition("/")[0]
-        try:
-            signature = bytes.fromhex(parts.get("Signature", ""))
-        except ValueError:
-            return None, "create authentication context error."
-        secret, remark = self._secret(name)
-        if remark is None and not hmac.compare_digest(hmac.digest(secret.encode(), date.encode(), "sha1"), signature):
-            remark = "check signature failed."
-        return (name, None) if remark is None else (None, remark)
-
-    def _secret(self, name: str | None) -> tuple[str, str | None]:
-        """The secret of a user, and the remark for one who may not sign."""
-        if not name:
-            return "", "username cannot be null."
-        if self._inner is not None and name == self._inner.access_key:
-            return self._inner.secret_key, None
-        if (user := self.users().get(name)) is None:
-            return "", f"User:{name} is not found."
-        if user.user_status == "disable":
-            return "", f"User:{name} is disabled."
-        return user.password or "", None
+    def grpc_signer(self, date: str | None, signed: str | None) -> str:
+        """Who signed a call of gRPC, of which ``date`` and ``signed`` are metadata, as of `CallSignature.of`.
+        Raises HeaderError: nobody known did; it is the reference's remark."""
+        signature = CallSignature.of(date, signed)
+        secret, remark = secret_of(signature.user, self._inner, self.users().get)
+        signature.check(secret, remark)
+        return signature.user
 
     def _unknown(self, fields: Mapping[str, str], command: Command) -> str | None:
         """The remark for a request that nobody known has signed."""
         name = fields.get(ACCESS_KEY)
-        secret, remark = self._secret(name)
+        secret, remark = secret_of(name, self._inner, self.users().get)
         if remark is not None or name is None:
             return remark
         if not verify(fields, command.body, secret):
@@ -302,14 +272,71 @@ class Authentication:
         return None if fault is None else f"check signature failed: {fault}."
 
 
+@dataclass(frozen=True, slots=True)
+class CallSignature:
+    """Who says they signed a call of gRPC, what they signed, and the digest they made of it."""
+
+    user: str
+    date: str
+    digest: bytes
+
+    @classmethod
+    def of(cls, date: str | None, signed: str | None) -> CallSignature:
+        """Read a call's metadata ``x-mq-date-time`` and ``authorization``; all SDKs write them in ways of their own.
+        Raises HeaderError: they say nobody, or cannot be read; it is the reference's remark. Source: grpc.md §2.2."""
+        if date is None:
+            raise HeaderError("datetime is null.")
+        if not signed:
+            raise HeaderError("username cannot be null.")
+        _, found, values = signed.partition(" ")
+        if not found:
+            raise HeaderError("authentication header is incorrect.")
+        parts: dict[str, str] = {}
+        for piece in values.split(","):
+            pair = piece.strip().split("=")
+            if len(pair) != 2:
+                raise HeaderError(f"authentication keyValues length is incorrect, actual length={len(pair)}.")
+            parts[pair[0]] = pair[1]
+        try:
+            digest = bytes.fromhex(parts.get("Signature", ""))
+        except ValueError:
+            raise HeaderError("create authentication context error.") from None
+        return cls(parts.get("Credential", "").partition("/")[0], date, digest)
+
+    def check(self, secret: str, remark: str | None) -> None:
+        """Raises HeaderError: the user may not sign, as `secret_of` says, or did not with this secret."""
+        if remark is None and not hmac.compare_digest(
+            hmac.digest(secret.encode(), self.date.encode(), "sha1"), self.digest
+        ):
+            remark = "check signature failed."
+        if remark is not None:
+            raise HeaderError(remark)
+
+
+def secret_of(
+    name: str | None, inner: Credentials | None, find: Callable[[str], UserInfo | None]
+) -> tuple[str, str | None]:
+    """The secret of a user, and the reference's remark for one who may not sign.
+    ``inner``: how brokers sign, whatever is known of a user of that name."""
+    if not name:
+        return "", "username cannot be null."
+    if inner is not None and name == inner.access_key:
+        return inner.secret_key, None
+    if (user := find(name)) is None:
+        return "", f"User:{name} is not found."
+    if user.user_status == "disable":
+        return "", f"User:{name} is disabled."
+    return user.password or "", None
+
+
 def codes_of(white_list: str) -> frozenset[int]:
     """The request codes of a white list; what is no number is for a proxy's requests."""
     return frozenset(int(part) for part in white_list.split(",") if part.strip().isdecimal())
 
 
-def inner_credentials(settings: AuthenticationSettings) -> Credentials | None:
-    """How the broker signs its own requests, or None. Raises SettingsError: they are not readable JSON."""
-    text = settings.inner_credentials
+def inner_credentials(text: str) -> Credentials | None:
+    """How a server signs its own requests, or None: the value of ``innerClientAuthenticationCredentials``.
+    Raises SettingsError: it is no readable JSON."""
     return _decoded("innerClientAuthenticationCredentials", text, Credentials) if text else None
 
 

@@ -5,152 +5,20 @@ Each need of a request is judged once, however often its body or header names it
 policies (`PolicyIndex`), which holds until policies change. What lies at a physical offset is taken for a message only
 when its queue says so, as a body may look like a record.
 
-Of the entries that match resource, action and address the most special one decides: a whole name before a prefix, a
-longer prefix before a shorter one. Entries of ``Default`` policies are looked at when none of ``Custom`` matches. The
-reference filters and sorts all of them for each resource; the index looks at few:
-
-============  =====================================  ==============================================================
-entries       kept in                                cost of a judgement
-============  =====================================  ==============================================================
-whole names   a dict                                 one look-up
-prefixes      a sorted list; each knows the longest  a binary search, and a step for each prefix around the one it
-              other one that it begins with          finds: everything that a resource begins with is among them
-networks      their texts; each entry remembers      3 µs for each network of an address that is new to an entry
-              addresses that it was asked about
-============  =====================================  ==============================================================
-
 Loop only. Source: behaviour.md §9.8.
 """
 
 from __future__ import annotations
 
-import ipaddress
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
 
-from rmqkit.broker.access.rights import Actions, NotReadable, Resource, needed, topic_resource
-from rmqkit.broker.access.users import SUPER, AccessTable
+from rmqkit.broker.access.rights import NotReadable, needed
+from rmqkit.broker.access.users import AccessTable
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.record import Record, decode_record
-from rmqkit.protocol.schemas.access import AclEntry, AclInfo
+from rmqkit.remoting.policies import SUPER, Actions, PolicyIndex, Resource, topic_resource
 from rmqkit.store.message_store import MessageStore
-
-_ADDRESSES_MAX = 100
-
-
-class PolicyIndex:
-    """Judges by the policies of a user, as they were when it was made."""
-
-    __slots__ = ("_types", "_user")
-
-    def __init__(self, user: str, acl: AclInfo | None) -> None:
-        policies = [] if acl is None else acl.policies
-        self._user = user
-        types = (
-            _Entries([entry for policy in policies if policy.policy_type == policy_type for entry in policy.entries])
-            for policy_type in ("Custom", "Default")
-        )
-        self._types = [entries for entries in types if entries.count]
-
-    def remark(self, resource: str, actions: Actions, addresses: Sequence[str]) -> str | None:
-        """Why policies do not allow one of some actions on a resource (``Topic:orders``) from the first of some
-        addresses that they do not allow it from, in the reference's words; None when they do from each."""
-        for ip in addresses or ("?",):
-            for entries in self._types:
-                decisive = entries.decisive(resource, actions, ip)
-                if decisive is not None:
-                    break
-            else:
-                return self._refused(resource, ip, "no matched policies.")
-            if not decisive.allows:
-                return self._refused(resource, ip, "the decision is deny.")
-        return None
-
-    def _refused(self, resource: str, ip: str, why: str) -> str:
-        return f"User:{self._user} has no permission to access {resource} from {ip}, {why}"
-
-
-class _Entry:
-    """What one entry says; its resource is known from where it is kept."""
-
-    __slots__ = ("_actions", "_by_address", "_networks", "_of_all", "allows")
-
-    def __init__(self, entry: AclEntry) -> None:
-        self.allows = entry.decision == "Allow"
-        self._actions = frozenset(entry.actions)
-        self._of_all = "All" in self._actions
-        self._networks = entry.source_ips
-        self._by_address: dict[str, bool] = {}
-
-    def concerns(self, actions: Actions, ip: str) -> bool:
-        if not self._of_all and self._actions.isdisjoint(actions):
-            return False
-        if not self._networks:
-            return True
-        known = self._by_address.get(ip)
-        if known is None:
-            if len(self._by_address) >= _ADDRESSES_MAX:
-                self._by_address.clear()
-            known = self._by_address[ip] = _is_in(self._networks, ip)
-        return known
-
-
-class _Entries:
-    """The entries of one policy type. Kept resources end with a star if they are a prefix; ``*`` is everything."""
-
-    __slots__ = ("_names", "_prefixed", "_prefixes", "count")
-
-    def __init__(self, entries: Sequence[AclEntry]) -> None:
-        self.count = len(entries)
-        self._names: dict[str, list[_Entry]] = {}
-        by_prefix: dict[str, list[_Entry]] = {}
-        for entry in entries:
-            name = entry.resource
-            alike = by_prefix.setdefault(name[:-1], []) if name.endswith("*") else self._names.setdefault(name, [])
-            alike.append(_Entry(entry))
-        self._prefixes = sorted(by_prefix)
-        self._prefixed: list[tuple[list[_Entry], int]] = []
-        around: list[int] = []
-        for index, prefix in enumerate(self._prefixes):
-            # Sorted, a prefix stands behind all that it begins with: a stack of those that are still open finds the
-            # longest one in one pass.
-            while around and not prefix.startswith(self._prefixes[around[-1]]):
-                around.pop()
-            self._prefixed.append((by_prefix[prefix], around[-1] if around else -1))
-            around.append(index)
-
-    def decisive(self, resource: str, actions: Actions, ip: str) -> _Entry | None:
-        # Entries of one resource stand in the order in which they were given: the first that matches decides.
-        for entry in self._names.get(resource, ()):
-            if entry.concerns(actions, ip):
-                return entry
-        prefixes = self._prefixes
-        index = bisect_right(prefixes, resource) - 1
-        while index >= 0:
-            entries, around = self._prefixed[index]
-            if resource.startswith(prefixes[index]):
-                for entry in entries:
-                    if entry.concerns(actions, ip):
-                        return entry
-            assert around < index, "the way to shorter prefixes leads back in the list, and ends"
-            index = around
-        return None
-
-
-def _is_in(networks: Iterable[str], ip: str) -> bool:
-    try:
-        address = ipaddress.ip_address(ip)
-    except ValueError:
-        return False
-    return any(address in _network(network) for network in networks)
-
-
-@lru_cache(maxsize=10_000)
-def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
-    return ipaddress.ip_network(text, strict=False)
-
 
 _PUBLISHES = frozenset(["Pub"])
 
@@ -207,11 +75,7 @@ class Authorization:
                 if user not in self._access.users:
                     return f"User:{user} not found."
                 index = self._index(user)
-            if isinstance(resource, str):
-                remark = index.remark(resource, actions, addresses)
-            else:
-                remarks = [index.remark(one, actions, addresses) for one in resource]
-                remark = None if None in remarks else remarks[0]
+            remark = index.refusal(resource, actions, addresses)
             if remark is not None:
                 return remark
         return None

@@ -36,13 +36,10 @@ from rmqkit.protocol.properties import INNER_MULTI_DISPATCH, REAL_TOPIC, find_pr
 from rmqkit.protocol.record import Record
 from rmqkit.protocol.schemas.clients import HeartbeatData, LockBody
 from rmqkit.protocol.schemas.pop import BatchAckBody
+from rmqkit.remoting.policies import Actions, Resource, group_resource, topic_resource
 from rmqkit.remoting.router import decode_body
 
-__all__ = ["Actions", "NotReadable", "Resource", "needed", "topic_resource"]
-
-Actions = frozenset[str]
-# One resource, or several of which one is enough.
-Resource = str | tuple[str, ...]
+__all__ = ["NotReadable", "needed"]
 
 _PUB, _SUB, _GET, _CREATE, _UPDATE, _DELETE = (
     frozenset([name]) for name in ("Pub", "Sub", "Get", "Create", "Update", "Delete")
@@ -146,7 +143,7 @@ def needed(
     elif code in _SENDS:
         topic = fields.get(_SENDS[Code(code)], _NULL)
         if code not in _REPLIES or not topic.endswith(f"{cluster}_REPLY_TOPIC"):
-            yield (_group(topic), _SUB) if topic.startswith(RETRY_PREFIX) else (f"Topic:{topic}", _PUB)
+            yield (group_resource(topic), _SUB) if topic.startswith(RETRY_PREFIX) else (f"Topic:{topic}", _PUB)
     elif code in _IN_BODIES:
         for resource in dict.fromkeys(_said(command)):
             yield resource, _SUB
@@ -163,7 +160,7 @@ def _resources(field: str, flag: str, value: str | None) -> Iterator[str]:
         elif flag == "=" or not name.startswith(RETRY_PREFIX):
             yield f"Topic:{name}"
         elif flag != "~":
-            yield _group(name)
+            yield group_resource(name)
 
 
 def _of_place(
@@ -191,11 +188,6 @@ def _of_place(
         yield (resource, *(f"Topic:{name}" for name in names)), actions
 
 
-def topic_resource(topic: str) -> str:
-    """What a right on a topic is about: a retry topic stands for its group."""
-    return _group(topic) if topic.startswith(RETRY_PREFIX) else f"Topic:{topic}"
-
-
 def _offset_in(message_id: str) -> int:
     """The physical offset in a message id, -1 in what is none: its handler refuses that."""
     try:
@@ -204,25 +196,21 @@ def _offset_in(message_id: str) -> int:
         return -1
 
 
-def _group(name: str) -> str:
-    return f"Group:{name.removeprefix(RETRY_PREFIX)}"
-
-
 def _said(command: Command) -> Iterator[str]:
     """The groups in a body, each with its topics behind it."""
     try:
         if command.code == Code.HEART_BEAT:
             for one in decode_body(command, HeartbeatData).consumerDataSet:
-                yield _group(one.group_name)
+                yield group_resource(one.group_name)
                 yield from _topics(each.topic for each in one.subscription_data_set)
         elif command.code == Code.BATCH_ACK_MESSAGE:
             acks = decode_body(command, BatchAckBody).acks
             for group, topic in dict.fromkeys((ack.group, ack.topic) for ack in acks):
-                yield _group(group)
+                yield group_resource(group)
                 yield from _topics([topic])
         else:
             locks = decode_body(command, LockBody)
-            yield _group(locks.consumer_group)
+            yield group_resource(locks.consumer_group)
             yield from _topics(queue.topic for queue in locks.queues)
     except ProtocolError:
         raise NotReadable from None

@@ -34,11 +34,9 @@ from rmqkit.protocol.schemas.access import (
     UserInfo,
 )
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.policies import SUPER
 from rmqkit.remoting.router import decode_body
 from rmqkit.store.files import JsonFile
-
-# The type of users who may do everything.
-SUPER = "Super"
 
 _OWNER_ALONE = 0o600
 _USER = "User"

@@ -1,0 +1,71 @@
+"""What a proxy knows of brokers, kept for a while (the Caffeine caches of ``ClusterMetadataService``).
+
+Source: grpc.md §11, §16.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from rmqkit.clock import Clock
+from rmqkit.errors import RmqError
+
+__all__ = ["Kept"]
+
+_FRESH_MS = 20_000.0
+# Short, as a topic may have been made just now: Apache's proxy does not see it for 20 s to 5 minutes.
+_ABSENT_MS = 1000.0
+_COUNT_MAX = 10_000
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class Kept(Generic[T]):
+    """Answers by name for 20 s; who asks for the same name meanwhile waits for the same answer. Bounded.
+
+    Args:
+        fetch: asks for one; None is an answer, too, which is kept for a second.
+        stale_ms: for how long an answer goes on to be used, from when it came, while nobody answers again.
+    """
+
+    def __init__(
+        self, fetch: Callable[[str], Awaitable[T | None]], clock: Clock, *, stale_ms: float = math.inf
+    ) -> None:
+        self._fetch = fetch
+        self._clock = clock
+        self._stale_ms = stale_ms
+        self._kept: OrderedDict[str, tuple[float, T | None]] = OrderedDict()
+        self._asked: dict[str, asyncio.Future[T | None]] = {}
+
+    async def find(self, name: str) -> T | None:
+        """The answer for a name. Raises RmqError: nobody answers, and none is kept."""
+        came_ms, found = self._kept.get(name, (-math.inf, None))
+        age_ms = self._clock.monotonic_ms() - came_ms
+        if age_ms < (_ABSENT_MS if found is None else _FRESH_MS):
+            return found
+        asked = self._asked.get(name)
+        if asked is None:
+            asked = self._asked[name] = asyncio.ensure_future(self._fetch(name))
+            asked.add_done_callback(lambda done: self._take(name, done))
+        try:
+            return await asyncio.shield(asked)
+        except RmqError as error:
+            if found is None or age_ms >= self._stale_ms:
+                raise
+            _log.warning("%s: what was known of it goes on to be used: %s", name, error)
+            return found
+
+    def _take(self, name: str, done: asyncio.Future[T | None]) -> None:
+        del self._asked[name]
+        if done.cancelled() or done.exception() is not None:
+            return
+        self._kept[name] = self._clock.monotonic_ms(), done.result()
+        self._kept.move_to_end(name)
+        if len(self._kept) > _COUNT_MAX:
+            self._kept.popitem(last=False)
