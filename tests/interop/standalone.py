@@ -70,3 +70,13 @@ def run_broker(
     command: list[str | Path] = [RMQ, "broker", *where, "-c", config]
     with ServerProcess(command, work_dir / "rmq-broker.log") as process:
         yield process, process.wait_ready(r"^ready broker=(\S+) ", READY_SECONDS)[1]
+
+
+@contextmanager
+def run_proxy(work_dir: Path, name_servers: str, conf: Mapping[str, object]) -> Iterator[tuple[ServerProcess, str]]:
+    """`rmq proxy` on a free port, and its address. Killed at the end if it still runs."""
+    config = work_dir / "rmq-proxy.conf"
+    config.write_text("".join(f"{key}={value}\n" for key, value in conf.items()))
+    command: list[str | Path] = [RMQ, "proxy", "--host", "127.0.0.1", "--port", "0", "-n", name_servers, "-c", config]
+    with ServerProcess(command, work_dir / "rmq-proxy.log") as process:
+        yield process, process.wait_ready(r"^ready grpc=(\S+)", READY_SECONDS)[1]

@@ -105,8 +105,11 @@ async def test_others_are_refused_by_every_call(caller, text, remark):
     await stream.ended
 
 
-async def test_a_call_without_a_date_and_one_of_a_disabled_user(caller):
-    assert said(await caller.send()) == (UNAUTHORIZED, "datetime is null.")
+async def test_a_call_without_a_signature_or_a_date_and_one_of_a_disabled_user(caller):
+    assert said(await caller.send()) == (UNAUTHORIZED, "username cannot be null.")
+    dateless = signed(caller)
+    del dateless.metadata["x-mq-date-time"]
+    assert said(await dateless.send()) == (UNAUTHORIZED, "datetime is null.")
     caller.context.access.update_user("anna", UserInfo(user_status="disable"))
     await noticed(caller)
     assert said(await by_anna(caller).send()) == (UNAUTHORIZED, "User:anna is disabled.")
@@ -174,6 +177,7 @@ async def test_what_is_missing_is_not_told_to_those_who_may_not_see_it(caller):
 async def test_a_call_about_nothing_is_refused_whoever_signs(caller):
     for anyone in (signed(caller), by_anna(caller)):
         assert said(await anyone.send(topic="")) == (UNAUTHORIZED, "topic is null.")
+        assert said(await anyone.ask("SendMessage")) == (UNAUTHORIZED, "message is null.")
         assert said(await anyone.change("x", 10, group=" ")) == (UNAUTHORIZED, "group is null.")
 
 

@@ -20,7 +20,9 @@ def wanted_by(name: str, asked: Any) -> list[Wanted]:
         case "QueryRoute":
             return [(_topic(asked.topic.name), _PUB | _SUB)]
         case "SendMessage":
-            return [(_topic(asked.messages[0].topic.name if asked.messages else ""), _PUB)]
+            if not asked.messages:
+                raise Refused(Code.UNAUTHORIZED, "message is null.")
+            return [(_topic(asked.messages[0].topic.name), _PUB)]
         case "EndTransaction" | "RecallMessage":
             return [(_topic(asked.topic.name), _PUB)]
         case "ReceiveMessage":

@@ -284,10 +284,10 @@ class CallSignature:
     def of(cls, date: str | None, signed: str | None) -> CallSignature:
         """Read a call's metadata ``x-mq-date-time`` and ``authorization``; all SDKs write them in ways of their own.
         Raises HeaderError: they say nobody, or cannot be read; it is the reference's remark. Source: grpc.md §2.2."""
-        if date is None:
-            raise HeaderError("datetime is null.")
         if not signed:
             raise HeaderError("username cannot be null.")
+        if not date:
+            raise HeaderError("datetime is null.")
         _, found, values = signed.partition(" ")
         if not found:
             raise HeaderError("authentication header is incorrect.")

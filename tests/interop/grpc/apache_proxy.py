@@ -6,7 +6,7 @@ import json
 import os
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -93,6 +93,34 @@ def run_apache_proxy(kit: ApacheKit, work_dir: Path) -> Iterator[tuple[ServerPro
             wait_until(lambda: listens(grpc), READY_SECONDS, f"listening at {place.grpc_addr}")
             register_now(namesrv_addr, place.broker_addr)
             yield process, place
+
+
+@contextmanager
+def run_apache_cluster_proxy(
+    kit: ApacheKit, work_dir: Path, namesrv_addr: str, conf: Mapping[str, object]
+) -> Iterator[tuple[ServerProcess, str]]:
+    """Apache's proxy in front of the brokers of a name server, and its address. Killed at the end."""
+    _, _, _, grpc, remoting = free_ports()
+    proxy_conf = work_dir / "rmq-proxy.json"
+    own = {
+        "rocketMQClusterName": CLUSTER,
+        "proxyName": "proxy-a",
+        "namesrvAddr": namesrv_addr,
+        "grpcServerPort": grpc,
+        "remotingListenPort": remoting,
+        "localServeAddr": HOST,
+    }
+    proxy_conf.write_text(json.dumps({**own, **conf}))
+    (work_dir / "conf").mkdir()
+    (work_dir / "conf/rmq.proxy.logback.xml").write_text(LOGGING_OFF)
+    arguments = ["-pm", "cluster", "-pc", proxy_conf, "-n", namesrv_addr]
+    main = "org.apache.rocketmq.proxy.ProxyStartup"
+    command = kit.jvm(main, arguments, heap_mb=BROKER_HEAP_MB, work_dir=work_dir)
+    env = {**os.environ, "ROCKETMQ_HOME": str(work_dir), "RMQ_PROXY_HOME": str(work_dir)}
+    with ServerProcess(command, work_dir / "proxy.log", env) as process:
+        process.wait_ready("rocketmq-proxy startup successfully", READY_SECONDS)
+        wait_until(lambda: listens(grpc), READY_SECONDS, f"listening at {HOST}:{grpc}")
+        yield process, f"{HOST}:{grpc}"
 
 
 def listens(port: int) -> bool:

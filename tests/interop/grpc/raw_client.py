@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hmac
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,11 +18,13 @@ import grpc
 from google.protobuf.message import Message
 
 from rmqkit.proxy.messages import message_class, methods
+from rmqkit.remoting.authentication import Credentials
 
 METHODS = {method.name: method for method in methods()}
 BODIES_OF_4_MIB = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20)]
 CALL_SECONDS = 20.0
 STREAM_SECONDS = 60.0
+SIGNED_DATE = "20261122T162000Z"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +57,20 @@ class Answer:
 
 
 class Client:
-    """A client by its id; ``metadata`` adds to its call's metadata, None takes an entry away."""
+    """A client by its id; ``metadata`` adds to its call's metadata, None takes an entry away. ``user`` signs."""
 
-    def __init__(self, address: str, client_id: str | None, **metadata: str | None) -> None:
+    def __init__(
+        self, address: str, client_id: str | None, user: Credentials | None = None, **metadata: str | None
+    ) -> None:
         self.address = address
         entries = {"client_id": client_id, "language": "GO", "client_version": "5.1.2", **metadata}
         self._metadata = [
             (f"x-mq-{key.replace('_', '-')}", value) for key, value in entries.items() if value is not None
         ]
+        if user is not None:
+            digest = hmac.digest(user.secret_key.encode(), SIGNED_DATE.encode(), "sha1").hex()
+            signed = f"Credential={user.access_key}, SignedHeaders=x-mq-date-time, Signature={digest}"
+            self._metadata += [("x-mq-date-time", SIGNED_DATE), ("authorization", f"MQv2-HMAC-SHA1 {signed}")]
         self._channel = grpc.aio.insecure_channel(address, BODIES_OF_4_MIB)
 
     async def ask(self, name: str, seconds: float | None = CALL_SECONDS, **fields: Any) -> Answer:
