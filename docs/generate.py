@@ -35,6 +35,7 @@ from rmqkit.metrics import ExporterSettings
 from rmqkit.namesrv import settings as namesrv
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.proxy.server import ProxySettings
+from rmqkit.proxy.users import ProxyUserSettings
 from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.remoting.limits import ConnectionSettings
 from rmqkit.remoting.tls import ClientTlsSettings, ServerTlsSettings
@@ -54,7 +55,7 @@ SETTINGS: dict[str, tuple[str, Sequence[type[msgspec.Struct]]]] = {
         "Set these in `namesrv.conf`. The file of `rmq standalone` can have settings of both servers.",
         (namesrv.NamesrvSettings,),
     ),
-    "Proxy": ("For `rmq proxy`.", (ProxySettings,)),
+    "Proxy": ("For `rmq proxy`.", (ProxySettings, ProxyUserSettings)),
     "Log": ("For brokers and name servers.", (LoggingSettings,)),
     "Connections": ("For brokers and name servers. See [tuning](../how-to/tuning.md#limits).", (ConnectionSettings,)),
     "Metrics": ("For brokers and name servers. See [metrics](metrics.md).", (ExporterSettings,)),
