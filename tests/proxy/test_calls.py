@@ -7,6 +7,7 @@ import gc
 import gzip
 import hashlib
 import zlib
+from contextlib import suppress
 
 import pytest
 
@@ -16,9 +17,11 @@ from rmqkit.protocol.compression import Compression, compress
 from rmqkit.protocol.record import COMPRESSED, decode_record
 from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.proxy.clients import CALLS_MAX
+from rmqkit.proxy.endpoint import StreamFailed
+from rmqkit.proxy.messages import message_class
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.store.settings import FlushDiskType
-from tests.proxy.calling import ADDRESSES, BROKER, METHODS, Call, Stream, message, served
+from tests.proxy.calling import ADDRESSES, BROKER, METHODS, Call, Stream, message, receive_request, served
 
 OK, NOT_FOUND, BAD_HANDLE = 20000, 40401, 40013
 
@@ -80,6 +83,61 @@ def test_what_is_not_built_is_not_answered():
 async def test_a_client_with_too_many_calls_under_way_waits(inside):
     inside.endpoint.clients.called("c1", ("10.0.0.7", 1), None).calls = CALLS_MAX
     assert said(await inside.send()) == (42900, "flow limit")
+
+
+async def test_signatures_are_not_looked_at_where_nobody_has_to_sign(caller):
+    """Python's SDK sends one of nobody when it has no keys."""
+    nobody = "MQv2-HMAC-SHA1 Credential=, SignedHeaders=x-mq-date-time, Signature=00"
+    for text in (nobody, "", "odd"):
+        assert said(await caller.other("c2", authorization=text).send()) == (OK, "OK")
+
+
+def with_enums(kind, number, depth=4):
+    """Messages of a kind, in each of which one enum somewhere has a number."""
+    for field in kind.DESCRIPTOR.fields:
+        if field.enum_type is not None:
+            made = kind()
+            getattr(made, field.name).append(number) if field.is_repeated else setattr(made, field.name, number)
+            yield field.full_name, made
+        elif field.message_type is not None and not field.message_type.GetOptions().map_entry and depth:
+            for name, inner in with_enums(message_class(field.message_type.full_name), number, depth - 1):
+                made = kind()
+                where = getattr(made, field.name)
+                (where.add() if field.is_repeated else where).MergeFrom(inner)
+                yield name, made
+
+
+@pytest.mark.parametrize("number", [-1, 99, (1 << 31) - 1])
+async def test_no_enum_that_nobody_knows_is_an_error_of_ours(caller, caplog, number):
+    whole = {
+        "SendMessage": {"messages": [message()]},
+        "ReceiveMessage": {},
+        "Telemetry": {"settings": {"client_type": 3, "subscription": {"group": {"name": "G"}}}},
+    }
+    names = {"topic": {"name": "T"}, "group": {"name": "G"}}
+    seen = set()
+    for method in caller.endpoint.methods:
+        known = {key: value for key, value in names.items() if key in method.request.DESCRIPTOR.fields_by_name}
+        own = receive_request() if method.streams_responses and not method.streams_requests else None
+        for name, odd in with_enums(method.request, number):
+            asked = method.request()
+            asked.MergeFrom(own or method.request(**whole.get(method.name, known)))
+            asked.MergeFrom(odd)
+            seen.add(name)
+            if method.streams_requests:
+                stream = Stream(caller.other(name))
+                stream._sent.put_nowait(asked)
+                stream._sent.put_nowait(None)
+                with suppress(StreamFailed):
+                    await stream.ended
+            elif method.streams_responses:
+                items = asyncio.Queue()
+                await caller.endpoint.receive(method, Call(caller.metadata, 5), asked, items.put)
+                assert items.get_nowait().WhichOneof("content") == "status"
+            else:
+                assert (await caller.endpoint.unary(method, Call(caller.metadata, 5), asked)).status.code
+    assert len(seen) >= 10, seen
+    assert not [record.message for record in caplog.records if record.levelname == "ERROR"]
 
 
 # ---- QueryRoute, QueryAssignment
@@ -393,6 +451,29 @@ async def test_a_receive_that_is_cancelled_keeps_nothing(caller, caplog):
     assert not [record for record in caplog.records if record.levelname == "ERROR"], "nobody is there to see one"
 
 
+async def test_a_receive_that_is_cancelled_anywhere_keeps_nothing(caller):
+    """A turn of the loop later each time, until the message is written."""
+    stream, _ = await caller.consumer()
+    method, items = METHODS["ReceiveMessage"], asyncio.Queue()
+    for turns in range(1000):
+        await caller.send(message_id=f"ID{turns}")
+        call = Call(caller.metadata, None)
+        receiving = asyncio.ensure_future(
+            caller.endpoint.receive(method, call, receive_request(invisible=3000), items.put)
+        )
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        receiving.cancel()
+        await asyncio.wait([receiving])
+        if any(items.get_nowait().HasField("message") for _ in range(items.qsize())):
+            break
+        again = await caller.one(long_polling_timeout={"seconds": 20})
+        assert again.system_properties.message_id == f"ID{turns}", turns
+        assert said(await caller.ack(again.system_properties.receipt_handle)) == (OK, "OK")
+    assert turns >= 2, "it has awaited something"
+    await stream.end()
+
+
 async def test_what_was_popped_for_a_receive_that_is_cancelled_comes_soon(tmp_path, monkeypatch):
     async with served(tmp_path, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as caller:
         caller.topic()
@@ -429,8 +510,6 @@ async def test_what_cannot_be_written_comes_again(caller):
         written.append(item)
 
     method = METHODS["ReceiveMessage"]
-    from tests.proxy.calling import receive_request
-
     with pytest.raises(ConnectionError):
         await caller.endpoint.receive(method, Call(caller.metadata, None), receive_request(), write)
     assert written[1].message.system_properties.message_id == "ID0"
@@ -490,8 +569,10 @@ async def test_messages_of_a_group_come_in_order(caller):
     assert same.system_properties.message_id == first.system_properties.message_id == "ID0"
     assert (await caller.receive(topic="F", attempt_id="other"))[0].code == NOT_FOUND, "one batch at a time"
     await caller.ack(same.system_properties.receipt_handle, topic="F")
-    following = await caller.one(topic="F", batch_size=1, attempt_id="two")
+    following = await caller.one(topic="F", batch_size=1, attempt_id="two", invisible=10)
     assert following.system_properties.message_id == "ID1"
+    again = await caller.one(topic="F", batch_size=1, attempt_id="three", long_polling_timeout={"seconds": 20})
+    assert (again.system_properties.message_id, again.system_properties.delivery_attempt) == ("ID1", 2), "not ID2"
     await stream.end()
 
 

@@ -143,6 +143,16 @@ MESSAGES = {
         "BAD_REQUEST",
         "the priority of message is -1: it must not be negative",
     ),
+    "a property in a group": (
+        [message(message_group="g\x02WAIT\x01false")],
+        "ILLEGAL_MESSAGE_GROUP",
+        "message group cannot contain control character",
+    ),
+    "a property in a trace": (
+        [message(trace_context="t\x02WAIT\x01false")],
+        "BAD_REQUEST",
+        "trace context cannot contain control character",
+    ),
     "blank group": (
         [message(message_group=" ")],
         "ILLEGAL_MESSAGE_GROUP",
@@ -160,6 +170,25 @@ MESSAGES = {
 def test_messages_that_are_refused(name):
     messages, code, text = MESSAGES[name]
     assert refused(check_messages, SEND(messages=messages).messages, NOW_MS) == (code, text)
+
+
+FAULTS = [
+    ("MESSAGE_BODY_EMPTY", {"body": b""}, {"body": b"b"}),
+    ("ILLEGAL_MESSAGE_PROPERTY_KEY", {"properties": {"TAGS": "v"}}, {"properties": {}}),
+    ("ILLEGAL_MESSAGE_TAG", {"tag": " "}, {"tag": "t"}),
+    ("ILLEGAL_MESSAGE_KEY", {"keys": [" "]}, {"keys": ["k"]}),
+    ("ILLEGAL_MESSAGE_ID", {"message_id": " "}, {"message_id": "ID1"}),
+    ("ILLEGAL_DELIVERY_TIME", {"delivery_timestamp": {"seconds": NOW_MS // 1000 + 86_401}}, {"delivery_timestamp": {}}),
+    ("BAD_REQUEST", {"priority": -1}, {"priority": 1}),
+    ("ILLEGAL_MESSAGE_GROUP", {"message_group": " "}, {"message_group": "g"}),
+]
+
+
+def test_of_several_faults_the_first_in_the_references_order_is_told():
+    fields = {key: value for _, wrong, _ in FAULTS for key, value in wrong.items()}
+    for code, _, right in FAULTS:
+        assert refused(check_messages, SEND(messages=[message(**fields)]).messages, NOW_MS)[0] == code
+        fields |= right
 
 
 def test_what_is_at_its_bounds_passes():

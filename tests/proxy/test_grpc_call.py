@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.proxy.grpc_call import GrpcService
 from rmqkit.proxy.header_blocks import HeaderDecoder, header_block
-from rmqkit.proxy.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, frame
+from rmqkit.proxy.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, SETTINGS, frame
 from rmqkit.proxy.messages import SERVICE, message_class
 from tests.proxy.calling import METHODS
 from tests.proxy.test_http2 import GREETING, Peer, Transport, data_of
@@ -203,6 +203,20 @@ async def test_what_fails_is_told_without_its_cause(caplog):
     found = await client.ask("Heartbeat", framed(b""))
     assert status_of(found) == (13, "the server failed: see its log")
     assert "ValueError: secret" in caplog.text
+
+
+async def test_an_answer_that_its_client_does_not_take_ends_with_the_deadline(caplog):
+    client = Client()
+    client.sends(frame(SETTINGS, 0, 0, b"\0\4" + bytes(4)))  # no window at all
+    began = asyncio.get_running_loop().time()
+    with caplog.at_level("INFO"):
+        await client.ask("ReceiveMessage", framed(b""), grpc_timeout="7S")
+        await asyncio.sleep(6.9)
+        assert not client.read()
+        await asyncio.sleep(0.2)
+    assert [kind for kind, *_ in client.read()] == [RST_STREAM]
+    assert "has not taken the answer before the deadline" in caplog.text
+    assert asyncio.get_running_loop().time() - began < 8
 
 
 async def test_a_call_that_its_client_gives_up_is_cancelled():

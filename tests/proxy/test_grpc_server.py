@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import sys
 
 import grpc
@@ -14,7 +15,7 @@ from rmqkit.errors import ExtraMissing
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
 from rmqkit.proxy.header_blocks import header_block
-from rmqkit.proxy.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, frame
+from rmqkit.proxy.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, SETTINGS, frame
 from rmqkit.proxy.messages import SERVICE, message_class
 from rmqkit.remoting.address import AdminAddresses, split_address
 from rmqkit.remoting.client import RemotingClient
@@ -144,7 +145,7 @@ async def test_a_stop_ends_what_is_held(tmp_path):
         running.broker.context.topics.ensure("T", 1)
         async with grpc.aio.insecure_channel(running.broker.grpc_address) as channel:
             stubs = Stubs(channel)
-            held = [stubs.ReceiveMessage(receive_request(), metadata=METADATA, timeout=60) for _ in range(50)]
+            held = [stubs.ReceiveMessage(receive_request(), metadata=METADATA, timeout=60) for _ in range(1000)]
             stream = stubs.Telemetry(metadata=METADATA)
             await stream.write(message_class("TelemetryCommand")())
             assert await asked_once(stubs)
@@ -189,6 +190,23 @@ async def test_tls_with_a_certificate(tmp_path):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await Stubs(channel).Heartbeat(NOTHING(), metadata=METADATA, timeout=30)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.skipif(OPENSSL is None, reason=REASON)
+async def test_tls_with_a_certificate_made_at_the_start_beside_plain_calls(tmp_path):
+    """As Java's and Go's SDKs want it, which take any certificate."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    own = BrokerSettings(listen_port=0, bind_address="127.0.0.1", grpc_port=0)
+    async with Standalone(tmp_path / "store", broker=own, tls=ServerTls(ServerTlsSettings())) as running:
+        reader, writer = await asyncio.open_connection(*split_address(running.broker.grpc_address), ssl=context)
+        assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
+        writer.write(GREETING)
+        assert (await reader.readexactly(9))[3] == SETTINGS
+        writer.close()
+        async with grpc.aio.insecure_channel(running.broker.grpc_address) as channel:
+            assert await asked_once(Stubs(channel))
 
 
 async def test_who_a_balancer_names_is_the_peer(tmp_path):

@@ -329,6 +329,14 @@ async def test_pings_of_a_busy_client_are_none():
         assert found[-1] == (PING, ACK, 0, b"12345678")
 
 
+async def test_pings_without_a_call_are_answered_for_hours():
+    peer = await greeted()
+    for _ in range(8 * 120):
+        await asyncio.sleep(30)
+        assert peer.sends(frame(PING, 0, 0, b"12345678")) == [(PING, ACK, 0, b"12345678")]
+    assert not peer.wire.is_closed
+
+
 async def test_a_header_block_that_never_ends():
     peer = await greeted()
     found = peer.sends(frame(HEADERS, 0, 1, REQUEST), *(frame(CONTINUATION, 0, 1, bytes(8000)) for _ in range(5)))

@@ -10,14 +10,14 @@ import pytest
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, request
 from rmqkit.protocol.ids import offset_id
-from rmqkit.protocol.schemas.clients import ConsumeDirectlyRequest, RunningInfoRequest
+from rmqkit.protocol.schemas.clients import ConsumeDirectlyRequest, ConsumerGroupRequest, RunningInfoRequest
 from rmqkit.protocol.schemas.groups import ExponentialRetryPolicy, GroupRetryPolicy
 from rmqkit.proxy import sending
 from rmqkit.proxy.clients import CLIENT_SILENT_MS_MAX
 from rmqkit.proxy.endpoint import StreamFailed
 from rmqkit.proxy.messages import message_class
 from rmqkit.remoting.client import RemotingClient
-from tests.proxy.calling import Stream, served
+from tests.proxy.calling import Caller, Stream, served
 from tests.waiting import until
 
 OK, NOT_FOUND = 20000, 40401
@@ -107,6 +107,19 @@ async def test_any_language_and_version_is_taken(inside, language):
     await stream.end()
 
 
+async def test_settings_are_answered_at_once_and_each_time(caller):
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    stream, told = await caller.consumer(group="New")
+    for _ in range(3):
+        assert (await stream.ask(settings=told)).status.code == OK
+    assert loop.time() - began < 0.1
+    assert told.HasField("metric")
+    assert told.backoff_policy.WhichOneof("strategy") == "customized_backoff"
+    assert (told.subscription.receive_batch_size, told.subscription.long_polling_timeout.seconds) == (32, 20)
+    await stream.end()
+
+
 SUBSCRIPTION = {"group": {"name": "G"}, "subscriptions": []}
 
 
@@ -145,10 +158,11 @@ async def test_settings_that_cannot_be_end_the_stream(caller, settings, text, is
 
 async def test_ten_thousand_settings_in_a_row_are_one_client(inside):
     stream, told = await inside.consumer()
-    for _ in range(200):
-        stream.send(settings=told)
-    for _ in range(200):
-        await stream.received.get()
+    for _ in range(100):
+        for _ in range(100):
+            stream.send(settings=told)
+        for _ in range(100):
+            await stream.received.get()
     assert len(inside.endpoint.clients) == 1
     await stream.end()
     assert members(inside) == ["c1"]
@@ -161,6 +175,22 @@ async def test_an_empty_command_is_ignored(caller):
     stream.send(thread_stack_trace={"nonce": "7", "thread_stack_trace": "x"})
     await stream.end()
     assert stream.received.empty()
+
+
+async def test_a_stream_on_which_nothing_comes_is_ended_and_one_with_settings_is_not(caller):
+    silent, (busy, _) = Stream(caller.other("silent")), await caller.consumer()
+    await asyncio.sleep(119)
+    assert not silent.ended.done()
+    await asyncio.sleep(2)
+    await silent.ended
+    assert caller.endpoint.clients.find("silent") is None, "nothing was registered"
+    await asyncio.sleep(130)
+    assert not busy.ended.done()
+    # A laptop that slept: it says nothing of its stream, which is open.
+    assert said(await caller.ask("Heartbeat", group={"name": "G"}, client_type=SIMPLE)) == (OK, "OK")
+    caller.endpoint.clients.find("c1").stream.send(message_class("TelemetryCommand")())
+    await busy.received.get()
+    await busy.end()
 
 
 # ---- signs of life
@@ -325,6 +355,15 @@ async def test_a_delayed_message_comes_when_it_is_due_and_can_be_recalled(caller
     assert (await caller.receive(topic="D", invisible=600))[0].code == NOT_FOUND
 
 
+async def test_what_was_delivered_is_not_recalled(caller):
+    caller.topic("D", message_type="DELAY")
+    due = {"seconds": caller.context.clock.now_ms() // 1000 + 10}
+    handle = (await caller.send("D", delivery_timestamp=due)).entries[0].recall_handle
+    assert (await caller.one(topic="D", long_polling_timeout={"seconds": 20})).body == b"hello"
+    answer = await caller.ask("RecallMessage", topic={"name": "D"}, recall_handle=handle)
+    assert said(answer) == (50001, "recall failed, timestamp invalid")
+
+
 async def test_a_time_that_is_past_is_now(caller):
     caller.topic("D", message_type="DELAY")
     entry = (await caller.send("D", delivery_timestamp={"seconds": 1})).entries[0]
@@ -384,6 +423,31 @@ async def test_what_a_client_held_that_left_comes_soon_to_others(inside):
     await stream.end()
 
 
+async def test_what_a_client_held_that_fell_silent_comes_soon_to_others(inside):
+    stream, _ = await inside.consumer(client_type=PUSH)
+    await until(lambda: members(inside), "the consumer in the table")
+    await inside.send()
+    await inside.one(renew=True, invisible=None)
+    await stream.end()
+    await asyncio.sleep(CLIENT_SILENT_MS_MAX / 1000 - 30)
+    other = inside.other("c2")
+    assert (await other.receive(invisible=600))[0].code == NOT_FOUND, "it is renewed beyond its 60 s"
+    assert (await other.one(long_polling_timeout={"seconds": 20})).system_properties.delivery_attempt == 2
+
+
+async def test_a_stop_gives_back_what_push_consumers_hold(tmp_path):
+    async with served(tmp_path, by_proxy=True) as caller:
+        caller.topic()
+        await caller.consumer(client_type=PUSH)
+        await caller.ask("Heartbeat", group={"name": "G"}, client_type=PUSH)
+        await caller.send()
+        await caller.one(renew=True, invisible=None)
+        await caller.endpoint.stop()
+        await asyncio.sleep(3)
+        again = Caller(caller.endpoint, caller.context, "c2")
+        assert (await again.one()).system_properties.delivery_attempt == 2
+
+
 async def test_a_message_that_a_handler_failed_on_is_not_renewed(inside):
     stream, _ = await inside.consumer(client_type=PUSH)
     await until(lambda: members(inside), "the consumer in the table")
@@ -423,6 +487,18 @@ async def test_a_tool_has_a_client_handle_a_message(inside):
         assert (answer.code, body["consumeResult"], body["remark"]) == (0, result, "from gRPC client")
     asking = asyncio.ensure_future(asked_by_a_tool(inside, RequestCode.CONSUME_MESSAGE_DIRECTLY, header))
     assert (await asking).remark == "call remote timeout"
+    await stream.end()
+
+
+async def test_a_tool_sees_who_is_in_a_group(inside):
+    stream, _ = await inside.consumer(client_type=PUSH)
+    await until(lambda: members(inside), "the consumer in the table")
+    code, header = RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroupRequest("G")
+    told = msgspec.json.decode((await asked_by_a_tool(inside, code, header)).payload)
+    (connection,) = told["connectionSet"]
+    assert (connection["clientId"], connection["language"]) == ("c1", "GO")
+    assert connection["clientAddr"] == "10.0.0.7:50000"
+    assert told["consumeType"] == "CONSUME_PASSIVELY"
     await stream.end()
 
 

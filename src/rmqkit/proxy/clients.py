@@ -191,11 +191,13 @@ class Clients:
         return client.peer
 
     def drop_silent(self) -> None:
-        """Forget the clients that have not called for long and have no call under way."""
+        """Forget the clients that have not called for long and have no call under way. One whose stream is open is
+        asked by it when it calls again."""
         oldest_ms = self._clock.monotonic_ms() - CLIENT_SILENT_MS_MAX
         for client in [one for one in self._clients.values() if not one.calls and one.seen_ms < oldest_ms]:
-            del self._clients[client.id]
-            if client.peer is not None:
+            if client.stream is None:
+                del self._clients[client.id]
+            if client.peer is not None and client.peer.is_open:
                 client.peer.close(f"no call for {CLIENT_SILENT_MS_MAX:.0f} ms")
 
     def close(self) -> None:

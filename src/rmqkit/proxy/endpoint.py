@@ -17,7 +17,7 @@ from rmqkit.clock import Clock
 from rmqkit.errors import RmqError
 from rmqkit.proxy.backend import Backend
 from rmqkit.proxy.call import Call, CallEnded
-from rmqkit.proxy.clients import Client, Clients, Stream
+from rmqkit.proxy.clients import CLIENT_SILENT_MS_MAX, Client, Clients, Stream
 from rmqkit.proxy.messages import Method, message_class, methods
 from rmqkit.proxy.receiving import Receiving
 from rmqkit.proxy.renewal import ROUND_SECONDS
@@ -163,7 +163,7 @@ class Endpoint:
         writing = asyncio.create_task(stream.write_all(write), name="Telemetry stream")
         client: Client | None = None
         try:
-            async for command in commands:
+            async for command in _heard(commands):
                 try:
                     with self._entered(call, await self._signer("Telemetry", call, command)) as client:
                         client.stream = stream
@@ -217,6 +217,19 @@ class Endpoint:
     def _gone(self, client_id: str) -> None:
         if not self.stopping.is_set():
             self._tasks.start(self._receiving.renewals.release(client_id), f"what {client_id} held")
+
+
+async def _heard(commands: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """The commands of a Telemetry stream. One on which none comes for as long as silent clients are kept has ended."""
+    try:
+        async with asyncio.timeout(CLIENT_SILENT_MS_MAX / 1000):
+            first = await anext(commands, None)
+    except TimeoutError:
+        return
+    if first is not None:
+        yield first
+    async for command in commands:
+        yield command
 
 
 def _failed(name: str, call: Call, error: Exception) -> Refused:

@@ -93,9 +93,15 @@ class _GrpcCall(Http2Stream):
         return None if self._deadline is None else self._deadline - self._connection.loop.time()
 
     async def write(self, message: Any) -> None:
-        """Send one message of the answer. Raises CallEnded: nobody waits for it."""
+        """Send one message of the answer. Raises CallEnded: nobody waits for it, or took it before the deadline."""
         self._send(message.SerializeToString())
-        await self.written()
+        if self.is_waiting:
+            try:
+                async with asyncio.timeout(self.seconds_left()):
+                    await self.written()
+            except TimeoutError:
+                self.reset()
+                raise CallEnded("the client has not taken the answer before the deadline") from None
         if self.is_over:
             raise CallEnded("the client has ended the call, or its connection is gone")
 

@@ -227,6 +227,11 @@ class Http2Stream:
         elif not self.is_over:
             self._tail = block
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something that was sent waits for the client to take it."""
+        return (self._pending is not None and not self.is_over) or self._connection.taken is not None
+
     async def written(self) -> None:
         """Wait until what was sent has left, or nothing can any more."""
         if self._pending is not None and not self.is_over:
