@@ -16,7 +16,7 @@ SECONDS ?= 600
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help env check test interop ci test-unit crash crash-ha soak streams eos demo docs bench bench-broker bench-pop bench-timer bench-ha bench-spark bench-recovery damage fuzz lock clean
+.PHONY: help env check test interop ci test-unit crash crash-ha soak streams eos demo docs bench bench-broker bench-pop bench-timer bench-grpc bench-ha bench-spark bench-recovery damage fuzz lock clean
 
 help: ## list the tasks
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -124,6 +124,9 @@ bench-pop: $(STAMP) ## our broker and Apache's under the same pops and acks in o
 
 bench-timer: $(STAMP) ## a million timed messages at our broker and at Apache's in one run (needs Java 17 and Maven)
 	@$(BIN)/python bench/beside_apache.py timer $(ARGS)
+
+bench-grpc: $(STAMP) ## gRPC at our broker, at rmq proxy and at Apache's proxy in one run: bench/figures/grpc.json (Java 17, Maven)
+	@$(BIN)/python bench/grpc_bench.py --out bench/figures/grpc.json $(ARGS)
 
 bench-ha: $(STAMP) ## masters with slaves: rates, lag, catch-up, beside Apache's (Java 17, Maven); ARGS="--gib 10"
 	@$(BIN)/python bench/ha_bench.py $(ARGS)

@@ -1,21 +1,39 @@
-"""The gRPC endpoint under load: CPU of the server for each message, ours and that of a running Apache proxy in one run.
+"""The gRPC endpoint beside Apache's proxy 5.4.0 in local mode: the same client load at both in one run. Prints JSON.
 
-    python bench/grpc_bench.py --json
-    python bench/grpc_bench.py --other 127.0.0.1:8081 --pid 4711 --messages 20000
+    python bench/grpc_bench.py                             our broker's endpoint, `rmq proxy`, and Apache's; minutes
+    python bench/grpc_bench.py --out bench/figures/grpc.json
+    python bench/grpc_bench.py --without-apache --rounds 1 --messages 500 --held 100
 
-Sends of 1 KiB with 32 in flight, then receives of 32 with an ack for each message. The other proxy has a topic
-``bench-grpc`` of type NORMAL. The load is made by grpc's own client in this process, which costs as much as a server.
+=========================  ============================================================================================
+send                       1 KiB, 32 in flight
+receive and ack            receives of 32, and an ack for each message
+one message                p50 from the send, and from when it was stored (whole ms), until a held receive of a push
+                           consumer has it
+held receives              memory they add, CPU while they wait, of one core
+ready                      ms from the start of `rmq standalone` with the port for gRPC, and without it and its extra
+=========================  ============================================================================================
+
+All servers run all the time, and one is loaded at a time: a round goes over all loads and servers, and the median
+counts. CPU is user + system of all processes of a server that a message goes through: of `rmq proxy` and of the broker
+behind it. Rounds before those that count warm up a virtual machine. The load is grpc's own client in this process,
+which costs as much as a server. Needs Java 17 and Maven, as `tests/interop` does.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
+import platform
+import statistics
 import sys
 import tempfile
-from contextlib import AsyncExitStack
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,144 +43,294 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from rmqkit.admin import Admin
 from rmqkit.proxy.messages import methods
+from tests.interop.grpc.apache_proxy import prepare_proxy, run_apache_proxy
+from tests.interop.kit import default_version
 from tests.interop.server_process import ServerProcess
-from tests.interop.standalone import READY_SECONDS, RMQ
+from tests.interop.standalone import READY_SECONDS, RMQ, run_proxy
 
-TOPIC, GROUP = "bench-grpc", "bench-grpc-group"
+TOPIC, QUIET_TOPIC, GROUP = "bench-grpc", "bench-grpc-quiet", "bench-grpc-group"
+BODY_BYTES = 1024
 IN_FLIGHT = 32
+PAUSE_SECONDS = 0.02
+"""Between two messages whose way is timed."""
+HELD_OF_ONE_CLIENT = 100
 METHODS = {method.name: method for method in methods()}
-METADATA = (("x-mq-client-id", "bench"), ("x-mq-language", "PYTHON"), ("x-mq-client-version", "5.1.2"))
 TICKS = os.sysconf("SC_CLK_TCK")
 
-
-def cpu_seconds(pid: int) -> float:
-    """CPU time of a process until now."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+Figures = dict[str, float]
 
 
-def memory_mb(pid: int) -> float:
-    """Anonymous memory of a process."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1024
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One that answers gRPC; ``pids``: all processes that a message goes through."""
+
+    name: str
+    grpc_addr: str
+    namesrv_addr: str
+    broker_addr: str
+    pids: tuple[int, ...]
+
+    def cpu_seconds(self) -> float:
+        """CPU time of its processes until now."""
+        found = 0
+        for pid in self.pids:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            found += int(fields[11]) + int(fields[12])
+        return found / TICKS
+
+    def memory_mb(self) -> float:
+        """Anonymous memory of its processes."""
+        found = 0
+        for pid in self.pids:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            found += next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+        return found / 1024
 
 
 class Load:
-    """Calls over one channel to one endpoint."""
+    """Calls over one connection to one server."""
 
-    def __init__(self, channel: grpc.aio.Channel, pid: int, messages: int) -> None:
-        self._channel = channel
-        self._pid = pid
-        self._messages = messages
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        # Channels to one address share a connection unless they differ.
+        self._channel = grpc.aio.insecure_channel(server.grpc_addr, [("grpc.use_local_subchannel_pool", 1)])
+        self._stream: Any = None
+        self._numbers = itertools.count()
 
     def _stub(self, name: str) -> Any:
         method = METHODS[name]
         kinds = {(False, False): "unary_unary", (False, True): "unary_stream", (True, True): "stream_stream"}
         make = getattr(self._channel, kinds[method.streams_requests, method.streams_responses])
-        serializers = {
-            "request_serializer": method.request.SerializeToString,
-            "response_deserializer": method.response.FromString,
-        }
-        return make(method.path, **serializers)
+        return make(method.path, method.request.SerializeToString, method.response.FromString)
 
-    async def settle(self) -> None:
-        """Open a stream with a consumer's settings, as receives need it at Apache's."""
-        self._stream = self._stub("Telemetry")(metadata=METADATA)
-        subscription = {"group": {"name": GROUP}, "subscriptions": [{"topic": {"name": TOPIC}}]}
-        settings = {"client_type": 3, "subscription": subscription}
-        await self._stream.write(METHODS["Telemetry"].request(settings=settings))
-        await self._stream.read()
+    async def join(self, client: str = "bench", topic: str = TOPIC) -> None:
+        """Open a stream with a push consumer's settings, as receives need it at Apache's."""
+        stream = self._stub("Telemetry")(metadata=of_client(client))
+        subscription = {"group": {"name": GROUP}, "subscriptions": [{"topic": {"name": topic}}]}
+        await stream.write(METHODS["Telemetry"].request(settings={"client_type": 2, "subscription": subscription}))
+        await stream.read()
+        self._stream = stream  # kept: it is open for as long as somebody holds it
+
+    async def close(self) -> None:
+        """Close the connection, and all calls with it."""
+        await self._channel.close()
+
+    async def send_one(self) -> None:
+        identity = {"message_id": f"ID{next(self._numbers)}", "message_type": 1, "body_encoding": 1}
+        message = {"topic": {"name": TOPIC}, "body": bytes(BODY_BYTES), "system_properties": identity}
+        request = METHODS["SendMessage"].request(messages=[message])
+        answer = await self._stub("SendMessage")(request, metadata=of_client(), timeout=30)
+        assert answer.status.code == 20000, answer.status
 
     async def send(self, count: int) -> None:
-        left, stub, body = iter(range(count)), self._stub("SendMessage"), bytes(1024)
+        left = iter(range(count))
 
         async def keep_sending() -> None:
-            for number in left:
-                message = {
-                    "topic": {"name": TOPIC},
-                    "body": body,
-                    "system_properties": {"message_id": f"ID{number}", "message_type": 1, "body_encoding": 1},
-                }
-                request = METHODS["SendMessage"].request(messages=[message])
-                answer = await stub(request, metadata=METADATA, timeout=30)
-                assert answer.status.code == 20000, answer.status
+            for _ in left:
+                await self.send_one()
 
         await asyncio.gather(*(keep_sending() for _ in range(IN_FLIGHT)))
 
-    async def receive(self, count: int) -> None:
-        receive, ack, got = self._stub("ReceiveMessage"), self._stub("AckMessage"), 0
+    async def receive_one(self, client: str = "bench", topic: str = TOPIC) -> list[Any]:
+        """The messages of one receive of a push consumer."""
+        queue = {"topic": {"name": topic}, "broker": {"name": "broker-a"}}
         request = METHODS["ReceiveMessage"].request(
-            group={"name": GROUP}, message_queue={"topic": {"name": TOPIC}}, batch_size=32
+            group={"name": GROUP}, message_queue=queue, batch_size=32, auto_renew=True
         )
-        request.invisible_duration.seconds = 600
         request.filter_expression.type, request.filter_expression.expression = 1, "*"
+        request.long_polling_timeout.seconds = 20
+        call = self._stub("ReceiveMessage")(request, metadata=of_client(client), timeout=30)
+        return [item.message async for item in call if item.WhichOneof("content") == "message"]
+
+    async def ack(self, message: Any) -> None:
+        system = message.system_properties
+        entry = {"message_id": system.message_id, "receipt_handle": system.receipt_handle}
+        names = {"group": {"name": GROUP}, "topic": {"name": TOPIC}}
+        request = METHODS["AckMessage"].request(entries=[entry], **names)
+        answer = await self._stub("AckMessage")(request, metadata=of_client())
+        assert answer.status.code == 20000, answer.status
+
+    async def receive(self, count: int) -> None:
+        got = 0
         while got < count:
-            items = [item async for item in receive(request, metadata=METADATA, timeout=30)]
-            messages = [item.message for item in items if item.WhichOneof("content") == "message"]
+            messages = await self.receive_one()
             got += len(messages)
+            await asyncio.gather(*map(self.ack, messages))
 
-            async def acknowledge(message: Any) -> None:
-                entry = {
-                    "message_id": message.system_properties.message_id,
-                    "receipt_handle": message.system_properties.receipt_handle,
-                }
-                names = {"group": {"name": GROUP}, "topic": {"name": TOPIC}}
-                answer = await ack(METHODS["AckMessage"].request(entries=[entry], **names), metadata=METADATA)
-                assert answer.status.code == 20000, answer.status
+    async def cost(self, work: Any, count: int) -> Figures:
+        """CPU of a message, and how many went through in a second."""
+        cpu, began = self.server.cpu_seconds(), time.perf_counter()
+        await work(count)
+        seconds, cpu_seconds = time.perf_counter() - began, self.server.cpu_seconds() - cpu
+        return {"cpu_us": cpu_seconds / count * 1e6, "messages_per_second": count / seconds}
 
-            await asyncio.gather(*map(acknowledge, messages))
+    async def latency(self, count: int) -> Figures:
+        """ms until a held receive has what is sent, one message at a time."""
+        after_send, after_store = [], []
+        for _ in range(count):
+            held = asyncio.ensure_future(self.receive_one())
+            await asyncio.sleep(PAUSE_SECONDS)
+            began = time.perf_counter()
+            sending = asyncio.ensure_future(self.send_one())
+            (message,) = await held
+            after_send.append((time.perf_counter() - began) * 1000)
+            after_store.append(time.time() * 1000 - message.system_properties.store_timestamp.ToMilliseconds())
+            await sending
+            await self.ack(message)
+        return {"p50_ms": statistics.median(after_send), "p50_ms_after_stored": statistics.median(after_store)}
 
-    async def measure(self, work: Any) -> dict[str, float]:
-        loop = asyncio.get_running_loop()
-        cpu, began = cpu_seconds(self._pid), loop.time()
-        await work(self._messages)
-        seconds = loop.time() - began
-        return {
-            "cpu_us": round((cpu_seconds(self._pid) - cpu) / self._messages * 1e6, 1),
-            "messages_per_second": round(self._messages / seconds),
-        }
+    async def held(self, count: int, seconds: float) -> Figures:
+        """What receives cost that wait for a message which does not come."""
+        memory = self.server.memory_mb()
+        clients = [Load(self.server) for _ in range(-(-count // HELD_OF_ONE_CLIENT))]
+        for number, client in enumerate(clients):
+            await client.join(f"bench-{number}", QUIET_TOPIC)
+        waiting = [
+            asyncio.ensure_future(client.receive_one(f"bench-{number}", QUIET_TOPIC))
+            for _, (number, client) in zip(range(count), itertools.cycle(enumerate(clients)), strict=False)
+        ]
+        # A turn of the server behind all of them, and what it does with them then.
+        await self.send_one()
+        await asyncio.sleep(seconds / 5)
+        cpu, began = self.server.cpu_seconds(), time.perf_counter()
+        await asyncio.sleep(seconds)
+        at_rest = (self.server.cpu_seconds() - cpu) / (time.perf_counter() - began) * 100
+        more = self.server.memory_mb() - memory
+        assert not any(receive.done() for receive in waiting), "a receive was not held"
+        for client in clients:
+            await client.close()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await self.receive(1)
+        return {"more_mb": more, "cpu_percent": at_rest}
 
 
-async def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=5000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--other", help="host:port of another endpoint")
-    parser.add_argument("--pid", type=int, help="its process")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    told: dict[str, Any] = {}
+def of_client(client: str = "bench") -> tuple[tuple[str, str], ...]:
+    return (("x-mq-client-id", client), ("x-mq-language", "PYTHON"), ("x-mq-client-version", "5.1.2"))
+
+
+async def measure(servers: list[Server], options: argparse.Namespace) -> dict[str, dict[str, Figures]]:
+    """Medians by load and server."""
+    taken: dict[str, dict[str, list[Figures]]] = {}
     async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rmq-bench-")))
-        ports = ("--namesrv-port", "0", "--port", "0", "--set", "grpcServerPort=0")
-        command = [RMQ, "standalone", *ports, "--store", folder / "store"]
-        process = stack.enter_context(ServerProcess(command, folder / "log"))
-        ready = process.wait_ready(r"^ready namesrv=(\S+) broker=(\S+) grpc=(\S+) store=", READY_SECONDS)
-        async with Admin(ready[1]) as admin:
-            await admin.topics.create(TOPIC, broker=ready[2])
-        peers = {"ours": (ready[3], process.pid)}
-        if options.other:
-            peers["other"] = (options.other, options.pid)
-        loads = {}
-        for name, (address, pid) in peers.items():
-            channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
-            loads[name] = Load(channel, pid, options.messages)
-            await loads[name].settle()
-            await loads[name].send(500)
-            await loads[name].receive(500)
-        for name in loads:
-            told[name] = {"send": [], "receive and ack": [], "anonymous_mb": 0.0}
-        for number in range(options.rounds):
-            for name, load in loads.items():
-                for what, work in (("send", load.send), ("receive and ack", load.receive)):
-                    figures = await load.measure(work)
-                    told[name][what].append(figures)
-                    print(f"round {number}, {name}, {what}: {figures}", file=sys.stderr)
-        for name, (_, pid) in peers.items():
-            told[name]["anonymous_mb"] = round(memory_mb(pid), 1)
-    print(json.dumps(told, indent=None if options.json else 1))
+        loads = []
+        for server in servers:
+            async with Admin(server.namesrv_addr) as admin:
+                for topic in (TOPIC, QUIET_TOPIC):
+                    await admin.topics.create(topic, broker=server.broker_addr)
+                await admin.groups.update(GROUP, {}, server.broker_addr)
+            loads.append(load := Load(server))
+            stack.push_async_callback(load.close)
+            await load.join()
+        for turn in range(-options.warm_ups, options.rounds):
+            for what in ("send", "receive and ack", "one message", "held receives"):
+                for load in loads:
+                    match what:
+                        case "send":
+                            figures = await load.cost(load.send, options.messages)
+                        case "receive and ack":
+                            figures = await load.cost(load.receive, options.messages)
+                        case "one message":
+                            figures = await load.latency(options.latencies)
+                        case _:
+                            figures = await load.held(options.held, options.held_seconds)
+                    print(f"round {turn}, {what}, {load.server.name}: {figures}", file=sys.stderr)
+                    if turn >= 0:
+                        taken.setdefault(what, {}).setdefault(load.server.name, []).append(figures)
+    return {what: {name: medians(rounds) for name, rounds in by_name.items()} for what, by_name in taken.items()}
+
+
+def medians(rounds: list[Figures]) -> Figures:
+    return {what: round(statistics.median(one[what] for one in rounds), 2) for what in rounds[0]}
+
+
+def ratios(figures: dict[str, dict[str, Figures]]) -> dict[str, dict[str, float]]:
+    """Of ours by Apache's: messages per CPU second, and the time of one message."""
+    found: dict[str, dict[str, float]] = {}
+    for what, key in (("send", "cpu_us"), ("receive and ack", "cpu_us"), ("one message", "p50_ms")):
+        by_name = dict(figures[what])
+        if (apache := by_name.pop("apache", None)) is not None:
+            for name, ours in by_name.items():
+                ratio = apache[key] / ours[key] if key == "cpu_us" else ours[key] / apache[key]
+                label = f"{what}: {'messages per CPU second' if key == 'cpu_us' else 'time'}, to Apache's"
+                found.setdefault(label, {})[name] = round(ratio, 2)
+    return found
+
+
+@contextmanager
+def standalone(folder: Path, grpc_port: int) -> Iterator[tuple[ServerProcess, dict[str, str]]]:
+    """A name server and a broker of ours, and the addresses in their ready line."""
+    folder.mkdir()
+    command = [RMQ, "standalone", "--namesrv-port", "0", "--port", "0", "--store", folder / "store"]
+    command += ["--set", f"grpcServerPort={grpc_port}", "--set", "brokerName=broker-a"]
+    with ServerProcess(command, folder / "log") as process:
+        line = process.wait_ready(r"^ready (.*)$", READY_SECONDS)[1]
+        yield process, dict(word.split("=", 1) for word in line.split())
+
+
+@contextmanager
+def running(folder: Path, *, with_apache: bool) -> Iterator[list[Server]]:
+    """All servers: a broker's own endpoint, `rmq proxy` before another broker, and Apache's proxy."""
+    with ExitStack() as stack:
+        process, told = stack.enter_context(standalone(folder / "ours", 0))
+        found = [Server("ours", told["grpc"], told["namesrv"], told["broker"], (process.pid,))]
+        behind, told = stack.enter_context(standalone(folder / "behind", -1))
+        proxy, address = stack.enter_context(run_proxy(folder / "behind", told["namesrv"], {}))
+        found.append(Server("rmq proxy", address, told["namesrv"], told["broker"], (proxy.pid, behind.pid)))
+        if with_apache:
+            kit = replace(prepare_proxy(default_version()), is_short_lived=False)
+            (folder / "apache").mkdir()
+            process, place = stack.enter_context(run_apache_proxy(kit, folder / "apache"))
+            found.append(Server("apache", place.grpc_addr, place.namesrv_addr, place.broker_addr, (process.pid,)))
+        yield found
+
+
+def ready_ms(folder: Path, starts: int) -> dict[str, float]:
+    """ms until `rmq standalone` is ready, with the port for SDKs of 5.x and without, started in turn."""
+    taken: dict[str, list[float]] = {"with gRPC": [], "without": []}
+    for number in range(starts):
+        for name, port in (("with gRPC", 0), ("without", -1)):
+            with standalone(folder / f"start{port}-{number}", port) as (process, _):
+                taken[name].append(process.ready_seconds * 1000)
+    return {name: round(statistics.median(ms), 1) for name, ms in taken.items()}
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=10_000, help="of the loads that cost CPU, in a round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warm-ups", type=int, default=2, help="rounds before them")
+    parser.add_argument("--latencies", type=int, default=100, help="messages whose way is timed, in a round")
+    parser.add_argument("--held", type=int, default=1000, help="receives that wait")
+    parser.add_argument(
+        "--held-seconds", type=float, default=10.0, help="for so long their CPU is measured, 15 at most"
+    )
+    parser.add_argument("--starts", type=int, default=9)
+    parser.add_argument("--without-apache", action="store_true")
+    parser.add_argument("--out", type=Path, help="write the figures to a file, too")
+    return parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """All figures."""
+    with tempfile.TemporaryDirectory(prefix="rmq-bench-") as name:
+        folder = Path(name)
+        ready = ready_ms(folder, options.starts)
+        with running(folder, with_apache=not options.without_apache) as servers:
+            figures = asyncio.run(measure(servers, options))
+    machine = {"machine": platform.machine(), "python": platform.python_version(), "cpus": os.cpu_count()}
+    asked = {"messages": options.messages, "body_bytes": BODY_BYTES, "rounds": options.rounds, "held": options.held}
+    told = {"ratios": ratios(figures), "figures": figures, "ready_ms": ready}
+    return {"bench": "grpc", **asked, **machine, **told}
+
+
+def main() -> int:
+    options = parsed(sys.argv[1:])
+    text = json.dumps(run(options), indent=1)
+    print(text)
+    if options.out is not None:
+        options.out.write_text(text + "\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    sys.exit(main())
