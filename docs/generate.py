@@ -165,7 +165,7 @@ def _unused_rows(*, must_stay: bool) -> Iterator[str]:
 
 _METRICS_HEAD = f"""# Metrics
 
-A broker or name server with `metricsExporterType=PROM` exports these metrics to Prometheus, on port
+A broker, a name server or `rmq proxy` with `metricsExporterType=PROM` exports these metrics to Prometheus, on port
 `metricsPromExporterPort` ([how to](../how-to/metrics.md)). Metrics that begin with `rocketmq_` have the same names,
 labels, units and buckets as Apache's, so dashboards for Apache's broker work. Metrics that begin with `rmqkit_` are
 additional.
@@ -177,8 +177,9 @@ def metrics_page() -> str:
     """Every metric of the table, those that nobody tells at the end."""
     parts = [_METRICS_HEAD, "## Labels of all metrics\n", f"| Label | |\n{'|---' * 2}|"]
     parts += [_row(f"`{label}`", meaning) for label, meaning in metrics.COMMON.items()]
-    sides = {"Broker and name server": metrics.Server.BOTH, "Broker": metrics.Server.BROKER}
-    for title, servers in (sides | {"Name server": metrics.Server.NAME_SERVER}).items():
+    sides = {"All servers": metrics.Server.ALL, "Broker and name server": metrics.Server.BOTH}
+    sides |= {"Broker": metrics.Server.BROKER, "Name server": metrics.Server.NAME_SERVER}
+    for title, servers in (sides | {"Proxy": metrics.Server.PROXY}).items():
         parts.append(f"\n## {title}\n\n| Metric | Kind | Labels | Meaning |\n{'|---' * 4}|")
         parts += [_metric(one, one.help) for one in metrics.TABLE if one.servers is servers and not one.absent]
     parts.append(

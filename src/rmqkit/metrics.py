@@ -1,4 +1,4 @@
-"""The metrics of broker and name server, as one table: name, kind, labels, unit, buckets, what it says.
+"""The metrics of broker, name server and proxy, as one table: name, kind, labels, unit, buckets, what it says.
 
 Names that begin with ``rocketmq_`` are the reference's (Apache 5.4.0 with ``metricsExporterType=PROM``), with its
 labels, units and buckets; those that begin with ``rmqkit_`` are ours. In the text the unit ends the name, as
@@ -35,7 +35,9 @@ class Server(enum.Flag):
 
     BROKER = enum.auto()
     NAME_SERVER = enum.auto()
+    PROXY = enum.auto()
     BOTH = BROKER | NAME_SERVER
+    ALL = BOTH | PROXY
 
 
 class Metric(Struct, frozen=True):
@@ -57,9 +59,9 @@ class Metric(Struct, frozen=True):
 
 
 COMMON = {
-    "cluster": "the broker's cluster; name servers have none",
-    "node_type": "`broker` or `nameserver`",
-    "node_id": "the broker's name; the name server's address",
+    "cluster": "the broker's cluster; others have none",
+    "node_type": "`broker`, `nameserver` or `proxy`",
+    "node_id": "the broker's name; the name server's or the proxy's address",
 }
 """Labels of every sample, before those of ``metricsLabel``."""
 
@@ -126,9 +128,11 @@ gauge rmqkit_replication_in_sync - slave: 1 if a slave is in sync, otherwise 0
 _BOTH = """
 histogram rocketmq_rpc_latency milliseconds protocol_type request_code response_code is_long_polling result: time \
 from reading a request to its answer
-histogram rmqkit_event_loop_lag milliseconds: how late the event loop runs a timer, measured ten times a second
 gauge rmqkit_lane_requests - lane: requests of a lane that are running or waiting
 gauge rmqkit_lane_requests_max - lane: limit of requests of a lane; above it, the answer is SYSTEM_BUSY
+"""
+_ALL = """
+histogram rmqkit_event_loop_lag milliseconds: how late the event loop runs a timer, measured ten times a second
 gauge rmqkit_connections -: connections of clients and of other servers
 gauge rmqkit_incomplete_frame bytes: bytes of incomplete frames in memory
 counter rmqkit_connections_refused_total - limit: connections closed at once: too many in `all` or of one `address`
@@ -140,6 +144,14 @@ _NAME_SERVER = """
 gauge rmqkit_namesrv_clusters -: clusters of registered brokers
 gauge rmqkit_namesrv_brokers -: addresses of registered brokers
 gauge rmqkit_namesrv_topics -: topics that have a route
+"""
+_PROXY = """
+gauge rocketmq_proxy_up - proxy_mode: 1
+gauge rmqkit_proxy_clients -: clients of gRPC that called within the last two minutes, or have a stream
+gauge rmqkit_proxy_streams -: Telemetry streams that are open
+gauge rmqkit_proxy_calls -: calls under way, held receives among them
+counter rmqkit_proxy_answers_total - method code: calls that were answered, by the code of their status
+gauge rmqkit_proxy_held_messages -: messages whose invisible time is extended for push consumers
 """
 _TIMER = """
 gauge rocketmq_timer_enqueue_lag - storage_type storage_medium: timed messages that are not on the wheel yet
@@ -189,10 +201,11 @@ def _rows(text: str, servers: Server, absent: str = "") -> Iterator[Metric]:
 TABLE: tuple[Metric, ...] = (
     *_rows(_BROKER, Server.BROKER),
     *_rows(_BOTH, Server.BOTH),
+    *_rows(_ALL, Server.ALL),
     *_rows(_NAME_SERVER, Server.NAME_SERVER),
+    *_rows(_PROXY, Server.PROXY),
     *_rows(_TIMER, Server.BROKER),
     *_rows(_POP, Server.BROKER),
-    *_rows("gauge rocketmq_proxy_up - proxy_mode: whether the proxy runs", Server.BROKER, "there is no gRPC proxy yet"),
 )
 
 

@@ -11,12 +11,14 @@ import pytest
 from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.errors import SettingsError
+from rmqkit.metrics import ExporterType
 from rmqkit.namesrv.server import NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.proxy.endpoint import Endpoint
 from rmqkit.proxy.server import Proxy, ProxySettings
+from rmqkit.remoting.address import split_address
 from rmqkit.store.settings import StoreSettings
-from tests.proxy.calling import ADDRESSES, METHODS, Caller, message, remote_backend
+from tests.proxy.calling import ADDRESSES, METHODS, Caller, message, receive_request, remote_backend
 from tests.proxy.test_grpc_server import METADATA, Stubs, servers
 
 OK = 20000
@@ -118,3 +120,47 @@ async def test_a_proxy_has_a_port_of_its_own(tmp_path):
 async def test_a_proxy_needs_a_name_server():
     with pytest.raises(SettingsError, match="a proxy needs a name server: set namesrvAddr or -n"):
         await Proxy(ProxySettings(grpc_port=0)).start()
+
+
+@pytest.mark.real_time
+async def test_a_proxy_tells_prometheus_what_it_answers(tmp_path):
+    async with servers(tmp_path, grpc_port=-1) as running:
+        running.broker.context.topics.ensure("T", 1)
+        await running.broker.context.topics_published()
+        settings = ProxySettings(
+            namesrv_addr=running.namesrv_address,
+            grpc_port=0,
+            bind_address="127.0.0.1",
+            exporter_type=ExporterType.PROM,
+            exporter_port=0,
+        )
+        async with Proxy(settings) as proxy, grpc.aio.insecure_channel(proxy.address) as channel:
+            stubs = Stubs(channel)
+            stream = stubs.Telemetry(metadata=METADATA)
+            await stream.write(METHODS["Telemetry"].request(settings={"client_type": 1, "publishing": {}}))
+            await stream.read()
+            for topic in ("T", "X"):
+                request = METHODS["SendMessage"].request(messages=[message(topic)])
+                await stubs.SendMessage(request, metadata=METADATA)
+            assert [item async for item in stubs.ReceiveMessage(receive_request("T"), metadata=METADATA, timeout=30)]
+            reader, writer = await asyncio.open_connection(*split_address(proxy.metrics_address))
+            writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+            text = (await reader.read()).decode()
+            writer.close()
+    own = f'node_id="{proxy.address}",node_type="proxy"'
+    wanted = {
+        f'rocketmq_proxy_up{{{own},proxy_mode="cluster"}} 1.0',
+        f"rmqkit_proxy_clients{{{own}}} 1.0",
+        f"rmqkit_proxy_streams{{{own}}} 1.0",
+        f"rmqkit_proxy_calls{{{own}}} 0.0",
+        f"rmqkit_proxy_held_messages{{{own}}} 0.0",
+        *(
+            f'rmqkit_proxy_answers_total{{code="{code}",method="{method}",{own}}} 1.0'
+            for method, code in (
+                ("SendMessage", "OK"),
+                ("SendMessage", "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE"),
+                ("ReceiveMessage", "OK"),
+            )
+        ),
+    }
+    assert wanted <= set(text.splitlines()), text

@@ -178,7 +178,7 @@ def proxy(
     sides = _tls(*tls)
     _run(
         lambda: Proxy(settings, users, **sides),
-        lambda server: f"ready grpc={server.address}",
+        lambda server: f"ready grpc={server.address}{_metrics(server.metrics_address)}",
         running.reload,
     )
 

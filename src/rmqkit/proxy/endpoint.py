@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -24,7 +25,7 @@ from rmqkit.proxy.renewal import ROUND_SECONDS
 from rmqkit.proxy.rights import wanted_by
 from rmqkit.proxy.routes import Routes
 from rmqkit.proxy.sending import Sending
-from rmqkit.proxy.status import Code, Refused, refusal_of, status
+from rmqkit.proxy.status import Code, Refused, name_of, refusal_of, status
 from rmqkit.proxy.telemetry import Telemetry
 from rmqkit.remoting.tasks import Tasks, repeat
 
@@ -59,6 +60,7 @@ class Endpoint:
 
     Attributes:
         stopping: set when it is to stop.
+        answered: how many calls had an answer, by method and code; None where nobody asks.
     """
 
     def __init__(self, backend: Backend, clock: Clock, *, port: int) -> None:
@@ -66,6 +68,7 @@ class Endpoint:
         self._clock = clock
         self._tasks = Tasks()
         self.stopping = asyncio.Event()
+        self.answered: Counter[tuple[str, str]] | None = None
         self._rounds: list[asyncio.Task[None]] = []
         self._under_way = 0
         self._idle = asyncio.Event()
@@ -125,19 +128,25 @@ class Endpoint:
         self._idle.clear()
         try:
             with self._entered(call, await self._signer(method.name, call, asked)) as client:
-                return await self._unary[method.name](call, client, asked)
+                answer = await self._unary[method.name](call, client, asked)
         except RmqError as error:
             refused = refusal_of(error)
+            answer = method.response(status=status(refused.code, refused.text))
         except Exception as error:  # noqa: BLE001 - the outer edge of a call: answered and logged once
             refused = _failed(method.name, call, error)
+            answer = method.response(status=status(refused.code, refused.text))
         finally:
             self._under_way -= 1
             if not self._under_way:
                 self._idle.set()
-        return method.response(status=status(refused.code, refused.text))
+        if self.answered is not None:
+            self.answered[method.name, name_of(answer.status.code)] += 1
+        return answer
 
     async def receive(self, method: Method, call: Call, asked: Any, write: Write) -> None:
         """Answer a ReceiveMessage: a status, messages, the time. Raises CallEnded: the client is gone."""
+        if self.answered is not None:
+            write = self._counted(method.name, self.answered, write)
         try:
             with self._entered(call, await self._signer(method.name, call, asked)) as client:
                 try:
@@ -186,7 +195,21 @@ class Endpoint:
             if client is not None and client.stream is stream:
                 client.stream = None
 
+    @property
+    def held_messages(self) -> int:
+        """How many messages are renewed for push consumers."""
+        return len(self._receiving.renewals)
+
     # -- inside
+
+    @staticmethod
+    def _counted(name: str, answered: Counter[tuple[str, str]], write: Write) -> Write:
+        async def counting(item: Any) -> None:
+            if item.HasField("status"):
+                answered[name, name_of(item.status.code)] += 1
+            await write(item)
+
+        return counting
 
     async def _signer(self, name: str, call: Call, asked: Any) -> str | None:
         """Who signed a call that may be made; None where nobody has to. Raises Refused."""

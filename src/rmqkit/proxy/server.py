@@ -8,30 +8,35 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from msgspec import Struct
+from msgspec import field
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import SettingsError
+from rmqkit.metrics import ExporterType
 from rmqkit.proxy.endpoint import Endpoint
 from rmqkit.proxy.grpc_call import GrpcService
 from rmqkit.proxy.remote_backend import HEARTBEAT_SECONDS, RemoteBackend
 from rmqkit.proxy.users import ProxyUserSettings
-from rmqkit.remoting.address import advertised_ip, join_address
+from rmqkit.remoting.address import AdminAddresses, advertised_ip, join_address
 from rmqkit.remoting.client import RemotingClient
+from rmqkit.remoting.limits import ConnectionSettings, Limits
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tasks import repeat
 from rmqkit.remoting.tls import ClientTls, ServerTls
 from rmqkit.settings import Setting
 
+if TYPE_CHECKING:  # it loads prometheus-client, which a proxy without metrics does not need
+    from rmqkit.proxy.metrics import ProxyMetrics
+
 __all__ = ["Proxy", "ProxySettings"]
 
 _log = logging.getLogger(__name__)
 
 
-class ProxySettings(Struct, kw_only=True):
+class ProxySettings(ConnectionSettings, kw_only=True):
     """Settings of a proxy, with the keys of ``rmq-proxy.json``."""
 
     namesrv_addr: Annotated[str, Setting("namesrvAddr", "name servers as host:port;host:port")] = ""
@@ -39,6 +44,14 @@ class ProxySettings(Struct, kw_only=True):
         int, Setting("grpcServerPort", "gRPC port for the 5.x SDKs; 0 means a free port", low=0, high=65535)
     ] = 8081
     bind_address: Annotated[str, Setting("bindAddress", "address to listen on")] = "0.0.0.0"
+    proxy_addresses: Annotated[
+        AdminAddresses,
+        Setting(
+            "proxyProtocolAddresses",
+            "balancers whose PROXY preamble is believed: none, loopback, any, or addresses and networks",
+            hot=True,
+        ),
+    ] = field(default_factory=lambda: AdminAddresses("none"))
 
 
 class Proxy:
@@ -69,7 +82,13 @@ class Proxy:
         self._client_tls = client_tls
         self._stack = AsyncExitStack()
         self._stopping = asyncio.Event()
+        self._metrics: ProxyMetrics | None = None
         self.address = ""
+
+    @property
+    def metrics_address(self) -> str:
+        """Where Prometheus reads its metrics, if it may."""
+        return "" if self._metrics is None else self._metrics.address
 
     async def start(self) -> None:
         """Listen. Raises SettingsError: no name server is named, or users cannot be as set. Raises ListenFailed."""
@@ -78,7 +97,19 @@ class Proxy:
         if not addresses:
             raise SettingsError("a proxy needs a name server: set namesrvAddr or -n")
         try:
-            server = RemotingServer(Router(), clock=self._clock, tls=self._tls)
+            if settings.exporter_type is ExporterType.PROM:
+                from rmqkit.proxy.metrics import ProxyMetrics
+
+                self._metrics = ProxyMetrics(settings, self._clock)
+                self._stack.push_async_callback(self._metrics.close)
+                await self._metrics.bind(settings.bind_address)
+            server = RemotingServer(
+                Router(),
+                clock=self._clock,
+                tls=self._tls,
+                balancers=lambda: settings.proxy_addresses,
+                limits=Limits(settings),
+            )
             port = await server.bind(settings.bind_address, settings.grpc_port)
             self.address = join_address(advertised_ip(settings.bind_address), port)
             backend = RemoteBackend(
@@ -105,6 +136,8 @@ class Proxy:
             self._stack.push_async_callback(endpoint.drain)
             server.http2 = GrpcService(endpoint).connection
             await server.serve()
+            if self._metrics is not None:
+                await self._metrics.serve(endpoint, server, self.address)
         except BaseException:
             await self.stop()
             raise

@@ -13,7 +13,7 @@ from rmqkit.errors import PeerRefused, RemotingError, RmqError
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.proxy.messages import message_class
 
-__all__ = ["OK", "Code", "Refused", "code_of_broker", "refusal_of", "status"]
+__all__ = ["OK", "Code", "Refused", "code_of_broker", "name_of", "refusal_of", "status"]
 
 
 class Code(enum.IntEnum):
@@ -80,6 +80,11 @@ _OF_BROKER: dict[int, Code] = {
 def status(code: int, text: str = "") -> Any:
     """A status; without a text it has the code's name."""
     return _Status(code=code, message=text or Code(code).name)
+
+
+def name_of(code: int) -> str:
+    """A code as metrics name it."""
+    return Code(code).name
 
 
 OK = status(Code.OK)
