@@ -17,7 +17,7 @@ from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.filter import subscription
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import reply
+from rmqkit.protocol.command import decode_fields, reply
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.protocol.schemas.clients import ConsumerData, MessageQueue
@@ -289,6 +289,19 @@ async def test_a_group_without_offset_begins_where_the_settings_say(start_from, 
         assert it.pulls[0]["queueOffset"] == str(first)
         for fields in it.cluster.broker.asked(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP):
             assert fields["timestamp"] == "123"
+
+
+async def test_a_group_that_begins_behind_the_last_message_saves_that_at_once():
+    def of_young_queue(command):
+        """0, which stands for no offset; asked for the stored one the broker says that there is none."""
+        is_stored = decode_fields(command).get("setZeroIfNotFound") == "false"
+        return refused(22, "not found")(command) if is_stored else offset(command, 0)
+
+    async with Pulling(saved=None, start_from=StartFrom.NEW_MESSAGES) as it:
+        it.cluster.broker.answer(RequestCode.GET_MAX_OFFSET, lambda command: offset(command, 500))
+        it.cluster.broker.answer(RequestCode.QUERY_CONSUMER_OFFSET, of_young_queue)
+        await it.until_pulls(1)
+        assert it.pulls[0]["queueOffset"] == "500" and it.offsets.known(QUEUE) == 500
 
 
 async def test_a_saved_offset_wins_over_the_settings():

@@ -106,8 +106,10 @@ class PullLoop:
             return self.context.settings.error_pause_ms
         if process_queue.next_offset is None:
             process_queue.next_offset = await self._start_offset()
-            if self.context.offsets.known(self._queue) is None:
-                # Saved, so that a group which began at the end misses nothing that is sent while it is away.
+            known = self.context.offsets.known(self._queue)
+            if known is None or known < process_queue.next_offset:
+                # Saved, so that a group which began at the end misses nothing that is sent while it is away, and gets
+                # nothing from before: of a young queue the broker said 0, which would be saved.
                 self.context.consume_service.advance_to(process_queue, process_queue.next_offset)
         await process_queue.wait_for_room()
         if not process_queue.is_dropped:
