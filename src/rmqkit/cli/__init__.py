@@ -20,7 +20,7 @@ from rmqkit.errors import SettingsError
 
 __all__ = ["app"]
 
-_EVERYWHERE = {"admin", "send", "tail", "explain"}
+_EVERYWHERE = {"admin", "top", "send", "tail", "consume", "explain"}
 """Commands that need no more than a client; the others run servers or read stores, and need Linux or macOS."""
 
 _MODULES = {
@@ -31,8 +31,10 @@ _MODULES = {
     "doctor": "doctor",
     "bench": "bench",
     "admin": "admin",
+    "top": "top",
     "send": "send",
     "tail": "tail",
+    "consume": "consume",
     "replay": "replay",
     "explain": "admin.message",
     "store": "store",

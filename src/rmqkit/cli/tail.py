@@ -30,8 +30,8 @@ from rmqkit.protocol.properties import own_properties
 
 app = typer.Typer(name="tail", add_completion=False)
 
-_FORMAT = "{time} {queue}@{offset} {tags} {keys} {body}"
-_FIELDS = ("time", "queue", "offset", "tags", "keys", "body", "topic", "id", "born", "properties")
+LINE_FORMAT = "{time} {queue}@{offset} {tags} {keys} {body}"
+FIELDS = ("time", "queue", "offset", "tags", "keys", "body", "topic", "id", "born", "properties")
 _BODY_CELLS_MIN = 24
 _OFFSET_DIGITS_MAX = 12
 """A number with more digits is a time in ms."""
@@ -66,8 +66,8 @@ def tail(
         typer.Option("--queue", metavar="[BROKER:]ID", help="Only messages in this queue; repeatable."),
     ] = None,
     line_format: Annotated[
-        str, typer.Option("--format", help=f"Format of each line. Fields: {', '.join(_FIELDS)}.")
-    ] = _FORMAT,
+        str, typer.Option("--format", help=f"Format of each line. Fields: {', '.join(FIELDS)}.")
+    ] = LINE_FORMAT,
     is_whole: Annotated[
         bool, typer.Option("--whole", help="Show whole bodies. By default a terminal shows what fits on the line.")
     ] = False,
@@ -81,10 +81,10 @@ def tail(
     No offsets are saved, and other consumers are not affected."""
     if sql is not None and tags != "*":
         raise typer.BadParameter("use --tags or --sql, not both: in SQL92, compare TAGS")
-    _check_format(line_format)
+    check_format(line_format)
     wanted = Wanted(sql or tags, "TAG" if sql is None else "SQL92", keys or (), queues or ())
     start, as_json = _start(begin), options["as_json"]
-    is_cut = line_format == _FORMAT and not is_whole and sys.stdout.isatty()
+    is_cut = line_format == LINE_FORMAT and not is_whole and sys.stdout.isatty()
 
     async def work(stop: Stop) -> None:
         left = count
@@ -99,11 +99,11 @@ def tail(
                 while left is None or left > 0:
                     some = (await messages.next())[:left]
                     left = None if left is None else left - len(some)
-                    columns = shutil.get_terminal_size().columns if is_cut else None
+                    columns = columns_for(is_cut)
                     if as_json:
                         lines = [msgspec.json.encode(shown(one)).decode() for one in some]
                     else:
-                        lines = [_line(line_format, one, columns) for one in some]
+                        lines = [line_text(line_format, one, columns) for one in some]
                     print("\n".join(lines), flush=True)
 
     run(work)
@@ -119,17 +119,23 @@ def _start(text: str) -> Start:
     return Start(time_ms=time_ms(text))
 
 
-def _check_format(text: str) -> None:
+def columns_for(is_cut: bool) -> int | None:
+    """How many columns a line has now, None when it is not cut."""
+    return shutil.get_terminal_size().columns if is_cut else None
+
+
+def check_format(text: str) -> None:
+    """Raises BadParameter: a line's format has other fields than `FIELDS`."""
     try:
         names = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
-        unknown = names.difference(_FIELDS)
+        unknown = names.difference(FIELDS)
     except ValueError as error:
         raise typer.BadParameter(f"--format {text!r}: {error}") from None
     if unknown:
-        raise typer.BadParameter(f"--format has no field {{{min(unknown)}}}: the fields are {', '.join(_FIELDS)}")
+        raise typer.BadParameter(f"--format has no field {{{min(unknown)}}}: the fields are {', '.join(FIELDS)}")
 
 
-def _line(text: str, message: ReceivedMessage, columns: int | None) -> str:
+def line_text(text: str, message: ReceivedMessage, columns: int | None) -> str:
     """A message as its line; ``columns`` has the body at its end fit into so many."""
     line = text.format(
         time=time_text(message.store_timestamp),

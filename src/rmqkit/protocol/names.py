@@ -7,6 +7,7 @@ A client's namespace is a part of the names alone (``NamespaceUtil``): ``X`` is 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 AUTO_CREATE_TOPIC = "TBW102"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
@@ -87,6 +88,16 @@ def is_light(name: str) -> bool:
 
 def is_system_topic(topic: str) -> bool:
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
+
+
+def is_of_applications(topic: str, servers: Collection[str] = ()) -> bool:
+    """Whether applications made a topic by its name: no system topic, no group's retry or dead-letter topic.
+    ``servers`` are the names of clusters and brokers: each of them has a topic, and a cluster one for replies."""
+    is_of_server = topic in servers or (topic.endswith(_REPLY) and topic.removesuffix(_REPLY) in servers)
+    return not (is_of_server or is_system_topic(topic) or topic.startswith(NOT_OF_APPLICATIONS))
+
+
+_REPLY = "_REPLY_TOPIC"
 
 
 def with_namespace(namespace: str, name: str) -> str:

@@ -101,7 +101,8 @@ async def _brokers(admin: Admin) -> Sequence[str]:
 
 LIVE_TOPICS = _names_of(_topics)
 Topic = Annotated[str, Named("-t", "--topic", help="Topic name.", complete=LIVE_TOPICS)]
-Group = Annotated[str, Named("-g", "--group", help="Consumer group name.", complete=_names_of(_groups))]
+LIVE_GROUPS = _names_of(_groups)
+Group = Annotated[str, Named("-g", "--group", help="Consumer group name.", complete=LIVE_GROUPS)]
 _BROKER, _CLUSTER = "Broker, by name or host:port.", "Cluster name; the command asks all its masters."
 _LIVE_BROKERS, _LIVE_CLUSTERS = _names_of(_brokers), _names_of(_clusters)
 Broker = Annotated[
