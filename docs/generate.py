@@ -333,6 +333,11 @@ lists the settings of servers, too.""",
             *(f"rmqkit.spark.jobs.{job}" for job in "summary audit diff verify rebuild query archive replay".split()),
         ),
     ),
+    "arrow": (
+        "Stores as tables",
+        "`from rmqkit.arrow import scan, dataset`; see [query a store](../../how-to/query-a-store.md).",
+        ("rmqkit.arrow", "rmqkit.arrow.query"),
+    ),
     "admin": (
         "Administration",
         "`from rmqkit.admin import Admin`. Its coroutines do what `rmq admin` does, and return structs.",

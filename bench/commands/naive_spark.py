@@ -33,12 +33,12 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from rmqkit.arrow.fs import map_file
+from rmqkit.arrow.reader import read_split
+from rmqkit.arrow.schema import MESSAGE_COLUMNS, arrow_schema
+from rmqkit.arrow.splits import Split
 from rmqkit.protocol.properties import java_hash
 from rmqkit.protocol.record import MAGIC_V1, host_text
-from rmqkit.spark.fs import map_file
-from rmqkit.spark.schema import MESSAGE_COLUMNS, arrow_schema
-from rmqkit.spark.source.reader import read_split
-from rmqkit.spark.source.splits import Split
 from rmqkit.spark.source.store import StoreReader, StoreSource, read_plan, store_options
 from rmqkit.store.log import scan
 

@@ -25,13 +25,13 @@ from bench.commands import naive_spark, sample_store
 from bench.commands.interleaved import Figure, Ratio, Rounds, Work, verdict
 from bench.commands.sample_store import QUEUES, TOPICS, write_log
 from bench.commands.served import serve_standalone
+from rmqkit.arrow.reader import read_split
 from rmqkit.errors import RmqError
 from rmqkit.protocol.schemas.topics import TopicConfig, TopicConfigTable
 from rmqkit.spark.jobs.archive import archive
 from rmqkit.spark.jobs.rebuild import rebuild as rebuild_with_spark
 from rmqkit.spark.jobs.verify import verify
 from rmqkit.spark.session import find_java_home, spark_session
-from rmqkit.spark.source.reader import read_split
 from rmqkit.spark.source.store import read_plan, store_options, store_splits
 from rmqkit.store.files import JsonFile
 from rmqkit.store.offline.rebuild import rebuild

@@ -314,9 +314,7 @@ def test_any_text_gives_a_verdict_or_the_one_documented_error(text, properties):
     assert expression.matches(properties) in (True, False)
 
 
-@pytest.mark.parametrize(
-    "module", ["rmqkit.broker.server", "rmqkit.client.consumer.push", "rmqkit.spark.source.reader"]
-)
+@pytest.mark.parametrize("module", ["rmqkit.broker.server", "rmqkit.client.consumer.push", "rmqkit.arrow.reader"])
 def test_the_parser_is_not_loaded_before_there_is_an_expression(module):
     """It takes a third of what starting a broker's or a client's process takes."""
     code = f"import sys, {module}; sys.exit('lark' in sys.modules)"

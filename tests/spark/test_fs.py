@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+from rmqkit.arrow.fs import RemotePath, above, find_segments, join, list_files, map_range, map_records, resolve
+from rmqkit.arrow.reader import Condition, read_split
+from rmqkit.arrow.splits import Split, plan_splits
 from rmqkit.errors import StoreError
-from rmqkit.spark.fs import RemotePath, above, find_segments, join, list_files, map_range, map_records, resolve
 from rmqkit.spark.jobs.summary import summary
 from rmqkit.spark.options import Entity
-from rmqkit.spark.source.reader import Condition, read_split
-from rmqkit.spark.source.splits import Split, plan_splits
 from rmqkit.spark.source.store import StoreReader, read_plan, store_options, store_parts
 from tests.examples import examples
 from tests.golden_stores import GoldenStore, unpack_golden

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from rmqkit.arrow.options import CorruptRecords, VerifyCrc
 from rmqkit.errors import SettingsError
 from rmqkit.settings import setting_table
-from rmqkit.spark.options import CorruptRecords, StoreOptions, VerifyCrc, parse_options, words
+from rmqkit.spark.options import StoreOptions, parse_options, words
 
 
 def _parse(**given: str) -> StoreOptions:

@@ -15,11 +15,11 @@ from bench.commands import interleaved, naive_spark
 from bench.commands import spark as spark_figures
 from bench.commands.interleaved import Ratio, Rounds, verdict
 from bench.commands.sample_store import QUEUES, TOPICS, write_log
+from rmqkit.arrow.reader import read_split
+from rmqkit.arrow.splits import Split
 from rmqkit.cli import app
 from rmqkit.protocol.message import messages_of_record
 from rmqkit.protocol.record import decode_record
-from rmqkit.spark.source.reader import read_split
-from rmqkit.spark.source.splits import Split
 from rmqkit.spark.source.store import read_plan, store_options, store_splits
 from rmqkit.store.offline.check import verify
 from rmqkit.store.offline.rebuild import rebuild

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rmqkit.arrow.fs import Segment, data_end, find_segments, local_path, map_file
+from rmqkit.arrow.splits import Split, plan_splits
 from rmqkit.errors import StoreError, StoreMismatch
-from rmqkit.spark.fs import Segment, data_end, find_segments, local_path, map_file
-from rmqkit.spark.source.splits import Split, plan_splits
 from tests.golden_stores import unpack_golden
 from tests.spark.messages import plain_records, record_at, segment_of
 

@@ -15,12 +15,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from rmqkit.arrow.reader import ReadPlan
+from rmqkit.arrow.schema import MESSAGE_COLUMNS, arrow_schema
+from rmqkit.arrow.splits import Split
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.record import Record
 from rmqkit.spark.options import Entity, StoreOptions
-from rmqkit.spark.schema import MESSAGE_COLUMNS, arrow_schema, to_ddl
-from rmqkit.spark.source.reader import ReadPlan
-from rmqkit.spark.source.splits import Split
+from rmqkit.spark.schema import to_ddl
 from rmqkit.spark.source.store import StoreReader, StoreSource, read_plan, store_options, store_splits
 from rmqkit.spark.source.tables import TABLES
 from tests.golden_stores import GoldenStore, unpack_golden

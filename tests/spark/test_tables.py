@@ -14,13 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from rmqkit.arrow.reader import Condition
 from rmqkit.broker.transaction.half import TRANSACTION_GROUP
 from rmqkit.errors import SettingsError, StoreError
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.names import HALF_TOPIC, OFFSET_MOVED_EVENT, OP_HALF_TOPIC, SCHEDULE_TOPIC
 from rmqkit.protocol.properties import java_hash
 from rmqkit.protocol.record import is_blank
-from rmqkit.spark.source.reader import Condition
 from rmqkit.spark.source.store import (
     StoreReader,
     TableReader,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import itertools
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date, datetime, time
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -17,13 +21,18 @@ from rich.console import Console
 from rich.progress import Progress as ProgressBar
 
 from rmqkit import settings as configuration
-from rmqkit.cli.printing import body_text, print_table, time_ms, time_text
-from rmqkit.errors import RmqError, SettingsError, StoreLocked
+from rmqkit.cli.printing import body_text, cell, jsonable, print_table, time_ms, time_text
+from rmqkit.errors import RmqError, SettingsError, StoreError, StoreLocked
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.store.log.scan import need_numpy
 from rmqkit.store.offline import check as fsck
 from rmqkit.store.offline.findings import Finding, Progress
 from rmqkit.store.settings import StoreSettings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from rmqkit.arrow.store_dataset import StoreDataset
 
 _ROWS = 50
 _READ_ONLY_HINT = ", or read the store as it is now with --read-only"
@@ -173,6 +182,81 @@ def dump(
     _exit(is_sound=not damage)
 
 
+@app.command()
+def query(
+    root: Annotated[
+        str, typer.Argument(metavar="STORE", help="Store directory, or its address, as s3://bucket/store.")
+    ],
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="A statement of DuckDB; the table is called messages.")],
+    limit: Annotated[int | None, typer.Option(min=0, help="Most rows. [default: 50 in a table, else all]")] = None,
+    skip_damage: Annotated[bool, typer.Option("--skip-damage", help="Leave out what is damaged.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Ask a store in SQL, as `select topic, count(*) from messages group by topic`; a broker may hold it meanwhile.
+
+    The columns are topic, queueId, queueOffset, msgId, keys, tags, properties, body, bornTimestamp, storeTimestamp and
+    more: `describe messages` lists them. Only the columns that a statement names are decoded, and only messages that
+    its comparisons of topic, queueId and storeTimestamp leave. With --json each row is a line."""
+    from rmqkit.arrow import DAMAGE_HINT, dataset
+    from rmqkit.arrow.query import query as run_query
+
+    if as_csv and as_json:
+        raise typer.BadParameter("--csv and --json exclude each other")
+    with _one_line_errors(), _said_otherwise(DAMAGE_HINT, "--skip-damage reads on"):
+        messages = dataset(root, corrupt="skip" if skip_damage else "fail")
+        found = run_query(messages, sql)
+        if found is None:
+            return
+        is_table = not (as_csv or as_json)
+        count_max = _ROWS if limit is None and is_table else limit
+        rows = (row for batch in _read(found, messages) for row in batch.to_pylist(maps_as_pydicts="lossy"))
+        kept = list(itertools.islice(rows, count_max)) if is_table else itertools.islice(rows, count_max)
+        if as_json:
+            for row in kept:
+                fields = {name: jsonable(plain(value)) for name, value in row.items()}
+                print(msgspec.json.encode(fields).decode())
+        elif as_csv:
+            write = csv.writer(sys.stdout, lineterminator="\n").writerow
+            write(found.schema.names)
+            for row in kept:
+                write(_csv_cell(row[name]) for name in found.schema.names)
+        else:
+            names = found.schema.names
+            right = [field.name for field in found.schema if _is_number(field.type)]
+            print_table(names, ([cell("", plain(row[name])) for name in names] for row in kept), right=right)
+        if count_max is not None and is_table and next(rows, None) is not None:
+            print(f"rmq: there are more than {count_max} rows, --limit shows more", file=sys.stderr)
+
+
+def _read(found: pa.RecordBatchReader, messages: StoreDataset) -> Iterator[pa.RecordBatch]:
+    """The batches of a result. Raises StoreError: the store could not be read to its end."""
+    try:
+        yield from found
+    except Exception:
+        if messages.failure is None:
+            raise
+        raise messages.failure from None
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    import pyarrow.types
+
+    return bool(pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_decimal(kind))
+
+
+def plain(value: Any) -> Any:
+    """A value of SQL as people and JSON have it: DuckDB sums up whole numbers as decimals."""
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    return value.isoformat() if isinstance(value, date | time) and not isinstance(value, datetime) else value
+
+
+def _csv_cell(value: Any) -> Any:
+    value = jsonable(plain(value))
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
+
+
 # ---------------------------------------------------------------- shared with the Spark jobs
 
 
@@ -217,6 +301,15 @@ def _one_line_errors(hint: str = "") -> Iterator[None]:
         if error.errno == errno.EPIPE:
             raise
         raise RmqError(f"cannot read or write {error.filename or 'the store'}: {error.strerror}") from None
+
+
+@contextmanager
+def _said_otherwise(hint: str, ours: str) -> Iterator[None]:
+    """Have an error name an option of the command in place of an argument of Python."""
+    try:
+        yield
+    except StoreError as error:
+        raise StoreError(str(error).replace(hint, ours)) from None
 
 
 # ---------------------------------------------------------------- what is printed

@@ -9,7 +9,7 @@
 `spark_session` finds a Java runtime and makes a session; `register` adds the formats to a session that exists;
 ``with one_line():`` around an action raises our error itself, not Spark's page about it. Source: spark.md.
 
-Below it `source` has what reads, `sink` what writes, `kernels` decoding in bulk, `jobs` whole jobs over a store.
+Below it `source` has what reads, `sink` what writes, `jobs` whole jobs over a store.
 """
 
 from __future__ import annotations

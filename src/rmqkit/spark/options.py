@@ -17,6 +17,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from rmqkit.arrow.options import CorruptRecords, IncludeProperties, OffsetsFrom, VerifyCrc
 from rmqkit.errors import SettingsError
 from rmqkit.settings import Setting, load, setting_table
 from rmqkit.store.log.scan import BATCH_ROWS
@@ -33,38 +34,6 @@ class Entity(enum.Enum):
     OFFSETS = "offsets"
     DELAY = "delay"
     TRANSACTIONS = "transactions"
-
-
-class OffsetsFrom(enum.Enum):
-    """How messages are found: by a walk over the log, or by the consume queues."""
-
-    WALK = "walk"
-    CONSUME_QUEUE = "consumequeue"
-
-
-class IncludeProperties(enum.Enum):
-    """The forms of the properties column."""
-
-    MAP = "map"
-    STRING = "string"
-    NONE = "none"
-
-
-class VerifyCrc(enum.Enum):
-    """What happens to a message whose stored body does not match its CRC."""
-
-    NONE = "none"
-    FAIL = "fail"
-    DROP = "drop"
-    COLUMN = "column"
-
-
-class CorruptRecords(enum.Enum):
-    """What happens to bytes that are not a record, and to bodies that cannot be unpacked."""
-
-    FAIL = "fail"
-    SKIP = "skip"
-    REPORT = "report"
 
 
 class StoreOptions(msgspec.Struct, frozen=True):

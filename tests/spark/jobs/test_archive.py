@@ -22,14 +22,14 @@ import pytest
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from pyspark.sql import SparkSession
 
+from rmqkit.arrow.reader import ReadPlan, read_split
+from rmqkit.arrow.schema import MESSAGE_COLUMNS, arrow_schema
 from rmqkit.errors import SettingsError, StoreError, StoreMismatch
 from rmqkit.settings import load
 from rmqkit.spark.jobs import archive as archive_job
 from rmqkit.spark.jobs import archive_target
 from rmqkit.spark.jobs.archive import archive
 from rmqkit.spark.jobs.archive_target import Target
-from rmqkit.spark.schema import MESSAGE_COLUMNS, arrow_schema
-from rmqkit.spark.source.reader import ReadPlan, read_split
 from rmqkit.spark.source.store import store_options, store_splits
 from rmqkit.store.files import StoreLock
 from rmqkit.store.offline import check as fsck

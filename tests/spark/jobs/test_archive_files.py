@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
+from rmqkit.arrow.options import CorruptRecords, VerifyCrc
+from rmqkit.arrow.reader import ReadPlan
+from rmqkit.arrow.schema import MESSAGE_COLUMNS
+from rmqkit.arrow.splits import Split
 from rmqkit.errors import StoreError
 from rmqkit.spark.jobs import archive_files
 from rmqkit.spark.jobs.archive import ArchivePlan, SplitFiles, archive_split
 from rmqkit.spark.jobs.archive_files import PARTITION_COLUMNS, difference, partition_folder
 from rmqkit.spark.jobs.archive_target import Target
-from rmqkit.spark.options import CorruptRecords, VerifyCrc
-from rmqkit.spark.schema import MESSAGE_COLUMNS
-from rmqkit.spark.source.reader import ReadPlan
-from rmqkit.spark.source.splits import Split
 from tests.examples import examples
 from tests.spark.messages import MakeRecord, plain_rows, record_at, record_makers, rows_of, segment_of
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.spark.fs import find_segments, map_file
+from rmqkit.arrow.fs import find_segments, map_file
+from rmqkit.arrow.splits import Split, plan_splits
 from rmqkit.spark.jobs.log_ranges import SegmentCounts, add_up, counted
-from rmqkit.spark.source.splits import Split, plan_splits
 from rmqkit.store.log import scan
 from tests.golden_stores import unpack_golden
 from tests.spark.messages import plain_records, record_at, segment_of

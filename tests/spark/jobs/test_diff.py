@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+from rmqkit.arrow.splits import Split
 from rmqkit.errors import StoreError
 from rmqkit.spark.jobs import diff as diff_module
 from rmqkit.spark.jobs.diff import Block, ConfigDifference, Diff, QueueDifference, compare_block, diff, equal_end, pack
-from rmqkit.spark.source.splits import Split
 from rmqkit.spark.source.store import store_options, store_splits
 from tests.golden_stores import unpack_golden
 from tests.spark.messages import MakeRecord, record_at, segment_of

@@ -22,9 +22,9 @@ import typer
 from rich.console import Console
 from rich.progress import Progress as ProgressBar
 
+from rmqkit.arrow.fs import RemotePath, exists, resolve
 from rmqkit.cli.printing import cell, jsonable, print_table
 from rmqkit.errors import RmqError, SettingsError, StoreError
-from rmqkit.spark.fs import RemotePath, exists, resolve
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

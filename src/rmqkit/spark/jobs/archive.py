@@ -40,17 +40,18 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from rmqkit.arrow.fs import RemotePath, Segment, find_segments, local_path, map_range
+from rmqkit.arrow.options import VerifyCrc
+from rmqkit.arrow.reader import ReadPlan, matches, read_parts
+from rmqkit.arrow.schema import arrow_schema
+from rmqkit.arrow.splits import Split, plan_splits
 from rmqkit.errors import SettingsError, StoreError, StoreLocked, StoreMismatch
 from rmqkit.spark.failures import one_line
-from rmqkit.spark.fs import RemotePath, Segment, find_segments, local_path, map_range
 from rmqkit.spark.jobs.archive_files import PARTITION_COLUMNS, ArchivedFile, PartitionFiles, difference
 from rmqkit.spark.jobs.archive_target import ArchivedSegment, ArchiveSettings, Run, Target
 from rmqkit.spark.jobs.lake import committer
 from rmqkit.spark.jobs.log_ranges import SegmentCounts, add_up, counted, run_tasks
-from rmqkit.spark.options import StoreOptions, VerifyCrc, words
-from rmqkit.spark.schema import arrow_schema
-from rmqkit.spark.source.reader import ReadPlan, matches, read_parts
-from rmqkit.spark.source.splits import Split, plan_splits
+from rmqkit.spark.options import StoreOptions, words
 from rmqkit.spark.source.store import read_plan, store_options
 from rmqkit.store.files import StoreLock, sync_directory
 from rmqkit.store.log import scan

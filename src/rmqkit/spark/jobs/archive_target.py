@@ -31,8 +31,8 @@ import pyarrow as pa
 from msgspec import Struct
 from pyarrow import fs as pafs
 
+from rmqkit.arrow.fs import RemotePath, resolve
 from rmqkit.errors import SettingsError, StoreError, StoreLocked
-from rmqkit.spark.fs import RemotePath, resolve
 from rmqkit.spark.jobs.archive_files import ArchivedFile
 from rmqkit.store.files import StoreLock, sync_directory
 

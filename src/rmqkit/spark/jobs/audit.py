@@ -27,6 +27,10 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
+from rmqkit.arrow.fs import Segment, find_segments, map_records, resolve
+from rmqkit.arrow.queue_files import find_queue_files, queue_entries
+from rmqkit.arrow.reader import ReadPlan
+from rmqkit.arrow.splits import Split, plan_splits
 from rmqkit.errors import StoreError
 from rmqkit.protocol.names import (
     DLQ_PREFIX,
@@ -37,13 +41,9 @@ from rmqkit.protocol.names import (
     is_system_topic,
 )
 from rmqkit.spark.failures import one_line
-from rmqkit.spark.fs import Segment, find_segments, map_records, resolve
 from rmqkit.spark.jobs.audit_tables import READ, REDUCED, Reduced, add, reduce_split
 from rmqkit.spark.jobs.log_ranges import SegmentCounts
 from rmqkit.spark.options import Entity, StoreOptions, words
-from rmqkit.spark.source.queue_files import find_queue_files, queue_entries
-from rmqkit.spark.source.reader import ReadPlan
-from rmqkit.spark.source.splits import Split, plan_splits
 from rmqkit.spark.source.store import read_plan, store_options
 from rmqkit.spark.source.tables import TABLES
 from rmqkit.store.log import scan

@@ -14,16 +14,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from rmqkit.arrow.fs import map_range
+from rmqkit.arrow.kernels.columns import property_value
+from rmqkit.arrow.reader import ReadPlan, read_parts
+from rmqkit.arrow.schema import Column
+from rmqkit.arrow.splits import Split
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.names import DLQ_PREFIX, RETRY_PREFIX
 from rmqkit.protocol.record import TRANSACTION_MASK
-from rmqkit.spark.fs import map_range
 from rmqkit.spark.jobs.log_ranges import SegmentCounts, add_up, counted
 from rmqkit.spark.jobs.summary import record_bytes
-from rmqkit.spark.kernels.columns import property_value
-from rmqkit.spark.schema import Column
-from rmqkit.spark.source.reader import ReadPlan, read_parts
-from rmqkit.spark.source.splits import Split
 from rmqkit.store.log import scan
 
 READ = (

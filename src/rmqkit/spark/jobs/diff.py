@@ -30,14 +30,14 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from rmqkit.arrow.fs import join, list_files, map_range, read_file, resolve
+from rmqkit.arrow.kernels.batch import topics_of
+from rmqkit.arrow.queue_files import QueueFile, find_queue_files, queue_entries
+from rmqkit.arrow.splits import Split
 from rmqkit.errors import BodyError, StoreError
 from rmqkit.protocol import fastjson
 from rmqkit.spark.failures import one_line
-from rmqkit.spark.fs import join, list_files, map_range, read_file, resolve
 from rmqkit.spark.jobs.log_ranges import SegmentCounts, add_up, counted, run_tasks
-from rmqkit.spark.kernels.batch import topics_of
-from rmqkit.spark.source.queue_files import QueueFile, find_queue_files, queue_entries
-from rmqkit.spark.source.splits import Split
 from rmqkit.spark.source.store import store_options, store_splits
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Records

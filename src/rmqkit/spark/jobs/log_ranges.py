@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from msgspec import Struct
 
+from rmqkit.arrow.splits import Split
 from rmqkit.errors import StoreError
 from rmqkit.spark.failures import one_line
-from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk import DispatchColumns
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Damage, Records

@@ -30,16 +30,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from msgspec.structs import replace
 
+from rmqkit.arrow.fs import exists, find_segments, join, map_records
+from rmqkit.arrow.queue_files import IndexReads, find_index_files, read_records_at
+from rmqkit.arrow.reader import Condition, bounds, wanted
+from rmqkit.arrow.schema import Column
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.ids import decode_offset_id, offset_id
 from rmqkit.protocol.record import host_text, pack_host
-from rmqkit.spark.fs import exists, find_segments, join, map_records
 from rmqkit.spark.jobs.archive_files import ArchivedFile
 from rmqkit.spark.jobs.archive_target import Run, Target
 from rmqkit.spark.options import Entity, StoreOptions, words
-from rmqkit.spark.schema import Column, to_ddl
-from rmqkit.spark.source.queue_files import IndexReads, find_index_files, read_records_at
-from rmqkit.spark.source.reader import Condition, bounds, wanted
+from rmqkit.spark.schema import to_ddl
 from rmqkit.spark.source.store import FORMAT, available_columns, chosen_columns, read_plan, store_options
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Records

@@ -34,10 +34,10 @@ import numpy as np
 from msgspec import Struct, field
 from numpy.typing import NDArray
 
+from rmqkit.arrow.fs import local_path
+from rmqkit.arrow.splits import Split
 from rmqkit.protocol.record import INNER_BATCH
-from rmqkit.spark.fs import local_path
 from rmqkit.spark.jobs.log_ranges import LogRange, SegmentCounts, disk_errors, in_log, log_splits, run_tasks, walked
-from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk import QUEUE_ENTRY, DispatchColumns, append_entries, queue_entries
 from rmqkit.store.index.file import IndexFile
 from rmqkit.store.index.index import file_name

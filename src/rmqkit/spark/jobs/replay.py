@@ -30,14 +30,15 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
+from rmqkit.arrow.options import VerifyCrc
+from rmqkit.arrow.schema import MESSAGE_COLUMNS
 from rmqkit.client.runtime.process import portal
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.names import NOT_OF_APPLICATIONS, SYSTEM_TOPICS
 from rmqkit.protocol.properties import RESERVED_NAMES, SHARDING_KEY
 from rmqkit.spark.failures import one_line
 from rmqkit.spark.jobs.query import query
-from rmqkit.spark.options import DeliveryGuarantee, SinkOptions, VerifyCrc, parse_options
-from rmqkit.spark.schema import MESSAGE_COLUMNS
+from rmqkit.spark.options import DeliveryGuarantee, SinkOptions, parse_options
 from rmqkit.spark.sink.exactly_once import ExactlyOnce
 from rmqkit.spark.sink.ledger import Batch
 from rmqkit.spark.source.broker import FORMAT

@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rmqkit.arrow.reader import ReadPlan, read_split
+from rmqkit.arrow.splits import Split
 from rmqkit.spark.jobs.log_ranges import map_splits
-from rmqkit.spark.source.reader import ReadPlan, read_split
-from rmqkit.spark.source.splits import Split
 from rmqkit.spark.source.store import read_plan, store_options, store_splits
 
 if TYPE_CHECKING:

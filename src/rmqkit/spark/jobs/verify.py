@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from rmqkit.spark.fs import local_path
+from rmqkit.arrow.fs import local_path
+from rmqkit.arrow.splits import Split
 from rmqkit.spark.jobs.log_ranges import LogRange, SegmentCounts, disk_errors, in_log, log_splits, run_tasks, walked
-from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk import DispatchColumns
 from rmqkit.store.log.view import LogView, Segment
 from rmqkit.store.offline.bulk_compare import Ranges

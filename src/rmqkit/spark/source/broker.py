@@ -40,14 +40,15 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from rmqkit.arrow.reader import ReadPlan, decode_pulled
+from rmqkit.arrow.schema import Column, choose, message_columns
 from rmqkit.errors import NoRoute, SettingsError
 from rmqkit.filter import TAG, subscription
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, Offsets, Range, broker_pool, wanted_topics
 from rmqkit.spark.failures import CHECKPOINT_REMEDY
 from rmqkit.spark.options import ByTimestamp, LiveOptions, parse_options, words
-from rmqkit.spark.schema import Column, check_types, choose, message_columns
-from rmqkit.spark.source.reader import ReadPlan, decode_pulled
+from rmqkit.spark.schema import check_types
 
 FORMAT = "rocketmq"
 

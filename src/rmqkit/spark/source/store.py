@@ -40,28 +40,19 @@ from msgspec.structs import replace
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from rmqkit.arrow.fs import find_segments, resolve
+from rmqkit.arrow.options import CorruptRecords, VerifyCrc
+from rmqkit.arrow.plan import Part, conditions_on, plan_parts, read_part
+from rmqkit.arrow.reader import Condition, ReadPlan
+from rmqkit.arrow.schema import CORRUPT, CORRUPT_COLUMN, Column, choose, message_columns
+from rmqkit.arrow.splits import Split, plan_splits
 from rmqkit.errors import SettingsError
-from rmqkit.spark.fs import find_segments, resolve
-from rmqkit.spark.options import (
-    CorruptRecords,
-    Entity,
-    OffsetsFrom,
-    StoreOptions,
-    VerifyCrc,
-    parse_options,
-    words,
-)
-from rmqkit.spark.schema import CORRUPT, CORRUPT_COLUMN, Column, check_types, choose, message_columns, to_ddl
-from rmqkit.spark.source.queue_files import IndexReads, QueueSplit, key_reads, queue_splits, read_queue, read_records_at
-from rmqkit.spark.source.reader import Condition, ReadPlan, read_split, topic_in, wanted, within_times
-from rmqkit.spark.source.splits import Split, plan_splits
+from rmqkit.spark.options import Entity, StoreOptions, parse_options, words
+from rmqkit.spark.schema import check_types, to_ddl
 from rmqkit.spark.source.tables import TABLES, read_table
 
 FORMAT = "rocketmq-store"
 _PARTITIONS_MAX = 256
-
-Part = Split | QueueSplit | IndexReads
-"""What one task reads, or a piece of it."""
 
 
 class StoreSource(DataSource):
@@ -153,25 +144,18 @@ def store_splits(options: StoreOptions) -> list[Split]:
 def store_parts(options: StoreOptions, conditions: Sequence[Condition] = ()) -> list[Part]:
     """What has to be read for the messages that meet some conditions.
     Raises StoreError: as `store_splits`. Raises SettingsError: a key is wanted of no topic."""
-    segments = find_segments(options.path, words(options.log_paths))
-    keys, topics = words(options.keys), wanted(conditions, "topic")
-    if keys:
-        if not topics:
-            raise SettingsError(f"{FORMAT}: key={options.keys} needs a topic: the index knows keys within topics")
-        slots = options.index_slot_count
-        return [one for topic in topics for one in key_reads(options.path, segments, slots, topic, keys)]
-    if options.offsets_from is OffsetsFrom.CONSUME_QUEUE:
-        queue_ids = wanted(conditions, "queueId")
-        within = within_times(segments, conditions)
-        return [*queue_splits(options.path, within, options.split_bytes, topics=topics, queue_ids=queue_ids)]
-    return [*plan_splits(within_times(segments, conditions), options.split_bytes)]
-
-
-def read_part(part: Part, plan: ReadPlan) -> Iterator[Any]:
-    """Read the messages of a part. Raises StoreError: a file has vanished, or is damaged and the plan says to fail."""
-    if isinstance(part, Split):
-        return read_split(part, plan)
-    return read_queue(part, plan) if isinstance(part, QueueSplit) else read_records_at(part, plan)
+    try:
+        return plan_parts(
+            options.path,
+            find_segments(options.path, words(options.log_paths)),
+            conditions,
+            keys=words(options.keys),
+            offsets_from=options.offsets_from,
+            split_bytes=options.split_bytes,
+            index_slot_count=options.index_slot_count,
+        )
+    except SettingsError as error:
+        raise SettingsError(f"{FORMAT}: {error}") from None
 
 
 def _partitions(parts: Sequence[Any]) -> list[InputPartition]:
@@ -208,16 +192,15 @@ def read_plan(options: StoreOptions, names: Iterable[str]) -> ReadPlan:
         raise SettingsError(
             f"{FORMAT}: corruptRecordMode=report and verifyCrc=column need the column {CORRUPT}: add it to the columns"
         )
-    conditions = [topic_in(options.topic_names)] if options.topics else []
-    if options.queue_ids:
-        conditions.append(Condition("queueId", "In", tuple(_queue_ids(options.queue_ids))))
-    if options.starting_timestamp_ms:
-        conditions.append(Condition("storeTimestamp", "GreaterThanOrEqual", (options.starting_timestamp_ms * 1000,)))
-    if options.ending_timestamp_ms:
-        conditions.append(Condition("storeTimestamp", "LessThan", (options.ending_timestamp_ms * 1000,)))
+    conditions = conditions_on(
+        topics=options.topic_names,
+        queue_ids=tuple(_queue_ids(options.queue_ids)),
+        start_ms=options.starting_timestamp_ms,
+        end_ms=options.ending_timestamp_ms,
+    )
     return ReadPlan(
         columns=tuple(columns),
-        conditions=tuple(conditions),
+        conditions=conditions,
         verify_crc=options.verify_crc,
         corrupt_records=options.corrupt_records,
         decompress=options.decompress,

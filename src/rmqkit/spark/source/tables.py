@@ -26,16 +26,9 @@ import pyarrow as pa
 from msgspec import Struct
 from msgspec.structs import replace
 
-from rmqkit.broker.transaction.half import TRANSACTION_GROUP, op_offsets
-from rmqkit.errors import BodyError, StoreError
-from rmqkit.protocol import fastjson
-from rmqkit.protocol import properties as names
-from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC
-from rmqkit.spark.fs import Segment, exists, join, map_range, map_records, read_file, resolve
-from rmqkit.spark.kernels.gather import gather
-from rmqkit.spark.options import Entity, StoreOptions
-from rmqkit.spark.schema import MESSAGE_COLUMNS, Column, arrow_schema, choose
-from rmqkit.spark.source.queue_files import (
+from rmqkit.arrow.fs import Segment, exists, join, map_range, map_records, read_file, resolve
+from rmqkit.arrow.kernels.gather import gather
+from rmqkit.arrow.queue_files import (
     IndexPart,
     QueueFile,
     QueueSplit,
@@ -47,8 +40,15 @@ from rmqkit.spark.source.queue_files import (
     queue_splits,
     read_queue,
 )
-from rmqkit.spark.source.reader import ReadPlan
-from rmqkit.spark.source.splits import Split
+from rmqkit.arrow.reader import ReadPlan
+from rmqkit.arrow.schema import MESSAGE_COLUMNS, Column, arrow_schema, choose
+from rmqkit.arrow.splits import Split
+from rmqkit.broker.transaction.half import TRANSACTION_GROUP, op_offsets
+from rmqkit.errors import BodyError, StoreError
+from rmqkit.protocol import fastjson
+from rmqkit.protocol import properties as names
+from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC
+from rmqkit.spark.options import Entity, StoreOptions
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Records
 

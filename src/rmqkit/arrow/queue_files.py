@@ -19,8 +19,7 @@ import pyarrow as pa
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from rmqkit.errors import StoreError
-from rmqkit.spark.fs import (
+from rmqkit.arrow.fs import (
     Segment,
     StoreFile,
     above,
@@ -32,8 +31,9 @@ from rmqkit.spark.fs import (
     map_records,
     resolve,
 )
-from rmqkit.spark.source.reader import ReadPlan, read_parts
-from rmqkit.spark.source.splits import Split, records_end
+from rmqkit.arrow.reader import ReadPlan, read_parts
+from rmqkit.arrow.splits import Split, records_end
+from rmqkit.errors import StoreError
 from rmqkit.store.index.file import ENTRY, HEADER, SLOT, key_hash
 from rmqkit.store.log import scan
 from rmqkit.store.queues.consume_queue import BLANK_ENTRY, ENTRY_BYTES
@@ -211,7 +211,7 @@ def key_reads(
 
 
 def read_records_at(reads: IndexReads, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
-    """Read the messages, in the order of the log. Raises StoreError: as `rmqkit.spark.source.reader.read_split`."""
+    """Read the messages, in the order of the log. Raises StoreError: as `rmqkit.arrow.reader.read_split`."""
     segment = reads.segment
     for first in range(0, len(reads.offsets), plan.batch_rows):
         positions = [offset - segment.base_offset for offset in reads.offsets[first : first + plan.batch_rows]]
@@ -221,7 +221,7 @@ def read_records_at(reads: IndexReads, plan: ReadPlan) -> Iterator[pa.RecordBatc
 
 
 def read_queue(split: QueueSplit, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
-    """Read the messages, in the order of the log. Raises StoreError: as `rmqkit.spark.source.reader.read_split`."""
+    """Read the messages, in the order of the log. Raises StoreError: as `rmqkit.arrow.reader.read_split`."""
     offsets = np.sort(chosen_entries(split)[1]["offset"].astype("i8")).tolist()
     for reads in _in_segments(offsets, split.segments):
         yield from read_records_at(reads, plan)

@@ -5,7 +5,7 @@
 ===========  ===================================  =========================================================
 bytes        mapped: stay readable when the       fetched by ranges, each to its position in a mapping of
              broker deletes the file              its own: what was not fetched costs nothing, reads as 0
-behind the   told by the file system (`data_end`) found by looking at a few places (`rmqkit.spark.source.splits`)
+behind the   told by the file system (`data_end`) found by looking at a few places (`rmqkit.arrow.splits`)
 last write
 credentials  none                                 of the environment, or in the address; `RemotePath` has
                                                   them, and nobody sees them

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
+from rmqkit.arrow.fs import RemotePath, Segment, StoreFile, data_end
 from rmqkit.errors import StoreMismatch
 from rmqkit.protocol.record import BLANK_MAGIC, MAGIC_V1, MAGIC_V2
-from rmqkit.spark.fs import RemotePath, Segment, StoreFile, data_end
 from rmqkit.store.log import scan
 
 _LOOK_BYTES = 64 << 10

@@ -21,14 +21,14 @@ import pyarrow.compute as pc
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from rmqkit.arrow.fs import Segment, map_range, map_records
+from rmqkit.arrow.kernels.batch import MessageBatch, message_batches, topics_of
+from rmqkit.arrow.kernels.columns import to_microseconds
+from rmqkit.arrow.options import CorruptRecords, VerifyCrc
+from rmqkit.arrow.schema import CORRUPT, Column, arrow_schema
+from rmqkit.arrow.splits import Split
 from rmqkit.errors import StoreError
 from rmqkit.protocol import properties as names
-from rmqkit.spark.fs import Segment, map_range, map_records
-from rmqkit.spark.kernels.batch import MessageBatch, message_batches, topics_of
-from rmqkit.spark.kernels.columns import to_microseconds
-from rmqkit.spark.options import CorruptRecords, VerifyCrc
-from rmqkit.spark.schema import CORRUPT, Column, arrow_schema
-from rmqkit.spark.source.splits import Split
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Damage, Records, crc_matches
 
@@ -41,13 +41,14 @@ _COMPARISONS: dict[str, Callable[[NDArray[Any], Sequence[Any]], NDArray[np.bool_
     "LessThan": lambda numbers, values: numbers < values[0],
 }
 """Comparisons that options lead to; of the others only `bounds` and `wanted` are made, which read less of a log."""
-_CLOCK_SLACK_US = 60_000_000
+CLOCK_SLACK_US = 60_000_000
 
 
 class ReadPlan(Struct, frozen=True):
     """What to make of every split; damage that is reported need not meet the conditions.
     With ``keys`` only messages that have one of them, or such a unique key, are given out, with ``tags`` those that
-    have one of these."""
+    have one of these. ``choose`` says of records which ones may be wanted, before they are decoded. The hints end the
+    texts of errors, in the words of whoever made the plan."""
 
     columns: tuple[Column, ...]
     conditions: tuple[Condition, ...] = ()
@@ -58,7 +59,10 @@ class ReadPlan(Struct, frozen=True):
     broker_name: str = ""
     keys: frozenset[str] = frozenset()
     tags: frozenset[str] = frozenset()
+    choose: Callable[[Records], NDArray[np.bool_]] | None = None
     batch_rows: int = scan.BATCH_ROWS
+    damage_hint: str = "corruptRecordMode=skip reads on, report shows it in rows"
+    crc_hint: str = "verifyCrc=drop leaves such messages out, column marks them"
 
     def needs(self, column: str) -> bool:
         """Whether a column is among those of the result."""
@@ -80,7 +84,7 @@ def read_parts(split: Split, parts: Iterable[Records | Damage], plan: ReadPlan) 
         if isinstance(part, Records):
             yield from _batches(split, part, plan)
         elif plan.corrupt_records is CorruptRecords.FAIL:
-            raise _damaged(split, part.position, part.reason)
+            raise _damaged(split, part.position, part.reason, plan)
         elif plan.corrupt_records is CorruptRecords.REPORT:
             yield _report(split, part, plan)
 
@@ -102,6 +106,8 @@ def decode_pulled(body: bytes, plan: ReadPlan, low: int, high: int) -> Iterator[
 def _batches(split: Split, records: Records, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
     if plan.conditions:
         records = records.take(matches(records, plan.conditions))
+    if plan.choose is not None:
+        records = records.take(plan.choose(records))
     crc_wrong = np.empty(0, "i8")
     if plan.verify_crc is not VerifyCrc.NONE and len(records):
         is_right = crc_matches(records)
@@ -113,7 +119,7 @@ def _batches(split: Split, records: Records, plan: ReadPlan) -> Iterator[pa.Reco
         position = int(crc_wrong[0])
         raise StoreError(
             f"{split.path}: the body at byte {position} (commitLogOffset {split.base_offset + position}) does not match"
-            " its CRC; verifyCrc=drop leaves such messages out, column marks them"
+            f" its CRC; {plan.crc_hint}"
         )
     for batch in _planned(records, plan):
         yield _decoded(split, batch, crc_wrong, plan)
@@ -141,7 +147,7 @@ def _decoded(
     # Only now: kernels unpack bodies when they are asked for them, and note there what cannot be unpacked.
     if batch.problems and plan.corrupt_records is CorruptRecords.FAIL:
         row = min(batch.problems)
-        raise _damaged(split, int(batch.of_record(batch.records.positions)[row]), batch.problems[row])
+        raise _damaged(split, int(batch.of_record(batch.records.positions)[row]), batch.problems[row], plan)
     arrays = [_reasons(batch, crc_wrong) if array is None else array for array in arrays]
     decoded = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(plan.columns))
     kept = np.ones(len(batch), bool) if wanted is None else wanted
@@ -186,10 +192,10 @@ def _report(split: Split, damage: Damage, plan: ReadPlan) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(plan.columns))
 
 
-def _damaged(split: Split, position: int, reason: str) -> StoreError:
+def _damaged(split: Split, position: int, reason: str, plan: ReadPlan) -> StoreError:
     return StoreError(
         f"{split.path}: damage at byte {position} (commitLogOffset {split.base_offset + position}): {reason};"
-        " corruptRecordMode=skip reads on, report shows it in rows"
+        f" {plan.damage_hint}"
     )
 
 
@@ -231,18 +237,18 @@ def bounds(conditions: Iterable[Condition]) -> tuple[int | None, int | None]:
 def within_times(segments: Sequence[Segment], conditions: Iterable[Condition]) -> list[Segment]:
     """The files of a log that can have messages of the wanted store times.
 
-    A file ends before the first message of the next, give or take what a clock was set back (`_CLOCK_SLACK_US`). Files
+    A file ends before the first message of the next, give or take what a clock was set back (`CLOCK_SLACK_US`). Files
     are left out at the two ends only, so that the rest is still one log."""
     low, high = bounds([one for one in conditions if one.column == "storeTimestamp"])
     kept = list(segments)
-    while len(kept) > 1 and high is not None and _first_stored(kept[-1]) > high + _CLOCK_SLACK_US:
+    while len(kept) > 1 and high is not None and first_stored(kept[-1]) > high + CLOCK_SLACK_US:
         kept.pop()
-    while len(kept) > 1 and low is not None and 0 < _first_stored(kept[1]) < low - _CLOCK_SLACK_US:
+    while len(kept) > 1 and low is not None and 0 < first_stored(kept[1]) < low - CLOCK_SLACK_US:
         kept.pop(0)
     return kept
 
 
-def _first_stored(segment: Segment) -> int:
+def first_stored(segment: Segment) -> int:
     """µs of the first message of a file; 0 when it begins with none, which says nothing."""
     for part in scan.pick(map_records(segment.path, [0]), segment.base_offset, [0]):
         if isinstance(part, Records):

@@ -1,4 +1,4 @@
-"""One function per column: a batch of rows → an Arrow array of the column's type (`rmqkit.spark.schema`).
+"""One function per column: a batch of rows → an Arrow array of the column's type (`rmqkit.arrow.schema`).
 
 Numbers come straight from the heads. Few distinct topics, hosts and brokers occur in a batch, so their texts are made
 once per distinct value. Source: spark.md §8.
@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rmqkit.arrow.kernels.batch import MessageBatch
+from rmqkit.arrow.kernels.gather import gather
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.record import host_text
-from rmqkit.spark.kernels.batch import MessageBatch
-from rmqkit.spark.kernels.gather import gather
 from rmqkit.store.log.scan import Records
 
 Kernel = Callable[[MessageBatch], pa.Array]

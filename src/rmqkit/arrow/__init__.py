@@ -1,0 +1,182 @@
+"""A store's messages as Arrow tables, for Polars, pandas and DuckDB; without a broker, Java or Spark.
+
+::
+
+    from rmqkit.arrow import dataset, scan, to_polars
+
+    for batch in scan("/data/store", topic="Orders", columns=["queueOffset", "body"]):
+        ...                                          # pyarrow record batches, in the order of the log
+    frame = to_polars("/data/store", topic="Orders", start="2026-01-31T00:00")
+
+    import duckdb
+    messages = dataset("/data/store")                # DuckDB finds the variable by its name
+    duckdb.sql("select topic, count(*) from messages where queueId = 0 group by topic").show()
+
+======================  ========================================================================================
+`scan`                  a ``pyarrow.RecordBatchReader``: read once, memory for a batch at a time
+`dataset`               a ``pyarrow.dataset.Dataset``: read any number of times; DuckDB's and Polars' columns and
+                        filters are applied while it is read
+`to_polars`,            a whole data frame
+`to_pandas`
+======================  ========================================================================================
+
+The columns and their types are those of Spark's format ``rocketmq-store``, made by the same kernels. A store may be a
+running broker's: what was whole when a read began is read. Needs ``pip install 'rmqkit[arrow]'``.
+
+Below it `plan` says what has to be read (`fs` the files, `splits` of the log, `queue_files` what queues and the index
+point at), `reader` decides on heads and topics and decodes, `schema` has the columns, `kernels` makes them in bulk,
+`store_dataset` pushes columns and filters down, and `query` is SQL. Spark's source is made of the same parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from rmqkit.arrow.options import CorruptRecords, OffsetsFrom, VerifyCrc
+from rmqkit.errors import SettingsError
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow as pa
+
+    from rmqkit.arrow.store_dataset import StoreDataset
+
+__all__ = ["dataset", "scan", "to_pandas", "to_polars"]
+
+DAMAGE_HINT = "corrupt='skip' reads on, 'report' shows it in rows"
+
+Moment = datetime | int | str
+"""A time: a datetime (without a zone: local), ms since the epoch, or ISO text."""
+
+
+def dataset(
+    store: str | PathLike[str],
+    *,
+    topic: str | Iterable[str] = (),
+    queue: int | Iterable[int] = (),
+    tags: str = "*",
+    key: str | Iterable[str] = (),
+    columns: Iterable[str] = (),
+    start: Moment | None = None,
+    end: Moment | None = None,
+    offsets_from: str = "walk",
+    corrupt: str = "fail",
+    verify_crc: str = "none",
+    broker_name: str = "",
+    log_paths: Iterable[str] = (),
+    index_slot_count: int = 5_000_000,
+) -> StoreDataset:
+    """The messages of a store as a dataset.
+
+    Args:
+        store: the store directory (``storePathRootDir``), or an address of pyarrow.fs such as ``s3://bucket/store``.
+        topic, queue: only of these topics and queue ids; empty for all.
+        tags: only with one of these tags, ``a || b``; ``*`` for all.
+        key: only with one of these keys or unique keys. Needs a topic, and reads by the index.
+        columns: only these columns, in this order; empty for all (`rmqkit.arrow.schema.MESSAGE_COLUMNS`).
+        start, end: only messages stored at or after ``start``, and before ``end``.
+        offsets_from: ``walk`` reads the log. ``consumequeue`` reads what the queues point at: faster for few messages,
+            and without those that no consumer can get.
+        corrupt: what damage does: ``fail``, ``skip``, or ``report`` in rows of their own, with the column ``_corrupt``.
+        verify_crc: ``none``, or what a wrong CRC does: ``fail``, ``drop``, or ``column``: it is said in ``_corrupt``.
+        broker_name: text of the column ``brokerName``, which no record has.
+        log_paths: directories of the commit log, if it is not in the store directory.
+        index_slot_count: the broker's ``maxHashSlotNum``, for ``key``.
+
+    Raises:
+        SettingsError: an argument cannot be used, there is no such column, or pyarrow is not installed.
+    """
+    try:
+        from rmqkit.arrow.store_dataset import StoreDataset
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"{error.name} is not installed, which tables of a store need: pip install 'rmqkit[arrow]'"
+        ) from None
+    from rmqkit.arrow.fs import resolve
+    from rmqkit.arrow.plan import conditions_on
+    from rmqkit.arrow.reader import ReadPlan
+    from rmqkit.arrow.schema import CORRUPT_COLUMN, MESSAGE_COLUMNS, choose
+    from rmqkit.filter import subscription
+
+    corrupt_records, crc = _one_of(CorruptRecords, "corrupt", corrupt), _one_of(VerifyCrc, "verify_crc", verify_crc)
+    reports = corrupt_records is CorruptRecords.REPORT or crc is VerifyCrc.COLUMN
+    available = [*MESSAGE_COLUMNS, CORRUPT_COLUMN] if reports else list(MESSAGE_COLUMNS)
+    root = resolve(str(store))
+    conditions = conditions_on(
+        topics=_several(topic),
+        queue_ids=_several(queue),
+        start_ms=0 if start is None else _ms(start, "start"),
+        end_ms=0 if end is None else _ms(end, "end"),
+    )
+    names = _several(columns)
+    try:
+        wanted_tags = subscription("*", tags).tags_set
+    except ValueError as error:
+        raise SettingsError(f"tags {tags!r}: {error}") from None
+    plan = ReadPlan(
+        columns=(),
+        conditions=conditions,
+        verify_crc=crc,
+        corrupt_records=corrupt_records,
+        broker_name=broker_name,
+        keys=frozenset(_several(key)),
+        tags=frozenset(wanted_tags),
+        damage_hint=DAMAGE_HINT,
+        crc_hint="verify_crc='drop' leaves such messages out, 'column' marks them",
+    )
+    return StoreDataset(
+        root,
+        choose(available, names, root) if names else available,
+        plan,
+        log_paths=_several(log_paths),
+        offsets_from=_one_of(OffsetsFrom, "offsets_from", offsets_from),
+        index_slot_count=index_slot_count,
+    )
+
+
+def scan(store: str | PathLike[str], **options: Any) -> pa.RecordBatchReader:
+    """The messages of a store as record batches, in the order of the log; ``options`` are those of `dataset`.
+
+    A reader is read once. While it is read it raises StoreError when a file is damaged or was deleted.
+    Raises SettingsError: an option cannot be used. Raises StoreError: there is no such store, or it cannot be read."""
+    return dataset(store, **options).reader()
+
+
+def to_polars(store: str | PathLike[str], **options: Any) -> polars.DataFrame:
+    """The messages of a store as a Polars data frame; ``options`` are those of `dataset`, errors those of `scan`.
+    For a lazy frame: ``polars.scan_pyarrow_dataset(dataset(store))``."""
+    import polars
+
+    frame = polars.from_arrow(scan(store, **options).read_all())
+    assert isinstance(frame, polars.DataFrame), "a table is made a frame"
+    return frame
+
+
+def to_pandas(store: str | PathLike[str], **options: Any) -> pandas.DataFrame:
+    """The messages of a store as a pandas data frame; ``options`` are those of `dataset`, errors those of `scan`."""
+    return scan(store, **options).read_pandas()
+
+
+def _several(given: Any) -> list[Any]:
+    """What was given alone, or as several."""
+    return [given] if isinstance(given, str | int) else list(given)
+
+
+def _one_of(kind: Any, name: str, text: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise SettingsError(f"{name}={text!r} must be one of {', '.join(one.value for one in kind)}") from None
+
+
+def _ms(moment: Moment, name: str) -> int:
+    try:
+        if isinstance(moment, str):
+            moment = int(moment) if moment.isdecimal() else datetime.fromisoformat(moment)
+        return moment if isinstance(moment, int) else round(moment.timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise SettingsError(f"{name}={moment!r} must be a datetime, ms since the epoch, or an ISO time") from None

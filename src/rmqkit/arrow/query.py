@@ -1,0 +1,48 @@
+"""SQL over the messages of a store, by DuckDB in this process: the table is called ``messages``.
+
+DuckDB hands the columns and the comparisons of a statement to `rmqkit.arrow.store_dataset`, so that no more is read
+than they ask for. Comparisons with constants go there, joined by ``and``, ``or`` and ``in``; ``like`` and functions of
+columns do not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rmqkit.errors import RmqError, SettingsError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from rmqkit.arrow.store_dataset import StoreDataset
+
+__all__ = ["query"]
+
+_BATCH_ROWS = 8192
+
+
+def query(messages: StoreDataset, sql: str) -> pa.RecordBatchReader | None:
+    """Run a statement; its rows, which are read as they are asked for, or None when it has none.
+
+    Raises SettingsError: DuckDB is not installed, or does not understand the statement.
+    Raises StoreError: a file of the store is damaged or gone. Raises RmqError: DuckDB fails for another reason."""
+    try:
+        import duckdb
+    except ModuleNotFoundError:
+        raise SettingsError("duckdb is not installed, which SQL needs: pip install 'rmqkit[query]'") from None
+    # No extension is fetched from the network because of a word in a statement.
+    connection = duckdb.connect(":memory:", config={"autoinstall_known_extensions": "false"})
+    connection.register("messages", messages)
+    try:
+        rows = connection.sql(sql)
+        found: pa.RecordBatchReader | None = None
+        if rows is not None:  # as it is for some statements
+            found = rows.to_arrow_reader(_BATCH_ROWS)
+    except duckdb.Error as error:
+        if messages.failure is not None:
+            raise messages.failure from None
+        text = " ".join(str(error).split())
+        if isinstance(error, duckdb.ProgrammingError | duckdb.NotSupportedError):
+            raise SettingsError(text) from None
+        raise RmqError(text) from None
+    return found

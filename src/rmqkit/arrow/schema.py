@@ -1,0 +1,113 @@
+"""One table describes the columns of a message for every reader: name, Spark type, Arrow type, kernel.
+
+A column is what a client sees (`rmqkit.protocol.message.ReceivedMessage`); ``commitLogOffset`` and ``storeSize``
+belong to the record, which the members of an inner batch share. ``_corrupt`` exists when a reader is asked to report
+damage in rows: it says what is wrong with a row, and is null in good ones. Source: spark.md §8.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+from msgspec import Struct
+
+from rmqkit.arrow.kernels import columns as kernels
+from rmqkit.arrow.kernels.columns import Kernel
+from rmqkit.arrow.options import IncludeProperties
+from rmqkit.errors import SettingsError
+from rmqkit.protocol import properties as names
+
+_ARROW_TYPES: dict[str, Any] = {
+    "string": pa.string(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "binary": pa.binary(),
+    "boolean": pa.bool_(),
+    "map<string,string>": pa.map_(pa.string(), pa.string()),
+}
+
+CORRUPT = "_corrupt"
+
+
+class Column(Struct, frozen=True):
+    """One column: its name and type in Spark's words, and what makes it from a batch of messages.
+    `CORRUPT` and the columns of other tables have no kernel: their reader fills them in."""
+
+    name: str
+    spark: str
+    kernel: Kernel | None
+
+    @property
+    def arrow(self) -> Any:
+        """Its Arrow type; Spark accepts batches of exactly these types only."""
+        return _ARROW_TYPES[self.spark]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Tasks get the name and look the kernel up in their own table."""
+        # Kernels are lambdas and closures, which pickle does not take, and executors have the table anyway.
+        return _column, (self.name, self.spark)
+
+
+MESSAGE_COLUMNS: tuple[Column, ...] = (
+    Column("topic", "string", lambda batch: batch.topics()),
+    Column("brokerName", "string", kernels.broker_names),
+    Column("queueId", "int", kernels.int32("queue_id")),
+    Column("queueOffset", "bigint", kernels.queue_offsets),
+    Column("commitLogOffset", "bigint", kernels.commit_log_offsets),
+    Column("storeSize", "int", kernels.store_sizes),
+    Column("msgId", "string", kernels.message_ids),
+    Column("keys", "string", kernels.property_value(names.KEYS)),
+    Column("tags", "string", kernels.property_value(names.TAGS)),
+    Column("properties", "map<string,string>", lambda batch: batch.properties.map()),
+    Column("body", "binary", lambda batch: batch.bodies()),
+    Column("flag", "int", kernels.flags),
+    Column("sysFlag", "int", kernels.sys_flags),
+    Column("bodyCrc", "int", kernels.int32("body_crc")),
+    Column("bornTimestamp", "timestamp", kernels.timestamp("born_timestamp")),
+    Column("bornHost", "string", kernels.host("born_host")),
+    Column("storeTimestamp", "timestamp", kernels.timestamp("store_timestamp")),
+    Column("storeHost", "string", kernels.host("store_host")),
+    Column("reconsumeTimes", "int", kernels.int32("reconsume_times")),
+    Column("preparedTransactionOffset", "bigint", kernels.int64("prepared_transaction_offset")),
+)
+PROPERTY_STRING = Column("properties", "string", lambda batch: batch.property_strings)
+CORRUPT_COLUMN = Column(CORRUPT, "string", None)
+
+
+def choose(available: Sequence[Column], wanted: Iterable[str], source: str) -> list[Column]:
+    """Choose the wanted columns, in the order of the wish.
+    Raises SettingsError: a name is not available, or wanted twice."""
+    by_name = {column.name: column for column in available}
+    chosen: dict[str, Column] = {}
+    for name in wanted:
+        if name not in by_name:
+            near = difflib.get_close_matches(name, by_name, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(by_name)}"
+            raise SettingsError(f"{source}: there is no column {name!r} with these options: {hint}")
+        if name in chosen:
+            raise SettingsError(f"{source}: column {name!r} is wanted twice: name it once")
+        chosen[name] = by_name[name]
+    return list(chosen.values())
+
+
+def message_columns(properties: IncludeProperties) -> list[Column]:
+    """List the columns of messages, ``properties`` as the option of that name says."""
+    shown = {IncludeProperties.STRING: [PROPERTY_STRING], IncludeProperties.NONE: []}
+    kept = ([column] if column.name != "properties" else shown.get(properties, [column]) for column in MESSAGE_COLUMNS)
+    return list(itertools.chain.from_iterable(kept))
+
+
+def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
+    """Make the Arrow schema of some columns, all nullable."""
+    return pa.schema([pa.field(column.name, column.arrow) for column in columns])
+
+
+def _column(name: str, spark: str) -> Column:
+    known = (*MESSAGE_COLUMNS, PROPERTY_STRING, CORRUPT_COLUMN)
+    # By name and type: the properties column exists in two forms.
+    return next(column for column in known if (column.name, column.spark) == (name, spark))

@@ -1,0 +1,268 @@
+"""A store as a pyarrow dataset: whoever scans it says columns and a filter, and no more is read than these ask for.
+
+`StoreDataset` is what DuckDB and Polars look for. Both hand over the columns and the filter of a query::
+
+    filter ─→ files of the log that may have such store times           nothing else is opened
+           ─→ topic and queue of each record, before it is decoded       nothing else is decoded
+           ─→ rows                                                       exactly what the filter says
+
+The filter is an expression of Arrow, which shows nobody its parts. So it is asked of a *guarantee*: Arrow simplifies
+``(topic == "a") and (body == "x")`` under ``topic == "b"`` to false, and no record of that topic is decoded. Each pair
+of topic and queue is asked once. A filter that cannot be simplified keeps everything, and is evaluated on the rows.
+Source: spark.md §2, §8.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pads
+import pyarrow.fs as pafs
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from rmqkit.arrow.fs import Segment, find_segments
+from rmqkit.arrow.kernels.batch import topics_of
+from rmqkit.arrow.options import OffsetsFrom
+from rmqkit.arrow.plan import INDEX_SLOT_COUNT, SPLIT_BYTES, plan_parts, read_part
+from rmqkit.arrow.reader import CLOCK_SLACK_US, ReadPlan, first_stored
+from rmqkit.arrow.schema import CORRUPT_COLUMN, MESSAGE_COLUMNS, Column, arrow_schema, choose
+from rmqkit.errors import RmqError
+from rmqkit.store.log.scan import Records
+
+_PAIRS_MAX = 1 << 20
+_TIME = pa.timestamp("us", tz="UTC")
+_NOWHERE = pafs.LocalFileSystem()
+_FORMAT = pads.IpcFileFormat()
+
+
+class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
+    """The messages of a store, as it is each time that it is scanned.
+
+    Args:
+        root: store directory, or its address.
+        columns: those that there are; a scan decodes the ones that it asks for.
+        plan: what else is wanted of each message, as `rmqkit.arrow.scan` makes it.
+        log_paths: directories of the log, if not ``root/commitlog``.
+        offsets_from: whether the log is walked, or what consume queues point at is read.
+        index_slot_count: slots of an index file, as the broker was configured, for a plan with keys.
+
+    Attributes:
+        failure: why the last scan that failed did. Programs that scan may show it in words of their own.
+    """
+
+    failure: RmqError | None = None
+
+    def __init__(
+        self,
+        root: str,
+        columns: Sequence[Column],
+        plan: ReadPlan,
+        *,
+        log_paths: Sequence[str] = (),
+        offsets_from: OffsetsFrom = OffsetsFrom.WALK,
+        index_slot_count: int = INDEX_SLOT_COUNT,
+    ) -> None:
+        # Not super().__init__(): it makes nothing but a refusal. What consumers call of a dataset goes by `scanner`.
+        self._root = root
+        self._columns = tuple(columns)
+        self._plan = plan
+        self._log_paths = list(log_paths)
+        self._offsets_from = offsets_from
+        self._index_slot_count = index_slot_count
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that a scan may ask for."""
+        return arrow_schema(self._columns)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a StoreDataset is not pickled: open the store where it is read")
+
+    def scanner(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,  # noqa: A002 - the name that consumers use
+        **kwargs: Any,
+    ) -> StoreScan:
+        """A scan of some columns, all when none are named, of the rows that meet a filter. Other arguments say how fast
+        files of other kinds are read, and are ignored."""
+        return StoreScan(self.reader(columns, filter))
+
+    def count_rows(
+        self,
+        filter: pc.Expression | None = None,  # noqa: A002 - as above
+        **kwargs: Any,
+    ) -> int:
+        """How many rows meet a filter; nothing but the filter's columns is decoded."""
+        return sum(map(len, self._batches([], filter)))
+
+    def reader(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,  # noqa: A002 - as above
+    ) -> pa.RecordBatchReader:
+        """Read rows in the order of the log, a batch at a time. While it is read it raises StoreError when a file is
+        damaged or gone. Raises SettingsError: there is no such column. Raises StoreError: there is no such store."""
+        names = [column.name for column in self._columns] if columns is None else list(columns)
+        chosen = choose(self._columns, names, self._root) if names else []
+        try:
+            # Planned now, so that a store that is not there is told here and not in the middle of a query.
+            batches = self._batches(names, filter)
+        except RmqError as error:
+            self.failure = error
+            raise
+        return pa.RecordBatchReader.from_batches(arrow_schema(chosen), batches)
+
+    def _batches(self, names: Sequence[str], wanted: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+        shown = choose(self._columns, names, self._root) if names else []
+        needed = shown if wanted is None else _with_fields(wanted, shown, self._columns)
+        # A batch without any column has no rows: one number that costs nothing stands for them.
+        plan = replace(self._plan, columns=tuple(needed or [_cheapest(self._columns)]))
+        segments = find_segments(self._root, self._log_paths)
+        if wanted is not None:
+            plan = replace(plan, choose=_Pairs(wanted).choose)
+            segments = _within(segments, wanted)
+        parts = plan_parts(
+            self._root,
+            segments,
+            plan.conditions,
+            keys=plan.keys,
+            offsets_from=self._offsets_from,
+            split_bytes=SPLIT_BYTES,
+            index_slot_count=self._index_slot_count,
+        )
+        return self._rows(parts, plan, wanted, names)
+
+    def _rows(
+        self, parts: Sequence[Any], plan: ReadPlan, wanted: pc.Expression | None, names: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        try:
+            for part in parts:
+                for batch in read_part(part, plan):
+                    rows = batch if wanted is None else batch.filter(wanted)
+                    if len(rows):
+                        yield rows.select(list(names)) if names else rows
+        except RmqError as error:
+            self.failure = error
+            raise
+
+
+class StoreScan:
+    """One scan of a store, with what consumers call of a ``pyarrow.dataset.Scanner``. It is read once."""
+
+    # Not Arrow's Scanner: that reads ahead in a thread of its own, which needs Python's lock to decode. A consumer that
+    # stops early, as for `limit 1`, waits for that thread with the lock in its hand.
+
+    def __init__(self, reader: pa.RecordBatchReader) -> None:
+        self._reader = reader
+
+    @property
+    def projected_schema(self) -> pa.Schema:
+        """The columns of the scan."""
+        return self._reader.schema
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """The rows, a batch at a time."""
+        return self._reader
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows, a batch at a time."""
+        return iter(self._reader)
+
+    def to_table(self) -> pa.Table:
+        """All rows."""
+        return self._reader.read_all()
+
+    def head(self, num_rows: int) -> pa.Table:
+        """The first rows; nothing behind their batch is read."""
+        kept: list[pa.RecordBatch] = []
+        while (left := num_rows - sum(map(len, kept))) > 0 and (batch := next(self._reader, None)) is not None:
+            kept.append(batch.slice(0, left))
+        return pa.Table.from_batches(kept, self._reader.schema)
+
+    def count_rows(self) -> int:
+        """How many rows there are."""
+        return sum(map(len, self._reader))
+
+
+class _Pairs:
+    """Which pairs of topic and queue may meet a filter."""
+
+    def __init__(self, wanted: pc.Expression) -> None:
+        self._wanted = wanted
+        self._asks = bool({"topic", "queueId"} & _words(wanted))
+        self._known: dict[tuple[str, int], bool] = {}
+
+    def choose(self, records: Records) -> NDArray[np.bool_]:
+        """Say of records which ones have to be decoded."""
+        if not self._asks or not len(records):
+            return np.ones(len(records), bool)
+        topics, queues = topics_of(records), records.field("queue_id")
+        names = [name.decode("utf-8", "replace") for name in topics.dictionary.to_pylist()]
+        codes = topics.indices.to_numpy().astype("i8") << 32 | (queues & 0xFFFFFFFF)
+        pairs, places = np.unique(codes, return_inverse=True)
+        may = [self._may_meet(names[pair >> 32], int(np.int32(pair & 0xFFFFFFFF))) for pair in pairs.tolist()]
+        found: NDArray[np.bool_] = np.array(may, bool)[places]
+        return found
+
+    def _may_meet(self, topic: str, queue_id: int) -> bool:
+        key = topic, queue_id
+        if key not in self._known:
+            if len(self._known) >= _PAIRS_MAX:
+                self._known.clear()
+            self._known[key] = may_meet(
+                self._wanted, (pc.field("topic") == topic) & (pc.field("queueId") == pa.scalar(queue_id, pa.int32()))
+            )
+        return self._known[key]
+
+
+def may_meet(wanted: pc.Expression, guarantee: pc.Expression) -> bool:
+    """Whether a row of which something is known may meet a filter; True when Arrow cannot tell."""
+    fragment = _FORMAT.make_fragment("known", _NOWHERE, partition_expression=guarantee)
+    known = pads.FileSystemDataset([fragment], _MESSAGES, _FORMAT)
+    return any(True for _ in known.get_fragments(filter=wanted))
+
+
+def _within(segments: list[Segment], wanted: pc.Expression) -> list[Segment]:
+    """The files of a log that may have messages of the store times that a filter wants: the two ends are left out,
+    so that the rest is still one log."""
+    if "storeTimestamp" not in _words(wanted) or len(segments) < 2:
+        return segments
+    firsts = [first_stored(segment) for segment in segments]
+    may = []
+    for number, first in enumerate(firsts):
+        last = firsts[number + 1] if number + 1 < len(firsts) else 0
+        # 0: the file begins with no record, which says nothing.
+        known = pc.field("storeTimestamp") >= _time(first - CLOCK_SLACK_US) if first else pc.scalar(True)
+        if last:
+            known &= pc.field("storeTimestamp") <= _time(last + CLOCK_SLACK_US)
+        may.append(may_meet(wanted, known))
+    kept = np.flatnonzero(may)
+    return segments[int(kept[0]) : int(kept[-1]) + 1] if len(kept) else segments[:0]
+
+
+def _time(microseconds: int) -> pa.Scalar:
+    return pa.scalar(microseconds, pa.int64()).cast(_TIME)
+
+
+def _with_fields(wanted: pc.Expression, shown: Sequence[Column], available: Sequence[Column]) -> list[Column]:
+    """The columns that are shown, and those that a filter looks at: every one whose name is a word of its text."""
+    found = _words(wanted)
+    return [*shown, *(column for column in available if column.name in found and column not in shown)]
+
+
+def _words(wanted: pc.Expression) -> set[str]:
+    return set(re.findall(r"\w+", str(wanted)))
+
+
+def _cheapest(columns: Sequence[Column]) -> Column:
+    return next((column for column in columns if column.name == "queueId"), columns[0])
+
+
+_MESSAGES = arrow_schema([*MESSAGE_COLUMNS, CORRUPT_COLUMN])
