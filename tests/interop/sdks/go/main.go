@@ -23,7 +23,7 @@ const (
 	patient   = 100 * time.Second
 	request   = 10 * time.Second
 	await     = 5 * time.Second
-	invisible = 15 * time.Second
+	invisible = 60 * time.Second
 )
 
 // Facts is what a scenario found.
@@ -272,11 +272,11 @@ func delay() Facts {
 	push("delay", "delay", listener.consume)
 	now := time.Now()
 	send(sender, made("delay", "past", due(time.UnixMilli(1000))))
-	recalled := send(sender, made("delay", "recalled", due(now.Add(4*time.Second))))
+	recalled := send(sender, made("delay", "recalled", due(now.Add(8*time.Second))))
 	answer := must(sender.Recall(context.Background(), named("delay"), recalled.RecallHandle))
-	send(sender, made("delay", "due", due(now.Add(5*time.Second))))
+	send(sender, made("delay", "due", due(now.Add(9*time.Second))))
 	came := listener.untilBodies("past", "due")
-	return Facts{"came": came, "early": time.Since(now) < 5*time.Second, "recalled": answer == recalled.MessageID}
+	return Facts{"came": came, "early": time.Since(now) < 9*time.Second, "recalled": answer == recalled.MessageID}
 }
 
 func transaction() Facts {
@@ -285,7 +285,8 @@ func transaction() Facts {
 	sender := producer("transaction", rmq.WithTransactionChecker(&rmq.TransactionChecker{
 		Check: func(message *rmq.MessageView) rmq.TransactionResolution {
 			asked.consume(message)
-			if string(message.GetBody()) == "checked" {
+			// Who is slow may be asked before it commits.
+			if body := string(message.GetBody()); body == "checked" || body == "commit" {
 				return rmq.COMMIT
 			}
 			return rmq.ROLLBACK
@@ -355,7 +356,7 @@ func load() Facts {
 	})
 	go func() {
 		for {
-			messages, err := consumer.Receive(context.Background(), 32, invisible)
+			messages, err := consumer.Receive(context.Background(), 32, invisible/4)
 			if err != nil {
 				time.Sleep(100 * time.Millisecond)
 			}

@@ -43,7 +43,8 @@ import org.apache.rocketmq.client.apis.producer.TransactionResolution;
 public final class Sdk {
     private static final Duration PATIENT = Duration.ofSeconds(100);
     private static final Duration AWAIT = Duration.ofSeconds(5);
-    private static final Duration INVISIBLE = Duration.ofSeconds(15);
+    private static final Duration INVISIBLE = Duration.ofSeconds(60);
+    private static final Duration LOAD_INVISIBLE = Duration.ofSeconds(15);
     private static final ClientServiceProvider PROVIDER = ClientServiceProvider.loadService();
     private static ClientConfiguration configuration;
     private static String prefix;
@@ -267,12 +268,12 @@ public final class Sdk {
         push("delay", "delay", listener);
         long now = System.currentTimeMillis();
         sender.send(made("delay", "past").setDeliveryTimestamp(1000).build());
-        SendReceipt recalled = sender.send(made("delay", "recalled").setDeliveryTimestamp(now + 4000).build());
+        SendReceipt recalled = sender.send(made("delay", "recalled").setDeliveryTimestamp(now + 8000).build());
         boolean isRecalled = sender.recallMessage(named("delay"), recalled.getRecallHandle()).getMessageId()
             .equals(recalled.getMessageId());
-        sender.send(made("delay", "due").setDeliveryTimestamp(now + 5000).build());
+        sender.send(made("delay", "due").setDeliveryTimestamp(now + 9000).build());
         Set<Object> came = listener.untilBodies("past", "due");
-        return Map.of("came", came, "early", System.currentTimeMillis() < now + 5000, "recalled", isRecalled);
+        return Map.of("came", came, "early", System.currentTimeMillis() < now + 9000, "recalled", isRecalled);
     }
 
     private static Map<String, Object> transaction() throws Exception {
@@ -280,7 +281,8 @@ public final class Sdk {
         Listener asked = new Listener();
         TransactionChecker checker = message -> {
             asked.consume(message);
-            return body(message).equals("checked") ? TransactionResolution.COMMIT : TransactionResolution.ROLLBACK;
+            boolean isGood = List.of("checked", "commit").contains(body(message)); // slow ones are asked before they commit
+            return isGood ? TransactionResolution.COMMIT : TransactionResolution.ROLLBACK;
         };
         Producer sender = PROVIDER.newProducerBuilder().setClientConfiguration(configuration)
             .setTopics(named("transaction")).setTransactionChecker(checker).build();
@@ -353,7 +355,7 @@ public final class Sdk {
         daemon(() -> {
             while (true) {
                 try {
-                    for (MessageView message : consumer.receive(32, INVISIBLE)) {
+                    for (MessageView message : consumer.receive(32, LOAD_INVISIBLE)) {
                         note(came, "simple", message);
                         consumer.ack(message);
                     }
