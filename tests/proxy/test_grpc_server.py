@@ -212,18 +212,23 @@ async def test_tls_with_a_certificate_made_at_the_start_beside_plain_calls(tmp_p
 async def test_who_a_balancer_names_is_the_peer(tmp_path):
     async with servers(tmp_path, proxy_addresses=AdminAddresses("loopback")) as running:
         running.broker.context.topics.ensure("T", 1)
-        reader, writer = await asyncio.open_connection(*split_address(running.broker.grpc_address))
-        asked = METHODS["SendMessage"].request(messages=[message()]).SerializeToString()
-        listed = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", METHODS["SendMessage"].path.encode())]
-        listed += [(b"content-type", b"application/grpc"), (b"x-mq-client-id", b"c1")]
-        opened = frame(HEADERS, END_HEADERS, 1, header_block(listed))
-        writer.write(b"PROXY TCP4 203.0.113.9 192.0.2.1 4321 8081\r\n" + GREETING + opened)
-        writer.write(frame(DATA, END_STREAM, 1, b"\0" + len(asked).to_bytes(4) + asked))
-        await reader.readuntil(b"grpc-status\x010")
-        writer.close()
-        async with grpc.aio.insecure_channel(running.broker.grpc_address) as channel:
-            items = [item async for item in Stubs(channel).ReceiveMessage(receive_request(), metadata=METADATA)]
-    assert items[1].message.system_properties.born_host == "203.0.113.9:4321"
+        assert await born_host_behind_a_balancer(running.broker.grpc_address) == "203.0.113.9:4321"
+
+
+async def born_host_behind_a_balancer(address):
+    """Whom a message is from that comes through a balancer's connection."""
+    reader, writer = await asyncio.open_connection(*split_address(address))
+    asked = METHODS["SendMessage"].request(messages=[message()]).SerializeToString()
+    listed = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", METHODS["SendMessage"].path.encode())]
+    listed += [(b"content-type", b"application/grpc"), (b"x-mq-client-id", b"c1")]
+    opened = frame(HEADERS, END_HEADERS, 1, header_block(listed))
+    writer.write(b"PROXY TCP4 203.0.113.9 192.0.2.1 4321 8081\r\n" + GREETING + opened)
+    writer.write(frame(DATA, END_STREAM, 1, b"\0" + len(asked).to_bytes(4) + asked))
+    await reader.readuntil(b"grpc-status\x010")
+    writer.close()
+    async with grpc.aio.insecure_channel(address) as channel:
+        items = [item async for item in Stubs(channel).ReceiveMessage(receive_request(broker=""), metadata=METADATA)]
+    return items[1].message.system_properties.born_host
 
 
 async def test_a_port_that_is_taken_stops_the_start(tmp_path, running):

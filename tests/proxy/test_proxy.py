@@ -16,10 +16,10 @@ from rmqkit.namesrv.server import NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.proxy.endpoint import Endpoint
 from rmqkit.proxy.server import Proxy, ProxySettings
-from rmqkit.remoting.address import split_address
+from rmqkit.remoting.address import AdminAddresses, split_address
 from rmqkit.store.settings import StoreSettings
 from tests.proxy.calling import ADDRESSES, METHODS, Caller, message, receive_request, remote_backend
-from tests.proxy.test_grpc_server import METADATA, Stubs, servers
+from tests.proxy.test_grpc_server import METADATA, Stubs, born_host_behind_a_balancer, servers
 
 OK = 20000
 NAMES = ("broker-a", "broker-b")
@@ -48,7 +48,7 @@ async def cluster(root):
         endpoint = Endpoint(backend, clock, port=8081)
         try:
             caller = Caller(endpoint, brokers[0].context)
-            caller.brokers = brokers
+            caller.brokers, caller.namesrv_address = brokers, namesrv.address
             yield caller
         finally:
             await backend.close()
@@ -117,6 +117,16 @@ async def test_a_proxy_has_a_port_of_its_own(tmp_path):
             assert (await Stubs(channel).SendMessage(request, metadata=METADATA)).status.code == OK
 
 
+@pytest.mark.real_time
+async def test_who_a_balancer_names_is_the_peer_of_a_proxy(tmp_path):
+    async with servers(tmp_path, grpc_port=-1) as running:
+        running.broker.context.topics.ensure("T", 1)
+        await running.broker.context.topics_published()
+        at = {"namesrv_addr": running.namesrv_address, "grpc_port": 0, "bind_address": "127.0.0.1"}
+        async with Proxy(ProxySettings(**at, proxy_addresses=AdminAddresses("loopback"))) as proxy:
+            assert await born_host_behind_a_balancer(proxy.address) == "203.0.113.9:4321"
+
+
 async def test_a_proxy_needs_a_name_server():
     with pytest.raises(SettingsError, match="a proxy needs a name server: set namesrvAddr or -n"):
         await Proxy(ProxySettings(grpc_port=0)).start()
@@ -164,3 +174,32 @@ async def test_a_proxy_tells_prometheus_what_it_answers(tmp_path):
         ),
     }
     assert wanted <= set(text.splitlines()), text
+
+
+async def test_receives_that_name_no_broker_take_turns_among_those_that_are_read(caller):
+    for number in range(8):
+        await caller.send(message_id=f"ID{number}")
+    found = [(await caller.receive(broker=""))[1] for _ in NAMES]
+    brokers = [{one.system_properties.receipt_handle.split(" ")[5] for one in messages} for messages in found]
+    assert sorted(map(sorted, brokers)) == [["broker-a"], ["broker-b"]]
+    assert sum(map(len, found)) == 8
+
+
+async def test_what_one_proxy_delivered_another_takes_back(caller):
+    """As after a kill: a handle says all that is needed, so a proxy's end costs nothing but its renewals."""
+    for number in range(4):
+        await caller.send(message_id=f"ID{number}")
+    found = (await caller.receive(broker="broker-a", batch_size=1))[1][0]
+    clock = caller.brokers[0].context.clock
+    backend = remote_backend(caller.namesrv_address, clock)
+    other = Caller(Endpoint(backend, clock, port=8081), caller.context)
+    try:
+        changed = await other.change(found.system_properties.receipt_handle, 20)
+        assert changed.status.code == OK
+        assert (await other.ack(changed.receipt_handle)).status.code == OK
+        await asyncio.sleep(60)
+        left = (await other.receive(broker="broker-a", invisible=600))[1]
+        assert found.system_properties.message_id not in {one.system_properties.message_id for one in left}
+        assert len(left) == 1
+    finally:
+        await backend.close()
