@@ -208,23 +208,24 @@ class RocketRegistrator(Registrator[ReceivedMessage, RocketConfig]):
         include_in_schema: bool = True,
         persistent: bool = True,
     ) -> RocketSubscriber:
-        """Subscribe handlers to a topic. Subscribers of one group share a consumer, so that its members have equal
-        subscriptions; they give equal ``ordered``, ``pop`` and ``settings``.
+        """Subscribe handlers to a topic. All subscribers of a group share one consumer, because the members of a group
+        must have equal subscriptions. So they need equal ``ordered``, ``pop`` and ``settings``.
 
         Args:
-            topic: the prefixes of routers come before it.
-            expression: ``*`` for everything, ``A || B`` for some tags, an SQL92 text with ``expression_type="SQL92"``.
-            group: the consumer group; None takes the broker's.
+            topic: the topic; the prefixes of routers are added in front.
+            expression: ``*`` for all messages, ``A || B`` for tags, or with ``expression_type="SQL92"`` a SQL92
+                expression.
+            group: the consumer group; None means that of the broker.
             expression_type: ``TAG`` or ``SQL92``.
-            batch_max: handlers get a list of at most so many messages.
-            ordered: messages of a queue are handled one after the other.
-            pop: the group pops (`PopConsumer`).
-            settings: how the group consumes; None takes the broker's.
-            ack_policy: what becomes of a message whose handler raises. ``NACK_ON_ERROR``, unless broker or router say
-                otherwise: it comes again. ``REJECT_ON_ERROR``: to the dead letters. ``ACK``: it is consumed.
-            no_reply: do not send what handlers return to whoever asked.
-            dependencies, parser, decoder, codec, title, description, include_in_schema, persistent: as FastStream's
-                other brokers have them.
+            batch_max: give handlers a list of at most this many messages.
+            ordered: handle the messages of a queue one after the other.
+            pop: use POP (`PopConsumer`).
+            settings: the settings of the group; None means those of the broker.
+            ack_policy: what happens to a message if its handler raises. ``NACK_ON_ERROR``, the default: it is delivered
+                again. ``REJECT_ON_ERROR``: it goes to the dead letters. ``ACK``: it is acknowledged.
+            no_reply: do not send the return values of handlers as replies.
+            dependencies, parser, decoder, codec, title, description, include_in_schema, persistent: as in FastStream's
+                own brokers.
 
         Raises SetupError: the policy is ``ACK_FIRST``; RocketMQ acknowledges when a handler has ended.
         """
@@ -262,15 +263,15 @@ class RocketRegistrator(Registrator[ReceivedMessage, RocketConfig]):
         persistent: bool = True,
         **options: Unpack[MessageOptions],
     ) -> RocketPublisher:
-        """Make a publisher to a topic, to decorate handlers with or to call.
+        """Create a publisher for a topic. Use it as a decorator of handlers, or call its `publish`.
 
         Args:
-            topic: the prefixes of routers come before it.
+            topic: the topic; the prefixes of routers are added in front.
             headers: properties of every message.
             reply_to: the topic for answers.
-            options: of every message, as `Message` has them: ``tags``, ``keys``, ``sharding_key``, ``priority``,
-                ``delay_level``, ``delay_ms``, ``deliver_at_ms``.
-            title, description, schema, include_in_schema, persistent: as FastStream's other brokers have them.
+            options: ``tags``, ``keys``, ``sharding_key``, ``priority``, ``delay_level``, ``delay_ms`` and
+                ``deliver_at_ms`` of every message, as in `Message`.
+            title, description, schema, include_in_schema, persistent: as in FastStream's own brokers.
         """
         config = PublisherConfig(
             topic=topic,
@@ -291,17 +292,16 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[ReceivedMessage, Producer, R
     """Connects a FastStream application to RocketMQ.
 
     Args:
-        name_servers: ``host:port;host:port``; None takes the environment's ``NAMESRV_ADDR``.
-        group: of subscribers that name none, and of the producer.
-        producer_settings: how messages are sent.
-        consumer_settings: how groups consume whose subscribers do not say.
-        hooks: of the producer and the consumers, for example OpenTelemetry's
-            `rmqkit.client.observe.otel.Telemetry`.
-        specification_url: of the AsyncAPI page; None takes ``name_servers``.
+        name_servers: ``host:port;host:port``; None means the environment variable ``NAMESRV_ADDR``.
+        group: the producer group, and the consumer group of subscribers without ``group``.
+        producer_settings: the settings of the producer.
+        consumer_settings: the settings of groups whose subscribers have no ``settings``.
+        hooks: hooks of the producer and the consumers, for example `rmqkit.client.observe.otel.Telemetry`.
+        specification_url: the address on the AsyncAPI page; None means ``name_servers``.
         graceful_timeout, ack_policy, dependencies, parser, decoder, codec, middlewares, routers, security, protocol,
-            protocol_version, description, tags, logger, log_level, apply_types, serializer, provider, context: as
-            FastStream's other brokers have them. ``security`` is for the AsyncAPI page: the clients take their keys
-            and certificates from their settings.
+            protocol_version, description, tags, logger, log_level, apply_types, serializer, provider, context: as in
+            FastStream's own brokers. ``security`` is only for the AsyncAPI page: give the clients their keys and
+            certificates in the settings.
     """
 
     def __init__(

@@ -86,6 +86,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     def basic_consume(self, queue: str, no_ack: bool, *args: Any, **options: Any) -> Any:
         if no_ack:
             self.connection.no_ack_queues.add(queue)
+        else:
+            self.connection.no_ack_queues.discard(queue)
         return super().basic_consume(queue, no_ack, *args, **options)
 
     def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:

@@ -499,7 +499,7 @@ def log_failure(failed: list[ReceivedMessage], error: BaseException) -> None:
     first, chosen = failed[0], isinstance(error, ConsumeLater)
     more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
     if isinstance(error, DeadLetters):
-        said = "message %s of %s, offset %d in queue %d of %s%s, goes to the dead letters: %s"
+        said = "message %s of %s, offset %d in queue %d of %s%s, does not fit its handler: %s"
         place = (first.queue_offset, first.queue_id, first.broker_name)
         _log.warning(said, first.msg_id, first.topic, *place, more, error)
         return

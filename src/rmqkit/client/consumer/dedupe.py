@@ -1,24 +1,24 @@
-"""Idempotent consumers: what has been handled is not handled again.
+"""Idempotent consumers: a message that was handled is not handled again.
 
-RocketMQ delivers at least once: a message comes again when its consumer ends before its offset is saved, when an
-acknowledgement is late or lost, when queues move between members, and when a producer tries a send again whose answer
-got lost. ``consumer.on("Orders", dedupe=…)`` looks the key of each message up before the handler is called:
+RocketMQ delivers at least once. A message is delivered again if its consumer ends before the offset is saved, if an
+acknowledgement is late or lost, if queues move between members, and if a producer retries a send whose answer was lost.
+``consumer.on("Orders", dedupe=…)`` looks up the key of each message before it calls the handler:
 
 =====================  ==========================================================================================
 ``dedupe``             what holds
 =====================  ==========================================================================================
-`SqliteDedupe`         the key and what the handler writes through `SqliteDedupe.connection` are one transaction: all
-                       of it is applied once, whenever the process is killed
-`RedisDedupe`          members do not handle a key at the same time, nor again after its handler returned. A process
-                       that is killed between the effect and the mark leaves the key to the next delivery, which is
-                       handled: at least once in that moment, and while Redis does not answer
-a callable             the program knows: it is called with the message, and one for which it returns true is consumed
-                       without the handler. Marking is the program's, best in the transaction of the effect
+`SqliteDedupe`         the key and the writes of the handler are one transaction: both are applied once, even if the
+                       process is killed
+`RedisDedupe`          two members do not handle a key at the same time, and a key is not handled again after its
+                       handler has returned. If a process is killed after the work and before the mark, the next
+                       delivery is handled: at least once, as also while Redis does not answer
+a function             the program decides: the function takes the message; if it returns true, the message is
+                       acknowledged. The program marks messages itself, best in the transaction of the work
 =====================  ==========================================================================================
 
-The key is `ReceivedMessage.msg_id`, which stays the same in all tries of a send and in all deliveries. A program that
-sends the same thing anew gives ``key``. Keys are kept for each group and topic, ``keep_hours`` long, so that the store
-does not grow without end: what comes again later than that is handled again.
+The key is `ReceivedMessage.msg_id`, which is the same in all tries of a send and in all deliveries; a program can
+choose another ``key``. Each group and topic has its own keys. They are kept for ``keep_hours``, so that the store is
+bounded: a message that is delivered again later is handled again.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _KeyOf = Callable[[ReceivedMessage], str]
 
 
 class SqliteDedupe:
-    """Keeps seen keys in the SQLite database that the handler writes to, in the same transaction::
+    """Stores the keys of handled messages in the SQLite database that the handler writes to, in the same transaction::
 
         orders = SqliteDedupe("orders.db")
 
@@ -72,18 +72,20 @@ class SqliteDedupe:
         def bill(order: Order) -> None:
             orders.connection.execute("INSERT INTO bills VALUES (?, ?)", (order.id, order.amount))
 
-    When the handler returns, its writes and the key are committed; when it raises, they are rolled back and the message
-    comes again. A handler must be a plain function, as SQLite blocks, and must not commit by itself. One transaction at
-    a time can write to a database: others wait for it, also those of other processes. What else a handler does, such as
-    a request to another service, is not undone. How safe a commit is, is the database's setting (``synchronous``).
+    When the handler returns, its writes and the key are committed. If it raises, they are rolled back, and the message
+    is delivered again. The handler must be a plain function, because SQLite blocks, and it must not commit. A database
+    has one writer at a time: other transactions wait, also those of other processes. Effects outside the database, such
+    as a call to another service, are not undone. Whether a commit survives a power cut depends on the database
+    (``PRAGMA synchronous``).
 
     Args:
-        path: of the database, which gets a table ``rmqkit_seen``.
-        key: what tells messages apart; None takes the ``msg_id``.
+        path: the path of the database; the table ``rmqkit_seen`` is created in it.
+        key: returns the key of a message; None means ``msg_id``.
         keep_hours: how long keys are kept.
-        busy_seconds: how long a transaction may wait for others; after that the message fails and comes again.
+        busy_seconds: how long a transaction may wait for others; after that, the handler fails and the message is
+            delivered again.
 
-    Raises SettingsError: the path is that of a database in memory, or a time is not positive.
+    Raises SettingsError: the path is not that of a file, or a time is not positive.
     """
 
     def __init__(
@@ -106,8 +108,8 @@ class SqliteDedupe:
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The connection of the transaction, in a handler.
-        Raises ClientError: this thread is not in a handler with this ``dedupe``."""
+        """The connection of the current transaction; only for the handler.
+        Raises ClientError: this thread does not run a handler with this ``dedupe``."""
         connection: sqlite3.Connection | None = getattr(self._here, "connection", None)
         if connection is None:
             raise ClientError(f"no transaction of {self._path} here: use it in the handler, in the handler's thread")
@@ -154,23 +156,23 @@ class SqliteDedupe:
 
 
 class RedisDedupe:
-    """Keeps seen keys in Redis::
+    """Stores the keys of handled messages in Redis::
 
         seen = RedisDedupe(redis.asyncio.Redis())
 
         @consumer.on("Orders", dedupe=seen)
         async def bill(message: ReceivedMessage) -> None: ...
 
-    A key is set before the handler is called and marked when it has returned; when it raises, the key is given back. If
-    another member is at work on the key, the message comes again later. A member that is killed holds its key until the
-    lease is over.
+    The key is set before the handler is called, and marked as done when the handler has returned. If the handler
+    raises, the key is removed. If another member handles the key, the message is delivered again later. If a member is
+    killed, its key stays until the lease is over.
 
     Args:
-        client: a ``redis.asyncio.Redis`` for handlers that are coroutine functions, a ``redis.Redis`` for plain ones.
-        key: what tells messages apart; None takes the ``msg_id``.
+        client: a ``redis.asyncio.Redis`` for coroutine functions, a ``redis.Redis`` for plain functions.
+        key: returns the key of a message; None means ``msg_id``.
         keep_hours: how long keys are kept.
-        lease_seconds: how long a handler may take; a delivery that comes later than that is handled beside it.
-        prefix: of the names in Redis.
+        lease_seconds: how long a handler may take; after that, another delivery of the message is handled, too.
+        prefix: the prefix of all names in Redis.
 
     Raises SettingsError: a time is not positive.
     """
