@@ -476,7 +476,7 @@ class Lookup(Struct, kw_only=True):
         log_min, log_max: the bounds of that broker's log.
         as_key: messages of the topic that have it as a key.
         elsewhere: a message of that id in another topic.
-        topics_searched: how many other topics were looked at.
+        topics_searched: how many other topics were searched.
         brokers: whose indexes were asked.
     """
 

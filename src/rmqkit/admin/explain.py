@@ -59,13 +59,14 @@ T = TypeVar("T")
 
 
 class Key(Struct):
-    """A message named by one of its keys."""
+    """A message, identified by one of its keys."""
 
     text: str
 
 
 class At(Struct):
-    """A message named by its place; the broker (name or address) may be left out if the topic is on one alone."""
+    """A message, identified by its queue offset. You can leave out the broker (name or address) if only one has the
+    topic."""
 
     queue_id: int
     offset: int
@@ -73,14 +74,14 @@ class At(Struct):
 
 
 async def explain(admin: Admin, topic: str, group: str, message: str | Key | At) -> Explanation:
-    """Why a group did not consume a message, or that it did. A text is an offset message id or a unique key.
+    """Explain why a group has not consumed a message, or that it has. A text is an offset message id or a unique key.
     Raises UnknownName: there is no such topic. Raises SettingsError: several messages may be meant.
     Also raises what `AdminCalls` raises."""
     return await Explainer(admin, topic, group).explain(message)
 
 
 class Explainer:
-    """Explains messages of one topic to one group; what concerns the group alone is asked once."""
+    """Explains messages of one topic for one group. It asks for the data of the group only once."""
 
     def __init__(self, admin: Admin, topic: str, group: str) -> None:
         self._admin = admin

@@ -285,7 +285,7 @@ _EVERY_QUEUE = -1
 
 
 class Moved(Struct, rename="camel"):
-    """Where a group is in a queue now."""
+    """The new offset of a group in a queue."""
 
     topic: str
     broker_name: str

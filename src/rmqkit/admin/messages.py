@@ -335,7 +335,7 @@ class TraceRow(Struct, rename="camel", kw_only=True):
 
 
 async def traces_of(messages: Messages, msg_id: str, trace_topic: str = TRACE_TOPIC) -> list[TraceRow]:
-    """What clients told of a message, by its unique key, in order of time.
+    """The traces of a message, found by its unique key, in order of time.
     Raises UnknownName: nothing, or the topic does not exist, as no client traces."""
     try:
         written = await messages.by_key(trace_topic, msg_id)

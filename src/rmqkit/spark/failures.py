@@ -36,7 +36,7 @@ _NO_JSON = re.compile(
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """Raise our own error in place of PySpark's around it.
+    """Raise rmqkit's own error in place of the PySpark error that wraps it.
     Raises RmqError: whatever subclass a worker, the planner or a stream ended with.
     Raises SettingsError: the executors lack a package."""
     from py4j.protocol import Py4JJavaError

@@ -77,7 +77,7 @@ def spark_session(
 
 
 def register(spark: SparkSession) -> None:
-    """Make our formats known to a session."""
+    """Register the formats `rocketmq` and `rocketmq-store` in a Spark session."""
     from rmqkit.spark.broker_format import BrokerSource
     from rmqkit.spark.source.store import StoreSource
 

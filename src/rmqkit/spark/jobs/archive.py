@@ -113,7 +113,7 @@ def archive(
     delete_after_hours: float | None = None,
     catalog: Mapping[str, str] | None = None,
 ) -> Archived:
-    """Add what is new in a store to its archive; the first run makes it.
+    """Add the new messages of a store to its archive; the first run creates the archive.
 
     Args:
         target: a folder, or an address of ``pyarrow.fs``: an archive of this store, or empty.

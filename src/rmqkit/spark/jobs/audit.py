@@ -143,8 +143,8 @@ class Waiting(Struct):
 
 
 class Audit(Struct):
-    """What was found; ``notes`` say what could not be looked at. Tables are in the order of names, hot keys and lags
-    largest first."""
+    """The result of an audit; ``notes`` name what could not be checked. Tables are in the order of names, hot keys
+    and lags largest first."""
 
     store: str
     period_seconds: int

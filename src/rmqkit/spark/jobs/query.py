@@ -76,7 +76,7 @@ def query(
     begin_ms: int | None = None,
     end_ms: int | None = None,
 ) -> DataFrame:
-    """The messages that meet all that is asked for.
+    """Find the messages that match all conditions.
 
     Args:
         path: a store, or an archive.

@@ -133,7 +133,7 @@ def rebuild(
     index: bool = True,
     split_bytes: int = _SPLIT_BYTES,
 ) -> Rebuilt:
-    """Make the queues, the index or both anew.
+    """Rebuild the consume queues, the index, or both.
 
     Args:
         settings: what the store was written with; without them the sizes are those of the files that are there.

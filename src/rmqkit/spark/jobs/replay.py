@@ -70,7 +70,7 @@ class Replayed(Struct):
     """What a run did, or would do.
 
     Attributes:
-        replay_id: names the replay; a run with it goes on where this one ended.
+        replay_id: the name of the replay; a run with the same name continues it.
         messages: how many were sent now, by topic of the source; with ``is_dry_run`` how many would be.
         batches: in how many batches.
         up_to: the commit log offset before which everything that was wanted is in the target.
@@ -108,7 +108,7 @@ def replay(
     chunk_bytes: int = _CHUNK_BYTES,
     is_dry_run: bool = False,
 ) -> Replayed:
-    """Send what is wanted of a store or an archive to a topic.
+    """Send the selected messages of a store or an archive to a topic.
 
     Args:
         options: of ``rocketmq-store``: corruptRecordMode, decompress, ...; verifyCrc is ``fail`` unless it is there.

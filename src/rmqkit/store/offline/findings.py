@@ -64,7 +64,7 @@ class Report(Struct):
     Attributes:
         findings: the first `FINDINGS_MAX` of them.
         counts: how many there are of each kind.
-        checked: how many files, records, entries and units were looked at.
+        checked: how many files, records, entries and units were checked.
         damaged_bytes: bytes of the log that are no records.
         tail: the finding about such bytes at the end of the log, if there are any.
         open_ends: the findings about those that end an older segment.

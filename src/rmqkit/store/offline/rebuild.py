@@ -69,7 +69,7 @@ def rebuild(
     index: bool,
     progress: Progress = lambda done, total: None,
 ) -> Rebuilt:
-    """Make the queues, the index or both anew.
+    """Rebuild the consume queues, the index, or both.
 
     Args:
         settings: what the store was written with; without them the sizes are those of the files that are there.
