@@ -273,7 +273,8 @@ def _value(parameter: Any, context: typer.Context) -> str:
 _EXIT_HEAD = f"""# Exit codes
 
 Every `rmq` command ends with one of these exit codes. An error is one line on standard error. It says what the command
-tried, what it found, and what you can do. `rmq --debug COMMAND` also shows the traceback.
+tried, what it found, and what you can do. With `--json`, the line is an object with `error`, `kind` and `exitCode`.
+`rmq --debug COMMAND` also shows the traceback.
 
 {NOTE}"""
 

@@ -62,9 +62,19 @@ def _run() -> None:
                 text, code = f"{char!r} cannot be written in {error.encoding}: give and have printed what is UTF-8", 2
             case _:
                 text, code = _misunderstood(error), error.exit_code
-        if text:
+        if text and _wants_json():
+            import json
+
+            told = {"error": text, "kind": type(error).__name__, "exitCode": code}
+            print(json.dumps(told, ensure_ascii=False), file=sys.stderr)
+        elif text:
             print(f"rmq: {text}", file=sys.stderr)
         sys.exit(code)
+
+
+def _wants_json() -> bool:
+    """Whether the command was asked for JSON: its errors are an object then, too."""
+    return "--json" in takewhile(lambda argument: argument != "--", sys.argv[1:])
 
 
 def _misunderstood(error: TyperException) -> str:

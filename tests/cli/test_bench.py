@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -20,8 +21,9 @@ def test_an_installation_without_a_checkout_says_in_one_line_what_to_do(tmp_path
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("rmq: rmq bench needs a source checkout")
-    assert line.endswith("clone its repository, run make env there, then .venv/bin/rmq bench")
+    text = json.loads(line)["error"] if "--json" in words else line.removeprefix("rmq: ")
+    assert text.startswith("rmq bench needs a source checkout")
+    assert text.endswith("clone its repository, run make env there, then .venv/bin/rmq bench")
 
 
 def test_help_of_an_installation_without_a_checkout_names_the_command(tmp_path: Path) -> None:

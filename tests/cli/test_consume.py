@@ -99,11 +99,11 @@ def test_what_nobody_could_read_is_not_committed(rmq, namesrv):
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (("Nowhere", "-g", "g"), 5, "knows no topic Nowhere"),
+        (("Nowhere", "-g", "g"), 5, "has no topic Nowhere"),
         (("Steps",), 2, "/ '--group'"),
         (("Steps", "-g", "g", "--from", "never"), 2, "'never' is not one of 'beginning', 'end'"),
         (("Steps", "-g", "g", "--sql", "a = 1", "--tags", "A"), 2, "exclude each other"),
-        (("Steps", "-g", "g", "--format", "{bdoy}"), 2, "--format has no {bdoy}"),
+        (("Steps", "-g", "g", "--format", "{bdoy}"), 2, "--format has no field {bdoy}"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_an_exit_code(namesrv, monkeypatch, arguments, code, text):

@@ -20,8 +20,10 @@ from typer.testing import CliRunner
 from rmqkit.admin import Admin
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.cli import app
+from rmqkit.cli.send import from_line
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.selectors import PlacedMessage
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.errors import RmqError, exit_code
 from rmqkit.protocol.codes import RequestCode
@@ -99,6 +101,26 @@ def test_arguments_are_sent_with_what_the_options_say(rmq, stored):
         assert (one["tags"], one["keys"], one["properties"]["region"]) == ("T", ["k1", "k2"], "eu")
     one = rmq("send", "Arguments", "c", "--queue", "2")
     assert one == f"sent {stored('Arguments', 3)[2]['msgId']} to Arguments, broker-a:2@2\n"
+
+
+@pytest.mark.parametrize("option", [("--delay-ms", 1), ("--at", "2020-01-01T00:00:00"), ("--at", 1)])
+def test_messages_are_delivered_later_by_time(rmq, stored, option):
+    topic = f"Later{option[0][2:]}{option[1]}".replace(":", "-")
+    rmq("send", topic, "x", *option)
+    (found,) = stored(topic, 1)
+    assert found["body"] == "x" and any(name.startswith("TIMER_") for name in found["properties"]), found["properties"]
+
+
+def test_a_json_line_has_its_own_delay(tmp_path):
+    template = PlacedMessage(topic="T", body=b"", delay_ms=5000)
+    assert from_line(b'{"body": "x"}', template).delay_ms == 5000
+    later = from_line(b'{"body": "x", "deliverAtMs": 7}', template)
+    assert (later.delay_ms, later.deliver_at_ms) == (None, 7)
+
+
+def test_one_delay_is_enough(rmq):
+    told = rmq("send", "Later", "x", "--delay-ms", 5, "--delay-level", 3, exit_code_wanted=2)
+    assert "use only one of --delay-level, --delay-ms and --at" in told
 
 
 def test_json_lines_say_more_than_options_and_bad_ones_are_counted(rmq, stored, tmp_path):

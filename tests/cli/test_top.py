@@ -16,7 +16,8 @@ import pytest
 from rmqkit.admin.clusters import BrokerRow
 from rmqkit.admin.top import GroupRow, Report, TopicRow
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.cli.top import Sort, clip, screen, sorted_by
+from rmqkit.cli.printing import clip
+from rmqkit.cli.top import Sort, screen, sorted_by
 from tests.cli.in_process import rmq
 from tests.client.peers import standalone
 

@@ -35,6 +35,7 @@ from rmqkit.errors import (
 )
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
+from rmqkit.protocol.names import is_of_applications
 from rmqkit.protocol.schemas.topics import ClusterInfo, TopicRoute
 from rmqkit.remoting.address import split_addresses
 from rmqkit.remoting.authentication import Credentials
@@ -127,6 +128,14 @@ class AdminCalls(BrokerCalls):
         """All topics a name server knows, sorted."""
         return await self.any_name_server.topics()
 
+    async def own_topic_names(self) -> list[str]:
+        """The topics that applications have made, sorted: no system, retry or dead-letter topics."""
+        names, servers = await self.topic_names(), set[str]()
+        with contextlib.suppress(RmqError):  # a name server that does not say it leaves two more names in the list
+            info = await self.cluster()
+            servers = {*info.cluster_addr_table, *info.broker_addr_table}
+        return [name for name in names if is_of_applications(name, servers)]
+
     async def address(self, broker: str) -> str:
         """The address of a broker that is given as ``host:port`` or by its name, which means its master.
         Raises UnknownName: the name servers know no broker of that name, or no master of it."""
@@ -192,5 +201,6 @@ class AdminCalls(BrokerCalls):
     async def _unknown_topic(self, topic: str) -> UnknownName:
         names: list[str] | None = None
         with contextlib.suppress(RmqError):
-            names = await self.topic_names()
+            # The others would hide what was meant; whoever asks for one of those gets them all.
+            names = await (self.own_topic_names() if is_of_applications(topic) else self.topic_names())
         return UnknownName("topic", topic, self._asked, names)

@@ -23,6 +23,8 @@ __all__ = ["app"]
 _EVERYWHERE = {"admin", "top", "send", "tail", "consume", "explain"}
 """Commands that need no more than a client; the others run servers or read stores, and need Linux or macOS."""
 
+_HELP_NAMES = ["-h", "--help"]
+
 _MODULES = {
     "standalone": "serve",
     "namesrv": "serve",
@@ -55,11 +57,33 @@ class _LateImports(TyperGroup):
                 f"clients and rmq {', '.join(sorted(_EVERYWHERE))} work here"
             )
         module: Any = typer.main.get_command(import_module(f"rmqkit.cli.{_MODULES[cmd_name]}").app)
-        return module if module.name == cmd_name else module.commands[cmd_name]
+        return with_bare_flags(module if module.name == cmd_name else module.commands[cmd_name])
+
+    def get_params(self, ctx: Any) -> Any:
+        return bare_flags(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         self.commands = dict.fromkeys(_MODULES)  # type: ignore[assignment] # names that may be suggested
         return super().resolve_command(ctx, args)
+
+
+def with_bare_flags(command: Any) -> Any:
+    """A command, and all below it, whose flags are shown without a value: from 0.29 on Typer writes ``--json <bool>``,
+    and people type ``--json true``."""
+    # With its names: the option for help is made by the first who asks for it, and kept.
+    bare_flags(command.get_params(typer.Context(command, help_option_names=_HELP_NAMES)))
+    for below in getattr(command, "commands", {}).values():
+        if below is not None:
+            with_bare_flags(below)
+    return command
+
+
+def bare_flags(parameters: Any) -> Any:
+    """Parameters whose flags are shown without a value."""
+    for one in parameters:
+        if getattr(one, "is_flag", False):
+            one.metavar = ""
+    return parameters
 
 
 def with_options(common: Mapping[str, tuple[Any, Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -85,7 +109,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},  # of every command below
+    context_settings={"help_option_names": _HELP_NAMES},  # of every command below
 )
 
 

@@ -14,6 +14,7 @@ from rmqkit.errors import SettingsError
 
 _BODY_CHARS = 40
 _FILE_WIDTH = 160
+_NAME_CELLS_MIN = 8
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[str] = ()) -> None:
@@ -98,6 +99,22 @@ def body_text(body: bytes) -> str:
     printable = "".join(char if char.isprintable() else "·" for char in text)
     more = "…" if len(printable) > _BODY_CHARS or len(body) > 4 * _BODY_CHARS else ""
     return printable[:_BODY_CHARS] + more
+
+
+def clip(text: str, cells: int) -> str:
+    """A text of at most so many characters: what is too long loses its middle."""
+    if len(text) <= cells:
+        return text
+    kept = max(0, cells - 1)
+    return f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :] if kept // 2 else ''}"[:cells]
+
+
+def fitting(widths: Sequence[int], spare: int) -> list[int]:
+    """Widths of names, which share some room: what they want when there is enough, else the widest gives first."""
+    fitted = list(widths)
+    while sum(fitted) > spare and max(fitted, default=0) > _NAME_CELLS_MIN:
+        fitted[fitted.index(max(fitted))] -= 1
+    return fitted
 
 
 _JAVA_FORM = "%Y-%m-%d#%H:%M:%S:%f"

@@ -25,7 +25,7 @@ from rmqkit.admin.tail import queue_text
 from rmqkit.cli import with_options
 from rmqkit.cli.admin.frame import COMMON, LIVE_TOPICS
 from rmqkit.cli.connected import INTERRUPTED, Tally, note, note_wait, run, runtime_for, sending_settings
-from rmqkit.cli.printing import body_text, camel
+from rmqkit.cli.printing import body_text, camel, time_ms
 from rmqkit.client.observe.hooks import SendResult
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import PlacedMessage
@@ -74,7 +74,8 @@ def from_line(text: bytes, template: PlacedMessage) -> PlacedMessage:
         raise MessageIllegal(f"line {body_text(text)!r} is not a message in JSON: {error}") from None
     fields = {name: getattr(line, name) for name in given.keys() - {"topic"}}
     fields |= {"body": body, "properties": {**template.properties, **line.properties}}
-    return replace(template, **{"delay_level": 0 if line.is_delayed else template.delay_level, **fields})
+    undelayed = {"delay_level": 0, "delay_ms": None, "deliver_at_ms": None} if line.is_delayed else {}
+    return replace(template, **{**undelayed, **fields})
 
 
 @app.command()
@@ -107,6 +108,14 @@ def send(
             min=0, help="Delay level: 1 is 1 s, 2 is 5 s, … (messageDelayLevel of the broker).", show_default=False
         ),
     ] = 0,
+    delay_ms: Annotated[
+        int | None,
+        typer.Option("--delay-ms", min=0, help="Deliver this many ms after the broker has it.", show_default=False),
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="TIME", help="Deliver at this time (ISO or ms since 1970).", show_default=False),
+    ] = None,
     queue: Annotated[
         str | None, typer.Option(metavar="[BROKER:]ID", help="Send to this queue only.", show_default=False)
     ] = None,
@@ -141,6 +150,8 @@ def send(
     deliverAtMs and msgId. You can also send what `rmq tail --json` prints.
     Empty lines are skipped. The exit code is 1 when some messages could not
     be sent."""
+    if (delay_level > 0) + (delay_ms is not None) + (at is not None) > 1:
+        raise typer.BadParameter("use only one of --delay-level, --delay-ms and --at")
     broker_name, queue_id = _place(queue)
     template = PlacedMessage(
         topic=topic,
@@ -149,6 +160,8 @@ def send(
         keys=keys or [],
         properties=_pairs(properties or []),
         delay_level=delay_level,
+        delay_ms=delay_ms,
+        deliver_at_ms=None if at is None else time_ms(at),
         sharding_key=shard_key,
         queue_id=queue_id,
         broker_name=broker_name,

@@ -26,6 +26,7 @@ from rmqkit.admin.top import GroupRow, Report, Sampler, Snapshot, TopicRow, comp
 from rmqkit.cli import with_options
 from rmqkit.cli.admin.frame import COMMON, LOCAL, admin_of
 from rmqkit.cli.connected import run
+from rmqkit.cli.printing import clip, fitting
 from rmqkit.errors import RmqError
 
 app = typer.Typer(name="top", add_completion=False)
@@ -33,7 +34,6 @@ app = typer.Typer(name="top", add_completion=False)
 _WINDOW_MS = 10_000
 _SAMPLES_MAX = 128
 _GAP = "  "
-_NAME_CELLS_MIN = 8
 _pause = asyncio.sleep
 
 
@@ -263,14 +263,6 @@ def _span(ms: int) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
-def clip(text: str, cells: int) -> str:
-    """A text of at most so many characters: what is too long loses its middle."""
-    if len(text) <= cells:
-        return text
-    kept = max(0, cells - 1)
-    return f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :] if kept // 2 else ''}"[:cells]
-
-
 def _shares(counts: Sequence[int], room: int | None) -> list[int]:
     """How many rows of each table are shown: all where there is room, else each an equal share, and what one does not
     need goes to the next."""
@@ -289,7 +281,7 @@ def _table(headings: Sequence[str], names: int, rows: Sequence[Sequence[str]], c
     shown = rows if count >= len(rows) else rows[: max(1, count - 1)]
     widths = [max(len(text) for text in column) for column in zip(headings, *shown, strict=True)]
     spare = columns - sum(widths[names:]) - len(_GAP) * (len(widths) - 1)
-    widths[:names] = _name_widths(widths[:names], spare)
+    widths[:names] = fitting(widths[:names], spare)
     lines = [
         _GAP.join(
             clip(text, width).ljust(width) if place < names else text.rjust(width)
@@ -299,11 +291,3 @@ def _table(headings: Sequence[str], names: int, rows: Sequence[Sequence[str]], c
     ]
     more = len(rows) - len(shown)
     return [*lines, f"… and {more:,} more"] if more else lines
-
-
-def _name_widths(wanted: list[int], spare: int) -> list[int]:
-    """Widths of names: what they want when there is room, else the widest gives first."""
-    widths = list(wanted)
-    while sum(widths) > spare and max(widths) > _NAME_CELLS_MIN:
-        widths[widths.index(max(widths))] -= 1
-    return widths

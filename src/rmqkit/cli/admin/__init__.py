@@ -11,6 +11,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from rmqkit.cli import with_bare_flags
+
 __all__ = ["app"]
 
 
@@ -40,10 +42,11 @@ class _LateNouns(TyperGroup):
             return None
         module = import_module(f"rmqkit.cli.admin.{NOUNS[noun]}")
         group: Any = typer.main.get_group(getattr(module, noun.upper()).app)
-        return group.commands[verb] if verb else group
+        return with_bare_flags(group.commands[verb] if verb else group)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         self.commands = dict.fromkeys((*NOUNS, *JAVA))  # type: ignore[assignment] # names that may be suggested
+        ctx.default_map = JAVA_DEFAULTS
         return super().resolve_command(ctx, args)
 
 
@@ -115,3 +118,10 @@ JAVA = {
     "queryCq": "message entries",
 }
 """Command of mqadmin → ours; a noun of the same name goes first (``producer``)."""
+
+JAVA_DEFAULTS: dict[str, dict[str, bool]] = {
+    "topicList": {"system": True},
+    "deleteTopic": {"yes": True},
+    "deleteSubGroup": {"yes": True},
+}
+"""What scripts count on that use a command by its name in mqadmin: nothing is left out, and nothing asked."""

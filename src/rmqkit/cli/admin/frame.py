@@ -25,6 +25,7 @@ import asyncio
 import inspect
 import logging
 import os
+import shutil
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -36,6 +37,7 @@ from typer.core import TyperGroup
 
 from rmqkit.admin import Admin
 from rmqkit.admin.calls import Done
+from rmqkit.errors import RmqError
 from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings
 
@@ -67,13 +69,26 @@ class Named:
         return typer.Option(*self.names, show_default=False, hidden=True, autocompletion=self.complete)
 
 
-def _names_of(asking: Callable[[Admin], Awaitable[Sequence[str]]]) -> Callable[..., list[str]]:
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")]
+
+
+def confirm(what: str, *, yes: bool) -> None:
+    """Ask a person at a terminal whether to do something; a script, which has none, is not asked.
+    Raises RmqError: the answer is not yes."""
+    if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    print(f"{what}? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise RmqError("nothing was changed; --yes does not ask")
+
+
+def _names_of(asking: Callable[[Admin, str], Awaitable[Sequence[str]]]) -> Callable[..., list[str]]:
     """Completes with names that a name server tells; none when it does not answer quickly."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         async def ask() -> Sequence[str]:
             async with asyncio.timeout(_COMPLETION_MS / 1000.0), admin_of(ctx.params) as admin:
-                return await asking(admin)
+                return await asking(admin, incomplete)
 
         try:
             return [name for name in asyncio.run(ask()) if name.startswith(incomplete)]
@@ -83,19 +98,20 @@ def _names_of(asking: Callable[[Admin], Awaitable[Sequence[str]]]) -> Callable[.
     return complete
 
 
-async def _topics(admin: Admin) -> Sequence[str]:
-    return await admin.calls.topic_names()
+async def _topics(admin: Admin, incomplete: str) -> Sequence[str]:
+    own = await admin.calls.own_topic_names()
+    return own if any(name.startswith(incomplete) for name in own) else await admin.calls.topic_names()
 
 
-async def _groups(admin: Admin) -> Sequence[str]:
+async def _groups(admin: Admin, incomplete: str) -> Sequence[str]:
     return sorted({group for table in (await admin.groups.tables()).values() for group in table})
 
 
-async def _clusters(admin: Admin) -> Sequence[str]:
+async def _clusters(admin: Admin, incomplete: str) -> Sequence[str]:
     return sorted((await admin.calls.cluster()).cluster_addr_table)
 
 
-async def _brokers(admin: Admin) -> Sequence[str]:
+async def _brokers(admin: Admin, incomplete: str) -> Sequence[str]:
     return sorted((await admin.calls.cluster()).broker_addr_table)
 
 
@@ -314,12 +330,35 @@ def _show_table(rows: Sequence[Mapping[str, Any]]) -> None:
     lines = [[name.replace("_", " ").upper() for name in fields]]
     lines += [[_text(name, row[name]) for name in fields] for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    if sys.stdout.isatty():
+        lines, widths = _fitted(lines, widths, numbers)
     for line in lines:
         aligned = [
             text.rjust(width) if right else text.ljust(width)
             for text, width, right in zip(line, widths, numbers, strict=True)
         ]
-        print("  ".join(aligned).rstrip(), flush=True)
+        print(_GAP.join(aligned).rstrip(), flush=True)
+
+
+def _fitted(lines: list[list[str]], widths: list[int], numbers: list[bool]) -> tuple[list[list[str]], list[int]]:
+    """A table that fits the terminal: long names lose their middle, where that is enough. Numbers, times, addresses and
+    what else has a cell that begins with a digit stay whole."""
+    from rmqkit.cli.printing import clip, fitting
+
+    names = [
+        place
+        for place, is_number in enumerate(numbers)
+        if not is_number and not any(line[place][:1].isdigit() for line in lines[1:])
+    ]
+    taken = sum(widths) - sum(widths[place] for place in names) + len(_GAP) * (len(widths) - 1)
+    fitted = dict(
+        zip(names, fitting([widths[n] for n in names], shutil.get_terminal_size().columns - taken), strict=True)
+    )
+    widths = [fitted.get(place, width) for place, width in enumerate(widths)]
+    return [[clip(text, width) for text, width in zip(line, widths, strict=True)] for line in lines], widths
+
+
+_GAP = "  "
 
 
 def _text(name: str, value: Any) -> str:

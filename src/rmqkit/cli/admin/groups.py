@@ -10,7 +10,7 @@ import typer
 
 from rmqkit.admin import Admin
 from rmqkit.admin.groups import END_MS, Moved
-from rmqkit.cli.admin.frame import Broker, Cluster, Group, Named, Noun, Topic, View
+from rmqkit.cli.admin.frame import Broker, Cluster, Group, Named, Noun, Topic, View, Yes, confirm
 from rmqkit.cli.printing import time_ms
 from rmqkit.protocol.schemas.groups import GroupRetryPolicy, SubscriptionGroupConfig
 
@@ -113,8 +113,12 @@ async def delete(
     remove_offset: Annotated[
         Switch, typer.Option("-r", "--remove-offset", help="Delete the offsets of the group, too.")
     ] = Switch.TRUE,
+    yes: Yes = False,
 ) -> str:
-    """Delete a group. For a whole cluster, delete its retry and dead-letter topics, too."""
+    """Delete a group. For a whole cluster, delete its retry and dead-letter topics, too. On a terminal, it asks for
+    confirmation."""
+    await admin.groups.configs(group, broker, cluster)
+    confirm(f"delete group {group}, its offsets, retries and dead letters", yes=yes)
     keep = remove_offset is Switch.FALSE
     brokers = await admin.groups.delete(group, broker, cluster, keep_offsets=keep)
     return f"group {group} deleted at {', '.join(brokers)}" + (", its offsets kept" if keep else "")

@@ -9,7 +9,7 @@ import typer
 from rmqkit.admin import Admin
 from rmqkit.admin.calls import Done
 from rmqkit.admin.topics import Assigned, TopicStats, permission_of
-from rmqkit.cli.admin.frame import Broker, Cluster, Named, Noun, Topic, View
+from rmqkit.cli.admin.frame import Broker, Cluster, Named, Noun, Topic, View, Yes, confirm
 from rmqkit.cli.admin.servers import Amount, BodyBytes, Pause, round_trips
 
 TOPIC = Noun("topic", "Topics: list, create, configure and inspect them.")
@@ -23,9 +23,13 @@ async def names(
     uses: Annotated[
         bool, typer.Option("-c", "--uses", help="Show the clusters and consumer groups of each topic, too.")
     ] = False,
+    system: Annotated[bool, typer.Option("--system", help="List system, retry and dead-letter topics, too.")] = False,
 ) -> object:
-    """List all topics."""
-    return await admin.topics.uses() if uses else await admin.topics.names()
+    """List the topics of applications."""
+    if system:
+        return await admin.topics.uses() if uses else await admin.topics.names()
+    own = await admin.calls.own_topic_names()
+    return [use for use in await admin.topics.uses() if use.topic in own] if uses else own
 
 
 @TOPIC.verb("route")
@@ -118,8 +122,10 @@ async def create(
 
 
 @TOPIC.verb("delete")
-async def delete(admin: Admin, topic: Topic, cluster: Cluster = None) -> list[Done]:
-    """Delete a topic and its messages, on brokers and name servers."""
+async def delete(admin: Admin, topic: Topic, cluster: Cluster = None, yes: Yes = False) -> list[Done]:
+    """Delete a topic and its messages, on brokers and name servers. On a terminal, it asks for confirmation."""
+    await admin.topics.route(topic)
+    confirm(f"delete topic {topic} with all its messages", yes=yes)
     return await admin.topics.delete(topic, cluster)
 
 

@@ -1,0 +1,201 @@
+"""What `rmq admin` leaves out, asks before it deletes, and does for scripts that use mqadmin's names."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import sys
+
+import pytest
+import typer
+
+from rmqkit.admin import Admin
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.cli import app
+from rmqkit.cli.admin.frame import LIVE_TOPICS, confirm, show
+from rmqkit.errors import RmqError, UnknownName
+from rmqkit.protocol.names import is_of_applications
+from tests.cli.in_process import rmq
+from tests.client.peers import standalone
+
+
+@pytest.fixture(scope="module")
+def namesrv(tmp_path_factory):
+    settings = BrokerSettings(listen_port=0, bind_address="127.0.0.1", broker_name="broker-a")
+    with standalone(tmp_path_factory.mktemp("names"), broker=settings) as address:
+        for topic in "Orders", "%RETRY%payers":
+            assert rmq("admin", "topic", "create", topic, "-b", "broker-a", "-n", address).returncode == 0
+        yield address
+
+
+@pytest.mark.parametrize(
+    ("topic", "is_own"),
+    [
+        ("Orders", True),
+        ("NS%Orders", True),
+        ("%LMQ%device-7", True),
+        ("Other_REPLY_TOPIC", True),
+        ("C_REPLY_TOPIC", False),
+        ("C", False),
+        ("broker-a", False),
+        ("%RETRY%payers", False),
+        ("%DLQ%payers", False),
+        ("SCHEDULE_TOPIC_XXXX", False),
+        ("rmq_sys_REVIVE_LOG_C", False),
+        ("TBW102", False),
+    ],
+)
+def test_topics_of_applications_are_told_by_their_names(topic, is_own):
+    assert is_of_applications(topic, {"C", "broker-a"}) is is_own
+
+
+def test_system_topics_are_listed_when_they_are_asked_for(namesrv):
+    assert rmq("admin", "topic", "list", "-n", namesrv).stdout == "Orders\n"
+    whole = rmq("admin", "topic", "list", "--system", "-n", namesrv).stdout.split()
+    assert {"%RETRY%payers", "Orders", "SCHEDULE_TOPIC_XXXX", "DefaultCluster", "broker-a"} <= set(whole)
+    assert rmq("admin", "topicList", "-n", namesrv).stdout.split() == whole, "scripts know mqadmin's list"
+    uses = json.loads(rmq("admin", "topic", "list", "--uses", "--json", "-n", namesrv).stdout)
+    assert {use["topic"] for use in uses} == {"Orders"}
+
+
+def test_a_name_that_is_not_there_is_answered_with_those_of_applications(namesrv):
+    async def ask(topic):
+        async with Admin(namesrv) as admin:
+            with pytest.raises(UnknownName) as raised:
+                await admin.calls.route(topic)
+            return str(raised.value)
+
+    assert asyncio.run(ask("Nothing-like-it")).endswith(": it has Orders")
+    assert asyncio.run(ask("%RETRY%payer")).endswith(": did you mean %RETRY%payers?")
+
+
+def test_shells_complete_system_topics_only_where_no_other_fits(namesrv, monkeypatch):
+    monkeypatch.setattr("rmqkit.cli.admin.frame._COMPLETION_MS", 60_000.0)
+
+    class Given:
+        params = {"name_servers": namesrv}  # noqa: RUF012 - as typer has it
+
+    assert LIVE_TOPICS(Given, "") == ["Orders"]
+    assert LIVE_TOPICS(Given, "%R") == ["%RETRY%payers"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Answer questions on a terminal; returns what was asked."""
+
+    def answering(text):
+        asked = Terminal()
+        monkeypatch.setattr(sys, "stdin", Terminal(text))
+        monkeypatch.setattr(sys, "stderr", asked)
+        return asked
+
+    return answering
+
+
+def test_a_person_is_asked_before_something_is_deleted(terminal):
+    for text in "", "\n", "n\n", "Yes, why not\n":
+        asked = terminal(text)
+        with pytest.raises(RmqError, match="nothing was changed; --yes does not ask"):
+            confirm("delete topic Orders", yes=False)
+        assert asked.getvalue() == "delete topic Orders? [y/N] "
+    for text in "y\n", "YES\n":
+        terminal(text)
+        confirm("delete topic Orders", yes=False)
+
+
+def test_who_said_yes_and_scripts_are_not_asked(terminal, monkeypatch):
+    asked = terminal("n\n")
+    confirm("delete topic Orders", yes=True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+    confirm("delete topic Orders", yes=False)
+    assert asked.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "question"),
+    [
+        (("topic", "delete"), "delete topic {} with all its messages? [y/N] "),
+        (("group", "delete"), "delete group {}, its offsets, retries and dead letters? [y/N] "),
+    ],
+)
+def test_topics_and_groups_are_kept_unless_the_answer_is_yes(namesrv, terminal, command, question):
+    noun, name = command[0], f"kept-{command[0]}"
+    assert rmq("admin", noun, "create", name, "-b", "broker-a", "-n", namesrv).returncode == 0
+
+    def delete(*words, answer):
+        """As in a terminal: what this process reads and writes is one."""
+        asked = terminal(answer)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stdout", io.StringIO())
+            app(["admin", *words, "-n", namesrv], standalone_mode=False)
+        return asked.getvalue()
+
+    with pytest.raises(RmqError, match="nothing was changed"):
+        delete(*command, name, answer="n\n")
+    java = {"topic": ("deleteTopic", "-t"), "group": ("deleteSubGroup", "-g")}[noun]
+    assert delete(*command, name, answer="y\n") == question.format(name)
+    assert rmq("admin", noun, "create", name, "-b", "broker-a", "-n", namesrv).returncode == 0
+    assert delete(*java, name, answer="n\n") == "", "scripts that use mqadmin's names are not asked"
+    with pytest.raises(UnknownName):
+        delete(*command, name, answer="y\n")
+
+
+def test_errors_are_json_where_json_was_asked_for(namesrv):
+    told = rmq("admin", "topic", "route", "Nowhere", "--json", "-n", namesrv)
+    assert told.returncode == 5 and told.stdout == ""
+    error = json.loads(told.stderr)
+    assert (error["kind"], error["exitCode"]) == ("UnknownName", 5)
+    assert "has no topic Nowhere" in error["error"]
+    misspelled = json.loads(rmq("admin", "topic", "rout", "--json").stderr)
+    assert misspelled["exitCode"] == 2 and "No such command 'rout'" in misspelled["error"]
+    plain = rmq("admin", "topic", "route", "Nowhere", "-n", namesrv).stderr
+    assert plain.startswith("rmq: name server ")
+
+
+# ---------------------------------------------------------------- tables and help
+
+LONG = "the-department-that-has-long-names-for-everything"
+
+
+def test_tables_fit_a_terminal_and_keep_their_numbers(monkeypatch):
+    rows = [
+        {
+            "topic": LONG,
+            "broker": "broker-a",
+            "address": "192.168.100.100:10911",
+            "diff": 12_345_678,
+            "at": "2026-01-31",
+        },
+        {"topic": "Orders", "broker": f"{LONG}-b", "address": "10.0.0.1:10911", "diff": 1, "at": "2026-02-01"},
+    ]
+
+    def shown(out):
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setenv("COLUMNS", "80")
+        show(rows, as_json=False)
+        return out.getvalue().splitlines()
+
+    lines = shown(Terminal())
+    assert max(map(len, lines)) <= 80 and LONG not in "".join(lines)
+    assert "192.168.100.100:10911  12,345,678  2026-01-31" in lines[1] and "broker-a" in lines[1]
+    assert lines[2].startswith("Orders ") and "…" in lines[2]
+    assert LONG in shown(io.StringIO())[1], "files and pipes get all of it"
+
+
+def test_no_flag_is_shown_with_a_value():
+    root = typer.main.get_command(app)
+
+    def flags(command, context):
+        yield from (one for one in command.get_params(context) if getattr(one, "is_flag", False))
+        for name in command.list_commands(context) if hasattr(command, "list_commands") else ():
+            below = command.get_command(context, name)
+            yield from flags(below, typer.Context(below, info_name=name, parent=context))
+
+    found = list(flags(root, typer.Context(root, info_name="rmq")))
+    assert len(found) > 100 and [one.name for one in found if one.metavar != ""] == []
