@@ -18,6 +18,7 @@ from rmqkit.arrow import dataset, scan, to_pandas, to_polars
 from rmqkit.arrow.kernels import batch as kernels
 from rmqkit.arrow.store_dataset import may_meet
 from rmqkit.errors import SettingsError, StoreError, StoreMismatch
+from rmqkit.extras import install
 from rmqkit.spark.source.store import read_part, read_plan, store_options, store_parts
 from tests.golden_stores import unpack_golden
 from tests.spark.messages import plain_rows, record_at, rows_of, segment_of
@@ -305,7 +306,7 @@ except SettingsError as error:
     print(error)
 """
     told = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=100)
-    assert told.stdout == f"{missing} is not installed, which tables of a store need: pip install 'rmqkit[arrow]'\n"
+    assert told.stdout == f"a table of a store needs {missing}, which is not installed: {install('arrow')}\n"
 
 
 def test_a_running_brokers_log_is_read_up_to_its_last_whole_record(store, tmp_path):

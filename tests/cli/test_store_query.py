@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from rmqkit.extras import install
 from tests.cli.in_process import rmq
 from tests.golden_stores import unpack_golden
 
@@ -94,4 +95,4 @@ def test_a_store_that_is_not_there_is_named(tmp_path):
 def test_without_duckdb_the_extra_is_named(store, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "duckdb", None)
     told = query(store, "select 1", code=2)
-    assert told == "rmq: duckdb is not installed, which SQL needs: pip install 'rmqkit[query]'\n"
+    assert told == f"rmq: SQL over a store needs duckdb, which is not installed: {install('query')}\n"

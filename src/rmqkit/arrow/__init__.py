@@ -21,7 +21,7 @@
 ======================  ========================================================================================
 
 The columns and their types are those of Spark's format ``rocketmq-store``, made by the same kernels. A store may be a
-running broker's: what was whole when a read began is read. Needs ``pip install 'rmqkit[arrow]'``.
+running broker's: what was whole when a read began is read. Needs the extra ``arrow``.
 
 Below it `plan` says what has to be read (`fs` the files, `splits` of the log, `queue_files` what queues and the index
 point at), `reader` decides on heads and topics and decodes, `schema` has the columns, `kernels` makes them in bulk,
@@ -35,6 +35,7 @@ from datetime import datetime
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from rmqkit import extras
 from rmqkit.arrow.options import CorruptRecords, OffsetsFrom, VerifyCrc
 from rmqkit.errors import SettingsError
 
@@ -88,14 +89,11 @@ def dataset(
         index_slot_count: the broker's ``maxHashSlotNum``, for ``key``.
 
     Raises:
-        SettingsError: an argument cannot be used, there is no such column, or pyarrow is not installed.
+        SettingsError: an argument cannot be used, or there is no such column.
+        ExtraMissing: pyarrow or numpy is not installed.
     """
-    try:
+    with extras.needed("arrow", "a table of a store"):
         from rmqkit.arrow.store_dataset import StoreDataset
-    except ModuleNotFoundError as error:
-        raise SettingsError(
-            f"{error.name} is not installed, which tables of a store need: pip install 'rmqkit[arrow]'"
-        ) from None
     from rmqkit.arrow.fs import resolve
     from rmqkit.arrow.plan import conditions_on
     from rmqkit.arrow.reader import ReadPlan

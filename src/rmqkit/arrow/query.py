@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rmqkit import extras
 from rmqkit.errors import RmqError, SettingsError
 
 if TYPE_CHECKING:
@@ -24,12 +25,10 @@ _BATCH_ROWS = 8192
 def query(messages: StoreDataset, sql: str) -> pa.RecordBatchReader | None:
     """Run a statement; its rows, which are read as they are asked for, or None when it has none.
 
-    Raises SettingsError: DuckDB is not installed, or does not understand the statement.
+    Raises SettingsError: DuckDB does not understand the statement. Raises ExtraMissing: it is not installed.
     Raises StoreError: a file of the store is damaged or gone. Raises RmqError: DuckDB fails for another reason."""
-    try:
+    with extras.needed("query", "SQL over a store"):
         import duckdb
-    except ModuleNotFoundError:
-        raise SettingsError("duckdb is not installed, which SQL needs: pip install 'rmqkit[query]'") from None
     # No extension is fetched from the network because of a word in a statement.
     connection = duckdb.connect(":memory:", config={"autoinstall_known_extensions": "false"})
     connection.register("messages", messages)
