@@ -9,7 +9,7 @@ CLASSES := .cache/spark-classes.jsa
 NATIVE := $(VENV)/.native
 CARGO_PATH := $(PATH):$(HOME)/.cargo/bin
 UV     := requirements/uv.sh $(VENV)
-LOCKS  := requirements/run.txt requirements/spark.txt requirements/otel.txt requirements/grpc.txt requirements/lake.txt requirements/report.txt requirements/query.txt requirements/examples.txt requirements/dev.txt requirements/docs.txt requirements/frameworks.txt
+LOCKS  := requirements/run.txt requirements/spark.txt requirements/otel.txt requirements/grpc.txt requirements/console.txt requirements/lake.txt requirements/report.txt requirements/query.txt requirements/examples.txt requirements/dev.txt requirements/docs.txt requirements/frameworks.txt
 ARGS   ?=
 JOBS   ?= $(shell [ "$$(getconf _NPROCESSORS_ONLN)" -gt 1 ] && echo 3 || echo 1)
 SECONDS ?= 600
@@ -69,6 +69,10 @@ crash: $(STAMP) ## 2,000 simulated power cuts and 500 SIGKILLs under the store, 
 
 crash-ha: $(STAMP) ## 100 SIGKILLs for master and slave with bad links between them, and split histories, 5 minutes
 	@$(BIN)/python -m tests.faults.ha.crash $(ARGS)
+
+.PHONY: screenshots
+screenshots: $(STAMP) ## pictures of every page of the web console, light and dark, wide and narrow, in .cache/screenshots (needs chromium-headless-shell)
+	@$(BIN)/python -m tests.console.screenshots .cache/screenshots $(ARGS)
 
 .PHONY: examples
 examples: $(STAMP) ## twenty times the examples of each property, new ones in each run, and faults by new seeds: an hour; ARGS="tests/store" for a folder
@@ -144,7 +148,7 @@ fuzz: $(FUZZER) ## look for bytes that break a decoder, SECONDS=600 long
 	@$(BIN)/python -m tests.fuzz.fuzz_decoders --seconds $(SECONDS)
 
 lock: $(STAMP) ## compile requirements/*.in to exact versions with hashes
-	@for name in uv run client spark otel grpc lake report query dev docs examples frameworks fuzz peers sdk native release; do \
+	@for name in uv run client spark otel grpc console lake report query dev docs examples frameworks fuzz peers sdk native release; do \
 	  echo "lock: requirements/$$name.txt"; \
 	  (cd requirements && ./uv.sh ../$(VENV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-header --no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade) $$name.in -o $$name.txt) || exit 1; \

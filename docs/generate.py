@@ -31,6 +31,7 @@ from rmqkit.broker.unused_settings import UNUSED
 from rmqkit.cli import app
 from rmqkit.cli.logging_setup import LoggingSettings
 from rmqkit.client.runtime import settings as client
+from rmqkit.console.routes import ROUTES
 from rmqkit.metrics import ExporterSettings
 from rmqkit.namesrv import settings as namesrv
 from rmqkit.protocol.codes import ResponseCode
@@ -454,6 +455,29 @@ def public_names(module_name: str) -> dict[str, str]:
     return names
 
 
+# ---------------------------------------------------------------- addresses of the web console
+
+_CONSOLE_HEAD = f"""# Addresses of the web console
+
+Every page of [the console](../how-to/console.md). `{{env}}` is the name of a cluster, `local` where there is one
+without a name. Names are percent-encoded: `%25DLQ%25billing` is the topic `%DLQ%billing`. `?format=json` gives a page's
+values as JSON.
+
+{NOTE}
+| Address | Refreshes | |
+|---|---|---|"""
+
+
+def console_page() -> str:
+    """Every route, with what it shows."""
+    rows = [
+        f"| `{route.path}` | {f'{route.live_s:g} s' if route.live_s else ''} | "
+        f"{route.about}{' Takes forms.' if route.posts else ''} |"
+        for route in ROUTES
+    ]
+    return "\n".join([_CONSOLE_HEAD, *rows]) + "\n"
+
+
 # ---------------------------------------------------------------- all
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -462,6 +486,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/cli.md": cli_page,
     "reference/metrics.md": metrics_page,
     "reference/exit-codes.md": exit_codes_page,
+    "reference/console.md": console_page,
     **{f"reference/api/{name}.md": lambda parts=parts: api_page(*parts) for name, parts in API.items()},  # type: ignore[misc]
     "reference/api/testing.md": testing_page,
 }

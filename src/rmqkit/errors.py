@@ -28,6 +28,7 @@
         ├── NoRoute                no broker is known for a topic
         │   └── NoNameServer         no name server answered
         ├── MessageIllegal         a message breaks a rule before it is sent
+        ├── ReadOnly               a request would change something, and nothing may be changed
         ├── SendFailed             every try of a send failed
         ├── ReplyTimedOut          a request message was stored and not replied to
         └── NotARequest            a message cannot be replied to
@@ -72,6 +73,7 @@ __all__ = [
     "NotARequest",
     "PeerRefused",
     "ProtocolError",
+    "ReadOnly",
     "RecordCorrupt",
     "RemotingError",
     "ReplyTimedOut",
@@ -371,6 +373,24 @@ class NoNameServer(NoRoute):
 
 class MessageIllegal(ClientError):
     """A message breaks a rule; it was not sent."""
+
+
+class ReadOnly(ClientError):
+    """A request was not sent, as it would change something and the connection only reads.
+
+    Args:
+        code: the request code.
+        name: RocketMQ's name of it.
+        address: the peer that was to be asked.
+    """
+
+    def __init__(self, code: int, name: str, address: str) -> None:
+        super().__init__(
+            f"request {name} ({code}) to {address} was not sent: it would change something, and this is read-only"
+        )
+        self.code = code
+        self.name = name
+        self.address = address
 
 
 class SendFailed(ClientError):

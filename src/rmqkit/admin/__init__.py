@@ -19,7 +19,7 @@ from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rmqkit.admin.calls import TIMEOUT_MS, AdminCalls, Done
+from rmqkit.admin.calls import TIMEOUT_MS, AdminCalls, Done, Guard, read_only
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.tls import ClientTls
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rmqkit.admin.messages import Messages
     from rmqkit.admin.topics import Topics
 
-__all__ = ["Admin", "AdminCalls", "Done"]
+__all__ = ["Admin", "AdminCalls", "Done", "Guard", "read_only"]
 
 _NOUNS = {
     "clusters": "Clusters",
@@ -57,6 +57,7 @@ class Admin:
         timeout_ms: of each request.
         tls: encrypts every connection.
         credentials: sign every request.
+        guard: is called before each request leaves, such as `read_only`; what it raises is raised to the caller.
     """
 
     clusters: Clusters
@@ -76,8 +77,11 @@ class Admin:
         tls: ClientTls | None = None,
         credentials: Credentials | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        guard: Guard | None = None,
     ) -> None:
-        self.calls = AdminCalls(name_servers, timeout_ms=timeout_ms, tls=tls, credentials=credentials, clock=clock)
+        self.calls = AdminCalls(
+            name_servers, timeout_ms=timeout_ms, tls=tls, credentials=credentials, clock=clock, guard=guard
+        )
 
     async def __aenter__(self) -> Admin:
         return self

@@ -10,6 +10,9 @@ several brokers         asked at the same time; the first error is raised
 ======================  ==================================================================================
 
 When a peer closes or does not answer, `rmqkit.remoting.client` looks what it is, so that the error can say it.
+
+A *guard* is called before every request leaves, whichever method asked: it counts, or refuses by an exception.
+`read_only` is one: it lets pass what changes nothing (`READING`).
 Loop only. Source: behaviour.md §9.9.
 """
 
@@ -18,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
@@ -27,6 +30,7 @@ from rmqkit.errors import (
     ConnectionLost,
     NoNameServer,
     PeerRefused,
+    ReadOnly,
     RemotingError,
     RequestTimedOut,
     RmqError,
@@ -34,8 +38,9 @@ from rmqkit.errors import (
     UnknownName,
 )
 from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.command import Command
+from rmqkit.protocol.command import Command, decode_header
 from rmqkit.protocol.names import is_of_applications
+from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
 from rmqkit.protocol.schemas.topics import ClusterInfo, TopicRoute
 from rmqkit.remoting.address import split_addresses
 from rmqkit.remoting.authentication import Credentials
@@ -44,7 +49,7 @@ from rmqkit.remoting.tls import ClientTls
 from rmqkit.rpc import BrokerCalls, NameServers
 from rmqkit.settings import parse_properties
 
-__all__ = ["MASTER_ID", "TIMEOUT_MS", "AdminCalls", "Done"]
+__all__ = ["MASTER_ID", "READING", "TIMEOUT_MS", "AdminCalls", "Done", "Guard", "read_only"]
 
 TIMEOUT_MS = 5000.0
 MASTER_ID = 0
@@ -60,8 +65,91 @@ class Done(Struct, rename="camel"):
     done: str
 
 
+Guard = Callable[[str, Command], None]
+"""Is told the address and the request before it leaves. What it raises is raised to whoever asked."""
+
+READING: frozenset[int] = frozenset(
+    (
+        RequestCode.PULL_MESSAGE,
+        RequestCode.LITE_PULL_MESSAGE,
+        RequestCode.QUERY_MESSAGE,
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        RequestCode.GET_ALL_TOPIC_CONFIG,
+        RequestCode.GET_BROKER_CONFIG,
+        RequestCode.GET_BROKER_RUNTIME_INFO,
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+        RequestCode.GET_MAX_OFFSET,
+        RequestCode.GET_MIN_OFFSET,
+        RequestCode.GET_EARLIEST_MSG_STORETIME,
+        RequestCode.VIEW_MESSAGE_BY_ID,
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+        RequestCode.GET_ALL_CONSUMER_OFFSET,
+        RequestCode.GET_ALL_DELAY_OFFSET,
+        RequestCode.GET_TIMER_CHECK_POINT,
+        RequestCode.GET_TIMER_METRICS,
+        RequestCode.GET_KV_CONFIG,
+        RequestCode.GET_KVLIST_BY_NAMESPACE,
+        RequestCode.GET_ROUTEINFO_BY_TOPIC,
+        RequestCode.GET_BROKER_CLUSTER_INFO,
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+        RequestCode.GET_TOPIC_STATS_INFO,
+        RequestCode.GET_CONSUMER_CONNECTION_LIST,
+        RequestCode.GET_PRODUCER_CONNECTION_LIST,
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+        RequestCode.GET_CONSUME_STATS,
+        RequestCode.GET_TOPICS_BY_CLUSTER,
+        RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,
+        RequestCode.QUERY_CONSUME_TIME_SPAN,
+        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS,
+        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER,
+        RequestCode.GET_CONSUMER_RUNNING_INFO,
+        RequestCode.VIEW_BROKER_STATS_DATA,
+        RequestCode.GET_BROKER_CONSUME_STATS,
+        RequestCode.GET_NAMESRV_CONFIG,
+        RequestCode.QUERY_CONSUME_QUEUE,
+        RequestCode.GET_ALL_PRODUCER_INFO,
+        RequestCode.QUERY_TOPICS_BY_CONSUMER,
+        RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER,
+        RequestCode.GET_TOPIC_CONFIG,
+        RequestCode.GET_BROKER_MEMBER_GROUP,
+        RequestCode.GET_BROKER_HA_STATUS,
+    )
+)
+"""Requests that change nothing at any broker. GET_SUBSCRIPTIONGROUP_CONFIG (352) is none: Apache's create the group."""
+
+_PULLS = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
+
+
+def read_only(address: str, command: Command) -> None:
+    """A guard that lets requests pass that change nothing. Raises ReadOnly: this one would; so would a pull that
+    commits an offset."""
+    is_reading = command.code in READING
+    if is_reading and command.code in _PULLS:
+        is_reading = not decode_header(command, PullMessageRequest).sys_flag & PullFlag.COMMIT_OFFSET
+    if not is_reading:
+        known = {int(code): code.name for code in RequestCode}
+        raise ReadOnly(command.code, known.get(command.code, "unknown"), address)
+
+
+class _GuardedClient(RemotingClient):
+    """Asks a guard before it sends anything."""
+
+    def __init__(self, guard: Guard, **options: Any) -> None:
+        super().__init__(**options)
+        self._guard = guard
+
+    async def call(self, address: str, command: Command, timeout_ms: float) -> Command:
+        self._guard(address, command)
+        return await super().call(address, command, timeout_ms)
+
+    async def send_one_way(self, address: str, command: Command, timeout_ms: float) -> None:
+        self._guard(address, command)
+        await super().send_one_way(address, command, timeout_ms)
+
+
 class AdminCalls(BrokerCalls):
     """Asks name servers and brokers, and says of a failed connection what answers there.
+    ``guard`` is called before each request leaves.
     Raises SettingsError: the list of name servers is empty or not of ``host:port``.
 
     Every method that asks raises RemotingError (no answer; NoNameServer when it was a name server's to give),
@@ -76,12 +164,14 @@ class AdminCalls(BrokerCalls):
         tls: ClientTls | None = None,
         credentials: Credentials | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        guard: Guard | None = None,
     ) -> None:
         try:
             self.name_servers = split_addresses(name_servers)
         except ValueError as error:
             raise SettingsError(f"name servers {name_servers!r}: {error}") from None
-        super().__init__(RemotingClient(clock=clock, tls=tls, credentials=credentials), timeout_ms)
+        options: dict[str, Any] = {"clock": clock, "tls": tls, "credentials": credentials}
+        super().__init__(RemotingClient(**options) if guard is None else _GuardedClient(guard, **options), timeout_ms)
         self.clock = clock
         self.any_name_server = NameServers(self.name_servers, self)
         self._cluster: ClusterInfo | None = None

@@ -20,7 +20,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from rmqkit.admin.calls import AdminCalls
 from rmqkit.errors import ConnectFailed, PeerRefused, RmqError, UnknownName
@@ -41,7 +41,17 @@ from rmqkit.protocol.schemas.clients import (
 )
 from rmqkit.protocol.schemas.topics import Permission
 
-__all__ = ["Clients", "GroupStatus", "ProducerRow", "Verdict", "heard", "tried", "verdict"]
+__all__ = [
+    "Clients",
+    "FleetRow",
+    "GroupStatus",
+    "ProducerRow",
+    "Verdict",
+    "fleet",
+    "heard",
+    "tried",
+    "verdict",
+]
 
 T = TypeVar("T")
 
@@ -58,6 +68,30 @@ class ProducerRow(Struct, rename="camel", kw_only=True):
     version: int
     last_update_timestamp: int
     broker_name: str
+
+
+class FleetRow(Struct, rename="camel", kw_only=True):
+    """One client, with everything it is.
+
+    Attributes:
+        version: the number that its protocol has.
+        produces, consumes: its groups.
+        addresses: where it is connected from; several say that two processes have one id.
+        topics: what its consumer groups subscribe to.
+    """
+
+    client_id: str
+    language: str
+    version: int
+    addresses: list[str]
+    produces: list[str] = field(default_factory=list)
+    consumes: list[str] = field(default_factory=list)
+    topics: list[str] = field(default_factory=list)
+
+    @property
+    def is_doubled(self) -> bool:
+        """Whether clients of several hosts have this id: they take each other's queues."""
+        return len({address.rpartition(":")[0] for address in self.addresses}) > 1
 
 
 class Verdict(Struct, rename="camel"):
@@ -180,6 +214,31 @@ class Clients:
             if data.perm & Permission.READ
             for queue_id in range(data.read_queue_nums)
         }
+
+
+def fleet(producers: Iterable[ProducerRow], consumers: Mapping[str, ConsumerConnection]) -> list[FleetRow]:
+    """All clients, by id: ``producers`` as brokers list them, ``consumers`` by group. Pure."""
+    found: dict[str, FleetRow] = {}
+
+    def row(client_id: str, language: str, version: int, address: str) -> FleetRow:
+        known = found.get(client_id)
+        if known is None:
+            known = FleetRow(client_id=client_id, language=language, version=version, addresses=[])
+            found[client_id] = known
+        if address not in known.addresses:
+            known.addresses.append(address)
+        return known
+
+    for one in producers:
+        client = row(one.client_id, one.language, one.version, one.client_addr)
+        if one.group not in client.produces:
+            client.produces.append(one.group)
+    for group, connection in consumers.items():
+        for member in connection.connection_set:
+            client = row(member.client_id, member.language, member.version, member.client_addr)
+            client.consumes.append(group)
+            client.topics = sorted({*client.topics, *connection.subscription_table})
+    return [found[client_id] for client_id in sorted(found)]
 
 
 async def tried(addresses: Iterable[str], asking: Callable[[str], Awaitable[T]]) -> tuple[dict[str, T], list[RmqError]]:

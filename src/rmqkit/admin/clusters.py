@@ -79,7 +79,7 @@ class Clusters:
             rows_at.setdefault(row.addr, []).append(row)
         for address, figures in (await self._calls.fan_out(rows_at, self._figures)).items():
             for row in rows_at[address]:
-                self._fill(row, figures)
+                self.fill(row, figures)
         return rows
 
     async def _figures(self, address: str) -> dict[str, str] | RmqError:
@@ -89,7 +89,8 @@ class Clusters:
         except RmqError as error:
             return error
 
-    def _fill(self, row: BrokerRow, figures: dict[str, str] | RmqError) -> None:
+    def fill(self, row: BrokerRow, figures: dict[str, str] | RmqError) -> None:
+        """Put a broker's figures into its row, or why there are none."""
         if isinstance(figures, RmqError):
             row.trouble = str(figures)
             return

@@ -92,6 +92,10 @@ class Explainer:
 
     async def explain(self, message: str | Key | At) -> Explanation:
         """As the function `explain`."""
+        return judge(await self.facts(message))
+
+    async def facts(self, message: str | Key | At) -> Facts:
+        """All that can be found out about a message and the group, for `judge` and `timeline`; raises as `explain`."""
         facts = Facts(topic=self._topic, group=self._group, asked="", now_ms=self._calls.clock.now_ms())
         match message:
             case Key(text):
@@ -109,7 +113,15 @@ class Explainer:
             if unique_key:
                 await self._look_elsewhere(facts, unique_key)
         await self._add_standing(facts)
-        return judge(facts)
+        return facts
+
+    async def stored(self, message: ReceivedMessage) -> Facts:
+        """What is stored of a message that was found already, without how the group stands to it."""
+        facts = Facts(topic=self._topic, group=self._group, asked=message.msg_id, now_ms=self._calls.clock.now_ms())
+        facts.message = message
+        if unique_key := message.properties.get(prop.UNIQ_KEY):
+            await self._add_copies(facts, unique_key)
+        return facts
 
     # -- the message
 

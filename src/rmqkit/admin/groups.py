@@ -13,7 +13,7 @@ are written one by one, as Java's tool does. Source: behaviour.md §5.2–5.4, �
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from rmqkit.admin.brokers import GroupProgress as BrokerGroupProgress
 from rmqkit.admin.calls import AdminCalls
 from rmqkit.admin.clients import Clients
 from rmqkit.errors import ClientError, PeerRefused, UnknownName
@@ -40,7 +41,18 @@ from rmqkit.protocol.schemas.pop import MessageRequestMode
 from rmqkit.protocol.schemas.topics import DeleteTopicRequest, TopicConfigTable, TopicRequest
 from rmqkit.settings import parse_properties
 
-__all__ = ["END_MS", "GroupProgress", "GroupSummary", "Groups", "Metadata", "Moved", "Offsets", "QueueProgress"]
+__all__ = [
+    "END_MS",
+    "GroupLag",
+    "GroupProgress",
+    "GroupSummary",
+    "Groups",
+    "Metadata",
+    "Moved",
+    "Offsets",
+    "QueueProgress",
+    "lags",
+]
 
 
 _CREATE_GROUP = "make it with: rmq admin group create"
@@ -83,6 +95,42 @@ class GroupSummary(Struct, rename="camel", kw_only=True):
     message_model: str = ""
     consume_tps: float = 0.0
     diff_total: int = 0
+
+
+class GroupLag(Struct, rename="camel", kw_only=True):
+    """How far a group is behind on one topic, over all brokers.
+
+    Attributes:
+        count: messages behind.
+        behind_since_ms: store time of the message it consumed last in the queue where that is oldest, of those in
+            which it is behind; None when it is behind in none, or the brokers do not know the time.
+        queues: queues that it has offsets in.
+        end: the sum of the offsets at which these queues end; its growth is what is put to the topic.
+    """
+
+    group: str
+    topic: str
+    count: int = 0
+    behind_since_ms: int | None = None
+    queues: int = 0
+    end: int = 0
+
+
+def lags(stats: Iterable[BrokerGroupProgress]) -> dict[tuple[str, str], GroupLag]:
+    """Join what brokers tell of all groups (`Brokers.consume_stats`) by group and topic. Pure."""
+    found: dict[tuple[str, str], GroupLag] = {}
+    for row in stats:
+        key = row.group, row.topic
+        lag = found.get(key)
+        if lag is None:
+            lag = found[key] = GroupLag(group=row.group, topic=row.topic)
+        behind = max(0, row.diff)
+        lag.count += behind
+        lag.queues += 1
+        lag.end += row.broker_offset
+        if behind and row.last_timestamp > 0:
+            lag.behind_since_ms = min(row.last_timestamp, lag.behind_since_ms or row.last_timestamp)
+    return found
 
 
 class Metadata(Struct, rename="camel"):

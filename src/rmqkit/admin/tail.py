@@ -21,7 +21,7 @@ import contextlib
 import heapq
 import itertools
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct, field
 
@@ -40,7 +40,7 @@ from rmqkit.remoting.tasks import Tasks
 from rmqkit.rpc import PullStatus
 
 if TYPE_CHECKING:
-    from rmqkit.client.consumer.pull import PullConsumer, PullResult
+    from rmqkit.client.consumer.pull import PullResult
 
 TOOLS_GROUP = "TOOLS_CONSUMER"
 _HELD_PULLS_MAX = 8
@@ -100,7 +100,82 @@ def queue_text(queue: MessageQueue) -> str:
     return f"{queue.broker_name}:{queue.queue_id}"
 
 
-async def first_offset(consumer: PullConsumer, queue: MessageQueue, start: Start) -> int:
+class Puller(Protocol):
+    """What `Tail` pulls with: a `rmqkit.PullConsumer`, or `AdminPuller`."""
+
+    async def queues(self, topic: str) -> list[MessageQueue]: ...
+    async def min_offset(self, queue: MessageQueue) -> int: ...
+    async def max_offset(self, queue: MessageQueue) -> int: ...
+    async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int: ...
+    async def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        expression: str = "*",
+        *,
+        max_count: int = 32,
+        suspend_ms: int = 0,
+        expression_type: str = TAG,
+    ) -> PullResult: ...
+
+
+class AdminPuller:
+    """Pulls through an `AdminCalls`, signed as it signs and watched by its guard."""
+
+    def __init__(self, calls: AdminCalls) -> None:
+        self._calls = calls
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues of a topic that may be read, as its route is now. Raises UnknownName: there is no such topic."""
+        self._calls.forget()
+        return subscribe_queues(topic, await self._calls.route(topic))
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """The first offset that is stored."""
+        return await self._calls.min_offset(await self._address(queue), queue)
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """One past the last message."""
+        return await self._calls.max_offset(await self._address(queue), queue)
+
+    async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """The first message stored at or after a time."""
+        return await self._calls.search_offset(await self._address(queue), queue, timestamp_ms)
+
+    async def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        expression: str = "*",
+        *,
+        max_count: int = _PULL_COUNT,
+        suspend_ms: int = 0,
+        expression_type: str = TAG,
+    ) -> PullResult:
+        """Read a queue from an offset on, and commit nothing."""
+        from rmqkit.client.consumer.pull import PullResult
+
+        header = pull_request(
+            queue,
+            offset,
+            expression,
+            self._calls.clock.now_ms(),
+            max_count=max_count,
+            suspend_ms=suspend_ms,
+            expression_type=expression_type,
+        )
+        pulled = await self._calls.pull(await self._address(queue), header, self._calls.timeout_ms + suspend_ms)
+        messages = read_messages(pulled.body, queue.broker_name) if pulled.status is PullStatus.FOUND else []
+        if is_tag_type(expression_type):  # a broker compares hashes
+            wanted = subscription(queue.topic, expression)
+            messages = [one for one in messages if matches_tags(wanted, one.tags)]
+        return PullResult(pulled.status, pulled.next_begin_offset, pulled.min_offset, pulled.max_offset, messages)
+
+    async def _address(self, queue: MessageQueue) -> str:
+        return (await readers(self._calls, queue.topic))[queue.broker_name]
+
+
+async def first_offset(consumer: Puller, queue: MessageQueue, start: Start) -> int:
     """The offset in a queue that a start means. Raises RmqError: the broker does not tell."""
     if start.time_ms is not None:
         return await consumer.search_offset(queue, start.time_ms)
@@ -114,13 +189,12 @@ class Tail:
     """Follows a topic; a context manager.
 
     Args:
-        consumer: pulls; started, and with a short ``route_interval_ms``, as new queues are seen by its routes.
+        consumer: pulls. A `rmqkit.PullConsumer` is started, and has a short ``route_interval_ms``, as new queues are
+            seen by its routes.
         note: is told in a line what a person should know: a broker is away, is back, messages are gone.
     """
 
-    def __init__(
-        self, consumer: PullConsumer, topic: str, start: Start, wanted: Wanted, note: Callable[[str], None]
-    ) -> None:
+    def __init__(self, consumer: Puller, topic: str, start: Start, wanted: Wanted, note: Callable[[str], None]) -> None:
         self._consumer = consumer
         self._topic = topic
         self._start = start
@@ -386,7 +460,7 @@ async def _of_queue(
     first = calls.search_offset(address, queue, begin_ms) if begin_ms else calls.min_offset(address, queue)
     offset = max(await first, span.begin_offset)
     while offset < end:
-        header = _pull_request(queue, offset, span.tags, calls.clock.now_ms())
+        header = pull_request(queue, offset, span.tags, calls.clock.now_ms())
         pulled = await calls.pull(address, header, calls.timeout_ms)
         if pulled.status is PullStatus.FOUND:
             for message in read_messages(pulled.body, queue.broker_name):
@@ -397,18 +471,28 @@ async def _of_queue(
         offset = pulled.next_begin_offset
 
 
-def _pull_request(queue: MessageQueue, offset: int, tags: str, now_ms: int) -> PullMessageRequest:
+def pull_request(
+    queue: MessageQueue,
+    offset: int,
+    expression: str,
+    now_ms: int,
+    *,
+    max_count: int = _PULL_COUNT,
+    suspend_ms: int = 0,
+    expression_type: str = TAG,
+) -> PullMessageRequest:
+    """A pull for the tools' group, which commits nothing; the broker may wait ``suspend_ms`` for a message."""
     return PullMessageRequest(
         consumer_group=TOOLS_GROUP,
         topic=queue.topic,
         queue_id=queue.queue_id,
         queue_offset=offset,
-        max_msg_nums=_PULL_COUNT,
-        sys_flag=int(PullFlag.SUBSCRIPTION),
+        max_msg_nums=max_count,
+        sys_flag=int(PullFlag.SUBSCRIPTION | (PullFlag.SUSPEND if suspend_ms else 0)),
         commit_offset=0,
-        suspend_timeout_millis=0,
+        suspend_timeout_millis=suspend_ms,
         sub_version=now_ms,
-        subscription=tags,
-        expression_type=TAG,
+        subscription=expression,
+        expression_type=expression_type,
         bname=queue.broker_name,
     )

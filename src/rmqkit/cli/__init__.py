@@ -30,6 +30,7 @@ _MODULES = {
     "namesrv": "serve",
     "broker": "serve",
     "proxy": "serve",
+    "console": "console",
     "doctor": "doctor",
     "bench": "bench",
     "admin": "admin",

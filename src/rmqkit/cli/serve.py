@@ -9,6 +9,8 @@ import importlib.util
 import logging
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
@@ -19,6 +21,7 @@ from rmqkit import extras
 from rmqkit.cli import with_options
 from rmqkit.cli.logging_setup import LoggingSettings
 from rmqkit.cli.sources import BROKER, COMMON, NAMESRV, NameServers, Running, StoreFolder, store_root
+from rmqkit.errors import ExtraMissing
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings
 from rmqkit.settings import Given
 
@@ -61,9 +64,16 @@ def standalone(
     port: _BrokerPort = None,
     store: StoreFolder = None,
     host: Annotated[str, typer.Option(help="Address to listen on; clients connect to it.")] = "127.0.0.1",
+    console: Annotated[
+        bool, typer.Option("--console", help="Serve the web console too, in a process of its own.")
+    ] = False,
+    console_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the web console; 0 means any free port.")
+    ] = 9875,
     **common: Any,
 ) -> None:
     """Run a name server and a broker in one process, for development and tests."""
+    console_process = ConsoleProcess(console_port) if console else None
     own = {"listenPort": Given(str(namesrv_port), "command line"), "bindAddress": Given(host, "command line")}
     recalls = {"recallMessageEnable": Given("true", "rmq standalone")}
     running = Running.of(
@@ -80,14 +90,44 @@ def standalone(
     broker_settings, store_settings, users, _, _, *tls = both.settings
     root, sides = _unsharded(store_root(store_settings)), _tls(*tls)
     settings: dict[str, Any] = {"namesrv": namesrv.settings[0], "broker": broker_settings, "store": store_settings}
-    _run(
-        lambda: Standalone(root, **settings, authentication=users, configurations=(namesrv, both), **sides),
-        lambda both: (
+
+    def ready(both: Standalone) -> str:
+        if console_process is not None:
+            console_process.start(both.namesrv_address)
+        return (
             f"ready namesrv={both.namesrv_address} broker={both.broker_address}"
             f"{_grpc(both.broker.grpc_address)}{_metrics(*both.metrics_addresses)} store={root}"
-        ),
-        running.reload,
-    )
+        )
+
+    make = {"authentication": users, "configurations": (namesrv, both), **sides}
+    try:
+        _run(lambda: Standalone(root, **settings, **make), ready, running.reload)
+    finally:
+        if console_process is not None:
+            console_process.stop()
+
+
+class ConsoleProcess:
+    """``rmq console`` as a child: it renders without holding the broker's loop, says on a line of its own that it is
+    ready, and ends when the pipe to it does, also when this process is killed.
+    Raises ExtraMissing: the extra is not installed."""
+
+    def __init__(self, port: int) -> None:
+        if importlib.util.find_spec("starlette") is None:
+            raise ExtraMissing("--console", "starlette", extras.install("console"))
+        self._port = port
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, name_servers: str) -> None:
+        """Start it, for a cluster that is ready."""
+        command = [sys.executable, "-m", "rmqkit", "console", "-n", name_servers, "--port", str(self._port)]
+        self._process = subprocess.Popen([*command, "--ends-with-stdin"], stdin=subprocess.PIPE)
+
+    def stop(self) -> None:
+        """End it, and wait for that."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            self._process.wait()
 
 
 @app.command()
@@ -257,11 +297,11 @@ def _run(
         await asked_to_stop.wait()
         await server.stop()
 
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve())
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     """uvloop where it exists."""
     try:
         import uvloop

@@ -1,0 +1,294 @@
+"""One page of a topic's messages, newest or oldest first, with a budget: a request never examines more than it may.
+
+`page` merges the queues of a topic by store time and stops at whatever comes first: enough messages found, so many
+examined, so many bytes of bodies, so many ms. Where it stopped is a `cursor`, a text that the next request goes on
+from; it holds the next offset of each queue. Filters are applied here to what was read: a broker's filter would read on
+past the budget without telling how far.
+
+``rmqkit.admin.tail.listed`` has no budget, for programs that want everything. Both read for the group
+``TOOLS_CONSUMER``: nobody joins it and no offset is saved. Source: behaviour.md §4, §8.16.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import heapq
+import zlib
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct, field
+
+from rmqkit.admin.calls import AdminCalls
+from rmqkit.admin.tail import Span, age, pull_request, readers
+from rmqkit.client.runtime.routes import subscribe_queues
+from rmqkit.errors import ClientError, RmqError, SettingsError
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.message import ReceivedMessage, read_messages
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.offsets import TopicStatsTable
+from rmqkit.protocol.schemas.topics import TopicRequest
+from rmqkit.rpc import PullStatus
+
+__all__ = ["BUDGET", "Budget", "Page", "page"]
+
+_PULL_COUNT = 32
+_AT_ONCE = 8
+_CURSOR_BYTES_MAX = 1 << 20
+
+T = TypeVar("T")
+
+
+class Budget(Struct, frozen=True, kw_only=True):
+    """What one request may cost: messages examined, bytes of their bodies, ms; whatever is reached first ends it."""
+
+    messages: int = 20_000
+    body_bytes: int = 64 << 20
+    ms: float = 3_000.0
+
+
+BUDGET = Budget()
+
+
+class Page(Struct, rename="camel", kw_only=True):
+    """Some messages of a topic.
+
+    Attributes:
+        messages: in the order that was asked for.
+        examined: how many were looked at.
+        total: how many the span of offsets has in all.
+        reached_ms: store time of the last one that was looked at.
+        cursor: where to go on; empty when everything was looked at.
+        stopped: why it ended: ``end``, ``count``, ``messages``, ``bytes`` or ``time``.
+        troubles: queues that could not be read, each with the reason.
+    """
+
+    messages: list[ReceivedMessage]
+    examined: int = 0
+    total: int = 0
+    reached_ms: int | None = None
+    cursor: str = ""
+    stopped: str = "end"
+    troubles: list[str] = field(default_factory=list)
+
+
+class _Lane(Struct):
+    """What is left of a queue, offsets from ``low`` up to ``high``, and what was pulled of that already."""
+
+    queue: MessageQueue
+    address: str
+    low: int
+    high: int
+    held: deque[ReceivedMessage] = field(default_factory=deque)
+
+
+async def page(
+    calls: AdminCalls,
+    topic: str,
+    span: Span,
+    *,
+    newest_first: bool = True,
+    count: int = 50,
+    cursor: str = "",
+    budget: Budget = BUDGET,
+) -> Page:
+    """The next messages of a topic that a span wants.
+    Raises UnknownName: there is no such topic. Raises ClientError: it has no such queue that may be read.
+    Raises SettingsError: an expression, or the cursor, cannot be understood."""
+    is_wanted, found = span.test(), Page(messages=[])
+    deadline_ms = calls.clock.monotonic_ms() + budget.ms
+    lanes = await _lanes(calls, topic, span, found)
+    _resume(lanes, cursor, newest_first=newest_first)
+    found.total = sum(lane.high - lane.low for lane in lanes)
+    reading = _Reading(calls, budget, deadline_ms, newest_first=newest_first, queues=len(lanes))
+    found.troubles += await reading.fill(lanes)
+    heads = [(reading.rank(lane), number, lane) for number, lane in enumerate(lanes) if lane.held]
+    heapq.heapify(heads)
+    body_bytes = 0
+    while heads:
+        _, number, lane = heapq.heappop(heads)
+        message = lane.held.popleft()
+        reading.step(lane, message)
+        found.examined += 1
+        found.reached_ms = message.store_timestamp
+        body_bytes += len(message.body)
+        if is_wanted(message):
+            found.messages.append(message)
+        found.stopped = _stop(found, count, body_bytes, budget, is_late=calls.clock.monotonic_ms() >= deadline_ms)
+        if found.stopped != "end":
+            break
+        if not lane.held:
+            found.troubles += await reading.fill([lane])
+        if lane.held:
+            heapq.heappush(heads, (reading.rank(lane), number, lane))
+    if found.stopped == "end" and reading.is_late and any(lane.low < lane.high for lane in lanes):
+        found.stopped = "time"
+    if found.stopped != "end":
+        found.cursor = _cursor(lanes, newest_first=newest_first)
+    return found
+
+
+def _stop(found: Page, count: int, body_bytes: int, budget: Budget, *, is_late: bool) -> str:
+    if len(found.messages) >= count:
+        return "count"
+    if found.examined >= budget.messages:
+        return "messages"
+    if body_bytes >= budget.body_bytes:
+        return "bytes"
+    return "time" if is_late else "end"
+
+
+class _Reading:
+    """Pulls lanes in one direction."""
+
+    def __init__(
+        self, calls: AdminCalls, budget: Budget, deadline_ms: float, *, newest_first: bool, queues: int
+    ) -> None:
+        self._calls = calls
+        self._deadline_ms = deadline_ms
+        self._newest_first = newest_first
+        # Of very many queues only a little each: the first pulls alone would use up the budget.
+        self._pull_count = max(1, min(_PULL_COUNT, budget.messages // max(1, 2 * queues)))
+        self.is_late = False
+
+    def rank(self, lane: _Lane) -> tuple[int, ...]:
+        """Sorts lanes by their next message."""
+        at = age(lane.held[0])
+        return tuple(-number for number in at) if self._newest_first else at
+
+    def step(self, lane: _Lane, message: ReceivedMessage) -> None:
+        """A message was looked at: go on behind it, or before it."""
+        if self._newest_first:
+            lane.high = message.queue_offset
+        else:
+            lane.low = message.queue_offset + 1
+
+    async def fill(self, lanes: list[_Lane]) -> list[str]:
+        """Pull the next messages of lanes; what went wrong, by queue."""
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(lane: _Lane) -> str:
+            async with turns:
+                try:
+                    await self._pull(lane)
+                except RmqError as error:
+                    return f"queue {lane.queue.queue_id} on {lane.queue.broker_name}: {error}"
+                return ""
+
+        return [text for text in await asyncio.gather(*map(one, lanes)) if text]
+
+    async def _pull(self, lane: _Lane) -> None:
+        while not lane.held and lane.low < lane.high:
+            if (left_ms := self._deadline_ms - self._calls.clock.monotonic_ms()) <= 0:
+                self.is_late = True
+                return
+            first = max(lane.low, lane.high - self._pull_count) if self._newest_first else lane.low
+            end = min(lane.high, first + self._pull_count)
+            header = pull_request(lane.queue, first, "*", self._calls.clock.now_ms(), max_count=end - first)
+            pulled = await self._calls.pull(lane.address, header, min(self._calls.timeout_ms, left_ms + 100))
+            messages = (
+                [] if pulled.status is not PullStatus.FOUND else read_messages(pulled.body, lane.queue.broker_name)
+            )
+            # A broker may give fewer than were asked for: newest first, the rest of the window is pulled, too.
+            got = [one for one in messages if first <= one.queue_offset < end]
+            while self._newest_first and got and got[-1].queue_offset + 1 < end:
+                header = pull_request(lane.queue, got[-1].queue_offset + 1, "*", self._calls.clock.now_ms())
+                pulled = await self._calls.pull(lane.address, header, self._calls.timeout_ms)
+                body = pulled.body if pulled.status is PullStatus.FOUND else b""
+                more = [
+                    one
+                    for one in read_messages(body, lane.queue.broker_name)
+                    if got[-1].queue_offset < one.queue_offset < end
+                ]
+                if not more:
+                    break
+                got += more
+            lane.held.extend(reversed(got) if self._newest_first else got)
+            if not got:  # deleted meanwhile, or holes of a transaction's or a batch's
+                if self._newest_first:
+                    lane.high = first
+                else:
+                    lane.low = max(end, min(pulled.next_begin_offset, lane.high))
+
+
+async def _lanes(calls: AdminCalls, topic: str, span: Span, found: Page) -> list[_Lane]:
+    """The queues that are wanted, each with its bounds: two requests for each only where a time is given."""
+    asked = await readers(calls, topic)
+    wanted = [
+        queue
+        for queue in subscribe_queues(topic, await calls.route(topic))
+        if span.broker in (None, queue.broker_name, asked[queue.broker_name])
+        and span.queue_id in (None, queue.queue_id)
+    ]
+    if not wanted:
+        raise ClientError(f"topic {topic} has no such queue that may be read: look with rmq admin topic route {topic}")
+    bounds: dict[MessageQueue, tuple[int, int]] = {}
+    code, header = RequestCode.GET_TOPIC_STATS_INFO, TopicRequest(topic)
+    for name in sorted({queue.broker_name for queue in wanted}):
+        try:
+            table = await calls.fetch(TopicStatsTable, asked[name], code, header)
+        except RmqError as error:
+            found.troubles.append(f"broker {name}: {error}")
+            continue
+        bounds |= {queue: (has.min_offset, has.max_offset) for queue, has in table.offset_table.items()}
+    lanes = [
+        _Lane(queue, asked[queue.broker_name], *bounds[queue])
+        for queue in sorted(wanted)
+        if queue in bounds and bounds[queue][0] < bounds[queue][1]
+    ]
+    if span.begin_ms or span.end_ms is not None:
+        await _at_most(lanes, lambda lane: _by_time(calls, lane, span))
+    for lane in lanes:
+        lane.low = max(lane.low, span.begin_offset)
+    return [lane for lane in lanes if lane.low < lane.high]
+
+
+async def _by_time(calls: AdminCalls, lane: _Lane, span: Span) -> None:
+    if span.begin_ms:
+        lane.low = max(lane.low, await calls.search_offset(lane.address, lane.queue, span.begin_ms))
+    if span.end_ms is not None:
+        # One more: 4.x brokers may find the nearest message instead of the next one.
+        end = 1 + await calls.search_offset(lane.address, lane.queue, span.end_ms + 1)
+        lane.high = min(lane.high, end)
+
+
+async def _at_most(lanes: list[_Lane], asking: Callable[[_Lane], Awaitable[T]]) -> None:
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(lane: _Lane) -> None:
+        async with turns:
+            await asking(lane)
+
+    await asyncio.gather(*map(one, lanes))
+
+
+def _cursor(lanes: list[_Lane], *, newest_first: bool) -> str:
+    """Where each queue goes on. A queue that is done has nothing left, and says so, too."""
+    at = [(lane.queue.broker_name, lane.queue.queue_id, lane.high if newest_first else lane.low) for lane in lanes]
+    return base64.urlsafe_b64encode(zlib.compress(msgspec.json.encode(at))).decode().rstrip("=")
+
+
+def _resume(lanes: list[_Lane], cursor: str, *, newest_first: bool) -> None:
+    """Go on where a cursor says. Raises SettingsError: it is none."""
+    if not cursor:
+        return
+    try:
+        packed = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        text = zlib.decompressobj().decompress(packed, _CURSOR_BYTES_MAX)
+        places = {(name, number): at for name, number, at in msgspec.json.decode(text, type=list[tuple[str, int, int]])}
+    except (binascii.Error, zlib.error, msgspec.MsgspecError, ValueError):
+        raise SettingsError(f"cursor {cursor[:20]}… is not one of this list: begin again without it") from None
+    for lane in list(lanes):
+        at = places.get((lane.queue.broker_name, lane.queue.queue_id))
+        if at is None:
+            # Newest first, a queue that is younger than the cursor has only newer messages; else it begins late.
+            if newest_first:
+                lane.high = lane.low
+        elif newest_first:
+            lane.high = max(lane.low, min(lane.high, at))
+        else:
+            lane.low = min(lane.high, max(lane.low, at))

@@ -1,0 +1,123 @@
+"""Settings of a broker or name server, each with what it means: `described` joins what a server tells with our tables.
+
+A server tells keys and texts. What a key means, its bounds, default, and whether it may be changed while the server
+runs stand in the tables of `rmqkit.settings`; keys of Apache's brokers that have no effect here are in
+`rmqkit.broker.unused_settings`. A key that neither knows is shown as it is. Source: style.md §10.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from rmqkit.settings import SECRET, Setting, bounds_text, setting_table, to_properties
+
+__all__ = ["Compared", "SettingRow", "compared", "described"]
+
+
+class SettingRow(Struct, rename="camel", kw_only=True):
+    """One setting of a server.
+
+    Attributes:
+        value: as the server tells it; a secret that is set is covered.
+        default: ours; empty when we do not know the key.
+        help: one sentence; empty when we do not know the key.
+        is_known: whether it is a setting that rmqkit has.
+        is_default: whether it has our default.
+    """
+
+    key: str
+    value: str
+    default: str = ""
+    bounds: str = ""
+    hot: bool = False
+    secret: bool = False
+    help: str = ""
+    is_known: bool = False
+    is_default: bool = False
+
+
+class Compared(Struct, rename="camel", kw_only=True):
+    """A setting at several servers: its texts by address, None where a server does not tell it."""
+
+    key: str
+    values: dict[str, str | None]
+    help: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether servers have unlike values."""
+        return len(set(self.values.values())) > 1
+
+
+def described(properties: Mapping[str, str]) -> list[SettingRow]:
+    """Every setting that a server tells, sorted by key, joined with what our tables say of it. Pure."""
+    table = _table()
+    return [_row(key, text, table.get(key)) for key, text in sorted(properties.items())]
+
+
+def compared(servers: Mapping[str, Mapping[str, str]]) -> list[Compared]:
+    """The settings of several servers beside each other, by address; secrets are covered. Pure."""
+    rows = {address: {row.key: row for row in described(texts)} for address, texts in servers.items()}
+    keys = sorted({key for known in rows.values() for key in known})
+    return [
+        Compared(
+            key=key,
+            values={address: known[key].value if key in known else None for address, known in rows.items()},
+            help=next(known[key].help for known in rows.values() if key in known),
+        )
+        for key in keys
+    ]
+
+
+def _row(key: str, text: str, known: tuple[Any, Setting, str] | None) -> SettingRow:
+    if known is None:
+        is_secret = any(word in key.lower() for word in ("secret", "password", "credential"))
+        return SettingRow(key=key, value=SECRET if is_secret and text else text, secret=is_secret)
+    value_type, setting, default = known
+    return SettingRow(
+        key=key,
+        value=SECRET if setting.secret and text else text,
+        default=default,
+        bounds=bounds_text(value_type, setting),
+        hot=setting.hot,
+        secret=setting.secret,
+        help=setting.help,
+        is_known=True,
+        is_default=text == default,
+    )
+
+
+@functools.cache
+def _table() -> dict[str, tuple[Any, Setting, str]]:
+    """Type, declaration and default of every setting of our servers, by its key in files."""
+    table: dict[str, tuple[Any, Setting, str]] = {}
+    for kind in _types():
+        defaults = to_properties(kind())
+        for key, (_, value_type, setting) in setting_table(kind).items():
+            table.setdefault(key, (value_type, setting, defaults[key]))
+    return table
+
+
+def _types() -> Sequence[type[Struct]]:
+    from rmqkit.broker.settings import BrokerSettings
+    from rmqkit.metrics import ExporterSettings
+    from rmqkit.namesrv.settings import NamesrvSettings
+    from rmqkit.remoting.authentication import AuthenticationSettings
+    from rmqkit.remoting.limits import ConnectionSettings
+    from rmqkit.remoting.tls import ClientTlsSettings, ServerTlsSettings
+    from rmqkit.store.settings import StoreSettings
+
+    return (
+        BrokerSettings,
+        StoreSettings,
+        AuthenticationSettings,
+        ConnectionSettings,
+        ExporterSettings,
+        ServerTlsSettings,
+        ClientTlsSettings,
+        NamesrvSettings,
+    )

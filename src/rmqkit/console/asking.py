@@ -1,0 +1,205 @@
+"""What a view gets, `Ask`, and what it returns, `Page`; and the errors that are pages of their own.
+
+A view is a coroutine function from `Ask` to `Page`. Its ``values`` are the page: as HTML through a template, as JSON
+as they are. Lists come from the watcher's snapshot; whatever asks a broker goes through `Ask.admin`, which is signed as
+the user who asks and refuses changes to those who may only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+from msgspec import Struct, field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rmqkit.admin import Admin
+from rmqkit.admin.health import Snapshot
+from rmqkit.console.hub import Env, Hub
+from rmqkit.console.logins import User
+from rmqkit.console.render import Link
+from rmqkit.console.reviews import Review
+from rmqkit.errors import RmqError
+
+ROWS = 100
+"""Rows on a page of a list."""
+FORM_BYTES_MAX = 6 << 20
+
+
+class Fault(Exception):
+    """A request that gets an error page. ``status`` is HTTP's."""
+
+    def __init__(self, status: int, title: str, text: str, near: list[tuple[str, str]] | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+        self.title = title
+        self.text = text
+        self.near = near or []
+
+
+class Page(Struct, kw_only=True):
+    """What a view found out.
+
+    Attributes:
+        template: which file of ``templates``.
+        title: the page's heading.
+        values: names for the template, and the page as JSON.
+        more: names for the template alone.
+        live_s: seconds between refreshes; 0: it does not change by itself.
+        command: the same on the command line.
+        status: of the answer.
+        crumbs: where the page is, text and address.
+    """
+
+    template: str
+    title: str
+    values: dict[str, Any]
+    more: dict[str, Any] = field(default_factory=dict)
+    live_s: float = 0.0
+    command: str = ""
+    status: int = 200
+    crumbs: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Part(Struct, rename="camel"):
+    """A part of a page that may fail alone: its value, or what went wrong."""
+
+    value: Any = None
+    trouble: str = ""
+
+
+class Rows(Struct, rename="camel", kw_only=True):
+    """A page of a list: ``rows`` of all ``matched`` ones, of which there are ``total`` without the filter."""
+
+    rows: list[Any]
+    number: int
+    pages: int
+    matched: int
+    total: int
+
+
+class Ask:
+    """One request. ``form`` is what was posted, ``params`` the names in the path, ``query`` those behind the ``?``."""
+
+    def __init__(self, console: Hub, request: Request, user: User, env: Env | None, params: Mapping[str, str]) -> None:
+        self.console = console
+        self.request = request
+        self.user = user
+        self.params = params
+        self.query: dict[str, str] = dict(parse_qsl(request.url.query, keep_blank_values=True))
+        self.form: dict[str, str] = {}
+        self.link = Link(request.scope.get("root_path", ""), env.name if env is not None else "")
+        self._env = env
+
+    @property
+    def env(self) -> Env:
+        """The cluster that the address names."""
+        assert self._env is not None, "a view outside of any cluster asks for none"
+        return self._env
+
+    @property
+    def has_env(self) -> bool:
+        return self._env is not None
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What the watcher knows."""
+        return self.env.watcher.snapshot
+
+    @property
+    def admin(self) -> Admin:
+        """Asks brokers as this user."""
+        return self.console.admin_of(self.env, self.user, may_change=self.may_change)
+
+    @property
+    def may_change(self) -> bool:
+        return self.user.role.may_change and not self.console.read_only
+
+    @property
+    def hides_bodies(self) -> bool:
+        """Whether bodies are not shown to this user."""
+        return self.console.hides_all_bodies or (self.console.hide_bodies and not self.user.role.may_change)
+
+    @property
+    def address(self) -> str:
+        """Where the request came from."""
+        return self.request.client.host if self.request.client else "?"
+
+    def text(self, name: str, default: str = "") -> str:
+        """A word behind the ``?``."""
+        return self.query.get(name, default).strip()
+
+    def number(self, name: str, default: int, low: int = 0, high: int = (1 << 62)) -> int:
+        """A number behind the ``?``, within bounds. Raises Fault: it is none."""
+        text = self.text(name)
+        if not text:
+            return default
+        if not text.lstrip("-").isdecimal() or len(text) > 20:
+            raise Fault(400, "Not a number", f"{name}={text} must be a whole number from {low} on")
+        return min(max(int(text), low), high)
+
+    async def read_form(self) -> None:
+        """Take what was posted. Raises Fault: it is too large, or no form."""
+        kind = self.request.headers.get("content-type", "application/x-www-form-urlencoded").partition(";")[0]
+        if kind.strip() not in ("application/x-www-form-urlencoded", ""):
+            raise Fault(415, "Not a form", f"content type {kind} is not taken: post application/x-www-form-urlencoded")
+        parts, size = [], 0
+        async for chunk in self.request.stream():
+            size += len(chunk)
+            if size > FORM_BYTES_MAX:
+                raise Fault(413, "Too much", f"a form may have {FORM_BYTES_MAX:,} bytes")
+            parts.append(chunk)
+        self.form = dict(
+            parse_qsl(b"".join(parts).decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=200)
+        )
+
+    def audit(self, action: str, target: str, outcome: str, detail: str = "") -> None:
+        env = self._env.name if self._env is not None else ""
+        self.console.audit.write(self.user.name, self.address, env, action, target, outcome, detail)
+
+    def require_change(self, action: str, target: str) -> None:
+        """Raises Fault: this user, or this console, only reads; the audit has it."""
+        if self.may_change:
+            return
+        why = "this console is read-only" if self.console.read_only else f"{self.user.name} is a viewer"
+        self.audit(action, target, "refused", why)
+        raise Fault(403, "Not allowed", f"{action} to {target} was not done: {why}")
+
+    def review(self, review: Review) -> Page:
+        """The page on which a change is looked at before it is confirmed."""
+        token = self.console.reviews.open(review)
+        values = {
+            "action": review.action,
+            "target": review.target,
+            "rows": review.rows,
+            "requests": review.requests,
+            "token": token,
+        }
+        more = {"back": review.back}
+        return Page(
+            template="review.html", title=f"Review: {review.action}", values=values, more=more, command=review.command
+        )
+
+
+View = Callable[[Ask], Awaitable[Page | Response]]
+
+
+async def part(asking: Awaitable[Any]) -> Part:
+    """A part's value, or why it is not there; the rest of the page stays."""
+    try:
+        return Part(await asking)
+    except TimeoutError:
+        return Part(None, "no answer in time")
+    except RmqError as error:
+        return Part(None, str(error))
+
+
+def rows_of(ask: Ask, rows: list[Any], total: int) -> Rows:
+    """The rows of the page that the address names."""
+    pages = max(1, -(-len(rows) // ROWS))
+    number = min(ask.number("page", 1, 1), pages)
+    return Rows(
+        rows=rows[(number - 1) * ROWS : number * ROWS], number=number, pages=pages, matched=len(rows), total=total
+    )

@@ -1,0 +1,108 @@
+"""The audit: a JSON line before each change (``intent``), one after it (``done``, ``failed``), and one for what was
+refused. No bodies and no secrets are in it.
+
+Lines go to a file, kept as 5 files of at most 64 MB, and the last 1,000 stay in memory for the page. Loop only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from rmqkit.clock import Clock
+from rmqkit.errors import SettingsError
+
+FILE_BYTES, FILES = 64_000_000, 5
+SHOWN_MAX = 1_000
+_TAIL_BYTES = 1 << 20
+
+
+class AuditLine(Struct, rename="camel", kw_only=True, omit_defaults=True):
+    """One line.
+
+    Attributes:
+        at: when, in ms since the epoch.
+        outcome: ``intent``, ``done``, ``failed`` or ``refused``.
+        action: what, such as ``send``.
+        target: to what, such as a topic's name.
+        detail: in words; of a failure or refusal, why.
+    """
+
+    at: int
+    user: str
+    address: str
+    env: str
+    action: str
+    target: str
+    outcome: str
+    detail: str = ""
+
+
+class Audit:
+    """Writes lines. Raises SettingsError: the file cannot be written."""
+
+    def __init__(self, path: Path | None, clock: Clock) -> None:
+        self._clock = clock
+        self._last: deque[AuditLine] = deque(maxlen=SHOWN_MAX)
+        self._file: RotatingFileHandler | None = None
+        self.path = path
+        if path is not None:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._file = RotatingFileHandler(path, maxBytes=FILE_BYTES, backupCount=FILES - 1, encoding="utf-8")
+                self._last.extend(_tail(path))
+            except OSError as error:
+                raise SettingsError(f"audit file {path}: {error.strerror}: name another one with --audit") from None
+
+    def write(
+        self, user: str, address: str, env: str, action: str, target: str, outcome: str, detail: str = ""
+    ) -> None:
+        """Write a line; it is in the file when this returns. Raises OSError: it is not, and nothing may be changed."""
+        line = AuditLine(
+            at=self._clock.now_ms(),
+            user=user,
+            address=address,
+            env=env,
+            action=action,
+            target=target,
+            outcome=outcome,
+            detail=detail,
+        )
+        if self._file is not None:
+            text = msgspec.json.encode(line).decode()
+            record = logging.LogRecord("audit", logging.INFO, "", 0, text, None, None)
+            if self._file.shouldRollover(record):
+                self._file.doRollover()
+            if self._file.stream is None:
+                raise OSError(f"audit file {self.path} is closed")
+            self._file.stream.write(text + "\n")
+            self._file.stream.flush()
+        self._last.append(line)
+
+    def lines(self, wanted: str = "") -> list[AuditLine]:
+        """The last lines, the newest first; those in which a text occurs."""
+        text = wanted.lower()
+        return [line for line in reversed(self._last) if not text or text in msgspec.json.encode(line).decode().lower()]
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _tail(path: Path) -> list[AuditLine]:
+    """The last lines of a file; what cannot be read is passed over."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        texts = file.read().splitlines()[-SHOWN_MAX:]
+    found = []
+    for text in texts:
+        try:
+            found.append(msgspec.json.decode(text, type=AuditLine))
+        except msgspec.MsgspecError:
+            continue
+    return found

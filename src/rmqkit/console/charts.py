@@ -1,0 +1,182 @@
+"""Line charts as SVG, drawn here: readable without JavaScript, by screen readers, in print and in both colour schemes.
+
+A chart has a title, a description, axes with units, and a table of the same figures. Colours and widths are classes of
+the style sheet: the content policy allows no styles in attributes. A gap in a line is a time at which the figure was
+unknown. Everything here is pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+
+from markupsafe import Markup
+from msgspec import Struct
+
+POINTS_MAX = 240
+_WIDTH, _HEIGHT = 640, 168
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 26
+_TABLE_ROWS_MAX = 12
+
+Point = tuple[int, float | None]
+
+
+class Line(Struct):
+    """One line: its name, and points of ms and value, None where it was unknown."""
+
+    name: str
+    points: Sequence[Point]
+
+
+def thinned(points: Sequence[Point], count_max: int = POINTS_MAX) -> list[Point]:
+    """At most so many points: the lowest and the highest of each stretch are kept, so that no peak is lost."""
+    if len(points) <= count_max:
+        return list(points)
+    stretch = math.ceil(2 * len(points) / count_max)
+    found: list[Point] = []
+    for first in range(0, len(points), stretch):
+        part = points[first : first + stretch]
+        known = [point for point in part if point[1] is not None]
+        if not known:
+            found.append(part[0])
+            continue
+        ends = {min(known, key=_value), max(known, key=_value)}
+        found += sorted(ends)
+    return found
+
+
+def line_chart(title: str, unit: str, lines: Sequence[Line], show: Callable[[float], str]) -> Markup:
+    """A figure with the chart and its table; without two known points, a sentence instead.
+    ``show`` writes a value with its unit."""
+    known = [point for line in lines for point in line.points if point[1] is not None]
+    if len({at for at, _ in known}) < 2:
+        return Markup('<p class="empty">{}: not enough figures yet; the console looks every 10 s.</p>').format(title)
+    begin, end = min(at for at, _ in known), max(at for at, _ in known)
+    top = _nice(max(_value(point) for point in known))
+    parts = [_frame(begin, end, top, show)]
+    for number, line in enumerate(lines):
+        parts += _paths(line, number, begin, end, top)
+    described = "; ".join(f"{line.name}: {_summary(line, show)}" for line in lines)
+    shape = Markup(
+        '<svg class="chart" viewBox="0 0 {w} {h}" role="img"'
+        ' aria-label="{title}, {unit}, from {begin} to {end} UTC. {text}"'
+        ' data-begin="{first}" data-end="{last}" data-left="{left}" data-right="{right}">{parts}</svg>'
+    ).format(
+        w=_WIDTH,
+        h=_HEIGHT,
+        title=title,
+        unit=unit,
+        begin=_clock(begin),
+        end=_clock(end),
+        text=described,
+        first=begin,
+        last=end,
+        left=_LEFT,
+        right=_WIDTH - _RIGHT,
+        parts=Markup("").join(parts),
+    )
+    keys = Markup("").join(
+        Markup('<li class="key-{}">{} <b>{}</b></li>').format(number, line.name, _last(line, show))
+        for number, line in enumerate(lines)
+    )
+    return Markup(
+        '<figure class="chart-figure"><figcaption>{} <span class="unit">{}</span></figcaption>'
+        '{}<ul class="keys">{}</ul>{}</figure>'
+    ).format(title, unit, shape, keys, _table(title, lines, show))
+
+
+def _frame(begin: int, end: int, top: float, show: Callable[[float], str]) -> Markup:
+    """Axes, with three heights and up to four times."""
+    parts = []
+    for share in (0.0, 0.5, 1.0):
+        y = _y(top * share, top)
+        parts.append(
+            Markup(
+                '<line class="grid" x1="{}" x2="{}" y1="{y}" y2="{y}"/>'
+                '<text class="tick" x="{}" y="{}" text-anchor="end">{}</text>'
+            ).format(_LEFT, _WIDTH - _RIGHT, _LEFT - 6, f"{float(y) + 4:.1f}", show(top * share), y=y)
+        )
+    for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
+        at = begin + round((end - begin) * share)
+        text = _clock(at) + (" UTC" if share == 1.0 else "")
+        parts.append(
+            Markup('<text class="tick" x="{}" y="{}" text-anchor="{}">{}</text>').format(
+                _x(at, begin, end), _HEIGHT - 8, anchor, text
+            )
+        )
+    return Markup("").join(parts)
+
+
+def _paths(line: Line, number: int, begin: int, end: int, top: float) -> Iterable[Markup]:
+    runs: list[list[str]] = [[]]
+    for at, value in thinned(line.points):
+        if value is None:
+            runs.append([])
+        else:
+            runs[-1].append(f"{_x(at, begin, end)},{_y(value, top)}")
+    for run in runs:
+        if len(run) == 1:
+            x, _, y = run[0].partition(",")
+            yield Markup('<circle class="line-{}" cx="{}" cy="{}" r="2"/>').format(number, x, y)
+        elif run:
+            yield Markup('<polyline class="line-{}" points="{}"/>').format(number, " ".join(run))
+
+
+def _table(title: str, lines: Sequence[Line], show: Callable[[float], str]) -> Markup:
+    times = sorted({at for line in lines for at, _ in line.points})
+    step = max(1, math.ceil(len(times) / _TABLE_ROWS_MAX))
+    chosen = times[::-step]
+    values = [dict(line.points) for line in lines]
+    heads = Markup("").join(Markup('<th scope="col" class="n">{}</th>').format(line.name) for line in lines)
+    rows = Markup("").join(
+        Markup('<tr><th scope="row">{}</th>{}</tr>').format(
+            _clock(at),
+            Markup("").join(Markup('<td class="n">{}</td>').format(_shown(known.get(at), show)) for known in values),
+        )
+        for at in chosen
+    )
+    return Markup(
+        '<details class="chart-table"><summary>The same as a table</summary><div class="scroll"><table>'
+        '<caption>{}</caption><thead><tr><th scope="col">UTC</th>{}</tr></thead><tbody>{}</tbody>'
+        "</table></div></details>"
+    ).format(title, heads, rows)
+
+
+def _summary(line: Line, show: Callable[[float], str]) -> str:
+    known = [_value(point) for point in line.points if point[1] is not None]
+    if not known:
+        return "unknown"
+    return f"{show(min(known))} to {show(max(known))}, now {_last(line, show)}"
+
+
+def _last(line: Line, show: Callable[[float], str]) -> str:
+    return _shown(line.points[-1][1] if line.points else None, show)
+
+
+def _shown(value: float | None, show: Callable[[float], str]) -> str:
+    return "unknown" if value is None else show(value)
+
+
+def _value(point: Point) -> float:
+    return point[1] or 0.0
+
+
+def _nice(highest: float) -> float:
+    """The top of the axis: 1, 2 or 5 times a power of ten that is not below."""
+    if highest <= 0:
+        return 1.0
+    size = 10.0 ** math.floor(math.log10(highest))
+    return next(size * factor for factor in (1, 2, 5, 10) if size * factor >= highest)
+
+
+def _x(at: int, begin: int, end: int) -> str:
+    return f"{_LEFT + (at - begin) * (_WIDTH - _LEFT - _RIGHT) / max(1, end - begin):.1f}"
+
+
+def _y(value: float, top: float) -> str:
+    return f"{_TOP + (1 - min(value, top) / top) * (_HEIGHT - _TOP - _BOTTOM):.1f}"
+
+
+def _clock(at: int) -> str:
+    return f"{datetime.fromtimestamp(at / 1000, UTC):%H:%M:%S}"

@@ -1,0 +1,206 @@
+"""What all requests share: the clusters and their watchers, connections of users, sessions, reviews, the audit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rmqkit.admin import Admin
+from rmqkit.admin import read_only as refuse_changes
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.console.audit import Audit
+from rmqkit.console.logins import FileUsers, Sessions, Tries, User
+from rmqkit.console.reviews import Reviews
+from rmqkit.console.routes import OUTSIDE
+from rmqkit.console.watch import Watcher
+from rmqkit.errors import SettingsError
+from rmqkit.protocol.command import Command
+from rmqkit.remoting.authentication import Credentials
+from rmqkit.remoting.tls import ClientTls
+
+__all__ = ["Cost", "Env", "Hub"]
+
+COOKIE = "rmq_console"
+TIMEOUT_MS = 3_000.0
+ADMINS_MAX = 200
+
+
+class Cost(Struct):
+    """What the console sent a server: requests and bytes in all, and a second's requests of the last minute."""
+
+    requests: int = 0
+    sent_bytes: int = 0
+    began_ms: float = 0.0
+    recent: list[float] = []
+
+    def add(self, now_ms: float, size: int) -> None:
+        self.requests += 1
+        self.sent_bytes += size
+        self.recent.append(now_ms)
+        if len(self.recent) > 2_000:
+            del self.recent[:1_000]
+
+    def per_second(self, now_ms: float) -> float:
+        """Requests a second, over the last minute or since the first one."""
+        self.recent[:] = [at for at in self.recent if now_ms - at < 60_000]
+        return len(self.recent) / max(1.0, min(60.0, (now_ms - self.began_ms) / 1000))
+
+
+class Env:
+    """One cluster: its name servers, the watcher, and what it cost. ``name`` is the first word of its addresses."""
+
+    def __init__(self, name: str, name_servers: str, hub: Hub) -> None:
+        self.name = name
+        self.name_servers = name_servers
+        self.costs: dict[str, Cost] = {}
+        self.clock = hub.clock
+        self.watcher = Watcher(hub.new_admin(self, None, may_change=False))
+
+    def count(self, address: str, command: Command) -> None:
+        """A guard: count a request."""
+        now_ms = self.clock.monotonic_ms()
+        cost = self.costs.setdefault(address, Cost(began_ms=now_ms, recent=[]))
+        cost.add(now_ms, len(command.payload) + 100)
+
+
+class Hub:
+    """The state of a console; `rmqkit.console.app.Console` says what each argument is. Loop only."""
+
+    def __init__(
+        self,
+        env: str | Mapping[str, str],
+        *,
+        read_only: bool = False,
+        login: bool = False,
+        users: Path | None = None,
+        authorize: Callable[[Request], User | None] | None = None,
+        credentials: Credentials | None = None,
+        tls: ClientTls | None = None,
+        hide_bodies: bool = False,
+        hide_all_bodies: bool = False,
+        host_names: Sequence[str] = (),
+        audit: Path | None = None,
+        banner: str = "",
+        is_secure: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
+        timeout_ms: float = TIMEOUT_MS,
+    ) -> None:
+        self.clock = clock
+        self.read_only = read_only
+        self.needs_login = login or users is not None
+        self.is_cluster_login = login
+        self.file_users = None if users is None else FileUsers(users)
+        self.hide_bodies, self.hides_all_bodies = hide_bodies, hide_all_bodies
+        self.banner = banner
+        self.version = version("rmqkit")
+        self.began_ms = clock.now_ms()
+        self.sessions, self.tries = Sessions(clock), Tries(clock)
+        self.reviews = Reviews(clock)
+        self.streams: dict[str, int] = {}
+        self.last_sent: dict[tuple[str, str, str], dict[str, str]] = {}
+        self.authorize = authorize
+        self._credentials, self._tls, self._timeout_ms = credentials, tls, timeout_ms
+        self.host_names = frozenset(name.lower() for name in host_names)
+        self.is_secure = is_secure
+        self._admins: dict[tuple[str, str, str, bool], Admin] = {}
+        self.envs = {name: Env(name, servers, self) for name, servers in _named(env).items()}
+        self._is_started = False
+        self.audit = Audit(audit, clock)  # last: what is wrong with the rest leaves no file open
+
+    # -- life
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    def start(self) -> None:
+        """Start the watchers, if they have not started."""
+        if not self._is_started:
+            self._is_started = True
+            for env in self.envs.values():
+                env.watcher.start()
+
+    async def close(self) -> None:
+        """Stop the watchers, and close every connection."""
+        for env in self.envs.values():
+            await env.watcher.close()
+        await asyncio.gather(*(admin.close() for admin in self._admins.values()))
+        self.audit.close()
+
+    # -- for views
+
+    def new_admin(self, env: Env, user: User | None, *, may_change: bool) -> Admin:
+        """A connection to a cluster, counted, and guarded where it may only read."""
+
+        def guard(address: str, command: Command) -> None:
+            if not may_change:
+                refuse_changes(address, command)
+            env.count(address, command)
+
+        signing = (user.credentials if user is not None else None) or self._credentials
+        admin = Admin(
+            env.name_servers,
+            timeout_ms=self._timeout_ms,
+            tls=self._tls,
+            credentials=signing,
+            clock=self.clock,
+            guard=guard,
+        )
+        if user is None:
+            self._admins[env.name, "", "", False] = admin
+        return admin
+
+    def admin_of(self, env: Env, user: User, *, may_change: bool) -> Admin:
+        """The connection of a user, kept for the next request; what it knows of routes is asked anew."""
+        signing = user.credentials
+        key = (
+            env.name,
+            "user:" + (signing.access_key if signing else ""),
+            signing.secret_key if signing else "",
+            may_change,
+        )
+        admin = self._admins.pop(key, None) or self.new_admin(env, user, may_change=may_change)
+        self._admins[key] = admin
+        while len(self._admins) > ADMINS_MAX:
+            oldest = next(iter(self._admins))
+            asyncio.get_running_loop().create_task(self._admins.pop(oldest).close()).add_done_callback(lambda _: None)
+        admin.calls.forget()
+        return admin
+
+    # -- sessions
+
+    @property
+    def cookie(self) -> str:
+        return f"__Host-{COOKIE}" if self.is_secure else COOKIE
+
+    def begin_session(self, response: Response, user: User) -> None:
+        """Put a new session's cookie into an answer."""
+        response.set_cookie(
+            self.cookie, self.sessions.begin(user), httponly=True, samesite="strict", secure=self.is_secure, path="/"
+        )
+
+    def end_session(self, request: Request, response: Response) -> None:
+        self.sessions.end(request.cookies.get(self.cookie, ""))
+        response.delete_cookie(self.cookie, path="/", secure=self.is_secure, httponly=True, samesite="strict")
+
+
+def _named(env: str | Mapping[str, str]) -> dict[str, str]:
+    """Clusters by name. Raises SettingsError: a name cannot stand in an address, or there is none."""
+    found = {"local": env} if isinstance(env, str) else dict(env)
+    if not found:
+        raise SettingsError("the console needs the name servers of a cluster: -n HOST:PORT")
+    for name in found:
+        if name in OUTSIDE or not name or "/" in name or name != quote(name, safe=""):
+            raise SettingsError(f"cluster name {name!r} cannot stand in an address: use letters, digits, - and _")
+    return found

@@ -1,0 +1,149 @@
+"""Server-sent events: a page's refreshes, and the rows of a tail.
+
+A refresh renders the page's ``live`` block again and sends it when it changed. The next one begins after that.
+A comment every 15 s keeps the connection open; after an hour the stream ends, and the browser opens another. 100
+streams at a time, 5 tails of one user and 20 in all. A browser that goes away ends its stream at the next write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from starlette.responses import StreamingResponse
+
+from rmqkit.admin.tail import AdminPuller, Start, Tail, Wanted
+from rmqkit.console import render
+from rmqkit.console.asking import Ask, Fault, Page
+from rmqkit.console.hub import Hub
+from rmqkit.errors import RmqError
+from rmqkit.protocol.message import ReceivedMessage
+
+STREAMS_MAX, TAILS_MAX, TAILS_A_USER = 100, 20, 5
+STREAM_S, TAIL_S, HEARTBEAT_S = 3_600.0, 900.0, 15.0
+ROWS_A_SECOND = 50
+
+
+def refreshes(
+    hub: Hub, view: Callable[[], Awaitable[Page]], values: Callable[[Page], dict[str, object]], user: str
+) -> StreamingResponse:
+    """The refreshes of a page, for as long as somebody looks. Raises Fault: too many streams are open."""
+
+    async def events() -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        end, before, pause_s = loop.time() + STREAM_S, "", 1.0
+        yield b"retry: 3000\n\n"
+        while loop.time() < end:
+            try:
+                page = await view()
+                text, pause_s = render.block(page.template, values(page)), max(1.0, page.live_s)
+                # The age of the snapshot stands in the status line, outside of the block: what ticks is no change.
+                mark = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
+                if mark != before:
+                    before = mark
+                    yield _event("live", text)
+                yield _event("status", str(hub.clock.now_ms()))
+                if page.live_s <= 0:
+                    break
+            except (RmqError, Fault) as error:
+                yield _event("trouble", str(error))
+            async for beat in _pause(pause_s):
+                yield beat
+        yield _event("end", "")
+
+    return _response(hub, "page", user, events(), STREAMS_MAX, STREAMS_MAX)
+
+
+async def _pause(seconds: float) -> AsyncIterator[bytes]:
+    while seconds > 0:
+        await asyncio.sleep(min(seconds, HEARTBEAT_S))
+        seconds -= HEARTBEAT_S
+        if seconds > 0:
+            yield b": still here\n\n"
+
+
+def tail_rows(
+    ask: Ask, topic: str, wanted: Wanted, rows_html: Callable[[list[ReceivedMessage]], str]
+) -> StreamingResponse:
+    """The rows of a topic as they come, at most 50 a second; the others are counted.
+    Raises Fault: too many tails are open."""
+    admin = ask.admin
+
+    async def events() -> AsyncIterator[bytes]:
+        waiting: deque[ReceivedMessage] = deque(maxlen=ROWS_A_SECOND)
+        came, notes = 0, deque[str](maxlen=8)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + TAIL_S
+        yield b"retry: 3000\n\n"
+
+        async def follow(tail: Tail) -> None:
+            nonlocal came
+            while True:
+                messages = await tail.next()
+                came += len(messages)
+                waiting.extend(messages)
+
+        try:
+            async with Tail(AdminPuller(admin.calls), topic, Start(), wanted, notes.append) as tail:
+                task = asyncio.create_task(follow(tail), name="console tail")
+                try:
+                    shown, beat = 0, 0.0
+                    yield _event("status", "following: messages stored from now on are shown")
+                    while loop.time() < end and not task.done():
+                        await asyncio.sleep(1.0)
+                        beat += 1.0
+                        for note in iter(lambda: notes.popleft() if notes else None, None):
+                            yield _event("status", note)
+                        if waiting:
+                            rows = list(waiting)
+                            waiting.clear()
+                            shown += len(rows)
+                            yield _event("rows", rows_html(rows))
+                            if came > shown:
+                                yield _event("dropped", f"{came - shown:,}")
+                            beat = 0.0
+                        elif beat >= HEARTBEAT_S:
+                            beat = 0.0
+                            yield b": still here\n\n"
+                    if task.done():
+                        task.result()
+                finally:
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+            yield _event("end", "the tail ends after 15 minutes: load the page again to go on")
+        except RmqError as error:
+            yield _event("end", str(error))
+
+    return _response(ask.console, "tail", ask.user.name, events(), TAILS_MAX, TAILS_A_USER)
+
+
+def _response(
+    hub: Hub, kind: str, user: str, events: AsyncIterator[bytes], whole_max: int, own_max: int
+) -> StreamingResponse:
+    keys = (kind, f"{kind} {user}")
+    if hub.streams.get(keys[0], 0) >= whole_max or hub.streams.get(keys[1], 0) >= own_max:
+        raise Fault(
+            429, "Too many streams", f"{own_max} streams of one user are open at a time, {whole_max} in all: close some"
+        )
+
+    async def counted() -> AsyncIterator[bytes]:
+        for key in keys:
+            hub.streams[key] = hub.streams.get(key, 0) + 1
+        try:
+            async for event in events:
+                yield event
+        finally:
+            for key in keys:
+                hub.streams[key] -= 1
+            with contextlib.suppress(RuntimeError):
+                await events.aclose()  # type: ignore[attr-defined]
+
+    return StreamingResponse(counted(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+
+def _event(name: str, text: str) -> bytes:
+    lines = "".join(f"data: {line}\n" for line in text.split("\n"))
+    return f"event: {name}\n{lines}\n".encode("utf-8", "replace")

@@ -1,0 +1,176 @@
+"""Who asks: users, what they may do, sessions with a cookie, and users in a file.
+
+=============  ==============================================================================
+role           may
+=============  ==============================================================================
+viewer         look; requests that would change something do not leave the console
+operator       also send messages, and give them to consumers
+admin          everything
+=============  ==============================================================================
+
+A *cluster's user* logs in with access key and secret of an ACL 2.0 user. They are proven by two signed requests: with
+the secret it has to pass, with a wrong one it has to fail. A cluster that lets both pass has no users. Every later
+request is signed as that user, and the broker decides. ``Super`` users are admins here, others operators.
+
+A *file's user* has a line ``name:role:scrypt$n$r$p$salt$hash``, written by ``rmq console user``. Requests go out as the
+console's own user.
+
+A session is 32 random bytes in a cookie; the secret stays in memory. It ends after 8 h without a request, and after 24.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+import hashlib
+import hmac
+import os
+import secrets
+from collections import OrderedDict, deque
+from pathlib import Path
+
+from msgspec import Struct
+
+from rmqkit.clock import Clock
+from rmqkit.errors import SettingsError
+from rmqkit.remoting.authentication import Credentials
+
+__all__ = ["LOCAL", "FileUsers", "Role", "Sessions", "Tries", "User", "password_line"]
+
+IDLE_MS, WHOLE_MS = 8 * 3_600_000, 24 * 3_600_000
+SESSIONS_MAX = 1_000
+TRIES_A_MINUTE = 5
+_N, _R, _P = 1 << 14, 8, 1
+_SCRYPT_BYTES = 64 << 20
+
+
+class Role(enum.StrEnum):
+    """What a user may do."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+    @property
+    def may_change(self) -> bool:
+        """Whether anything."""
+        return self is not Role.VIEWER
+
+
+class User(Struct, frozen=True):
+    """Who asks; ``credentials`` sign requests to brokers, None: the console's own do."""
+
+    name: str
+    role: Role
+    credentials: Credentials | None = None
+
+
+LOCAL = User("local", Role.ADMIN)
+"""Whoever opens a console on loopback that has no users."""
+
+
+class _Session(Struct):
+    user: User
+    began_ms: float
+    seen_ms: float
+
+
+class Sessions:
+    """Who is logged in, by the text of their cookie; the oldest are forgotten when there are too many. Loop only."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._known: OrderedDict[str, _Session] = OrderedDict()
+
+    def begin(self, user: User) -> str:
+        """A new session; the text for its cookie."""
+        text = secrets.token_urlsafe(32)
+        now_ms = self._clock.monotonic_ms()
+        self._known[text] = _Session(user, now_ms, now_ms)
+        while len(self._known) > SESSIONS_MAX:
+            self._known.popitem(last=False)
+        return text
+
+    def user(self, text: str) -> User | None:
+        """Whose session it is, if it has not ended."""
+        session = self._known.get(text)
+        if session is None:
+            return None
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - session.seen_ms > IDLE_MS or now_ms - session.began_ms > WHOLE_MS:
+            del self._known[text]
+            return None
+        session.seen_ms = now_ms
+        self._known.move_to_end(text)
+        return session.user
+
+    def end(self, text: str) -> None:
+        self._known.pop(text, None)
+
+
+class Tries:
+    """At most so many logins a minute from one address, and ten times as many in all."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._tried: deque[tuple[float, str]] = deque()
+
+    def may_try(self, address: str) -> bool:
+        """Whether one more may be tried; it counts."""
+        now_ms = self._clock.monotonic_ms()
+        while self._tried and now_ms - self._tried[0][0] > 60_000:
+            self._tried.popleft()
+        own = sum(one == address for _, one in self._tried)
+        if own >= TRIES_A_MINUTE or len(self._tried) >= 10 * TRIES_A_MINUTE:
+            return False
+        self._tried.append((now_ms, address))
+        return True
+
+
+class FileUsers:
+    """Users of a file. Raises SettingsError: it cannot be read, or a line is none."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"users file {path}: {error}") from None
+        self._users: dict[str, tuple[Role, str]] = {}
+        for number, line in enumerate(lines, 1):
+            if not line.strip() or line.startswith("#"):
+                continue
+            name, _, rest = line.strip().partition(":")
+            role, _, password = rest.partition(":")
+            if not name or role not in set(Role) or not password.startswith("scrypt$"):
+                raise SettingsError(
+                    f"{path}:{number}: {name or 'line'} is not name:role:scrypt$…: rmq console user writes it"
+                )
+            self._users[name] = Role(role), password
+
+    def check(self, name: str, password: str) -> User | None:
+        """The user, if name and password are right. It takes some 50 ms of CPU either way."""
+        # A name that nobody has costs as much time: who measures it learns nothing.
+        role, kept = self._users.get(name, (Role.VIEWER, f"scrypt${_N}${_R}${_P}$AAAA$"))
+        is_right = _is_password(password, kept)
+        return User(name, role) if is_right and name in self._users else None
+
+
+def password_line(name: str, role: Role, password: str) -> str:
+    """A line for a file of users."""
+    salt = os.urandom(16)
+    return f"{name}:{role}:{_hashed(password, salt)}"
+
+
+def _hashed(password: str, salt: bytes, n: int = _N, r: int = _R, p: int = _P) -> str:
+    found = hashlib.scrypt(password.encode(), salt=salt, n=n, r=r, p=p, maxmem=_SCRYPT_BYTES)
+    return f"scrypt${n}${r}${p}${base64.b64encode(salt).decode()}${base64.b64encode(found).decode()}"
+
+
+def _is_password(password: str, kept: str) -> bool:
+    try:
+        _, n, r, p, salt, _ = kept.split("$")
+        made = _hashed(password, base64.b64decode(salt), int(n), int(r), int(p))
+    except (ValueError, binascii.Error):
+        return False
+    return hmac.compare_digest(made, kept)

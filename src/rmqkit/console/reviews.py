@@ -1,0 +1,73 @@
+"""A change takes two steps: a form leads to a *review* of the exact requests, and its button does it, once.
+
+The review has a token. Whoever presses the button twice, or comes back to the page, gets the result of the first time.
+Reviews are kept in memory for 10 minutes, 1,000 of them. Loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from msgspec import Struct
+
+from rmqkit.clock import Clock
+
+KEPT_MS = 600_000
+REVIEWS_MAX = 1_000
+
+
+class Review(Struct, kw_only=True):
+    """What is to be done.
+
+    Attributes:
+        user: who asked for it, who alone may confirm it.
+        action, target: as the audit has them.
+        rows: what a person should see: name and value.
+        requests: the requests that will be sent, in words.
+        command: the same on the command line.
+        back: where its form is.
+        run: does it.
+    """
+
+    user: str
+    env: str
+    action: str
+    target: str
+    rows: list[tuple[str, str]]
+    requests: list[str]
+    command: str
+    back: str
+    run: Callable[[], Awaitable[Any]]
+    made_ms: float = 0.0
+    done: asyncio.Future[Any] | None = None
+
+
+class Reviews:
+    """Open reviews by token."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._known: OrderedDict[str, Review] = OrderedDict()
+
+    def open(self, review: Review) -> str:
+        """Keep a review; its token."""
+        now_ms = self._clock.monotonic_ms()
+        while self._known and (
+            len(self._known) >= REVIEWS_MAX or now_ms - next(iter(self._known.values())).made_ms > KEPT_MS
+        ):
+            self._known.popitem(last=False)
+        token = secrets.token_urlsafe(16)
+        review.made_ms = now_ms
+        self._known[token] = review
+        return token
+
+    def find(self, token: str, user: str) -> Review | None:
+        """The review, if it is that user's and not too old."""
+        review = self._known.get(token)
+        if review is None or review.user != user or self._clock.monotonic_ms() - review.made_ms > KEPT_MS:
+            return None
+        return review

@@ -1,0 +1,88 @@
+"""The table of all addresses. The reference page is made from it, and a test asks each of them."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+__all__ = ["OUTSIDE", "ROUTES", "Route"]
+
+
+class Route(Struct, frozen=True):
+    """One line of the table.
+
+    Attributes:
+        path: with names in braces; ``{env}`` first where it is a cluster's.
+        view: ``module:function`` of `rmqkit.console.views`, or a method of the console.
+        about: what the page shows, for the reference.
+        posts: whether it takes forms.
+        live_s: seconds between its refreshes, 0 if it has none.
+    """
+
+    path: str
+    view: str
+    about: str
+    posts: bool = False
+    live_s: float = 0.0
+
+
+ROUTES: tuple[Route, ...] = (
+    Route("/", "outside:home", "The first page of the only cluster, or the list of clusters.", live_s=10),
+    Route("/login", "outside:login", "Log in, and out: access key and secret, or name and password.", posts=True),
+    Route("/theme", "outside:theme", "Keeps the choice of light or dark in a cookie.", posts=True),
+    Route("/audit", "outside:audit", "Who changed what, and what was refused; `q` filters."),
+    Route("/about", "outside:about", "Versions, what the console costs each broker, whether it is well.", live_s=10),
+    Route("/events", "events", "Refreshes of a page, as server-sent events; `path` names the page."),
+    Route("/static/{file}", "outside:static", "Style sheet and scripts."),
+    Route("/{env}/", "overview:overview", "What is wrong, rates, the worst lags, dead letters, disks.", live_s=10),
+    Route("/{env}/topics", "topics:topics", "Topics; `q`, `kind`, `sort`, `page`.", live_s=30),
+    Route("/{env}/topics/{t}", "topics:topic", "One topic: queues, groups, senders, settings per broker.", live_s=10),
+    Route(
+        "/{env}/topics/{t}/messages",
+        "messages:search",
+        "Messages by time, place, key or id; `tags`, `sql`, `order`, `cursor`; `format=jsonl` or `csv` saves.",
+    ),
+    Route("/{env}/topics/{t}/tail", "messages:tail", "Messages as they come; `tags`, `sql`, `key`, `queue`."),
+    Route("/{env}/topics/{t}/tail/events", "messages:tail_events", "The rows of the tail, as server-sent events."),
+    Route("/{env}/topics/{t}/send", "messages:send", "Send a test message: form, review, result.", posts=True),
+    Route(
+        "/{env}/topics/{t}/m/{id}",
+        "message:by_id",
+        "One message by its id: body, properties, timeline, what each group made of it.",
+        posts=True,
+        live_s=5,
+    ),
+    Route(
+        "/{env}/topics/{t}/at/{broker}/{queue}/{offset}",
+        "message:by_place",
+        "The same, by its place; `download=1` gives the whole body.",
+        posts=True,
+        live_s=5,
+    ),
+    Route("/{env}/groups", "groups:groups", "Consumer groups, the worst first; `q`, `sort`, `page`.", live_s=10),
+    Route(
+        "/{env}/groups/{g}", "groups:group", "One group: lag over the last hour, queues, members, verdict.", live_s=10
+    ),
+    Route(
+        "/{env}/groups/{g}/clients/{c}", "groups:client", "One member, in its own words; `stacks=1` for its threads."
+    ),
+    Route(
+        "/{env}/groups/{g}/explain",
+        "explain:explain_page",
+        "Why a message was not consumed: `topic`, and `id`, `key`, or `queue` and `offset`.",
+    ),
+    Route("/{env}/brokers", "brokers:brokers", "Masters and slaves: version, rates, waits, disk.", live_s=10),
+    Route("/{env}/brokers/{b}", "brokers:broker", "One broker: every runtime figure.", live_s=10),
+    Route(
+        "/{env}/brokers/{b}/settings",
+        "brokers:settings",
+        "Every setting, explained; `q` filters, `only=changed` or `differs`; compared over all brokers.",
+    ),
+    Route("/{env}/name-servers", "brokers:name_servers", "Settings of the name servers, explained and compared."),
+    Route("/{env}/ha", "brokers:ha", "Replication: slaves, bytes behind, in sync.", live_s=5),
+    Route(
+        "/{env}/clients", "clients:clients", "Producers and consumers: language, version, address, groups.", live_s=60
+    ),
+)
+"""Outside of clusters first: no cluster may have such a name."""
+
+OUTSIDE = frozenset(route.path.split("/")[1] for route in ROUTES) - {"", "{env}"}

@@ -1,0 +1,94 @@
+"""Who may ask: the Host header, requests from other sites, addresses to listen on, and the headers of every answer.
+
+==================  ================================================================================================
+attack              what stops it
+==================  ================================================================================================
+DNS rebinding       `host_fault`: the Host header has to be an expected name, also on loopback
+cross-site request  `origin_fault`: a request that changes something comes from a page of ours, by Sec-Fetch-Site or
+                    Origin; with a login's cookie one of them has to be there
+scripts, frames     `HEADERS`: a policy that allows nothing from elsewhere and nothing inline
+an open console     `listen_fault`: brokers trust their own machine: other addresses than loopback need users and TLS
+==================  ================================================================================================
+
+Everything here is pure.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Mapping
+from urllib.parse import unquote, urlsplit
+
+SAFE = frozenset(("GET", "HEAD"))
+"""Methods that change nothing."""
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+    "cross-origin-opener-policy": "same-origin",
+}
+"""Of every answer; files of ours may be kept by browsers."""
+
+_LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is this machine's alone."""
+    if host in _LOOPBACK_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def listen_fault(host: str, *, has_users: bool, has_tls: bool, is_behind_proxy: bool, is_insecure: bool) -> str:
+    """Why the console may not listen on an address, or nothing."""
+    if is_loopback(host) or is_insecure or (has_users and (has_tls or is_behind_proxy)):
+        return ""
+    missing = [] if has_users else ["users (--users FILE, or --login for those of the cluster)"]
+    if not (has_tls or is_behind_proxy):
+        missing.append("TLS (--cert and --key, or --behind-proxy NETWORKS)")
+    return (
+        f"the console does not listen on {host} without {' and '.join(missing)}: brokers trust the machine it runs on; "
+        "listen on 127.0.0.1, or give --insecure for a console that only reads and shows no bodies"
+    )
+
+
+def name_of_host(header: str) -> str:
+    """The name in a Host header, without its port."""
+    return (urlsplit(f"//{header}").hostname or "").lower().rstrip(".")
+
+
+def host_fault(header: str, allowed: Collection[str]) -> str:
+    """Why a Host header is refused, or nothing; ``*`` allows every name."""
+    try:
+        name = name_of_host(header)
+    except ValueError:
+        name = ""
+    if "*" in allowed or name in allowed or name in _LOOPBACK_NAMES:
+        return ""
+    return f"Host {header!r} is not a name of this console: start it with --host-name {name or 'NAME'} if it is"
+
+
+def origin_fault(method: str, headers: Mapping[str, str], own: str, *, has_cookie: bool) -> str:
+    """Why a request is refused as another site's, or nothing. ``own`` is this console's origin, ``http://host:port``."""
+    if method in SAFE:
+        return ""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None:
+        return "" if site == "same-origin" else f"the request comes from another site (Sec-Fetch-Site: {site})"
+    if origin is not None:
+        return "" if origin == own else f"the request comes from {origin}, and this is {own}"
+    return "a request with a login's cookie needs Sec-Fetch-Site or Origin" if has_cookie else ""
+
+
+def is_own_path(path: str) -> bool:
+    """Whether a text is a path of this site, and not an address of another one."""
+    return path.startswith("/") and not path.startswith("//") and "\\" not in path and "\n" not in unquote(path)

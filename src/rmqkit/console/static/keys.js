@@ -1,0 +1,38 @@
+// Single keys, which can be switched off (WCAG 2.1.4); none while somebody types.
+const base = document.body.dataset.keys;
+const places = { o: "", t: "topics", r: "groups", b: "brokers", c: "clients", h: "ha" };
+const help = document.getElementById("help");
+const off = document.getElementById("keys-off");
+let isGoing = false;
+let row = -1;
+
+const kept = () => { try { return localStorage.getItem("rmq-keys-off") === "1"; } catch { return false; } };
+off.checked = kept();
+off.addEventListener("change", () => { try { localStorage.setItem("rmq-keys-off", off.checked ? "1" : "0"); } catch { /* kept for this page only */ } });
+
+function step(by) {
+  const rows = [...document.querySelectorAll("table[data-rows] tbody tr")];
+  if (!rows.length) return;
+  row = Math.min(Math.max(row + by, 0), rows.length - 1);
+  rows[row].querySelector("a")?.focus();
+}
+
+document.addEventListener("keydown", (event) => {
+  if (off.checked || event.ctrlKey || event.metaKey || event.altKey || help.open) return;
+  if (event.target.closest("input, select, textarea, [contenteditable]")) return;
+  if (isGoing) {
+    isGoing = false;
+    if (event.key === "a") location.href = document.querySelector('.side a[href$="/audit"]').href;
+    else if (base && event.key in places) location.href = base + places[event.key];
+    return;
+  }
+  switch (event.key) {
+    case "/": document.querySelector("input[type=search], form.grid input")?.focus(); event.preventDefault(); break;
+    case "g": isGoing = true; setTimeout(() => { isGoing = false; }, 1500); break;
+    case "j": step(1); break;
+    case "k": step(-1); break;
+    case "e": document.querySelector("a[data-explain]")?.click(); break;
+    case "p": document.getElementById("pause")?.click(); break;
+    case "?": help.showModal(); break;
+  }
+});

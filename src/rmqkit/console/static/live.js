@@ -1,0 +1,90 @@
+// Refreshes: one stream of events for the visible page. A hidden tab has none. Focus and open details stay.
+import { zones } from "./theme.js";
+
+const live = document.getElementById("live");
+const pause = document.getElementById("pause");
+const status = document.getElementById("status");
+let source = null;
+let isPaused = false;
+
+const selectorOf = (one) => {
+  if (!one || !live.contains(one)) return null;
+  if (one.id) return `#${CSS.escape(one.id)}`;
+  if (one.hasAttribute("href")) return `a[href="${CSS.escape(one.getAttribute("href"))}"]`;
+  return null;
+};
+const nameOf = (one) => `${one.closest("section, figure, article")?.querySelector("h2, h3, figcaption")?.textContent ?? ""}|${one.querySelector("summary")?.textContent ?? ""}`;
+
+function put(html) {
+  const focused = selectorOf(document.activeElement);
+  const selection = document.getSelection();
+  if (selection && !selection.isCollapsed && live.contains(selection.anchorNode)) return; // somebody copies text
+  const open = new Set([...live.querySelectorAll("details[open]")].map(nameOf));
+  const scrolled = [...live.querySelectorAll(".scroll, pre")].map((one) => [one.scrollLeft, one.scrollTop]);
+  live.innerHTML = html; // made by our own templates, which escape every value
+  for (const one of live.querySelectorAll("details")) if (open.has(nameOf(one))) one.open = true;
+  live.querySelectorAll(".scroll, pre").forEach((one, at) => {
+    if (scrolled[at]) [one.scrollLeft, one.scrollTop] = scrolled[at];
+  });
+  if (focused) live.querySelector(focused)?.focus({ preventScroll: true });
+  zones(live);
+}
+
+function open() {
+  if (source || isPaused || document.hidden || !live?.dataset.events) return;
+  source = new EventSource(live.dataset.events);
+  source.addEventListener("live", (event) => put(event.data));
+  source.addEventListener("status", (event) => { if (status && !status.querySelector(".bad")) status.textContent = `as of ${new Date(Number(event.data)).toISOString().slice(11, 19)} UTC`; });
+  source.addEventListener("trouble", (event) => { if (status) status.textContent = `not fresh: ${event.data}`; });
+  source.addEventListener("end", close);
+}
+function close() {
+  source?.close();
+  source = null;
+}
+
+if (live?.dataset.events) {
+  document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
+  open();
+}
+
+// The tail of a topic: rows on top, as many as are kept.
+const tail = document.getElementById("tail");
+function follow() {
+  if (source || isPaused || document.hidden) return;
+  const body = tail.tBodies[0];
+  const keep = document.getElementById("keep");
+  source = new EventSource(tail.dataset.stream);
+  source.addEventListener("rows", (event) => {
+    const rows = document.createElement("template");
+    rows.innerHTML = event.data;
+    body.prepend(...[...rows.content.querySelectorAll("tr")].reverse());
+    while (body.rows.length > Number(keep.value)) body.rows[body.rows.length - 1].remove();
+    zones(body);
+  });
+  source.addEventListener("status", (event) => (status.textContent = event.data));
+  source.addEventListener("dropped", (event) => (document.getElementById("dropped").textContent = `${event.data} more came and are not shown`));
+  source.addEventListener("end", (event) => { status.textContent = event.data; close(); });
+}
+let hiddenFor = 0;
+if (tail) {
+  document.getElementById("keep-label").hidden = false;
+  document.addEventListener("visibilitychange", () => {
+    clearTimeout(hiddenFor);
+    if (document.hidden) hiddenFor = setTimeout(close, 60000);
+    else follow();
+  });
+  follow();
+}
+
+if (pause) {
+  pause.hidden = false;
+  pause.addEventListener("click", () => {
+    isPaused = !isPaused;
+    pause.setAttribute("aria-pressed", String(isPaused));
+    pause.textContent = isPaused ? "Go on" : "Pause";
+    if (isPaused) close();
+    else if (tail) follow();
+    else open();
+  });
+}

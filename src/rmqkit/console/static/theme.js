@@ -1,0 +1,25 @@
+// Light and dark without a round trip; and each time in the browser's own zone beside UTC.
+const root = document.documentElement;
+
+export function zones(part = document) {
+  for (const time of part.querySelectorAll("time[datetime]:not([title])")) {
+    const at = new Date(time.dateTime);
+    if (!Number.isNaN(at.getTime())) time.title = at.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "long" });
+  }
+}
+
+const form = document.querySelector("form.theme");
+form?.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const button = form.querySelector("button");
+  const isSystemDark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const now = root.dataset.theme ?? (isSystemDark ? "dark" : "light");
+  const chosen = now === "dark" ? "light" : "dark";
+  root.dataset.theme = chosen;
+  document.cookie = `rmq_theme=${chosen}; max-age=31536000; samesite=strict; path=/`;
+  button.textContent = chosen === "dark" ? "Light" : "Dark";
+});
+if (form && !root.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches) {
+  form.querySelector("button").textContent = "Light";
+}
+zones();

@@ -1,0 +1,180 @@
+"""Brokers: the list, one with all its figures, settings explained and compared, replication; and name servers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from rmqkit.admin.health import BrokerState
+from rmqkit.admin.settings import Compared, SettingRow, compared, described
+from rmqkit.console.asking import Ask, Page, Part, part
+from rmqkit.console.charts import Line, line_chart
+from rmqkit.console.render import rate
+from rmqkit.errors import UnknownName
+
+_ABOUT = {
+    "bootTimestamp": "when it started, ms since the epoch",
+    "brokerActive": "whether it takes messages",
+    "commitLogDiskRatio": "share of the log's disk that is used",
+    "commitLogMaxOffset": "where its log ends, bytes",
+    "commitLogMinOffset": "where its log begins, bytes",
+    "dispatchBehindBytes": "bytes of the log that are not in queues and index yet",
+    "earliestMessageTimeStamp": "store time of its oldest message, ms since the epoch",
+    "getTransferredTps": "messages given to consumers per second",
+    "putTps": "messages stored per second; over 10 s, 1 min, 10 min",
+    "pageCacheLockTimeMills": "ms for which the log is locked by the put under way",
+    "putLatency99": "ms within which 99 % of puts ended",
+    "putLatency999": "ms within which 99.9 % of puts ended",
+    "remainHowManyDataToFlush": "written and not on the disk yet",
+    "runtime": "for how long it has run",
+    "sendThreadPoolQueueHeadWaitTimeMills": "ms that the send which waits longest has waited",
+    "pullThreadPoolQueueHeadWaitTimeMills": "ms that the pull which waits longest has waited",
+    "timerCongestNum": "timed messages that wait",
+    "timerReadBehind": "seconds by which the timer is late",
+}
+
+
+async def brokers(ask: Ask) -> Page:
+    """The list, from the snapshot alone."""
+    states = ask.snapshot.brokers
+    values = {
+        "brokers": [one.row for one in states],
+        "troubles": {one.row.addr: one.trouble for one in states if one.trouble},
+        "since": {one.row.addr: one.since_ms for one in states},
+        "replication": {one.row.addr: _replication(one) for one in states},
+        "atMs": ask.snapshot.at_ms,
+    }
+    return Page(template="brokers.html", title="Brokers", values=values, live_s=10, command="rmq admin cluster list")
+
+
+def _replication(state: BrokerState) -> str:
+    if not state.is_master:
+        return "slave"
+    if state.ha is None:
+        return ""
+    slaves = state.ha.ha_connection_info
+    return f"{state.ha.in_sync_slave_nums} of {len(slaves)} in sync" if slaves else "no slave"
+
+
+def _state(ask: Ask) -> BrokerState:
+    """The broker that the address names: by its name, its master; ``name:id`` for a slave.
+    Raises UnknownName: there is none."""
+    name, _, number = ask.params["b"].rpartition(":")
+    name, number = (name, number) if number.isdecimal() and name else (ask.params["b"], "0")
+    for state in ask.snapshot.brokers:
+        if state.row.broker_name == name and str(state.row.broker_id) == number:
+            return state
+    known = [one.row.broker_name for one in ask.snapshot.brokers]
+    raise UnknownName("broker", ask.params["b"], "the name servers", known)
+
+
+async def broker(ask: Ask) -> Page:
+    """One broker: every runtime figure, as it told them last."""
+    state = _state(ask)
+    name = state.row.broker_name
+    values = {
+        "row": state.row,
+        "trouble": state.trouble,
+        "sinceMs": state.since_ms,
+        "figures": state.figures,
+        "about": {key: text for key, text in _ABOUT.items() if key in state.figures},
+        "replication": state.ha,
+    }
+    charts = (
+        [_chart(ask, "in", name, "Messages in"), _chart(ask, "out", name, "Messages out")] if state.is_master else []
+    )
+    return Page(
+        template="broker.html",
+        title=name if state.is_master else f"{name}, slave {state.row.broker_id}",
+        values=values,
+        more={"charts": charts, "key": ask.params["b"]},
+        live_s=10,
+        command=f"rmq admin broker status -b {state.row.addr}",
+        crumbs=[("Brokers", ask.link("brokers"))],
+    )
+
+
+def _chart(ask: Ask, figure: str, name: str, title: str) -> object:
+    series = ask.env.watcher.history.get((figure, name))
+    lines = [Line(name, tuple(series))] if series is not None else []
+    return line_chart(title, "messages per second", lines, lambda value: str(rate(value)))
+
+
+async def settings(ask: Ask) -> Page:
+    """Settings of one broker, explained, and beside those of the other brokers."""
+    state = _state(ask)
+    others = [one.row.addr for one in ask.snapshot.brokers]
+    told = dict(zip(others, await asyncio.gather(*(part(_config(ask, address)) for address in others)), strict=True))
+    labels = {one.row.addr: _label(one) for one in ask.snapshot.brokers}
+    title = f"Settings of {_label(state)}"
+    crumbs = [("Brokers", ask.link("brokers")), (state.row.broker_name, ask.link("brokers", ask.params["b"]))]
+    command = f"rmq admin broker config-get -b {state.row.addr}"
+    page = _page(ask, told, state.row.addr, labels, title, command)
+    page.crumbs = crumbs
+    return page
+
+
+def _label(state: BrokerState) -> str:
+    name = state.row.broker_name
+    return name if state.is_master else f"{name}:{state.row.broker_id}"
+
+
+async def _config(ask: Ask, address: str) -> dict[str, str]:
+    return (await ask.admin.brokers.config(address))[address]
+
+
+async def name_servers(ask: Ask) -> Page:
+    """Settings of the first name server, explained, and beside those of the others."""
+    addresses = list(ask.admin.calls.name_servers)
+
+    async def config(address: str) -> dict[str, str]:
+        from rmqkit.protocol.codes import RequestCode
+
+        return await ask.admin.calls.fetch_properties(address, RequestCode.GET_NAMESRV_CONFIG)
+
+    told = dict(zip(addresses, await asyncio.gather(*(part(config(one)) for one in addresses)), strict=True))
+    shown = next((one for one in addresses if told[one].value is not None), addresses[0])
+    return _page(ask, told, shown, {}, "Name servers", "rmq admin namesrv config-get")
+
+
+def _page(ask: Ask, told: dict[str, Part], address: str, labels: dict[str, str], title: str, command: str) -> Page:
+    """Settings of one server beside those of its like."""
+    wanted, only = ask.text("q").lower(), ask.text("only", "all")
+    texts = {one: found.value for one, found in told.items() if found.value is not None}
+    rows: list[SettingRow] = described(texts.get(address, {}))
+    beside: dict[str, Compared] = {one.key: one for one in compared(texts)}
+    found = [
+        row
+        for row in rows
+        if (wanted in row.key.lower() or wanted in row.help.lower())
+        and (only != "changed" or (row.is_known and not row.is_default))
+        and (only != "differs" or beside[row.key].differs)
+    ]
+    values: dict[str, Any] = {
+        "address": address,
+        "settings": found,
+        "differs": {row.key: _named(beside[row.key], labels) for row in found if beside[row.key].differs},
+        "total": len(rows),
+        "servers": list(told),
+        "troubles": {one: answer.trouble for one, answer in told.items() if answer.trouble},
+    }
+    more = {"q": ask.text("q"), "only": only if only in ("changed", "differs") else "all"}
+    return Page(template="settings.html", title=title, values=values, more=more, command=command)
+
+
+def _named(found: Compared, labels: dict[str, str]) -> dict[str, str | None]:
+    return {labels.get(address, address): text for address, text in found.values.items()}
+
+
+async def ha(ask: Ask) -> Page:
+    """Replication: each master with its slaves."""
+    rows = []
+    slaves = {(one.row.broker_name, one.row.broker_id): one for one in ask.snapshot.brokers if not one.is_master}
+    for state in ask.snapshot.brokers:
+        if state.is_master:
+            registered = [one.row for (name, _), one in slaves.items() if name == state.row.broker_name]
+            rows.append({"row": state.row, "ha": state.ha, "slaves": registered, "trouble": state.trouble})
+    masters = {one.row.broker_name for one in ask.snapshot.brokers if one.is_master}
+    orphans = [one.row for one in slaves.values() if one.row.broker_name not in masters]
+    values = {"masters": rows, "orphans": orphans, "atMs": ask.snapshot.at_ms}
+    return Page(template="ha.html", title="Replication", values=values, live_s=5, command="rmq admin broker ha-status")

@@ -1,0 +1,68 @@
+"""Why a group did not consume a message: a form, and the answer with evidence, remedy and timeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rmqkit.admin.causes import judge
+from rmqkit.admin.explain import At, Explainer, Key
+from rmqkit.admin.timeline import timeline
+from rmqkit.console.asking import Ask, Fault, Page
+from rmqkit.errors import RmqError
+
+
+async def explain_page(ask: Ask) -> Page:
+    """The form, and the answer where a message is named."""
+    group, topic = ask.params["g"], ask.text("topic")
+    state = ask.snapshot.groups.get(group)
+    named = _named(ask)
+    values: dict[str, Any] = {"group": group, "topic": topic, "explanation": None, "timeline": [], "trouble": ""}
+    page = Page(
+        template="explain.html",
+        title=f"Why did {group} not consume it?",
+        values=values,
+        more={"asked": {name: ask.text(name) for name in ("topic", "id", "key", "queue", "offset", "broker")}},
+        command=f"rmq explain {topic or 'TOPIC'} {group}" + _words(ask),
+        crumbs=[("Groups", ask.link("groups")), (group, ask.link("groups", group))],
+    )
+    page.more["topics"] = state.topics if state is not None else []
+    if named is None:
+        return page
+    if not topic:
+        values["trouble"] = "which topic? A message is named within its topic"
+        page.status = 400
+        return page
+    try:
+        facts = await Explainer(ask.admin, topic, group).facts(named)
+    except RmqError as error:
+        values["trouble"] = str(error)
+        page.status = 404
+        return page
+    values["explanation"], values["timeline"] = judge(facts), timeline(facts)
+    page.more["message"] = facts.message or facts.lookup.elsewhere
+    return page
+
+
+def _named(ask: Ask) -> str | Key | At | None:
+    """The message that the address names. Raises Fault: it names several."""
+    message, key = ask.text("id"), ask.text("key")
+    given = [bool(message), bool(key), bool(ask.text("offset") or ask.text("queue"))]
+    if sum(given) > 1:
+        raise Fault(400, "Which message?", "give its id, or a key, or its queue and offset")
+    if message:
+        return message
+    if key:
+        return Key(key)
+    if given[2]:
+        return At(ask.number("queue", 0), ask.number("offset", 0), ask.text("broker") or None)
+    return None
+
+
+def _words(ask: Ask) -> str:
+    if ask.text("id"):
+        return f" {ask.text('id')}"
+    if ask.text("key"):
+        return f" --key {ask.text('key')}"
+    if ask.text("offset"):
+        return f" --queue {ask.text('queue') or 0} --offset {ask.text('offset')}"
+    return " ID"

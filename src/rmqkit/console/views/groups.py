@@ -1,0 +1,187 @@
+"""Consumer groups: the list, one of them with lag, queues, members and verdict, and one member in its own words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import asdict
+
+from rmqkit.admin.clients import GroupStatus
+from rmqkit.admin.groups import GroupProgress
+from rmqkit.admin.health import GroupState, span_text
+from rmqkit.console.asking import Ask, Page, Part, part, rows_of
+from rmqkit.console.charts import Line, line_chart
+from rmqkit.console.views.topics import QUEUES_MAX, config_rows
+from rmqkit.errors import PeerRefused, UnknownName
+from rmqkit.protocol.codes import ResponseCode, version_name
+from rmqkit.protocol.schemas.clients import ConsumerRunningInfo, MessageQueue
+
+SORTS: dict[str, Callable[[GroupState], Any]] = {
+    "lag": lambda one: -(one.lag if one.lag is not None else -1),
+    "age": lambda one: one.behind_since_ms or 1 << 62,
+    "name": lambda one: one.name.lower(),
+    "members": lambda one: -(one.members if one.members is not None else -1),
+    "dead": lambda one: -(one.dead if one.dead is not None else -1),
+    "trend": lambda one: -(one.trend or 0.0),
+}
+
+
+async def groups(ask: Ask) -> Page:
+    """The list, the worst first, from the snapshot alone."""
+    wanted, sort = ask.text("q").lower(), ask.text("sort", "lag")
+    sort = sort if sort in SORTS else "lag"
+    everything = list(ask.snapshot.groups.values())
+    found = [one for one in everything if wanted in one.name.lower()]
+    rows = rows_of(ask, sorted(found, key=lambda one: (SORTS[sort](one), one.name)), len(everything))
+    ask.env.watcher.look(groups=[one.name for one in rows.rows])
+    plain = [{**asdict(one), "configs": sorted(one.configs)} for one in rows.rows]
+    values = {"groups": {**asdict(rows), "rows": plain}, "atMs": ask.snapshot.at_ms}
+    more = {"rows": rows, "q": ask.text("q"), "sort": sort}
+    return Page(
+        template="groups.html", title="Groups", values=values, more=more, live_s=10, command="rmq admin group list"
+    )
+
+
+async def group(ask: Ask) -> Page:
+    """One group."""
+    name = ask.params["g"]
+    ask.env.watcher.look(groups=[name])
+    admin = ask.admin
+    state = ask.snapshot.groups.get(name)
+    if state is None:
+        await admin.groups.configs(name)  # says which names there are
+    progress, status = await asyncio.gather(part(admin.groups.progress(name)), part(_status(ask, name)))
+    queues = progress.value.queues if isinstance(progress.value, GroupProgress) else []
+    number = ask.number("page", 1, 1)
+    found: GroupStatus | None = status.value
+    owners = _owners(found)
+    shown = queues[(number - 1) * QUEUES_MAX : number * QUEUES_MAX]
+    members = found.connection.connection_set if found is not None else []
+    values = {
+        "name": name,
+        "state": None if state is None else {**asdict(state), "configs": sorted(state.configs)},
+        "queues": [
+            {**asdict(one), "client": owners.get((one.topic, one.broker_name, one.queue_id), "")} for one in shown
+        ],
+        "queueCount": len(queues),
+        "lag": progress.value.diff_total if progress.value else None,
+        "inFlight": progress.value.inflight_total if progress.value else None,
+        "consumeTps": progress.value.consume_tps if progress.value else None,
+        "queuesTrouble": progress.trouble,
+        "members": [
+            {
+                "id": one.client_id,
+                "address": one.client_addr,
+                "language": one.language,
+                "version": version_name(one.version),
+                "answers": found is not None and found.clients.get(one.client_id) is not None,
+            }
+            for one in members
+        ],
+        "membersTrouble": status.trouble,
+        "subscriptions": found.connection.subscription_table if found is not None else {},
+        "kind": _kind(found),
+        "verdict": found.verdict if found is not None else None,
+        "config": config_rows(state.configs if state is not None else {}),
+    }
+    more = {"number": number, "pages": max(1, -(-len(queues) // QUEUES_MAX)), "charts": _charts(ask, name)}
+    return Page(
+        template="group.html",
+        title=name,
+        values=values,
+        more=more,
+        live_s=10,
+        command=f"rmq admin group progress {name}",
+        crumbs=[("Groups", ask.link("groups"))],
+    )
+
+
+async def _status(ask: Ask, name: str) -> GroupStatus | None:
+    """Members and verdict; None: nobody is online."""
+    try:
+        return await ask.admin.clients.status(name)
+    except PeerRefused as error:
+        if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
+            raise
+        return None
+
+
+def _kind(found: GroupStatus | None) -> str:
+    if found is None:
+        return ""
+    one = found.connection
+    words = [one.message_model, one.consume_type, one.consume_from_where]
+    return ", ".join((word or "").replace("CONSUME_", "").replace("_", " ").lower() for word in words if word)
+
+
+def _owners(found: GroupStatus | None) -> dict[tuple[str, str, int], str]:
+    owners: dict[tuple[str, str, int], list[str]] = {}
+    for client, info in found.clients.items() if found is not None else ():
+        for queue in (*info.mq_table, *info.mq_pop_table) if info is not None else ():
+            owners.setdefault((queue.topic, queue.broker_name, queue.queue_id), []).append(client)
+    return {place: ", ".join(clients) for place, clients in owners.items()}
+
+
+def _charts(ask: Ask, name: str) -> list[object]:
+    history = ask.env.watcher.history
+    lag, age = history.get(("lag", name)), history.get(("age", name))
+    return [
+        line_chart("Lag", "messages", [Line("behind", tuple(lag) if lag else ())], lambda value: f"{value:,.0f}"),
+        line_chart(
+            "Age of the oldest unread",
+            "time",
+            [Line("age", tuple(age) if age else ())],
+            lambda value: span_text(value * 1000),
+        ),
+    ]
+
+
+async def client(ask: Ask) -> Page:
+    """One member of a group: what it says of itself; its stacks only when they are asked for."""
+    name, client_id = ask.params["g"], ask.params["c"]
+    with_stacks = ask.text("stacks") == "1"
+    found: Part = await part(ask.admin.clients.running(name, client_id, stacks=with_stacks))
+    is_known = found.value is not None or any(one.client_id == client_id for one in ask.snapshot.clients)
+    if not is_known:
+        raise UnknownName("client", client_id, f"group {name}", remedy=found.trouble)
+    info: ConsumerRunningInfo | None = (found.value or {}).get(client_id)
+    values = {
+        "group": name,
+        "client": client_id,
+        "trouble": found.trouble or ("" if info is not None else f"{client_id} does not answer"),
+        "properties": dict(sorted(info.properties.items())) if info is not None else {},
+        "queues": _process_queues(info),
+        "rates": dict(sorted(info.status_table.items())) if info is not None else {},
+        "subscriptions": info.subscription_set if info is not None else [],
+        "stacks": info.jstack if info is not None and with_stacks else None,
+    }
+    return Page(
+        template="client.html",
+        title=client_id,
+        values=values,
+        more={"with_stacks": with_stacks},
+        command=f"rmq admin consumer status {name} -i {client_id}" + (" -s" if with_stacks else ""),
+        crumbs=[("Groups", ask.link("groups")), (name, ask.link("groups", name))],
+    )
+
+
+def _process_queues(info: ConsumerRunningInfo | None) -> list[dict[str, Any]]:
+    if info is None:
+        return []
+    names = ("topic", "broker", "queue", "offset", "held", "locked", "lastPullMs", "lastConsumeMs")
+    rows: list[tuple[Any, ...]] = [
+        (*_place(queue), one.commit_offset, one.cached_msg_count, one.locked, one.last_pull_timestamp,
+         one.last_consume_timestamp)
+        for queue, one in sorted(info.mq_table.items())
+    ]  # fmt: skip
+    rows += [
+        (*_place(queue), None, one.wait_ack_count, False, one.last_pop_timestamp, 0)
+        for queue, one in sorted(info.mq_pop_table.items())
+    ]
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _place(queue: MessageQueue) -> tuple[str, str, int]:
+    return queue.topic, queue.broker_name, queue.queue_id

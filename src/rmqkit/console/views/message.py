@@ -1,0 +1,257 @@
+"""One message: body, properties, place, its life as a timeline, and what each group made of it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from starlette.responses import Response
+
+from rmqkit.admin.causes import Cause, Explanation, Facts, judge
+from rmqkit.admin.explain import At, Explainer
+from rmqkit.admin.messages import TraceRow, traces_of
+from rmqkit.admin.timeline import Event, merged, timeline
+from rmqkit.console import render
+from rmqkit.console.asking import Ask, Fault, Page, part
+from rmqkit.console.reviews import Review
+from rmqkit.console.views.messages import confirmed
+from rmqkit.errors import RmqError
+from rmqkit.protocol.message import Message, ReceivedMessage
+from rmqkit.protocol.properties import own_properties
+
+GROUPS_MAX, GROUPS_AT_ONCE = 20, 4
+BODY_SHOWN = 64 << 10
+_HEX_SHOWN = 4 << 10
+_UNDER_WAY = frozenset(
+    (Cause.WAITING, Cause.RETRYING, Cause.DELAYED, Cause.TRANSACTION_PENDING, Cause.POPPED, Cause.NO_OWNER)
+)
+
+
+class Body(Struct, rename="camel", kw_only=True):
+    """A body as a page shows it; ``form`` is ``json``, ``text``, ``hex`` or ``hidden``."""
+
+    form: str
+    text: str
+    bytes: int
+    is_cut: bool = False
+
+
+class Verdict(Struct, rename="camel", kw_only=True):
+    """What a group made of a message, or why that cannot be told."""
+
+    group: str
+    explanation: Explanation | None = None
+    trouble: str = ""
+
+
+async def by_id(ask: Ask) -> Page | Response:
+    """A message by its unique key or offset message id."""
+    return await _shown(ask, await ask.admin.messages.find(ask.params["id"], ask.params["t"]))
+
+
+async def by_place(ask: Ask) -> Page | Response:
+    """A message by broker, queue and offset."""
+    queue, offset = ask.params["queue"], ask.params["offset"]
+    if not (queue.isdecimal() and offset.isdecimal()) or len(queue) > 9 or len(offset) > 18:
+        raise Fault(404, "No such place", f"queue {queue}, offset {offset}: both are numbers from 0 on")
+    message = await ask.admin.messages.at(ask.params["t"], ask.params["broker"], int(queue), int(offset))
+    return await _shown(ask, message)
+
+
+async def _shown(ask: Ask, message: ReceivedMessage) -> Page | Response:
+    topic = message.topic
+    if ask.request.method == "POST":
+        return await _acted(ask, message)
+    if ask.text("download") == "1":
+        return _download(ask, message)
+    admin = ask.admin
+    groups, traces = await asyncio.gather(
+        part(admin.topics.groups(topic)), part(traces_of(admin.messages, message.msg_id))
+    )
+    names: list[str] = groups.value or []
+    shown = names if ask.text("groups") == "all" else names[:GROUPS_MAX]
+    facts, verdicts = await _verdicts(ask, message, shown)
+    if not facts:
+        found = await part(Explainer(admin, topic, "").stored(message))
+        facts = [found.value] if found.value is not None else []
+    is_under_way = any(one.explanation is not None and one.explanation.cause in _UNDER_WAY for one in verdicts)
+    told: list[TraceRow] = traces.value or []
+    values: dict[str, Any] = {
+        "id": message.msg_id,
+        "offsetId": message.offset_msg_id,
+        "topic": topic,
+        "broker": message.broker_name,
+        "queue": message.queue_id,
+        "offset": message.queue_offset,
+        "physicalOffset": message.physical_offset,
+        "storeMs": message.store_timestamp,
+        "bornMs": message.born_timestamp,
+        "storeHost": message.store_host,
+        "bornHost": message.born_host,
+        "storeBytes": message.store_size,
+        "retries": message.reconsume_times,
+        "tags": message.tags,
+        "keys": message.keys,
+        "properties": dict(sorted(message.properties.items())),
+        "body": body_of(message.body, hidden=ask.hides_bodies),
+        "timeline": merged(timeline(one) for one in facts) if facts else [],
+        "groups": verdicts,
+        "groupsTrouble": groups.trouble,
+        "groupsMore": max(0, len(names) - len(shown)),
+        "traces": told,
+    }
+    more = {
+        "place": ask.link("topics", topic, "at", message.broker_name, message.queue_id, message.queue_offset),
+        "members": {name: _members(ask, name) for name in shown},
+        "is_future": lambda event: isinstance(event, Event) and event.is_due,
+    }
+    return Page(
+        template="message.html",
+        title=f"Message {message.msg_id}",
+        values=values,
+        more=more,
+        live_s=5 if is_under_way else 0,
+        command=f"rmq admin message show {message.msg_id} -t {topic}",
+        crumbs=[
+            ("Topics", ask.link("topics")),
+            (topic, ask.link("topics", topic)),
+            ("Messages", ask.link("topics", topic, "messages")),
+        ],
+    )
+
+
+def _members(ask: Ask, group: str) -> list[str]:
+    """The members of a group, as far as the snapshot knows them: who a message can be given to."""
+    return [one.client_id for one in ask.snapshot.clients if group in one.consumes][:50]
+
+
+async def _verdicts(ask: Ask, message: ReceivedMessage, groups: list[str]) -> tuple[list[Facts], list[Verdict]]:
+    turns = asyncio.Semaphore(GROUPS_AT_ONCE)
+    place = At(message.queue_id, message.queue_offset, message.broker_name)
+
+    async def one(group: str) -> Facts | str:
+        async with turns:
+            try:
+                return await Explainer(ask.admin, message.topic, group).facts(place)
+            except RmqError as error:
+                return str(error)
+
+    found = await asyncio.gather(*map(one, groups))
+    verdicts = [
+        Verdict(group=group, trouble=facts)
+        if isinstance(facts, str)
+        else Verdict(group=group, explanation=judge(facts))
+        for group, facts in zip(groups, found, strict=True)
+    ]
+    return [facts for facts in found if isinstance(facts, Facts)], verdicts
+
+
+def body_of(body: bytes, *, hidden: bool = False) -> Body:
+    """A body as text where it is text, laid out where it is JSON, else as bytes in hexadecimal."""
+    if hidden:
+        return Body(form="hidden", text="", bytes=len(body))
+    head = body[:BODY_SHOWN]
+    is_cut = len(body) > BODY_SHOWN
+    try:
+        text = head.decode("utf-8", "ignore" if is_cut else "strict")
+    except UnicodeDecodeError:
+        return Body(form="hex", text=_hex(body[:_HEX_SHOWN]), bytes=len(body), is_cut=len(body) > _HEX_SHOWN)
+    if "\x00" in text:
+        return Body(form="hex", text=_hex(body[:_HEX_SHOWN]), bytes=len(body), is_cut=len(body) > _HEX_SHOWN)
+    if not is_cut and text.lstrip()[:1] in ("{", "["):
+        try:
+            laid_out = msgspec.json.format(body, indent=2).decode()
+            return Body(form="json", text=render.clean(laid_out), bytes=len(body))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            pass
+    return Body(form="text", text=render.clean(text), bytes=len(body), is_cut=is_cut)
+
+
+def _hex(body: bytes) -> str:
+    """Offsets, bytes, and the characters that can be printed."""
+    lines = []
+    for at in range(0, len(body), 16):
+        part_of = body[at : at + 16]
+        text = "".join(chr(one) if 32 <= one < 127 else "." for one in part_of)
+        lines.append(f"{at:06x}  {part_of.hex(' '):<47}  {text}")
+    return "\n".join(lines)
+
+
+def _download(ask: Ask, message: ReceivedMessage) -> Response:
+    if ask.hides_bodies:
+        raise Fault(403, "Not allowed", "bodies are hidden from you here")
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", message.msg_id)[:100]
+    headers = {"content-disposition": f'attachment; filename="{name}.bin"'}
+    return Response(message.body, media_type="application/octet-stream", headers=headers)
+
+
+async def _acted(ask: Ask, message: ReceivedMessage) -> Page:
+    """Send it again, copy it to another topic, or give it to a client: a review first."""
+    action, admin = ask.form.get("action", ""), ask.admin
+    if token := ask.form.get("review"):
+        ask.require_change("change", message.msg_id)
+        return await confirmed(ask, token)
+    about = [
+        ("Message", message.msg_id),
+        (
+            "Stored in",
+            f"{message.topic}, {message.broker_name} queue {message.queue_id} offset {message.queue_offset:,}",
+        ),
+    ]
+    back = ask.link("topics", message.topic, "at", message.broker_name, message.queue_id, message.queue_offset)
+    common: dict[str, Any] = {"user": ask.user.name, "env": ask.env.name, "back": back}
+    if action == "resend":
+        ask.require_change("send again", message.topic)
+        return ask.review(
+            Review(
+                action="send again",
+                target=message.topic,
+                rows=[*about, ("To", f"any queue of {message.topic}"), ("Unique key", f"{message.msg_id}, as it has")],
+                requests=[f"SEND_MESSAGE_V2 (310) to {message.topic}: every group of the topic gets it again"],
+                command=f"rmq admin message resend {message.msg_id} -t {message.topic}",
+                run=lambda: admin.messages.resend(message),
+                **common,
+            )
+        )
+    if action == "copy":
+        target = ask.form.get("to", "").strip()
+        ask.require_change("copy", target)
+        await admin.calls.route(target)  # a send to a topic without a route might create it
+        copy = Message(
+            topic=target,
+            body=message.body,
+            tags=message.tags,
+            keys=message.keys,
+            properties=own_properties(message.properties),
+        )
+        return ask.review(
+            Review(
+                action="copy",
+                target=target,
+                rows=[*about, ("To", f"any queue of {target}, with a new unique key")],
+                requests=[f"SEND_MESSAGE_V2 (310) to {target}"],
+                command=f"rmq replay {message.topic} --to {target}",
+                run=lambda: admin.messages.send(copy),
+                **common,
+            )
+        )
+    if action == "push":
+        group, _, client = ask.form.get("client", "").partition(" ")
+        ask.require_change("give to a consumer", f"{group} {client}")
+        if not group or not client:
+            raise Fault(400, "Which client?", "choose a client of a group that is online")
+        return ask.review(
+            Review(
+                action="give to a consumer",
+                target=f"{group} {client}",
+                rows=[*about, ("Group", group), ("Client", client), ("Its handler", "runs now, once; no offset moves")],
+                requests=[f"CONSUME_MESSAGE_DIRECTLY (309) to {message.broker_name}, which asks {client}"],
+                command=f"rmq admin message push {message.msg_id} {message.topic} {group} -d {client}",
+                run=lambda: admin.messages.push(message, group, client),
+                **common,
+            )
+        )
+    raise Fault(400, "What?", f"action {action!r} must be resend, copy or push")

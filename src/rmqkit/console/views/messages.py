@@ -1,0 +1,390 @@
+"""Messages of a topic: searched with a budget, followed as they come, and sent for a test."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from starlette.responses import RedirectResponse, Response
+
+from rmqkit.admin.listing import Budget, page
+from rmqkit.admin.tail import Span, Wanted
+from rmqkit.console import live, render
+from rmqkit.console.asking import Ask, Fault, Page
+from rmqkit.console.reviews import Review
+from rmqkit.errors import RmqError
+from rmqkit.filter import subscription
+from rmqkit.protocol.message import Message, ReceivedMessage
+
+ROWS, SAVED_MAX = 50, 1_000
+_BODY_SHOWN = 160
+_BODY_BYTES_MAX = 4 << 20
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_STOPS = {
+    "messages": "it looked at as many messages as one request may",
+    "bytes": "it read as many bytes as one request may",
+    "time": "it took as long as one request may",
+    "count": "the page is full",
+}
+_LAST_SENT_MAX = 1_000
+
+
+class Row(Struct, rename="camel", kw_only=True):
+    """A message in a list."""
+
+    msg_id: str
+    broker: str
+    queue: int
+    offset: int
+    store_ms: int
+    born_host: str
+    tags: str
+    keys: list[str]
+    body_bytes: int
+    body: str
+    retries: int
+
+
+def row_of(message: ReceivedMessage, *, hides_bodies: bool) -> Row:
+    """A message as a row; of its body the beginning."""
+    return Row(
+        msg_id=message.msg_id,
+        broker=message.broker_name or "",
+        queue=message.queue_id,
+        offset=message.queue_offset,
+        store_ms=message.store_timestamp,
+        born_host=message.born_host,
+        tags=message.tags or "",
+        keys=message.keys,
+        body_bytes=len(message.body),
+        body="" if hides_bodies else beginning(message.body),
+        retries=message.reconsume_times,
+    )
+
+
+def beginning(body: bytes, chars: int = _BODY_SHOWN) -> str:
+    """The beginning of a body as one line of text."""
+    try:
+        text = body[: 4 * chars].decode("utf-8", "strict" if len(body) <= 4 * chars else "ignore")
+    except UnicodeDecodeError:
+        return body[:24].hex(" ") + (" …" if len(body) > 24 else "")
+    flat = " ".join(render.clean(text).split())
+    return flat[:chars] + ("…" if len(flat) > chars or len(body) > 4 * chars else "")
+
+
+async def search(ask: Ask) -> Page | Response:
+    """Messages, newest or oldest first."""
+    topic, wanted = ask.params["t"], ask.text("id")
+    if wanted:
+        return RedirectResponse(ask.link("topics", topic, "m", wanted), 303)
+    saved = ask.text("format") if ask.text("format") in ("jsonl", "csv") else ""
+    count = SAVED_MAX if saved else ROWS
+    key = ask.text("key")
+    queue = ask.number("queue", -1, -1)
+    newest_first = ask.text("order", "newest") != "oldest"
+    span = Span(
+        begin_ms=time_of(ask, "from") or 0,
+        end_ms=time_of(ask, "to"),
+        broker=ask.text("broker") or None,
+        queue_id=queue if queue >= 0 else None,
+        begin_offset=ask.number("offset", 0),
+        tags=ask.text("tags") or "*",
+        sql=ask.text("sql"),
+    )
+    more: dict[str, Any] = {"asked": ask.query, "newest_first": newest_first, "stops": _STOPS}
+    if key:
+        messages = await ask.admin.messages.by_key(topic, key, begin_ms=span.begin_ms, end_ms=span.end_ms, count_max=64)
+        matched = [one for one in messages if span.test()(one)]
+        values: dict[str, Any] = {
+            "name": topic,
+            "messages": [row_of(one, hides_bodies=ask.hides_bodies) for one in matched],
+            "examined": len(messages),
+            "total": None,
+            "reachedMs": None,
+            "stopped": "end",
+            "troubles": [],
+            "cursor": "",
+        }
+    else:
+        found = await page(
+            ask.admin.calls,
+            topic,
+            span,
+            newest_first=newest_first,
+            count=count,
+            cursor=ask.text("cursor"),
+            budget=Budget(),
+        )
+        matched = found.messages
+        values = {
+            "name": topic,
+            "messages": [row_of(one, hides_bodies=ask.hides_bodies) for one in matched],
+            "examined": found.examined,
+            "total": found.total,
+            "reachedMs": found.reached_ms,
+            "stopped": found.stopped,
+            "troubles": found.troubles,
+            "cursor": found.cursor,
+        }
+    if saved:
+        return _saved(ask, topic, matched, saved)
+    return Page(
+        template="messages.html",
+        title=f"Messages of {topic}",
+        values=values,
+        more=more,
+        command=f"rmq admin message list {topic}" if not key else f"rmq admin message by-key {topic} {key}",
+        crumbs=[("Topics", ask.link("topics")), (topic, ask.link("topics", topic))],
+    )
+
+
+def time_of(ask: Ask, name: str) -> int | None:
+    """A time behind the ``?``: ms, or ISO, UTC unless it says otherwise. Raises Fault: it is none."""
+    text = ask.text(name)
+    if not text:
+        return None
+    if text.isdecimal() and len(text) < 16:
+        return int(text)
+    try:
+        at = datetime.fromisoformat(text)
+        return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise Fault(
+            400, "Not a time", f"{name}={text} must be ms since the epoch, or like 2026-01-31T12:00 (UTC)"
+        ) from None
+
+
+def _saved(ask: Ask, topic: str, messages: list[ReceivedMessage], form: str) -> Response:
+    """The messages as a file."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", topic)
+    lines = _csv(ask, messages) if form == "csv" else _json_lines(ask, messages)
+    headers = {"content-disposition": f'attachment; filename="{name}.{form}"'}
+    return Response("".join(lines), media_type="text/csv" if form == "csv" else "application/x-ndjson", headers=headers)
+
+
+def _json_lines(ask: Ask, messages: list[ReceivedMessage]) -> Iterator[str]:
+    for one in messages:
+        values = msgspec.structs.asdict(one) | {"tags": one.tags, "keys": one.keys}
+        if ask.hides_bodies:
+            values["body"] = None
+        yield render.as_json(values).decode() + "\n"
+
+
+def _csv(ask: Ask, messages: list[ReceivedMessage]) -> Iterator[str]:
+    file = io.StringIO()
+    writer = csv.writer(file)
+    writer.writerow(("store time", "broker", "queue", "offset", "id", "tags", "keys", "body"))
+    for one in messages:
+        body = "" if ask.hides_bodies else one.body.decode("utf-8", "backslashreplace")
+        cells = (one.store_timestamp, one.broker_name, one.queue_id, one.queue_offset, one.msg_id, one.tags or "")
+        writer.writerow([_cell(cell) for cell in (*cells, " ".join(one.keys), body)])
+    yield file.getvalue()
+
+
+def _cell(value: object) -> object:
+    """A cell that no spreadsheet takes for a formula."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+# -- as they come
+
+
+async def tail(ask: Ask) -> Page:
+    """The last messages; with JavaScript those that come."""
+    topic = ask.params["t"]
+    _wanted(ask)
+    span = Span(tags=ask.text("tags") or "*", sql=ask.text("sql"))
+    found = await page(ask.admin.calls, topic, span, count=20, budget=Budget(messages=2_000, ms=1_000))
+    values = {"name": topic, "messages": [row_of(one, hides_bodies=ask.hides_bodies) for one in found.messages]}
+    filters = {name: ask.text(name) for name in ("tags", "sql", "key", "queue")}
+    more = {"asked": ask.query, "stream": ask.link("topics", topic, "tail", "events", **filters)}
+    return Page(
+        template="tail.html",
+        title=f"Tail of {topic}",
+        values=values,
+        more=more,
+        command=f"rmq tail {topic}",
+        crumbs=[("Topics", ask.link("topics")), (topic, ask.link("topics", topic))],
+    )
+
+
+def _wanted(ask: Ask) -> Wanted:
+    """Which messages. Raises Fault: tags and SQL92 are given, or the tags are none."""
+    tags, sql = ask.text("tags"), ask.text("sql")
+    if tags and sql:
+        raise Fault(400, "Tags or SQL92", "give tags or SQL92: write TAGS into the SQL92 text")
+    try:
+        subscription("*", tags or "*")
+    except ValueError as error:
+        raise Fault(400, "Not a filter", str(error)) from None
+    queue = ask.text("queue")
+    return Wanted(
+        sql or tags or "*", "SQL92" if sql else "TAG", tuple(ask.text("key").split()), (queue,) if queue else ()
+    )
+
+
+async def tail_events(ask: Ask) -> Response:
+    """The rows that come."""
+    topic = ask.params["t"]
+    await ask.admin.calls.route(topic)
+
+    def rows(messages: list[ReceivedMessage]) -> str:
+        shown = [row_of(one, hides_bodies=ask.hides_bodies) for one in messages]
+        return render.html("tail_rows.html", {"messages": shown, "name": topic, "link": ask.link})
+
+    return live.tail_rows(ask, topic, _wanted(ask), rows)
+
+
+# -- sending
+
+
+async def send(ask: Ask) -> Page:
+    """A form, its review, and what became of the message."""
+    topic = ask.params["t"]
+    await ask.admin.calls.route(topic)  # a send to a topic without a route might create it
+    if ask.request.method != "POST":
+        kept = ask.console.last_sent.get((ask.user.name, ask.env.name, topic), {})
+        return _form(ask, topic, kept, "")
+    ask.require_change("send", topic)
+    if token := ask.form.get("review"):
+        return await confirmed(ask, token)
+    try:
+        message, queue_id = _message(topic, ask.form)
+        message.wire_properties()
+    except (ValueError, RmqError) as error:
+        return _form(ask, topic, ask.form, str(error))
+    _remember(ask.console.last_sent, (ask.user.name, ask.env.name, topic), ask.form)
+    body = _body(ask.form)
+    where = "any queue" if queue_id is None else f"queue {queue_id}"
+    rows = [
+        ("Topic", topic),
+        ("Queue", where),
+        ("Tags", message.tags or "none"),
+        ("Keys", " ".join(message.keys) or "none"),
+    ]
+    rows += [(f"Property {name}", value) for name, value in message.properties.items()]
+    if message.is_delayed:
+        rows.append(("Delivered", _delay_text(message)))
+    rows += [("Size", f"{len(body):,} bytes"), ("Body", beginning(body, 400))]
+    admin = ask.admin
+    command = f"rmq send {topic} BODY" + (f" --tag {message.tags}" if message.tags else "")
+    return ask.review(
+        Review(
+            user=ask.user.name,
+            env=ask.env.name,
+            action="send",
+            target=topic,
+            rows=rows,
+            requests=[f"SEND_MESSAGE_V2 (310) to {where} of {topic}"],
+            command=command,
+            back=ask.link("topics", topic, "send"),
+            run=lambda: admin.messages.send(message, queue_id=queue_id),
+        )
+    )
+
+
+async def confirmed(ask: Ask, token: str) -> Page:
+    """Do what was reviewed, once; whoever comes again sees the result of the first time."""
+    review = ask.console.reviews.find(token, ask.user.name)
+    if review is None:
+        raise Fault(409, "Review again", "this review is too old, or was of somebody else: fill in the form again")
+    if review.done is None:
+        review.done = asyncio.get_running_loop().create_future()
+        ask.audit(review.action, review.target, "intent", "; ".join(review.requests))
+        try:
+            result = await review.run()
+        except BaseException as error:
+            ask.audit(review.action, review.target, "failed", str(error) or type(error).__name__)
+            review.done.set_exception(
+                error if isinstance(error, RmqError) else RmqError(str(error) or "it was cut off")
+            )
+            review.done.exception()
+            raise
+        ask.audit(review.action, review.target, "done", _outcome(result))
+        review.done.set_result(result)
+    result = await asyncio.shield(review.done)
+    values = {"action": review.action, "target": review.target, "result": msgspec.to_builtins(result)}
+    more = {"back": review.back, "sent": result if hasattr(result, "queue_offset") else None, "topic": ask.params["t"]}
+    return Page(template="done.html", title=f"Done: {review.action}", values=values, more=more, command=review.command)
+
+
+def _outcome(result: Any) -> str:
+    if hasattr(result, "send_result"):
+        return f"{result.send_result} {result.msg_id} on {result.broker_name}:{result.queue_id}@{result.queue_offset}"
+    return getattr(result, "consume_result", "") or "done"
+
+
+def _form(ask: Ask, topic: str, kept: dict[str, str], trouble: str) -> Page:
+    shown = {name: kept.get(name, "") for name in ("body", "tags", "keys", "properties", "queue", "delay", "at")}
+    return Page(
+        template="send.html",
+        title=f"Send to {topic}",
+        values={"name": topic, "form": shown, "trouble": trouble, "mayChange": ask.may_change},
+        status=400 if trouble else 200,
+        command=f"rmq send {topic} BODY",
+        crumbs=[("Topics", ask.link("topics")), (topic, ask.link("topics", topic))],
+    )
+
+
+def _message(topic: str, form: dict[str, str]) -> tuple[Message, int | None]:
+    """The message of a form, and its queue. Raises ValueError: a field cannot be used; its text says which."""
+    body = _body(form)
+    if not body:
+        raise ValueError("the body is empty: a message has at least one byte")
+    if len(body) > _BODY_BYTES_MAX:
+        raise ValueError(f"the body has {len(body):,} bytes: {_BODY_BYTES_MAX:,} can be sent")
+    properties = {}
+    for line in filter(None, map(str.strip, form.get("properties", "").splitlines())):
+        name, sign, value = line.partition("=")
+        if not sign or not name.strip():
+            raise ValueError(f"property {line!r} must be name=value, one a line")
+        properties[name.strip()] = value.strip()
+    queue, delay, at = (form.get(name, "").strip() for name in ("queue", "delay", "at"))
+    if queue and not queue.isdecimal():
+        raise ValueError(f"queue {queue} must be a number from 0 on")
+    message = Message(
+        topic=topic,
+        body=body,
+        tags=form.get("tags", "").strip() or None,
+        keys=form.get("keys", "").split(),
+        properties=properties,
+    )
+    if delay:
+        try:
+            message.delay_ms = round(float(delay) * 1000)
+        except ValueError:
+            raise ValueError(f"delay {delay} must be seconds") from None
+    if at:
+        try:
+            when = datetime.fromisoformat(at)
+        except ValueError:
+            raise ValueError(f"time {at} must be like 2026-01-31T12:00 (UTC)") from None
+        message.deliver_at_ms = round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
+    return message, int(queue) if queue else None
+
+
+def _body(form: dict[str, str]) -> bytes:
+    return form.get("body", "").replace("\r\n", "\n").encode("utf-8", "replace")
+
+
+def _delay_text(message: Message) -> str:
+    if message.deliver_at_ms is not None:
+        return f"at {datetime.fromtimestamp(message.deliver_at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{(message.delay_ms or 0) / 1000:g} s after the broker has it"
+
+
+def _remember(
+    kept: dict[tuple[str, str, str], dict[str, str]], key: tuple[str, str, str], form: dict[str, str]
+) -> None:
+    """Keep a form, for the next time this user opens it."""
+    kept.pop(key, None)
+    kept[key] = {name: text[:65_536] for name, text in form.items()}
+    while len(kept) > _LAST_SENT_MAX:
+        del kept[next(iter(kept))]

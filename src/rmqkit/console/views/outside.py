@@ -1,0 +1,219 @@
+"""Pages outside of any cluster: the first one, login, audit, about; and files, refreshes, the colour scheme."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from starlette.responses import RedirectResponse, Response
+
+from rmqkit.admin import Admin
+from rmqkit.admin.health import findings
+from rmqkit.console import logins
+from rmqkit.console.asking import Ask, Fault, Page
+from rmqkit.console.logins import Role, User
+from rmqkit.console.security import is_own_path
+from rmqkit.errors import PeerRefused, RmqError
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.schemas.access import UserInfo, UserRequest
+from rmqkit.remoting.authentication import Credentials
+
+_STATIC = Path(__file__).parents[1] / "static"
+_KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_THEME_SECONDS = 365 * 86_400
+
+
+class EnvRow(Struct, rename="camel"):
+    """A cluster in the list of clusters."""
+
+    name: str
+    name_servers: str
+    brokers: int
+    findings: int
+    trouble: str
+
+
+async def home(ask: Ask) -> Page | Response:
+    """The only cluster, or the list of them."""
+    envs = list(ask.console.envs.values())
+    if len(envs) == 1 and "format" not in ask.query:
+        return RedirectResponse(ask.link.to(envs[0].name), 307)
+    rows = []
+    for env in envs:
+        env.watcher.look()
+        snapshot = env.watcher.snapshot
+        rows.append(
+            EnvRow(env.name, env.name_servers, len(snapshot.brokers), len(findings(snapshot)), env.watcher.trouble)
+        )
+    return Page(template="home.html", title="Clusters", values={"clusters": rows}, live_s=10)
+
+
+async def login(ask: Ask) -> Page | Response:
+    """Log in or out."""
+    back = ask.text("next") if is_own_path(ask.text("next")) else ""
+    console = ask.console
+    values: dict[str, Any] = {"isCluster": console.is_cluster_login, "trouble": ""}
+    page = Page(template="login.html", title="Log in", values=values, more={"next": back})
+    if ask.request.method != "POST":
+        return page
+    response = RedirectResponse(ask.link.out().rstrip("/") + back if back else ask.link.out(), 303)
+    if ask.form.get("leave"):
+        console.end_session(ask.request, response)
+        return response
+    name, secret = ask.form.get("name", "").strip(), ask.form.get("secret", "")
+    if not console.tries.may_try(ask.address):
+        raise Fault(429, "Too many tries", f"{logins.TRIES_A_MINUTE} tries a minute: wait a minute, then try again")
+    user, why = await _user_of(ask, name, secret)
+    if user is None:
+        console.audit.write(name[:100], ask.address, "", "login", "", "refused", why)
+        values["trouble"] = why
+        page.status = 401
+        return page
+    console.audit.write(user.name, ask.address, "", "login", "", "done", user.role)
+    console.begin_session(response, user)
+    return response
+
+
+async def _user_of(ask: Ask, name: str, secret: str) -> tuple[User | None, str]:
+    """Who logs in, or why nobody does."""
+    console = ask.console
+    if console.file_users is not None:
+        found = await asyncio.to_thread(console.file_users.check, name, secret)
+        if found is not None or not console.is_cluster_login:
+            return found, "name or password is wrong"
+    if not console.is_cluster_login:
+        return None, "this console has no logins"
+    if not name or not secret:
+        return None, "give access key and secret key"
+    env = next(iter(console.envs.values()))
+    return await cluster_user(ask, env.name_servers, name, secret)
+
+
+async def cluster_user(ask: Ask, name_servers: str, name: str, secret: str) -> tuple[User | None, str]:
+    """A user of the cluster, proven by a request that passes with the secret and fails with a wrong one."""
+    right = Credentials(access_key=name, secret_key=secret)
+    wrong = Credentials(access_key=name, secret_key=f"{secret}, not")
+    try:
+        if await _is_let_in(ask, name_servers, wrong):
+            return None, "the cluster lets everybody in: it has no users to log in as; use --users FILE"
+        if not await _is_let_in(ask, name_servers, right):
+            return None, "access key or secret key is wrong"
+    except RmqError as error:
+        return None, str(error)
+    return User(name, await _role(ask, name_servers, right), right), ""
+
+
+async def _is_let_in(ask: Ask, name_servers: str, signing: Credentials) -> bool:
+    async with Admin(name_servers, credentials=signing, timeout_ms=3_000, clock=ask.console.clock) as admin:
+        address = next(iter((await _masters(ask)).values()))
+        try:
+            await admin.calls.runtime_info(address)
+        except PeerRefused as error:
+            if error.code != ResponseCode.NO_PERMISSION:
+                raise
+            # Who is known and may not see figures is known as well; the remark of both kinds of brokers says so.
+            return "has no permission" in str(error)
+    return True
+
+
+async def _masters(ask: Ask) -> dict[str, str]:
+    env = next(iter(ask.console.envs.values()))
+    masters = await ask.console.admin_of(env, logins.LOCAL, may_change=False).calls.masters()
+    if not masters:
+        raise RmqError("no broker to ask: the name servers know no master")
+    return masters
+
+
+async def _role(ask: Ask, name_servers: str, signing: Credentials) -> Role:
+    """``Super`` users are admins; who may not ask for users is an operator."""
+    async with Admin(name_servers, credentials=signing, timeout_ms=3_000, clock=ask.console.clock) as admin:
+        address = next(iter((await _masters(ask)).values()))
+        try:
+            found = await admin.calls.fetch(
+                UserInfo, address, RequestCode.AUTH_GET_USER, UserRequest(signing.access_key)
+            )
+        except RmqError:
+            return Role.OPERATOR
+    return Role.ADMIN if (found.user_type or "").lower() == "super" else Role.OPERATOR
+
+
+async def theme(ask: Ask) -> Response:
+    """Light, dark, or as the system has it."""
+    chosen = ask.form.get("theme", "")
+    back = ask.form.get("back", "")
+    response = RedirectResponse(back if is_own_path(back) else ask.link.out(), 303)
+    if chosen in ("light", "dark"):
+        response.set_cookie("rmq_theme", chosen, max_age=_THEME_SECONDS, samesite="strict", path="/")
+    else:
+        response.delete_cookie("rmq_theme", path="/")
+    return response
+
+
+async def audit(ask: Ask) -> Page:
+    """Who changed what."""
+    wanted = ask.text("q")
+    lines = ask.console.audit.lines(wanted)
+    total = len(ask.console.audit.lines())
+    path = ask.console.audit.path
+    values = {"lines": lines[:500], "matched": len(lines), "total": total, "file": str(path) if path else ""}
+    return Page(template="audit.html", title="Audit", values=values, more={"q": wanted})
+
+
+class CostRow(Struct, rename="camel"):
+    """What the console costs one server."""
+
+    env: str
+    address: str
+    requests: int
+    per_second: float
+    bytes: int
+
+
+async def about(ask: Ask) -> Page:
+    """Versions, costs, health; for probes, too: 503 when no cluster could be asked."""
+    console = ask.console
+    now_ms = console.clock.monotonic_ms()
+    costs = [
+        CostRow(env.name, address, cost.requests, round(cost.per_second(now_ms), 2), cost.sent_bytes)
+        for env in console.envs.values()
+        for address, cost in sorted(env.costs.items())
+    ]
+    clusters = [
+        {
+            "name": env.name,
+            "nameServers": env.name_servers,
+            "snapshotAgeMs": console.clock.now_ms() - env.watcher.snapshot.at_ms
+            if env.watcher.snapshot.at_ms
+            else None,
+            "trouble": env.watcher.trouble,
+        }
+        for env in console.envs.values()
+    ]
+    is_well = all(not env.watcher.trouble for env in console.envs.values())
+    values = {
+        "version": console.version,
+        "python": platform.python_version(),
+        "isWell": is_well,
+        "upMs": console.clock.now_ms() - console.began_ms,
+        "readOnly": console.read_only,
+        "user": ask.user.name,
+        "role": ask.user.role,
+        "clusters": clusters,
+        "costs": costs,
+        "streams": {kind: count for kind, count in console.streams.items() if " " not in kind and count},
+    }
+    status = 503 if not is_well and "format" in ask.query else 200
+    return Page(template="about.html", title="About this console", values=values, live_s=10, status=status)
+
+
+async def static(ask: Ask) -> Response:
+    """A file of ours."""
+    file = _STATIC / ask.params["file"]
+    kind = _KINDS.get(file.suffix)
+    if kind is None or file.parent != _STATIC or not file.is_file():
+        raise Fault(404, "No such file", f"there is no file {ask.params['file']}")
+    headers = {"cache-control": "public, max-age=3600"} if ask.text("v") else {"cache-control": "no-cache"}
+    return Response(file.read_bytes(), media_type=kind, headers=headers)

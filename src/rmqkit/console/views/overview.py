@@ -1,0 +1,84 @@
+"""The first page of a cluster: what is wrong first, then brokers, rates, the worst lags, dead letters, disks."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from rmqkit.admin.health import Snapshot, findings
+from rmqkit.console.asking import Ask, Page
+from rmqkit.console.charts import Line, line_chart
+from rmqkit.console.render import rate
+
+_SHOWN = 10
+
+
+class Totals(Struct, rename="camel", kw_only=True):
+    """A cluster in a few numbers; None where not every broker told."""
+
+    brokers: int
+    masters: int
+    silent: int
+    topics: int
+    groups: int
+    in_tps: float | None
+    out_tps: float | None
+    lag: int | None
+    dead: int | None
+    dead_grew: int
+    clients: int
+
+
+async def overview(ask: Ask) -> Page:
+    """The overview."""
+    snapshot = ask.snapshot
+    worst = sorted((one for one in snapshot.groups.values() if one.lag), key=lambda one: -(one.lag or 0))
+    ask.env.watcher.look(groups=[one.name for one in worst[:_SHOWN]])
+    dead = [one for one in snapshot.groups.values() if one.dead]
+    values = {
+        "findings": findings(snapshot),
+        "totals": totals(snapshot),
+        "brokers": [one.row for one in snapshot.brokers],
+        "troubles": {one.row.addr: one.trouble for one in snapshot.brokers if one.trouble},
+        "worst": worst[:_SHOWN],
+        "dead": sorted(dead, key=lambda one: -(one.dead or 0))[:_SHOWN],
+        "atMs": snapshot.at_ms,
+        "trouble": ask.env.watcher.trouble,
+        "unasked": snapshot.troubles,
+    }
+    more = {"charts": [_rates(ask, "in", "Messages in"), _rates(ask, "out", "Messages out")]}
+    return Page(
+        template="overview.html",
+        title="Overview",
+        values=values,
+        more=more,
+        live_s=10,
+        command="rmq admin cluster list",
+    )
+
+
+def _rates(ask: Ask, figure: str, title: str) -> object:
+    lines = [
+        Line(name, tuple(series)) for (kind, name), series in sorted(ask.env.watcher.history.items()) if kind == figure
+    ]
+    return line_chart(title, "messages per second", lines[:6], lambda value: str(rate(value)))
+
+
+def totals(snapshot: Snapshot) -> Totals:
+    """The cluster in numbers."""
+    masters = [one for one in snapshot.brokers if one.is_master]
+    is_whole = bool(masters) and not any(one.trouble for one in masters)
+    lags = [one.lag for one in snapshot.groups.values() if one.lag is not None]
+    dead = [one.dead for one in snapshot.groups.values()]
+    return Totals(
+        brokers=len(snapshot.brokers),
+        masters=len(masters),
+        silent=sum(bool(one.trouble) for one in snapshot.brokers),
+        topics=sum(one.kind == "normal" for one in snapshot.topics.values()),
+        groups=len(snapshot.groups),
+        in_tps=sum(one.row.in_tps for one in masters) if is_whole else None,
+        out_tps=sum(one.row.out_tps for one in masters) if is_whole else None,
+        lag=sum(lags) if lags or not snapshot.groups else None,
+        dead=None if None in dead else sum(one or 0 for one in dead),
+        dead_grew=sum(one.dead_grew or 0 for one in snapshot.groups.values()),
+        clients=len(snapshot.clients),
+    )

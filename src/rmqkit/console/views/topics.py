@@ -1,0 +1,143 @@
+"""Topics: the list, and one of them with its queues, groups, senders and settings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import UNSET, Struct
+from msgspec.structs import asdict
+
+from rmqkit.admin.health import TopicState
+from rmqkit.admin.listing import Budget, page
+from rmqkit.admin.tail import Span
+from rmqkit.admin.topics import QueueStatus
+from rmqkit.console.asking import Ask, Page, part, rows_of
+from rmqkit.errors import UnknownName
+
+QUEUES_MAX = 1_000
+_SENDERS_LOOKED_AT = 200
+_KINDS = ("normal", "retry", "dlq", "system", "all")
+
+SORTS: dict[str, Callable[[TopicState], Any]] = {
+    "name": lambda one: one.name.lower(),
+    "in": lambda one: -(one.in_tps or -1),
+    "lag": lambda one: -(one.lag or -1),
+    "age": lambda one: one.behind_since_ms or 1 << 62,
+    "queues": lambda one: -one.write_queues,
+    "groups": lambda one: -len(one.groups),
+}
+
+
+async def topics(ask: Ask) -> Page:
+    """The list, from the snapshot alone."""
+    wanted, kind, sort = ask.text("q").lower(), ask.text("kind", "normal"), ask.text("sort", "name")
+    kind, sort = kind if kind in (*_KINDS, "unused") else "normal", sort if sort in SORTS else "name"
+    everything = list(ask.snapshot.topics.values())
+    chosen = [one for one in everything if _is_kind(one, kind)]
+    found = [one for one in chosen if wanted in one.name.lower()]
+    rows = rows_of(ask, sorted(found, key=lambda one: (SORTS[sort](one), one.name)), len(chosen))
+    ask.env.watcher.look(topics=[one.name for one in rows.rows])
+    counts = Counter(one.kind for one in everything)
+    values = {"topics": rows, "counts": dict(counts), "atMs": ask.snapshot.at_ms}
+    more = {"q": ask.text("q"), "kind": kind, "sort": sort, "kinds": (*_KINDS[:1], "unused", *_KINDS[1:])}
+    return Page(
+        template="topics.html", title="Topics", values=values, more=more, live_s=30, command="rmq admin topic list"
+    )
+
+
+def _is_kind(topic: TopicState, kind: str) -> bool:
+    if kind == "unused":
+        return topic.kind == "normal" and not topic.groups
+    return kind in ("all", topic.kind)
+
+
+class ConfigRow(Struct, rename="camel"):
+    """One setting of a topic at each broker; ``differs``: not all have the same."""
+
+    name: str
+    values: dict[str, str]
+    differs: bool
+
+
+class Sender(Struct, rename="camel"):
+    """Where messages of a topic came from."""
+
+    host: str
+    messages: int
+
+
+async def topic(ask: Ask) -> Page:
+    """One topic."""
+    name = ask.params["t"]
+    admin = ask.admin
+    await admin.calls.route(name)
+    status, config, sent, stats = await asyncio.gather(
+        part(admin.topics.status(name)),
+        part(admin.topics.config(name)),
+        part(_senders(ask, name)),
+        part(admin.topics.groups(name)),
+    )
+    queues: list[QueueStatus] = status.value.queues if status.value is not None else []
+    number = ask.number("page", 1, 1)
+    lags = {lag.group: lag for lag in ask.snapshot.lags if lag.topic == name}
+    groups = sorted(set(stats.value or ()) | set(lags))
+    ask.env.watcher.look(topics=[name], groups=groups[:50])
+    values = {
+        "name": name,
+        "state": ask.snapshot.topics.get(name),
+        "queues": queues[(number - 1) * QUEUES_MAX : number * QUEUES_MAX],
+        "queueCount": len(queues),
+        "stored": sum(queue.max_offset - queue.min_offset for queue in queues) if status.value is not None else None,
+        "queuesTrouble": status.trouble,
+        "groups": [
+            {"name": group, "lag": lags.get(group), "state": ask.snapshot.groups.get(group)} for group in groups
+        ],
+        "groupsTrouble": stats.trouble,
+        "senders": sent.value or [],
+        "sendersTrouble": sent.trouble,
+        "config": config_rows(config.value or {}),
+        "configTrouble": config.trouble,
+    }
+    more = {"number": number, "pages": max(1, -(-len(queues) // QUEUES_MAX)), "looked_at": _SENDERS_LOOKED_AT}
+    return Page(
+        template="topic.html",
+        title=name,
+        values=values,
+        more=more,
+        live_s=10,
+        command=f"rmq admin topic status {name}",
+        crumbs=[("Topics", ask.link("topics"))],
+    )
+
+
+async def _senders(ask: Ask, name: str) -> list[Sender]:
+    """Who sent the last messages: RocketMQ keeps no list of who sends to a topic."""
+    budget = Budget(messages=_SENDERS_LOOKED_AT, body_bytes=8 << 20, ms=1_000)
+    try:
+        found = await page(ask.admin.calls, name, Span(), count=_SENDERS_LOOKED_AT, budget=budget)
+    except UnknownName:
+        return []
+    counts = Counter(message.born_host.rpartition(":")[0] for message in found.messages)
+    return [Sender(host, count) for host, count in counts.most_common(20)]
+
+
+def config_rows(configs: Mapping[str, Struct]) -> list[ConfigRow]:
+    """Settings of brokers beside each other, those that differ marked."""
+    shown = {broker: {key: _text(value) for key, value in asdict(one).items()} for broker, one in configs.items()}
+    keys = dict.fromkeys(key for one in shown.values() for key in one if key not in ("topic_name", "group_name"))
+    rows = []
+    for key in keys:
+        values = {broker: one.get(key, "") for broker, one in shown.items()}
+        rows.append(ConfigRow(key.replace("_", " "), values, len(set(values.values())) > 1))
+    return rows
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Struct):
+        value = {key: one for key, one in asdict(value).items() if one is not None and one is not UNSET}
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={one}" for key, one in sorted(value.items())) or "none"
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

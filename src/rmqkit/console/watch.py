@@ -1,0 +1,524 @@
+"""One task per cluster keeps a `Snapshot`: list pages read it and ask no broker.
+
+=========================  ===========================  =============================================================
+what                       asked                        how often while somebody looks
+=========================  ===========================  =============================================================
+who is there               a name server                each round: 10 s; 60 s when nobody looked for a minute
+figures, replication       every broker                 each round
+lags of all groups         every master                 each round, and at most 1 % of the time that it takes
+topics and groups          every master                 30 s
+producers                  every master                 30 s
+topics without groups      the masters of that topic    in turn, 20 a round, those on somebody's screen first
+members of groups          every master                 in turn, 50 a round, those on somebody's screen first
+=========================  ===========================  =============================================================
+
+Consumer statistics also tell where consumed topics end, so their put rates cost nothing. Apache's brokers read their
+store for each queue to answer them: the pause of a hundred times what an answer took keeps that small.
+
+Budget: 2 requests at a time and 20 a second for each broker, 3 s for each. What did not answer is *unknown since*,
+never zero. A snapshot is replaced as a whole. Loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from rmqkit.admin import Admin
+from rmqkit.admin.brokers import GroupProgress
+from rmqkit.admin.clients import ProducerRow, fleet
+from rmqkit.admin.clusters import BrokerRow
+from rmqkit.admin.groups import GroupLag, lags
+from rmqkit.admin.health import BrokerState, GroupState, Snapshot, TopicState, topic_kind
+from rmqkit.errors import PeerRefused, RmqError
+from rmqkit.protocol import names
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
+from rmqkit.protocol.schemas.clients import ConsumerConnection, ConsumerGroupRequest
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig, SubscriptionGroupTable
+from rmqkit.protocol.schemas.offsets import TopicStatsTable
+from rmqkit.protocol.schemas.topics import TopicConfig, TopicConfigTable, TopicRequest
+
+__all__ = ["Watcher"]
+
+ROUND_S, IDLE_ROUND_S = 10.0, 60.0
+LOOKED_MS = 60_000
+ANSWER_MS = 3_000
+TABLES_MS = 30_000
+STATS_PAUSE = 100
+TOPICS_A_ROUND, GROUPS_A_ROUND = 20, 50
+AT_ONCE, PER_SECOND = 2, 20
+SAMPLES_MAX = 360
+SERIES_MAX = 700
+TREND_MS = 60_000
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+Series = deque[tuple[int, float | None]]
+"""The last hour of a figure, for charts: ms and value, None where it was unknown."""
+
+
+class _Tables(Struct):
+    """What a master told last."""
+
+    topics: dict[str, TopicConfig] = field(default_factory=dict)
+    groups: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
+    producers: list[ProducerRow] = field(default_factory=list)
+    progress: list[GroupProgress] = field(default_factory=list)
+    tables_at: float = -1e18
+    stats_after: float = -1e18
+
+
+class _Pace:
+    """Requests to one broker: so many at a time, and so many a second."""
+
+    def __init__(self) -> None:
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._free_at = 0.0
+
+    async def run(self, asking: Callable[[], Awaitable[T]]) -> T:
+        async with self._turns:
+            now = asyncio.get_running_loop().time()
+            self._free_at = max(self._free_at, now) + 1 / PER_SECOND
+            # The first second's worth may go at once: a round is a burst of a few.
+            if (wait_s := self._free_at - now - 1.0) > 0:
+                await asyncio.sleep(wait_s)
+            async with asyncio.timeout(ANSWER_MS / 1000):
+                return await asking()
+
+
+class Watcher:
+    """Keeps the snapshot of one cluster.
+
+    Attributes:
+        snapshot: what is known; replaced by each round.
+        history: figures of the last hour: ``in``, ``out`` by broker, ``lag`` and ``age`` by group.
+        trouble: why the last round failed as a whole, or empty.
+    """
+
+    def __init__(self, admin: Admin) -> None:
+        self.snapshot = Snapshot()
+        self.history: dict[tuple[str, str], Series] = {}
+        self.trouble = ""
+        self._admin = admin
+        self._clock = admin.calls.clock
+        self._tables: dict[str, _Tables] = {}
+        self._brokers: dict[str, BrokerState] = {}
+        self._topic_ends: dict[str, tuple[float, int]] = {}
+        self._rates: dict[str, float] = {}
+        self._ends: dict[str, tuple[int, int]] = {}
+        self._lags_seen: dict[str, deque[tuple[float, int]]] = {}
+        self._dead_first: dict[str, int] = {}
+        self._members: dict[str, ConsumerConnection | None] = {}
+        self._paces: dict[str, _Pace] = {}
+        self._no_ha: set[str] = set()
+        self._troubles: dict[str, str] = {}
+        self._wanted_topics: list[str] = []
+        self._wanted_groups: list[str] = []
+        self._turn_topics: deque[str] = deque()
+        self._turn_groups: deque[str] = deque()
+        self._looked_ms = -1e18
+        self._wake = asyncio.Event()
+        self._known = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    # -- for pages
+
+    def start(self) -> None:
+        """Begin, if it has not begun."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="console watcher")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def look(self, *, topics: Iterable[str] = (), groups: Iterable[str] = ()) -> None:
+        """Somebody looks: ask often, and of these first."""
+        if self._clock.monotonic_ms() - self._looked_ms > LOOKED_MS:
+            self._wake.set()
+        self._looked_ms = self._clock.monotonic_ms()
+        self._wanted_topics = list(topics) or self._wanted_topics
+        self._wanted_groups = list(groups) or self._wanted_groups
+
+    async def first(self, seconds: float) -> None:
+        """Wait until there is a snapshot, or so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._known.wait()
+
+    # -- rounds
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.round()
+                self.trouble = ""
+            except RmqError as error:
+                self.trouble = str(error)
+                for state in self._brokers.values():
+                    state.trouble = state.trouble or str(error)
+                self._publish()
+            except Exception:  # noqa: BLE001 - the outer edge of the task: pages say how old the snapshot is
+                _log.exception("console watcher: a round failed")
+                self.trouble = "the console failed while it asked: its log has the reason"
+            self._known.set()
+            is_looked_at = self._clock.monotonic_ms() - self._looked_ms < LOOKED_MS
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ROUND_S if is_looked_at else IDLE_ROUND_S):
+                    await self._wake.wait()
+
+    async def round(self) -> None:
+        """Ask everything that is due, and replace the snapshot. Raises RmqError: no name server answers."""
+        calls = self._admin.calls
+        calls.forget()
+        info = await calls.cluster()
+        rows = [
+            BrokerRow(cluster_name=cluster, broker_name=name, broker_id=number, addr=address)
+            for cluster in sorted(info.cluster_addr_table)
+            for name in sorted(info.cluster_addr_table[cluster])
+            for number, address in sorted(info.broker_addr_table[name].broker_addrs.items())
+        ]
+        addresses = {row.addr for row in rows}
+        known = self._brokers
+        self._brokers = {row.addr: _next_state(known.get(row.addr), row) for row in rows}
+        masters = {row.broker_name: row.addr for row in rows if row.broker_id == 0}
+        self._tables = {address: self._tables.get(address, _Tables()) for address in masters.values()}
+        self._paces = {address: self._paces.get(address) or _Pace() for address in addresses}
+        await asyncio.gather(*(self._figures(address) for address in addresses))
+        # Who did not give its figures is not asked for more: a broker that hangs costs a round one deadline.
+        alive = {name: address for name, address in masters.items() if not self._brokers[address].trouble}
+        await asyncio.gather(
+            *(self._replication(address) for address in alive.values()),
+            *(self._progress(name, address) for name, address in alive.items()),
+            *(self._read_tables(name, address) for name, address in alive.items()),
+        )
+        await asyncio.gather(self._topics_in_turn(alive), self._groups_in_turn(alive))
+        self._publish()
+
+    async def _ask(self, address: str, asking: Callable[[], Awaitable[T]], note: Callable[[str], object]) -> T | None:
+        """An answer within the budget; None, and a note, when there is none."""
+        try:
+            return await self._paces[address].run(asking)
+        except TimeoutError:
+            note(f"no answer within {ANSWER_MS / 1000:g} s")
+        except RmqError as error:
+            note(str(error))
+        return None
+
+    async def _figures(self, address: str) -> None:
+        state = self._brokers[address]
+        troubles: list[str] = []
+        figures = await self._ask(address, lambda: self._admin.calls.runtime_info(address), troubles.append)
+        state.trouble = troubles[0] if troubles else ""
+        if figures is not None:
+            self._admin.clusters.fill(state.row, figures)
+            state.figures, state.since_ms = dict(sorted(figures.items())), self._clock.now_ms()
+
+    async def _replication(self, address: str) -> None:
+        if address in self._no_ha:
+            return
+        code, calls = RequestCode.GET_BROKER_HA_STATUS, self._admin.calls
+
+        async def asking() -> HaRuntimeInfo | None:
+            try:
+                return await calls.fetch(HaRuntimeInfo, address, code)
+            except PeerRefused as error:
+                if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:  # before 5.0
+                    self._no_ha.add(address)
+                raise
+
+        self._brokers[address].ha = await self._ask(address, asking, _silently)
+
+    async def _progress(self, name: str, address: str) -> None:
+        tables, now_ms = self._tables[address], self._clock.monotonic_ms()
+        if now_ms < tables.stats_after:
+            return
+        rows = await self._ask(
+            address, lambda: self._admin.brokers.consume_stats(address), self._note(f"lags of {name}")
+        )
+        took_ms = self._clock.monotonic_ms() - now_ms
+        tables.stats_after = now_ms + max(0.9 * ROUND_S * 1000, STATS_PAUSE * took_ms)
+        if rows is not None:
+            tables.progress = rows
+            self._heard(f"lags of {name}")
+
+    async def _read_tables(self, name: str, address: str) -> None:
+        tables, now_ms, calls = self._tables[address], self._clock.monotonic_ms(), self._admin.calls
+        if now_ms - tables.tables_at < TABLES_MS:
+            return
+        code = RequestCode.GET_ALL_TOPIC_CONFIG
+        topics = await self._ask(
+            address, lambda: calls.fetch(TopicConfigTable, address, code), self._note(f"topics of {name}")
+        )
+        if topics is not None:
+            tables.topics = dict(topics.topic_config_table)
+            tables.tables_at = now_ms
+            self._heard(f"topics of {name}")
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        groups = await self._ask(
+            address, lambda: calls.fetch(SubscriptionGroupTable, address, code), self._note(f"groups of {name}")
+        )
+        if groups is not None:
+            tables.groups = groups.subscription_group_table
+            self._heard(f"groups of {name}")
+        producers = await self._ask(
+            address, lambda: self._admin.clients.all_producers(name), self._note(f"producers of {name}")
+        )
+        if producers is not None:
+            tables.producers = producers
+            self._heard(f"producers of {name}")
+
+    async def _topics_in_turn(self, alive: dict[str, str]) -> None:
+        consumed = {row.topic for tables in self._tables.values() for row in tables.progress}
+        known = {topic for tables in self._tables.values() for topic in tables.topics}
+        wanted = [topic for topic in self._wanted_topics if topic in known]
+        chosen = _turn(self._turn_topics, known - consumed, wanted, TOPICS_A_ROUND)
+
+        async def one(topic: str) -> None:
+            at = [address for address, tables in self._tables.items() if topic in tables.topics]
+            if not set(at) <= set(alive.values()):
+                return
+            code, header, calls = RequestCode.GET_TOPIC_STATS_INFO, TopicRequest(topic), self._admin.calls
+
+            async def ask(address: str) -> TopicStatsTable | None:
+                return await self._ask(address, lambda: calls.fetch(TopicStatsTable, address, code, header), _silently)
+
+            answers = await asyncio.gather(*map(ask, at))
+            if at and None not in answers:
+                queues = [has for answer in answers if answer is not None for has in answer.offset_table.values()]
+                self._ends[topic] = sum(has.min_offset for has in queues), sum(has.max_offset for has in queues)
+
+        await asyncio.gather(*map(one, chosen))
+
+    async def _groups_in_turn(self, alive: dict[str, str]) -> None:
+        known = {group for tables in self._tables.values() for group in tables.groups if not _is_system_group(group)}
+        chosen = _turn(self._turn_groups, known, [one for one in self._wanted_groups if one in known], GROUPS_A_ROUND)
+        code, calls = RequestCode.GET_CONSUMER_CONNECTION_LIST, self._admin.calls
+        gone = set(self._members) - known
+        for group in gone:
+            del self._members[group]
+
+        async def one(group: str) -> None:
+            async def at(address: str) -> ConsumerConnection:
+                try:
+                    return await calls.fetch(ConsumerConnection, address, code, ConsumerGroupRequest(group))
+                except PeerRefused as error:
+                    if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
+                        return ConsumerConnection()
+                    raise
+
+            async def ask(address: str) -> ConsumerConnection | None:
+                return await self._ask(address, lambda: at(address), _silently)
+
+            answers = await asyncio.gather(*map(ask, alive.values()))
+            self._members[group] = _joined([answer for answer in answers if answer is not None])
+
+        await asyncio.gather(*map(one, chosen))
+
+    def _note(self, what: str) -> Callable[[str], object]:
+        return lambda text: self._troubles.__setitem__(what, text)
+
+    def _heard(self, what: str) -> None:
+        self._troubles.pop(what, None)
+
+    # -- the snapshot
+
+    def _publish(self) -> None:
+        now_ms, then_ms = self._clock.now_ms(), self._clock.monotonic_ms()
+        found = lags(row for tables in self._tables.values() for row in tables.progress)
+        topics = self._topics(found, then_ms)
+        groups = self._groups(found, topics, then_ms)
+        producers = [row for tables in self._tables.values() for row in tables.producers]
+        consumers = {group: one for group, one in self._members.items() if one is not None}
+        brokers = list(self._brokers.values())
+        self._remember(now_ms, brokers, groups)
+        self.snapshot = Snapshot(
+            at_ms=now_ms,
+            brokers=brokers,
+            topics=topics,
+            groups=groups,
+            lags=list(found.values()),
+            clients=fleet(producers, consumers),
+            troubles=dict(self._troubles),
+        )
+
+    def _topics(self, found: dict[tuple[str, str], GroupLag], then_ms: float) -> dict[str, TopicState]:
+        topics: dict[str, TopicState] = {}
+        own = {word for state in self._brokers.values() for word in (state.row.broker_name, state.row.cluster_name)}
+        for state in self._brokers.values():
+            for name, config in self._tables[state.row.addr].topics.items() if state.is_master else ():
+                topic = topics.get(name)
+                kind, order = (config.attributes or {}).get("message.type", ""), config.order
+                if topic is None:
+                    topic = topics[name] = TopicState(
+                        name=name, kind=_kind(name, own), message_type=kind, perm=config.perm, order=order
+                    )
+                elif (topic.perm, topic.message_type, topic.order) != (config.perm, kind, order):
+                    topic.differs = True
+                topic.read_queues += config.read_queue_nums
+                topic.write_queues += config.write_queue_nums
+                topic.brokers.append(state.row.broker_name)
+        ends: dict[str, int] = {}
+        for lag in found.values():
+            if lag.topic in topics:
+                ends[lag.topic] = max(ends.get(lag.topic, 0), lag.end)
+                topic = topics[lag.topic]
+                if not _is_system_group(lag.group):
+                    topic.groups.append(lag.group)
+                topic.lag = (topic.lag or 0) + lag.count
+                topic.behind_since_ms = _earlier(topic.behind_since_ms, lag.behind_since_ms)
+        for name, topic in topics.items():
+            low_high = self._ends.get(name)
+            topic.end = ends.get(name, low_high[1] if low_high else None)
+            topic.stored = low_high[1] - low_high[0] if low_high else None
+            topic.groups.sort()
+            topic.in_tps = self._rate(name, topic.end, then_ms)
+        return topics
+
+    def _rate(self, topic: str, end: int | None, then_ms: float) -> float | None:
+        if end is None:
+            return None
+        before = self._topic_ends.get(topic)
+        if before is None or end != before[1] or then_ms - before[0] > TREND_MS:
+            self._topic_ends[topic] = then_ms, end
+        if before is not None and then_ms > before[0]:
+            self._rates[topic] = max(0.0, (end - before[1]) * 1000 / (then_ms - before[0]))
+        return self._rates.get(topic)
+
+    def _groups(
+        self, found: dict[tuple[str, str], GroupLag], topics: dict[str, TopicState], then_ms: float
+    ) -> dict[str, GroupState]:
+        groups: dict[str, GroupState] = {}
+        for state in self._brokers.values():
+            for name, config in self._tables[state.row.addr].groups.items() if state.is_master else ():
+                if not _is_system_group(name):
+                    group = groups.setdefault(name, GroupState(name=name))
+                    group.configs[state.row.broker_name] = config
+                    group.enabled = group.enabled and config.consume_enable
+                    group.orderly = group.orderly or bool(config.consume_message_orderly)
+                    group.retry_max = config.retry_max_times
+        for lag in found.values():
+            if (known := groups.get(lag.group)) is None:
+                continue
+            known.lag = (known.lag or 0) + lag.count
+            known.behind_since_ms = _earlier(known.behind_since_ms, lag.behind_since_ms)
+            if topic_kind(lag.topic) != "retry":
+                known.topics.append(lag.topic)
+        for name, group in groups.items():
+            group.topics.sort()
+            self._add_members(group)
+            self._add_dead(group, topics)
+            if group.lag is not None:
+                seen = self._lags_seen.setdefault(name, deque(maxlen=12))
+                while seen and then_ms - seen[0][0] > TREND_MS:
+                    seen.popleft()
+                if seen and then_ms > seen[0][0]:
+                    group.trend = (group.lag - seen[0][1]) * 1000 / (then_ms - seen[0][0])
+                seen.append((then_ms, group.lag))
+        for gone in set(self._lags_seen) - set(groups):
+            del self._lags_seen[gone]
+        return groups
+
+    def _add_members(self, group: GroupState) -> None:
+        if (connection := self._members.get(group.name)) is not None:
+            group.members = len(connection.connection_set)
+            group.consume_type = connection.consume_type or ""
+            group.message_model = connection.message_model or ""
+
+    def _add_dead(self, group: GroupState, topics: dict[str, TopicState]) -> None:
+        dead = topics.get(names.dlq_topic(group.name))
+        if dead is None:
+            group.dead = 0 if self._tables and not self._troubles else None
+            return
+        if dead.stored is not None and dead.end is not None:
+            group.dead = dead.stored
+            group.dead_grew = max(0, dead.end - self._dead_first.setdefault(group.name, dead.end))
+
+    def _remember(self, now_ms: int, brokers: list[BrokerState], groups: dict[str, GroupState]) -> None:
+        for broker in brokers:
+            if broker.is_master:
+                is_known = not broker.trouble and bool(broker.figures)
+                self._point("in", broker.row.broker_name, now_ms, broker.row.in_tps if is_known else None)
+                self._point("out", broker.row.broker_name, now_ms, broker.row.out_tps if is_known else None)
+        for group in sorted(groups.values(), key=lambda one: -(one.lag or 0))[: SERIES_MAX // 2]:
+            self._point("lag", group.name, now_ms, group.lag)
+            age_ms = now_ms - group.behind_since_ms if group.behind_since_ms else 0 if group.lag == 0 else None
+            self._point("age", group.name, now_ms, None if age_ms is None else age_ms / 1000)
+
+    def _point(self, figure: str, name: str, now_ms: int, value: float | None) -> None:
+        key = figure, name
+        if key not in self.history and len(self.history) >= SERIES_MAX:
+            oldest = min(self.history, key=lambda one: self.history[one][-1][0])
+            del self.history[oldest]
+        self.history.setdefault(key, deque(maxlen=SAMPLES_MAX)).append((now_ms, value))
+
+
+def _silently(_: str) -> None:
+    """What is asked in turn is asked again: that nobody answered shows as unknown."""
+
+
+def _next_state(known: BrokerState | None, row: BrokerRow) -> BrokerState:
+    """A state of its own for the new snapshot, with what was told last."""
+    if known is None or known.row.broker_id != row.broker_id:
+        return BrokerState(row=row)
+    return BrokerState(
+        row=replace(known.row), figures=known.figures, ha=known.ha, since_ms=known.since_ms, trouble=known.trouble
+    )
+
+
+def _turn(waiting: deque[str], known: set[str], first: list[str], count: int) -> list[str]:
+    """Whose turn it is: the wanted ones, then the others round and round."""
+    if not waiting or len(waiting) > 2 * len(known) + 1:
+        waiting.clear()
+        waiting.extend(sorted(known))
+    chosen = dict.fromkeys(first[:count])
+    for _ in range(len(waiting)):
+        if len(chosen) >= count:
+            break
+        name = waiting.popleft()
+        if name in known:
+            chosen[name] = None
+    return list(chosen)
+
+
+def _joined(answers: list[ConsumerConnection]) -> ConsumerConnection | None:
+    """What several brokers say of one group; None: none of them answered."""
+    if not answers:
+        return None
+    online = [one for one in answers if one.connection_set] or answers[:1]
+    clients = {one.client_id: one for answer in online for one in answer.connection_set}
+    table: dict[str, Any] = {topic: one for answer in online for topic, one in answer.subscription_table.items()}
+    first = online[0]
+    return ConsumerConnection(
+        connection_set=[clients[client_id] for client_id in sorted(clients)],
+        consume_type=first.consume_type,
+        message_model=first.message_model,
+        consume_from_where=first.consume_from_where,
+        subscription_table=table,
+    )
+
+
+def _kind(topic: str, own: set[str]) -> str:
+    """What a topic is for; each broker has some that bear its cluster's or its own name."""
+    return "system" if topic in own or topic.removesuffix("_REPLY_TOPIC") in own else topic_kind(topic)
+
+
+def _is_system_group(name: str) -> bool:
+    return name in names.SYSTEM_GROUPS or name.startswith(names.SYSTEM_GROUP_PREFIX)
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    times = [at for at in (one, other) if at is not None]
+    return min(times, default=None)

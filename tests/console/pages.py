@@ -1,0 +1,60 @@
+"""The pages that the shop of `tests.console.world` can show, by name."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+
+ENV = "local"
+
+
+def pages(broker: str) -> dict[str, str]:
+    """Path of each page by a name for its picture; ``broker`` is the broker's name."""
+    at = f"/{ENV}"
+    return {
+        "overview": f"{at}/",
+        "topics": f"{at}/topics",
+        "topics-none": f"{at}/topics?q=nothing-like-it",
+        "topic": f"{at}/topics/Orders",
+        "topic-empty": f"{at}/topics/Empty-Topic",
+        "messages": f"{at}/topics/Orders/messages",
+        "messages-none": f"{at}/topics/Orders/messages?tags=unknown",
+        "tail": f"{at}/topics/Orders/tail",
+        "send": f"{at}/topics/Orders/send",
+        "message": f"{at}/topics/Orders/at/{broker}/0/0",
+        "message-binary": f"{at}/topics/Shipping-Events/m/{{binary}}",
+        "groups": f"{at}/groups",
+        "group": f"{at}/groups/billing",
+        "group-behind": f"{at}/groups/warehouse",
+        "group-offline": f"{at}/groups/mailer",
+        "client": f"{at}/groups/billing/clients/{{client}}",
+        "explain": f"{at}/groups/warehouse/explain",
+        "explain-answer": f"{at}/groups/warehouse/explain?topic=Orders&key=order-3",
+        "brokers": f"{at}/brokers",
+        "broker": f"{at}/brokers/{broker}",
+        "settings": f"{at}/brokers/{broker}/settings?only=changed",
+        "name-servers": f"{at}/name-servers",
+        "ha": f"{at}/ha",
+        "clients": f"{at}/clients",
+        "audit": "/audit",
+        "about": "/about",
+        "not-found": f"{at}/topics/Ordres",
+    }
+
+
+def known(base: str) -> dict[str, str]:
+    """The pages of a console at an address, with the names that its cluster has."""
+    brokers = fetch(base, f"/{ENV}/brokers")["brokers"]
+    binary = fetch(base, f"/{ENV}/topics/Shipping-Events/messages")["messages"][0]["msgId"]
+    client = fetch(base, f"/{ENV}/groups/billing")["members"][0]["id"]
+    found = pages(brokers[0]["brokerName"])
+    return {
+        name: path.format(binary=binary, client=urllib.request.quote(client, safe="")) for name, path in found.items()
+    }
+
+
+def fetch(base: str, path: str) -> dict:
+    """A page as JSON."""
+    request = urllib.request.Request(base.rstrip("/") + path, headers={"accept": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)

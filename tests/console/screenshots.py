@@ -1,0 +1,110 @@
+"""Pictures of every page, light and dark, wide and narrow: ``python -m tests.console.screenshots FOLDER [ADDRESS]``.
+
+Without the address of a console it starts a broker with a console of its own and opens the shop of
+`tests.console.world`. A person looks at them before a release; nothing compares them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from playwright.async_api import Browser, async_playwright
+
+from tests.console import world
+from tests.console.pages import known
+
+WIDTHS = {"1280": 1280, "390": 390}
+SCHEMES = ("light", "dark")
+FULL_MAX = 2400
+
+
+def chromium() -> str | None:
+    """Debian's headless Chromium, if it is installed."""
+    return shutil.which("chromium-headless-shell") or shutil.which("chromium")
+
+
+async def shoot(base: str, folder: Path, only: list[str]) -> int:
+    """Write the pictures; how many."""
+    shot = 0
+    async with async_playwright() as playwright:
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = await playwright.chromium.launch(executable_path=chromium(), args=arguments)
+        paths = await asyncio.to_thread(known, base)
+        for scheme in SCHEMES:
+            for width_name, width in WIDTHS.items():
+                shot += await _round(
+                    browser,
+                    base,
+                    {k: v for k, v in paths.items() if not only or k in only},
+                    folder,
+                    scheme,
+                    width_name,
+                    width,
+                )
+        await browser.close()
+    return shot
+
+
+async def _round(
+    browser: Browser, base: str, paths: dict[str, str], folder: Path, scheme: str, name: str, width: int
+) -> int:
+    context = await browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
+    page = await context.new_page()
+    for title, path in paths.items():
+        await page.set_viewport_size({"width": width, "height": 800})
+        await page.goto(base.rstrip("/") + path, wait_until="load")
+        await page.wait_for_timeout(150)
+        height = await page.evaluate("document.documentElement.scrollHeight")
+        await page.set_viewport_size({"width": width, "height": max(600, min(height, FULL_MAX))})
+        await page.screenshot(path=folder / f"{title}-{scheme}-{name}.png")
+    await context.close()
+    return len(paths)
+
+
+@contextlib.asynccontextmanager
+async def running() -> AsyncIterator[str]:
+    """A broker with a console, and the open shop; the console's address."""
+    with tempfile.TemporaryDirectory() as store:
+        environment = {**os.environ, "RMQCONF_grpcServerPort": "-1", "XDG_STATE_HOME": store}
+        command = ["-m", "rmqkit", "standalone", "--namesrv-port", "0", "--port", "0", "--store", f"{store}/store"]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *command,
+            "--console",
+            "--console-port",
+            "0",
+            stdout=asyncio.subprocess.PIPE,
+            env=environment,
+        )
+        assert process.stdout is not None
+        try:
+            lines = [(await process.stdout.readline()).decode() for _ in range(2)]
+            words = dict(word.split("=", 1) for line in lines for word in line.split() if "=" in word)
+            async with world.shop(words["namesrv"]):
+                yield words["console"]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            await process.wait()
+
+
+async def main(folder: Path, base: str | None, only: list[str]) -> None:
+    if base is not None:
+        print(f"{await shoot(base, folder, only)} pictures in {folder}")
+        return
+    async with running() as address:
+        await asyncio.sleep(25)  # two rounds of the watcher, so that charts have points
+        print(f"{await shoot(address, folder, only)} pictures in {folder}")
+
+
+if __name__ == "__main__":
+    chosen = Path(sys.argv[1] if len(sys.argv) > 1 else ".cache/screenshots")
+    chosen.mkdir(parents=True, exist_ok=True)
+    asyncio.run(main(chosen, sys.argv[2] if len(sys.argv) > 2 else None, sys.argv[3:]))

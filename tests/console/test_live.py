@@ -1,0 +1,84 @@
+"""Refreshes and tails as server-sent events. On virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from rmqkit.admin import Admin
+from rmqkit.console.live import TAILS_A_USER
+from rmqkit.protocol.message import Message
+from tests.admin.things import send
+from tests.client.peers import SECONDS
+from tests.console.asgi import served
+
+
+async def after(events: asyncio.Queue[str], name: str) -> str:
+    """The next event of a name."""
+    async with asyncio.timeout(SECONDS):
+        while True:
+            event = await events.get()
+            if event.startswith(f"event: {name}\n"):
+                return event
+
+
+async def test_a_region_is_sent_when_it_changed(tmp_path: Path) -> None:
+    async with served(tmp_path) as (both, console, browser), Admin(both.namesrv_address) as admin:
+        async with browser.stream("/events?path=%2Flocal%2Ftopics") as events:
+            first = await after(events, "live")
+            assert "New-Topic" not in first
+            await admin.topics.create("New-Topic")
+            assert "New-Topic" in await after(events, "live")
+            assert console.streams["page"] == 1
+        assert console.streams["page"] == 0  # the browser went away
+
+
+async def test_a_page_that_does_not_refresh_has_no_stream(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, _, browser):
+        for path in ("%2Flocal%2Ftopics%2FOrders%2Fsend", "%2Fnowhere", "%2Fevents", ""):
+            assert (await browser.get(f"/events?path={path}")).status == 404
+
+
+async def test_rows_come_as_messages_are_stored(tmp_path: Path) -> None:
+    async with served(tmp_path) as (both, console, browser), Admin(both.namesrv_address) as admin:
+        await admin.topics.create("Orders", read_queues=1, write_queues=1)
+        async with browser.stream("/local/topics/Orders/tail/events?tags=new") as events:
+            await after(events, "status")
+            await asyncio.sleep(5)
+            await send(admin, Message(topic="Orders", body=b"<b>one", tags="new"), Message(topic="Orders", body=b"two"))
+            rows = await after(events, "rows")
+            assert "&lt;b&gt;one" in rows
+            assert "two" not in rows
+            assert console.streams["tail local"] == 1
+        assert console.streams["tail local"] == 0
+
+
+async def test_what_is_more_than_fifty_a_second_is_counted(tmp_path: Path) -> None:
+    async with served(tmp_path) as (both, _, browser), Admin(both.namesrv_address) as admin:
+        await admin.topics.create("Orders", read_queues=1, write_queues=1)
+        async with browser.stream("/local/topics/Orders/tail/events") as events:
+            await after(events, "status")
+            await asyncio.sleep(5)
+            await asyncio.gather(*(admin.messages.send(Message(topic="Orders", body=b"x")) for _ in range(80)))
+            shown = 0
+            while True:
+                event = await events.get()
+                shown += event.count("<tr>")
+                if event.startswith("event: dropped"):
+                    break
+            assert shown <= 79
+            assert int(event.split("data: ")[1]) >= 1
+
+
+async def test_one_user_has_five_tails(tmp_path: Path) -> None:
+    async with served(tmp_path) as (both, _, browser), Admin(both.namesrv_address) as admin:
+        await admin.topics.create("Orders", read_queues=1, write_queues=1)
+        path = "/local/topics/Orders/tail/events"
+        streams = [browser.stream(path) for _ in range(TAILS_A_USER)]
+        for one in streams:
+            await after(await one.__aenter__(), "status")
+        async with browser.stream(path) as events:
+            assert await events.get() == "status 429"
+        for one in streams:
+            await one.__aexit__(None, None, None)
+        assert (await browser.get("/local/topics/Nowhere/tail/events")).status == 404

@@ -1,0 +1,108 @@
+"""The watcher: what it asks and how often, a broker that hangs, what is unknown. On virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from pathlib import Path
+
+from rmqkit.admin import Admin
+from rmqkit.broker.server import Broker
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.console import Console
+from rmqkit.console.watch import _turn
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import Command
+from rmqkit.protocol.message import Message
+from rmqkit.standalone import Standalone
+from rmqkit.store.settings import StoreSettings
+from tests.admin.things import send
+from tests.console.asgi import Browser, served
+
+
+async def test_nobody_looks_so_it_asks_once_a_minute(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, console, browser):
+        asked: Counter[int] = Counter()
+        env = console.envs["local"]
+        count = env.count
+
+        def note(address: str, command: Command) -> None:
+            asked[command.code] += 1
+            count(address, command)
+
+        env.count = note  # type: ignore[method-assign]
+        await asyncio.sleep(130)
+        assert 2 <= asked[RequestCode.GET_BROKER_RUNTIME_INFO] <= 3
+        asked.clear()
+        for _ in range(4):
+            await browser.get("/local/")
+            await asyncio.sleep(30)
+        assert 10 <= asked[RequestCode.GET_BROKER_RUNTIME_INFO] <= 13
+        assert asked[RequestCode.GET_ALL_TOPIC_CONFIG] <= 5
+        assert asked[RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG] == 0  # Apache's broker would create the group
+
+
+async def test_rates_come_from_where_topics_end(tmp_path: Path) -> None:
+    async with served(tmp_path) as (both, _, browser), Admin(both.namesrv_address) as admin:
+        await admin.topics.create("Orders", read_queues=1, write_queues=1)
+        for _ in range(8):
+            await browser.get("/local/topics")
+            await send(admin, *(Message(topic="Orders", body=b"x") for _ in range(50)))
+            await asyncio.sleep(10)
+        rows = (await browser.json("/local/topics"))["topics"]["rows"]
+        (orders,) = [row for row in rows if row["name"] == "Orders"]
+        assert 4 <= orders["inTps"] <= 6
+
+
+async def test_a_broker_that_hangs_makes_its_cells_unknown(tmp_path: Path) -> None:
+    """Requests to the second broker are never answered; the first one's figures stay fresh, and pages are quick."""
+    async with Standalone(tmp_path / "a") as both:
+        settings = BrokerSettings(
+            listen_port=0, bind_address="127.0.0.1", broker_name="b-hangs", namesrv_addr=both.namesrv_address
+        )
+        other = Broker(settings, StoreSettings(), tmp_path / "b")
+        await other.start()
+        try:
+            async with Console(both.namesrv_address) as console:
+                browser = Browser(console)
+                watcher = console.envs["local"].watcher
+                calls = watcher._admin.calls.remoting
+                usual = calls.call
+
+                async def call(address: str, command: Command, timeout_ms: float) -> Command:
+                    if address == other.address and hangs:
+                        await asyncio.sleep(1e6)
+                    return await usual(address, command, timeout_ms)
+
+                hangs = False
+                calls.call = call  # type: ignore[method-assign]
+                await browser.get("/local/brokers")
+                await asyncio.sleep(20)
+                assert not (await browser.json("/local/brokers"))["troubles"]
+                hangs = True
+                await asyncio.sleep(30)
+                loop = asyncio.get_running_loop()
+                began = loop.time()
+                values = await browser.json("/local/brokers")
+                assert loop.time() - began < 0.05
+                assert values["troubles"] == {other.address: "no answer within 3 s"}
+                assert values["since"][other.address] < values["atMs"]
+                assert [one["kind"] for one in (await browser.json("/local/"))["findings"]][:1] == ["broker"]
+                totals = (await browser.json("/local/"))["totals"]
+                assert (totals["silent"], totals["inTps"]) == (1, None)  # unknown is not zero
+                assert "0/s" not in (await browser.get("/local/brokers")).text.split("b-hangs")[1].split("</tr>")[0]
+                fresh = {state.row.addr: state for state in watcher.snapshot.brokers}[both.broker_address]
+                assert fresh.trouble == ""
+        finally:
+            await other.stop()
+
+
+def test_whose_turn_it_is() -> None:
+    waiting: deque[str] = deque()
+    known = set("abcdef")
+    assert _turn(waiting, known, ["f"], 3) == ["f", "a", "b"]
+    assert _turn(waiting, known, [], 3) == ["c", "d", "e"]
+    assert _turn(waiting, known, ["a", "b", "c", "d"], 2) == ["a", "b"]
+    assert _turn(waiting, known, [], 3) == ["f"]
+    assert _turn(waiting, known, [], 3) == ["a", "b", "c"]
+    assert _turn(deque(), set(), [], 3) == []
