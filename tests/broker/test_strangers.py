@@ -342,7 +342,7 @@ async def test_a_producer_without_the_right_is_never_asked_about_a_half_message(
 def free_port():
     """A port whose VIP port, two below, is free as well."""
     while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
+        port = random.SystemRandom().randrange(26_000, 32_000)
         with contextlib.ExitStack() as stack:
             try:
                 for each in (port, port - 2, port + 1):

@@ -186,7 +186,7 @@ async def test_what_a_shard_says_goes_into_the_log_under_its_name(caplog):
 def free_ports() -> int:
     """A port for the first of two shards: what it and the second listen on is free."""
     while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
+        port = random.SystemRandom().randrange(26_000, 32_000)
         with ExitStack() as stack:
             try:
                 for step in (-2, 0, 1, 8, 10, 11):

@@ -70,9 +70,12 @@ def free_ports() -> dict[int, int]:
 
 def _free_shift(ports: list[int]) -> int:
     """By how much to move some ports so that they are free, and what brokers open beside them, too. They are below
-    those that connections get."""
+    those that connections get, and below those that other tests choose. Each process of a run has its own: a port is
+    taken some time after it was looked at."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    lowest = 20_000 + worker % 3 * 2_000
     while True:
-        shift = random.SystemRandom().randrange(20_000, 32_000) - ports[0]
+        shift = random.SystemRandom().randrange(lowest, lowest + 1_900) - ports[0]
         with ExitStack() as stack:
             try:
                 for port in {port + step for port in ports for step in (-2, 0, 1)}:

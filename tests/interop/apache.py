@@ -254,7 +254,7 @@ def free_ports() -> tuple[int, int, int]:
     unless told another HA port. They are below those that connections get, so that a server that was killed finds its
     port free."""
     while True:
-        namesrv, broker, ha = random.SystemRandom().sample(range(20_000, 32_000), 3)
+        namesrv, broker, ha = random.SystemRandom().sample(range(26_000, 32_000), 3)
         with contextlib.ExitStack() as stack:
             try:
                 for port in (namesrv, broker, broker - 2, broker + 1, ha):

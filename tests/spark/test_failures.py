@@ -97,12 +97,8 @@ def test_executors_that_lack_a_package_are_told_of(name: str) -> None:
     def load() -> None:
         raise ModuleNotFoundError(f"No module named '{name}'")
 
-    with (
-        pytest.raises(
-            SettingsError, match=rf"^Spark's executors have no Python package {name.partition('.')[0]}: install"
-        ),
-        one_line(),
-    ):
+    said = f"^Spark's executors have no Python package {name.partition('.')[0]}: pip install"
+    with pytest.raises(SettingsError, match=said), one_line():
         raise told(load)
 
 

@@ -53,7 +53,7 @@ ROWS = [
     Row(
         "topicList",
         "",
-        "topic list",
+        "topic list --system",
         lambda names, world: {world.topic, world.empty, "TBW102"} <= set(names),
         java=lambda text, names: set(text.splitlines()) >= set(names),
     ),

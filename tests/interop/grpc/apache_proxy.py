@@ -134,7 +134,7 @@ def listens(port: int) -> bool:
 def free_ports() -> tuple[int, int, int, int, int]:
     """Ports for broker, its "fast" one two below, HA, gRPC and the proxy's remoting; below those of connections."""
     while True:
-        broker, ha, grpc, remoting = random.SystemRandom().sample(range(20_000, 32_000), 4)
+        broker, ha, grpc, remoting = random.SystemRandom().sample(range(26_000, 32_000), 4)
         ports = (broker, broker - 2, ha, grpc, remoting)
         with ExitStack() as stack:
             try:

@@ -193,7 +193,7 @@ async def test_seeking_outside_of_the_queue_or_elsewhere_is_refused(scene: Scene
     consumer = await assigned(scene, 0)
     with pytest.raises(ClientError, match="Seek offset illegal, seek offset = 2, min offset = 0, max offset = 1"):
         await consumer.seek(queue(scene, 0), 2)
-    with pytest.raises(ClientError, match="not held"):
+    with pytest.raises(ClientError, match="not owned"):
         await consumer.seek(queue(scene, 1), 0)
 
 
