@@ -123,6 +123,10 @@ bench: $(STAMP) ## measure this machine
 bench-broker: $(STAMP) ## our broker and Apache's under the same Java load (needs Java 17 and Maven)
 	@$(BIN)/python bench/broker_bench.py $(ARGS)
 
+.PHONY: bench-chooser
+bench-chooser: $(STAMP) ## rmqkit beside Apache RocketMQ, Kafka and NATS, each with its asyncio client (needs Java 17, Maven and Go)
+	@$(BIN)/python bench/chooser_bench.py $(ARGS)
+
 bench-pop: $(STAMP) ## our broker and Apache's under the same pops and acks in one run (needs Java 17 and Maven)
 	@$(BIN)/python bench/beside_apache.py pop $(ARGS)
 
@@ -148,7 +152,7 @@ fuzz: $(FUZZER) ## look for bytes that break a decoder, SECONDS=600 long
 	@$(BIN)/python -m tests.fuzz.fuzz_decoders --seconds $(SECONDS)
 
 lock: $(STAMP) ## compile requirements/*.in to exact versions with hashes
-	@for name in uv run client spark otel grpc console lake report query dev docs examples frameworks fuzz peers sdk native release; do \
+	@for name in uv run client spark otel grpc console lake report query dev docs examples frameworks fuzz peers choosers sdk native release; do \
 	  echo "lock: requirements/$$name.txt"; \
 	  (cd requirements && ./uv.sh ../$(VENV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-header --no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade) $$name.in -o $$name.txt) || exit 1; \
