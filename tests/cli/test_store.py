@@ -178,4 +178,6 @@ def test_one_line_errors(golden, tmp_path):
     unreadable = failed("stat", golden.root, "-c", missing, exit_code=2)
     assert unreadable.startswith(f"cannot read configuration {missing}: ")
     expected = "time 'noon' must be ms since the epoch, now, or like 2026-01-31T12:00:00 or 2026-01-31#12:00:00:000"
-    assert failed("dump", golden.root, "--json", "--from", "noon", exit_code=2) == expected
+    assert failed("dump", golden.root, "--from", "noon", exit_code=2) == expected
+    told = json.loads(store("dump", golden.root, "--json", "--from", "noon", exit_code=2).stderr)
+    assert (told["error"], told["exitCode"]) == (expected, 2)

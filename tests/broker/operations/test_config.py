@@ -153,7 +153,7 @@ async def test_what_has_no_effect_is_shown_kept_and_told_once(tmp_path, caplog):
     told = [one.getMessage() for one in caplog.records if "without effect" in one.getMessage()]
     assert told == [
         "without effect here: maxTopicLength=200 (Apache's 5.4.0 broker does not read it, either)",
-        "without effect here: popReviveConcurrency=1 (POP keeps its check points in the log, whatever these say)",
+        "without effect here: popReviveConcurrency=1 (POP always keeps its check points in the log)",
     ]
 
 

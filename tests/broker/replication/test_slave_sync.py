@@ -375,7 +375,7 @@ def test_a_step_that_fails_is_told_once_and_the_others_go_on(tmp_path, caplog):
         run_virtual(scenario())
     told = [record.getMessage() for record in caplog.records]
     assert [line.split(" of the master")[0] for line in told] == ["consumer offsets", "groups"]
-    assert "not supported; it is of an older version" in told[1]
+    assert "not supported; it is an older version" in told[1]
 
 
 async def test_a_master_before_request_modes_is_no_failure(tmp_path, caplog):

@@ -173,7 +173,7 @@ class CostRow(Struct, rename="camel"):
 
 
 async def about(ask: Ask) -> Page:
-    """Versions, costs, health; for probes, too: 503 when no cluster could be asked."""
+    """Versions, costs, health; for probes, too: 503 until every cluster could be asked."""
     console = ask.console
     now_ms = console.clock.monotonic_ms()
     costs = [
@@ -192,7 +192,8 @@ async def about(ask: Ask) -> Page:
         }
         for env in console.envs.values()
     ]
-    is_well = all(not env.watcher.trouble for env in console.envs.values())
+    # Until a first round is done nobody knows.
+    is_well = all(env.watcher.snapshot.at_ms and not env.watcher.trouble for env in console.envs.values())
     values = {
         "version": console.version,
         "python": platform.python_version(),
