@@ -380,7 +380,7 @@ def test_what_is_no_continuation_ends_the_log(
     changed = split(poke(origin, offset + at, data), itertools.repeat(part_bytes))
     with opened(tmp_path / "slave", is_replica=True) as slave:
         with pytest.raises(
-            LogDiverged, match=f"from physical offset {offset} on: .*{found}.*; if the master's"
+            LogDiverged, match=f"from physical offset {offset} on: .*{found}.*; if the messages of the master"
         ) as raised:
             append_all(slave, changed, dispatching=True)
         dispatch_all(slave)
