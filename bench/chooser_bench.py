@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,8 @@ def ours(folder: Path) -> Iterator[tuple[str, list[int]]]:
 
 @contextlib.contextmanager
 def apache(folder: Path) -> Iterator[tuple[str, list[int]]]:
-    with open_store_with_apache(prepare(default_version()), folder / "store", folder, APACHE_CONF) as pair:
+    kit = replace(prepare(default_version()), is_short_lived=False)  # with both compilers, as it ships
+    with open_store_with_apache(kit, folder / "store", folder, APACHE_CONF) as pair:
         yield pair.namesrv_addr, [pair.broker.pid, pair.name_server.pid]
 
 
