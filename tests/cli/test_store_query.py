@@ -78,7 +78,7 @@ def test_damage_is_an_error_or_left_out(store, tmp_path):
     [
         (("select topc from messages",), 2, 'Candidate bindings: "topic"'),
         (("selct",), 2, 'syntax error at or near "selct"'),
-        (("select cast(topic as int) from messages",), 1, "Could not convert string 'GoldPlain'"),
+        (("select cast(topic as int) from messages",), 1, "Could not convert string 'Gold"),
         (("select 1", "--json", "--csv"), 2, "--csv and --json exclude each other"),
     ],
 )

@@ -223,7 +223,8 @@ async def test_what_failed_at_java_is_retried_at_python(scene: Scene) -> None:
     await received.at_least(1)
     (message,) = received.messages
     assert (message.body, message.topic) == (b"x", scene.topic)
-    assert message.reconsume_times == len(got)
+    # What Java was handling as it left may come once more as it was.
+    assert len(got) - message.reconsume_times in (0, 1)
 
 
 async def test_what_failed_at_python_is_retried_at_java(scene: Scene) -> None:
