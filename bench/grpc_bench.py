@@ -57,7 +57,7 @@ HELD_OF_ONE_CLIENT = 100
 METHODS = {method.name: method for method in methods()}
 TICKS = os.sysconf("SC_CLK_TCK")
 
-OK, NOT_FOUND = 20000, 40404
+OK, NOT_FOUND = 20000, 40401
 """What a receive is answered: with messages, or that none came."""
 
 Figures = dict[str, float]
