@@ -70,6 +70,10 @@ crash: $(STAMP) ## 2,000 simulated power cuts and 500 SIGKILLs under the store, 
 crash-ha: $(STAMP) ## 100 SIGKILLs for master and slave with bad links between them, and split histories, 5 minutes
 	@$(BIN)/python -m tests.faults.ha.crash $(ARGS)
 
+.PHONY: archive-kills
+archive-kills: $(STAMP) ## 200 SIGKILLs while a store archives its log: nothing lost, nothing twice, 5 minutes; ARGS="--seed 7"
+	@$(BIN)/python -m tests.faults.archive $(ARGS)
+
 .PHONY: screenshots
 screenshots: $(STAMP) ## pictures of every page of the web console, light and dark, wide and narrow, in .cache/screenshots (needs chromium-headless-shell)
 	@$(BIN)/python -m tests.console.screenshots .cache/screenshots $(ARGS)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from rmqkit.broker.access.policies import Authorization, message_at
 from rmqkit.broker.access.users import AccessHandlers, AccessTable
+from rmqkit.broker.archive import LogArchive
 from rmqkit.broker.context import BrokerContext
 from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.recall import RecallHandlers
@@ -188,6 +189,7 @@ class Assembly:
             ops=OpMessages(store, identity.store_host, clock, body_bytes_max=settings.transaction_op_bytes_max),
             topics_published=self._topics_published,
             ask_namesakes=self._ask_namesakes,
+            archive=self._make_archive(store) if store_settings.archive else None,
         )
         if self.master is None:
             slave = self.slave = SlaveRole(
@@ -326,6 +328,12 @@ class Assembly:
             tls=self.tls,
             need_signatures=self.authentication.enabled,
         )
+
+    def _make_archive(self, store: MessageStore) -> LogArchive:
+        is_slave = self.settings.broker_role is BrokerRole.SLAVE
+        archive = LogArchive(store, self.store_settings, self.settings.broker_name, writes=not is_slave)
+        store.kept_from = lambda: archive.kept_from
+        return archive
 
     def _make_timer(self, store: MessageStore, long_polling: LongPolling, statistics: Statistics) -> Timer:
         timer = Timer(

@@ -34,6 +34,7 @@ from enum import IntEnum, auto
 from typing import TYPE_CHECKING
 
 from rmqkit.broker.access.users import AccessTable
+from rmqkit.broker.archive import LogArchive
 from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import Durability
@@ -69,6 +70,7 @@ class BrokerContext:
         durability: makes answers wait for the disk; None when the log is flushed behind the answers.
         counts: what counts for metrics; None without an exporter.
         may_serve: whether messages may be read from the log: not from a slave's that is not its master's.
+        archive: where old files of the log are; None without one.
         ask_namesakes: asks every other broker of this name; the answers of those that succeed within a second.
         pop: what POP keeps; None at a slave, which does not pop.
         timer: keeps messages until their second; None with ``timerWheelEnable=false``.
@@ -100,6 +102,12 @@ class BrokerContext:
     pop: PopService | None = None
     may_serve: Callable[[], bool] = lambda: True
     timer: Timer | None = None
+    archive: LogArchive | None = None
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """The first message of a queue that can be pulled: of the log, or of its archive."""
+        archive = self.archive or self.store
+        return archive.min_offset(topic, queue_id)
 
     def persist_delivered(self) -> None:
         """Note what was delivered, behind a store that was closed in order."""

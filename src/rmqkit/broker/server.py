@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmqkit import extras
+from rmqkit.broker.archive import ROUND_SECONDS
 from rmqkit.broker.assembly import Assembly
 from rmqkit.broker.context import BrokerContext, Lifecycle, Stage
 from rmqkit.broker.delay.timer import Timer
@@ -227,6 +228,10 @@ class Broker:
         every(_CLIENT_SWEEP_SECONDS, context.queue_locks.drop_expired, "expired queue locks")
         every(SAMPLE_SECONDS, context.statistics.sample, "statistics")
         every(SLOW_ROUND_SECONDS, partial(stop_slow_groups, context), "slow groups", SLOW_ROUND_SECONDS)
+        if context.archive is not None:
+            self._lifecycle.on_stop(Stage.CLIENTS, context.archive.close)
+            every(ROUND_SECONDS, context.archive.round, "archive", 0)
+            self._lifecycle.on_stop(Stage.ROUNDS, context.archive.stop)  # before its round is waited for
         retention_seconds = self._store_settings.clean_resource_interval_ms / 1000
         every(retention_seconds, context.store.retention_round, "retention", _FIRST_RETENTION_SECONDS)
 

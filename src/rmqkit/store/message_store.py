@@ -94,6 +94,7 @@ class MessageStore:
         reader: reads queues that were looked up.
         retention: what deletes old files; `retention_round` runs it.
         flusher: what makes log and queues durable; its rounds can be run by hand.
+        kept_from: tells from which physical offset on the log must be kept, whatever its age and the disk.
         put, put_run, put_sends, put_batch, prepare, put_long_batch, batch: those of `Appender`.
     """
 
@@ -161,6 +162,7 @@ class MessageStore:
         )
         self._gap_max = 0  # so many messages may be missing in a queue, as fillers of the log say
         self._odd_count = 0  # and so many more, as there are records that seem to be none of their queue
+        self.kept_from: Callable[[], int] = lambda: self._dispatcher.position
         self._replica: Replica | None = None
         if is_replica:
             self._replica = Replica(
@@ -653,7 +655,7 @@ class MessageStore:
         assert self._appender.is_open, "an open store has files to keep"
         self.dispatch()
         try:
-            return self.retention.run(self._dispatcher.position)
+            return self.retention.run(min(self._dispatcher.position, self.kept_from()))
         finally:
             self._appender.refusal = self.retention.refusal if self._replica is None else IS_REPLICA
 

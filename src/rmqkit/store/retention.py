@@ -212,7 +212,7 @@ class Retention:
 
     def run(self, dispatched_offset: int) -> RetentionRound:
         """One round: measure, decide, delete.
-        ``dispatched_offset``: end of the records that may be deleted.
+        ``dispatched_offset``: end of the records that may be deleted: dispatched and, with an archive, archived ones.
         Raises OSError: a disk cannot be asked, or a file not be deleted; the next round goes on."""
         now_ms = self._clock.now_ms()
         self._measure()

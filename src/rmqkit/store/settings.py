@@ -39,6 +39,15 @@ class StoreSettings(Struct, kw_only=True):
         str, Setting("readOnlyCommitLogStorePaths", "commit log directories that get no new files, separated by commas")
     ] = ""
 
+    archive: Annotated[
+        str,
+        Setting(
+            "archive",
+            "directory or address (s3://bucket/path) that full commit log files go to before they are deleted; "
+            "clients read on from there. Default: none",
+        ),
+    ] = ""
+
     # ---- file sizes; a store has to be opened with the sizes it was written with
     commit_log_file_bytes: Annotated[
         int, Setting("mappedFileSizeCommitLog", "size of a commit log file, in bytes", low=1024, high=_I32_MAX)

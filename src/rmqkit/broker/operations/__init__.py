@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from rmqkit.broker.archive import LogArchive
 from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import Durability
@@ -28,6 +29,7 @@ class OperationsContext(Protocol):
     """What requests of tools may touch."""
 
     address: str
+    archive: LogArchive | None
 
     @property
     def ask_namesakes(self) -> Callable[[Callable[[], Command]], Awaitable[list[Command]]]: ...
@@ -35,6 +37,9 @@ class OperationsContext(Protocol):
     clients: ClientTable
     clock: Clock
     configuration: Configuration
+
+    def min_offset(self, topic: str, queue_id: int) -> int: ...
+
     durability: Durability | None
     groups: GroupTable
     long_polling: LongPolling

@@ -11,7 +11,9 @@ Source: remoting.md §4.3.3, §4.4, §6.4.9, §10.6; behaviour.md §5.2, §5.3, 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
+from rmqkit.broker.archive import ArchiveBusy, LogArchive
 from rmqkit.broker.handlers import Handlers, answers, by_global_number
 from rmqkit.broker.operations import OperationsContext
 from rmqkit.broker.settings import BrokerRole
@@ -36,6 +38,7 @@ from rmqkit.protocol.schemas.offsets import (
 )
 from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.router import OVERLOADED
 from rmqkit.remoting.tasks import Slice
 
 
@@ -89,16 +92,34 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @by_global_number
     def min_offset(self, connection: Connection, command: Command) -> Command:
         header = decode_header(command, QueueRequest)
-        return reply(command, header=OffsetResponse(self._context.store.min_offset(header.topic, header.queue_id)))
+        return reply(command, header=OffsetResponse(self._context.min_offset(header.topic, header.queue_id)))
 
     @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     @by_global_number
-    def search(self, connection: Connection, command: Command) -> Command:
+    def search(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
+        """The first message at or after a time; of what is archived, too, but for the upper boundary."""
         header = decode_header(command, SearchOffsetRequest)
         # Without a boundary, as 4.9 clients ask: the lower one.
         upper = (header.boundary_type or "").upper() == "UPPER"
         offset = self._context.store.offset_by_time(header.topic, header.queue_id, header.timestamp, upper=upper)
+        archive = self._context.archive
+        if (
+            archive is not None
+            and not upper
+            and offset <= self._context.store.min_offset(header.topic, header.queue_id)
+        ):
+            return self._search_archive(connection, command, header, offset, archive)
         return reply(command, header=OffsetResponse(offset))
+
+    @staticmethod
+    async def _search_archive(
+        connection: Connection, command: Command, header: SearchOffsetRequest, offset: int, archive: LogArchive
+    ) -> Command:
+        try:
+            found = await archive.offset_by_time(connection, header.topic, header.queue_id, header.timestamp)
+        except ArchiveBusy:
+            return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
+        return reply(command, header=OffsetResponse(offset if found is None else min(offset, found)))
 
     @answers(RequestCode.GET_EARLIEST_MSG_STORETIME)
     @by_global_number
@@ -141,7 +162,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
             return reply(command, ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
         table, now = {}, Slice()
         for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
-            low, high = self._context.store.min_offset(topic, queue_id), self._context.store.max_offset(topic, queue_id)
+            low, high = self._context.min_offset(topic, queue_id), self._context.store.max_offset(topic, queue_id)
             newest_ms = self._context.store.store_time_at(topic, queue_id, high - 1) if high else 0
             queue = MessageQueue(topic, self._context.settings.broker_name, queue_id)
             table[queue] = TopicOffsets(low, high, max(0, newest_ms))
@@ -188,7 +209,7 @@ class ResetHandlers(Handlers[OperationsContext]):
             remark = f"Group {header.group} does not exist"
             return reply(command, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
         if header.queue_id >= 0 and header.offset is not None and header.offset != -1:
-            low = self._context.store.min_offset(header.topic, header.queue_id)
+            low = self._context.min_offset(header.topic, header.queue_id)
             high = self._context.store.max_offset(header.topic, header.queue_id)
             if not low <= header.offset <= high + 1:
                 remark = f"Target offset {header.offset} not in consume queue range [{low}-{high}]"

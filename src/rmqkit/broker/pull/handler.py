@@ -15,11 +15,12 @@ Source: behaviour.md §2.3, §4.1–§4.4; remoting.md §4.3.2.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from msgspec.structs import replace
 
+from rmqkit.broker.archive import ArchiveBusy, LogArchive
 from rmqkit.broker.durability import REJECTED
 from rmqkit.broker.handlers import Handlers, OwnAddress, answers, by_global_number
 from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
@@ -61,6 +62,9 @@ _CODES: Mapping[GetStatus, ResponseCode] = {
 }
 """Store status → response code; the two "nothing in the queue" statuses depend on the offset (`_code_of`)."""
 
+_GONE = (GetStatus.OFFSET_TOO_SMALL, GetStatus.MESSAGE_WAS_REMOVING, GetStatus.NO_MESSAGE_IN_QUEUE)
+"""Where the log has no message any more, nor may have any of the queue."""
+
 _READ, _COMMIT = Permission.READ.value, PullFlag.COMMIT_OFFSET.value
 _SUSPEND, _SUBSCRIPTION = PullFlag.SUSPEND.value, PullFlag.SUBSCRIPTION.value
 """As plain numbers: ``&`` of an enumeration's members is a call of a microsecond, and every pull had five."""
@@ -74,6 +78,7 @@ _log = logging.getLogger(__name__)
 class PullContext(Protocol):
     """What pulls and queries may touch."""
 
+    archive: LogArchive | None
     clients: ClientTable
     clock: Clock
     filters: FilterTable
@@ -83,6 +88,8 @@ class PullContext(Protocol):
 
     @property
     def may_serve(self) -> Callable[[], bool]: ...
+
+    def min_offset(self, topic: str, queue_id: int) -> int: ...
 
     offsets: OffsetTable
     settings: BrokerSettings
@@ -108,7 +115,7 @@ class PullHandlers(Handlers[PullContext]):
     @answers(RequestCode.PULL_MESSAGE)
     @answers(RequestCode.LITE_PULL_MESSAGE)
     @by_global_number
-    def pull(self, connection: Connection, command: Command) -> Command | None:
+    def pull(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
         """Read, and hold the request when nothing is there and it says so."""
         try:
             header = decode_header(command, PullMessageRequest)
@@ -124,7 +131,7 @@ class PullHandlers(Handlers[PullContext]):
 
     def _pull(
         self, connection: Connection, command: Command, header: PullMessageRequest, *, may_hold: bool
-    ) -> Command | None:
+    ) -> Command | Awaitable[Command | None] | None:
         if self._is_slave and not (self._context.settings.slave_read and self._context.may_serve()):
             return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
         group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
@@ -148,6 +155,12 @@ class PullHandlers(Handlers[PullContext]):
             accept=wanted.accept,
             accept_entry=wanted.accept_entry,
         )
+        if self._is_archived(header, found):
+            if may_hold:
+                if header.sys_flag & _COMMIT:
+                    self._context.offsets.commit(group, topic, queue_id, header.commit_offset)
+                return self._from_archive(connection, command, header, found, wanted, topic_config, config)
+            found = GetResult(GetStatus.NO_MATCHED_MESSAGE, header.queue_offset, found.min_offset, found.max_offset)
         self._context.offsets.pulled(group, topic, queue_id, found.next_begin_offset)
         if found.records:
             ms = self._context.clock.monotonic_ms() - connection.active_ms if may_hold else 0.0
@@ -175,6 +188,7 @@ class PullHandlers(Handlers[PullContext]):
 
         def retry() -> None:
             answer = self._pull(connection, command, header, may_hold=False)
+            assert not isinstance(answer, Awaitable), "only a new pull is answered from the archive"
             if answer is not None:
                 connection.send(answer)
 
@@ -195,6 +209,7 @@ class PullHandlers(Handlers[PullContext]):
     ) -> Command:
         assert not found.records or found.status is GetStatus.FOUND, "records are an answer that found some"
         code, following, broker_id = _code_of(found, header), found.next_begin_offset, 0
+        archive = self._context.archive
         if self._context.settings.slave_read:
             broker_id = group.which_broker_when_consume_slowly if found.suggest_slave else group.broker_id
         if (
@@ -207,7 +222,7 @@ class PullHandlers(Handlers[PullContext]):
         answer = PullMessageResponse(
             suggest_which_broker_id=broker_id,
             next_begin_offset=following,
-            min_offset=found.min_offset,
+            min_offset=found.min_offset if archive is None else archive.min_offset(header.topic, header.queue_id),
             max_offset=found.max_offset,
             topic_sys_flag=topic.topic_sys_flag,
             group_sys_flag=group.group_sys_flag,
@@ -215,9 +230,50 @@ class PullHandlers(Handlers[PullContext]):
         )
         return reply(command, code, found.status.name, header=answer, body=[*found.records])
 
+    def _is_archived(self, header: PullMessageRequest, found: GetResult) -> bool:
+        """Whether a pull is for messages that are not in the log any more, and are archived."""
+        if self._context.archive is None or found.status not in _GONE:
+            return False
+        return self._context.archive.has(header.topic, header.queue_id, header.queue_offset)
+
+    async def _from_archive(
+        self,
+        connection: Connection,
+        command: Command,
+        header: PullMessageRequest,
+        gone: GetResult,
+        wanted: PullFilter,
+        topic: TopicConfig,
+        group: SubscriptionGroupConfig,
+    ) -> Command:
+        """Answer a pull from the archive. ``gone``: what the log said."""
+        archive, statistics = self._context.archive, self._context.statistics
+        assert archive is not None, "it was asked whether it has the message"
+        began_ms = self._context.clock.monotonic_ms()
+        try:
+            found = await archive.get(
+                connection,
+                header.topic,
+                header.queue_id,
+                header.queue_offset,
+                count_max=header.max_msg_nums,
+                codes=wanted.codes,
+                accept=wanted.accept,
+            )
+        except ArchiveBusy:
+            return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
+        if found.next_begin_offset <= header.queue_offset:
+            found = gone  # segments were taken away: it goes on where the log begins
+        name, queue_id = header.consumer_group, header.queue_id
+        self._context.offsets.pulled(name, header.topic, queue_id, found.next_begin_offset)
+        if found.records:
+            ms = self._context.clock.monotonic_ms() - began_ms
+            statistics.given(header.topic, name, queue_id, len(found.records), found.size, ms)
+        return self._answer(command, header, found, topic, group)
+
     def _moved(self, command: Command, header: PullMessageRequest, offset: int) -> Command:
         """The answer that carries out a reset; what the client had to commit is void."""
-        low = self._context.store.min_offset(header.topic, header.queue_id)
+        low = self._context.min_offset(header.topic, header.queue_id)
         high = self._context.store.max_offset(header.topic, header.queue_id)
         answer = PullMessageResponse(0, offset, low, high, offset_delta=self._offset_delta(header.topic))
         return reply(command, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", header=answer)

@@ -7,10 +7,12 @@ Source: remoting.md §4.3.6; behaviour.md §2.6, §8.16; store.md §7.5.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from itertools import chain, repeat
 
 import msgspec
 
+from rmqkit.broker.archive import ArchiveBusy, LogArchive
 from rmqkit.broker.durability import REJECTED
 from rmqkit.broker.handlers import Handlers, answers
 from rmqkit.broker.pull.handler import PullContext
@@ -29,7 +31,7 @@ from rmqkit.protocol.schemas.pull import (
     ViewMessageRequest,
 )
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.router import decode_body
+from rmqkit.remoting.router import OVERLOADED, decode_body
 from rmqkit.store.queues.queue_ext import ExtUnit
 
 __all__ = ["QueryHandlers"]
@@ -37,6 +39,9 @@ __all__ = ["QueryHandlers"]
 _ANSWER_BYTES_MAX = 15 << 20
 """A client reads frames of 16 MiB: records beyond that would cost it all of them."""
 
+
+_PHYSICAL_OFFSET = slice(28, 36)
+"""Where a record says which one it is."""
 
 _ENTRIES_MAX = 10_000
 """Queue entries that one answer shows."""
@@ -50,8 +55,8 @@ class QueryHandlers(Handlers[PullContext]):
         self._has_units = context.store_settings.enable_consume_queue_ext
 
     @answers(RequestCode.QUERY_MESSAGE)
-    def query(self, connection: Connection, command: Command) -> Command:
-        """The records that may have a key, in the order of the log."""
+    def query(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
+        """The records that may have a key, in the order of the log, then those of its archive."""
         if not self._context.may_serve():
             return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
         header = decode_header_leniently(
@@ -71,19 +76,67 @@ class QueryHandlers(Handlers[PullContext]):
                 records.append(record)
                 left -= len(record)
         assert records or left == _ANSWER_BYTES_MAX, "what was left out made room for nothing"
+        answer = QueryMessageResponse(found.last_update_timestamp, found.last_update_offset)
+        missing = min(count_max, self._context.store_settings.query_count_max) - len(found.physical_offsets)
+        if self._context.archive is not None and missing > 0:
+            return self._and_archived(connection, command, header, key, missing, records, answer)
+        return self._found(command, records, answer)
+
+    async def _and_archived(
+        self,
+        connection: Connection,
+        command: Command,
+        header: QueryMessageRequest,
+        key: str,
+        missing: int,
+        records: list[memoryview],
+        answer: QueryMessageResponse,
+    ) -> Command:
+        """Add what the archive has of a key."""
+        archive = self._context.archive
+        assert archive is not None, "it was looked for"
+        try:
+            found = await archive.query(
+                connection, header.topic, key, missing, header.begin_timestamp, header.end_timestamp
+            )
+        except ArchiveBusy:
+            return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
+        known = {bytes(record[_PHYSICAL_OFFSET]) for record in records}
+        left = _ANSWER_BYTES_MAX - sum(map(len, records))
+        for record in found:  # a file may be archived and still in the log
+            if bytes(record[_PHYSICAL_OFFSET]) not in known and (len(record) <= left or not records):
+                records.append(record)
+                left -= len(record)
+        return self._found(command, records, answer)
+
+    @staticmethod
+    def _found(command: Command, records: list[memoryview], answer: QueryMessageResponse) -> Command:
         if not records:
             remark = "can not find message, maybe time range not correct"
             return reply(command, ResponseCode.QUERY_NOT_FOUND, remark, header=QueryMessageResponse(0, 0))
-        answer = QueryMessageResponse(found.last_update_timestamp, found.last_update_offset)
         return reply(command, header=answer, body=[*records])
 
     @answers(RequestCode.VIEW_MESSAGE_BY_ID)
-    def view(self, connection: Connection, command: Command) -> Command:
+    def view(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
         """The record at a physical offset, which is a part of an offset message id."""
         if not self._context.may_serve():
             return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
         offset = decode_header(command, ViewMessageRequest).offset
         record = self._context.store.log.record_at(offset) if offset >= 0 else None
+        if record is None and offset >= 0 and self._context.archive is not None:
+            return self._view_archived(connection, command, offset, self._context.archive)
+        return self._viewed(command, offset, record)
+
+    async def _view_archived(
+        self, connection: Connection, command: Command, offset: int, archive: LogArchive
+    ) -> Command:
+        try:
+            return self._viewed(command, offset, await archive.record_at(connection, offset))
+        except ArchiveBusy:
+            return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
+
+    @staticmethod
+    def _viewed(command: Command, offset: int, record: memoryview | None) -> Command:
         if record is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         return reply(command, body=[record])

@@ -1,0 +1,222 @@
+"""The archive of a broker's log: old files go there, and consumers that read far back are served from there.
+
+With ``archive=PATH`` (or an address, `rmqkit.store.archive.places`) a master writes every full file of its log, once it
+is on the disk and dispatched, as a segment below ``PATH/brokerName``. The retention then deletes only files whose
+segment was written, read back and compared, also where a disk is full: a place that cannot be reached fills the disk,
+and puts are refused before anything is lost. Segments are written one after the other, in a process of their own
+(`rmqkit.store.archive.seal`). A slave writes none, and deletes no file that its master did not archive.
+
+Pulls from before the log, and queries for messages that are not in it any more, are answered from the segments by
+threads, at most `READS_MAX` at a time and `READS_OF_CONNECTION` of a connection. For clients a queue simply begins
+where its archive begins. Pops, and so the SDKs of 5.x, begin where the log begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import msgspec
+
+from rmqkit.errors import StoreError
+from rmqkit.protocol.properties import encoded_tags_code
+from rmqkit.remoting.connection import Connection
+from rmqkit.store.archive.archive import Archive
+from rmqkit.store.archive.places import place_of
+from rmqkit.store.archive.seal import Sealed, Work
+from rmqkit.store.message_store import GetResult, MessageStore
+from rmqkit.store.settings import StoreSettings
+
+__all__ = ["ROUND_SECONDS", "ArchiveBusy", "LogArchive"]
+
+ROUND_SECONDS = 10.0
+"""How often it is looked for files to archive, and at a slave for segments of its master."""
+
+READS_MAX = 256
+READS_OF_CONNECTION = 32
+_THREADS = 4
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class ArchiveBusy(Exception):
+    """So many reads of the archive are under way that no other one is taken."""
+
+
+class LogArchive:
+    """The archive of one broker; loop only.
+
+    Args:
+        writes: whether segments are written: not by a slave.
+
+    Raises:
+        ExtraMissing, StoreError: ``archive`` is no path and no address.
+    """
+
+    def __init__(self, store: MessageStore, settings: StoreSettings, broker_name: str, *, writes: bool) -> None:
+        self._store = store
+        self._settings = settings
+        self._below = broker_name
+        self._writes = writes
+        self._archive = Archive(place_of(settings.archive, broker_name))
+        self._threads = ThreadPoolExecutor(_THREADS, "archive")
+        self._reads: Counter[Connection] = Counter()
+        self._is_known = False
+        self._process: asyncio.subprocess.Process | None = None
+        self._is_stopping = False
+        self._round = asyncio.Lock()
+
+    # ---- the log's files
+
+    @property
+    def kept_from(self) -> int:
+        """Physical offset from which on the log has to be kept: what lies before is archived."""
+        return self._archive.covered(self._store.min_physical_offset) if self._is_known else 0
+
+    async def round(self) -> None:
+        """Look which segments there are, and write those of the files that are full; until then these are kept.
+        Raises StoreError, OSError: the place cannot be reached, or is that of another log; the next round goes on."""
+        async with self._round:
+            await self._work()
+
+    async def _work(self) -> None:
+        await self._look()
+        while self._writes and not self._is_stopping and (work := self._next()) is not None:
+            await self._seal(work)
+
+    def stop(self) -> None:
+        """Let a round end soon: what is half written does not count, and is written anew after the next start."""
+        self._is_stopping = True
+        if self._process is not None:
+            self._process.kill()
+
+    async def _look(self) -> None:
+        if self._is_known and self._writes:
+            return  # nobody else writes any
+        await self._in_thread(self._archive.refresh)
+        log_end = self._store.max_physical_offset
+        await self._in_thread(lambda: self._archive.check(self._first_record, log_end))
+        if not self._is_known:
+            _log.info("archive %s: %d segments", self._archive.place, self._archive.segment_count)
+        self._is_known = True
+
+    def _first_record(self, start: int) -> bytes | None:
+        record = self._store.log.record_at(start)
+        return None if record is None else bytes(record)
+
+    def _next(self) -> Work | None:
+        """The oldest full file that is not archived."""
+        start, store = self.kept_from, self._store
+        ready = min(store.durable_offset, store.dispatched_offset)
+        file = next((one for one in store.log.queue.files[:-1] if one.start == start and one.end <= ready), None)
+        if file is None:
+            return None
+        return Work(str(file.path), start, self._settings.archive, self._below, self._settings.index_tags)
+
+    async def _seal(self, work: Work) -> None:
+        """Write one segment. Raises StoreError: it could not be written."""
+        told = await self._writing(msgspec.json.encode(work) + b"\n")
+        if self._is_stopping:
+            return
+        try:
+            sealed = msgspec.json.decode(told, type=Sealed)
+        except msgspec.DecodeError:
+            raise StoreError(f"{work.path} is not archived: the process that should write it died") from None
+        if sealed.error:
+            raise StoreError(f"{work.path} is not archived, and kept until it is: {sealed.error}")
+        await self._in_thread(lambda: self._archive.add(sealed.name, sealed.size))
+        _log.info("%s is archived as %s: %d records in %d bytes", work.path, sealed.name, sealed.records, sealed.size)
+        if sealed.other_bytes:
+            said = "%s has %d bytes that are no record: they are in its segment, and `rmq store verify` shows them"
+            _log.warning(said, work.path, sealed.other_bytes)
+
+    async def _writing(self, line: bytes) -> bytes:
+        """Have a process of its own do the work; the line that it prints, empty where it died."""
+        pipe = asyncio.subprocess.PIPE
+        process = self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "rmqkit.store.archive.seal"), stdin=pipe, stdout=pipe
+        )
+        try:
+            return (await process.communicate(line))[0]
+        finally:
+            self._process = None
+
+    def close(self) -> None:
+        """End the threads; a read under way ends first."""
+        self._threads.shutdown(cancel_futures=True)
+
+    # ---- reading
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """The first message of a queue that can be pulled."""
+        return self._archive.min_offset(topic, queue_id, self._store.min_offset(topic, queue_id))
+
+    def has(self, topic: str, queue_id: int, queue_offset: int) -> bool:
+        """Whether a message, or one behind it, is archived."""
+        return self._is_known and self._archive.has(topic, queue_id, queue_offset)
+
+    async def get(
+        self,
+        connection: Connection,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        count_max: int,
+        codes: frozenset[int] | None,
+        accept: Callable[[memoryview], bool] | None,
+    ) -> GetResult:
+        """Read a queue from a message on. Raises ArchiveBusy, StoreError, OSError."""
+        bytes_max = self._settings.transfer_bytes_in_memory_max
+
+        def read() -> GetResult:
+            return self._archive.get(
+                topic,
+                queue_id,
+                queue_offset,
+                count_max=max(1, count_max),
+                bytes_max=bytes_max,
+                codes=codes,
+                accept=accept,
+                tags_code=encoded_tags_code,
+            )
+
+        found = await self._read(connection, read)
+        found.min_offset = self.min_offset(topic, queue_id)
+        found.max_offset = self._store.max_offset(topic, queue_id)
+        return found
+
+    async def record_at(self, connection: Connection, physical_offset: int) -> memoryview | None:
+        """The record at an offset of the log. Raises ArchiveBusy, StoreError, OSError."""
+        return await self._read(connection, lambda: self._archive.record_at(physical_offset))
+
+    async def query(
+        self, connection: Connection, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int
+    ) -> list[memoryview]:
+        """Records that have a key, stored between two times. Raises ArchiveBusy, StoreError, OSError."""
+        return await self._read(connection, lambda: self._archive.query(topic, key, count_max, begin_ms, end_ms))
+
+    async def offset_by_time(self, connection: Connection, topic: str, queue_id: int, timestamp_ms: int) -> int | None:
+        """The first message stored at or after a time. Raises ArchiveBusy, StoreError, OSError."""
+        return await self._read(connection, lambda: self._archive.offset_by_time(topic, queue_id, timestamp_ms))
+
+    async def _read(self, connection: Connection, read: Callable[[], T]) -> T:
+        if self._reads.total() >= READS_MAX or self._reads[connection] >= READS_OF_CONNECTION:
+            raise ArchiveBusy
+        self._reads[connection] += 1
+        try:
+            return await self._in_thread(read)
+        finally:
+            self._reads[connection] -= 1
+            if not self._reads[connection]:
+                del self._reads[connection]
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)

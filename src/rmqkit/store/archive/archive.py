@@ -1,0 +1,349 @@
+"""What of a log is archived, and reading it: below a store's first message its queues go on here.
+
+`Archive.refresh` looks which segments there are; then every queue's numbers are known without another request. Reads
+fetch about a MiB of a queue at once and keep what they fetched, `CACHE_BYTES` in all, so that the pulls that follow
+find it. All calls wait for the place and may come from any thread; a broker makes them in threads of its own.
+
+A segment is one of this log when it begins and ends where a file of the log does, and, where that file is still there,
+when both begin with the same record. An archive of another log is refused before anything is read or written.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+from msgspec import Struct
+
+from rmqkit.errors import RecordCorrupt, StoreError
+from rmqkit.protocol.properties import find_property
+from rmqkit.protocol.record import Record, decode_record, record_properties
+from rmqkit.store.archive.places import Place
+from rmqkit.store.archive.segment import Block, Directory, SegmentFile, identity_of, messages_of
+from rmqkit.store.index.file import key_hash, keys_of
+from rmqkit.store.reader import GetResult, GetStatus
+
+__all__ = ["Archive", "segment_name"]
+
+CACHE_BYTES = 64 << 20
+"""Bytes of blocks that are kept for the reads that follow."""
+
+_FETCH_BYTES = 1 << 20
+_OPEN_MAX = 64
+_NAME = re.compile(r"(\d{20})\.segment")
+_COMPARED_MAX = 4096
+
+_log = logging.getLogger(__name__)
+
+
+def segment_name(start: int) -> str:
+    """The name of the segment of a log file."""
+    return f"{start:020d}.segment"
+
+
+class _Known(Struct, gc=False):
+    """What is kept of every segment."""
+
+    name: str
+    size: int
+    start: int
+    end: int
+    first_time: int
+    last_time: int
+
+
+class _Numbers(Struct):
+    """The numbers that segments have of a queue: from ``firsts`` to before ``ends``, oldest first."""
+
+    segments: list[_Known]
+    firsts: array[int]
+    ends: array[int]
+
+
+class Archive:
+    """The segments of one log.
+
+    Attributes:
+        place: where they are kept.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._lock = threading.Lock()
+        self._segments: list[_Known] = []
+        self._queues: dict[tuple[str, int], _Numbers] = {}
+        self._open: OrderedDict[str, tuple[SegmentFile, list[Block]]] = OrderedDict()
+        self._contents: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._content_bytes = 0
+
+    # ---- what there is
+
+    def refresh(self) -> int:
+        """Look for segments that were added; returns how many. One that cannot be read counts as not there.
+        Raises OSError: the place cannot be listed, or read."""
+        listed = self.place.names()
+        known = {one.name for one in self._segments}
+        found = 0
+        for name in sorted(listed):
+            if name in known or _NAME.fullmatch(name) is None:
+                continue
+            try:
+                self.add(name, listed[name])
+                found += 1
+            except StoreError as error:
+                _log.warning("archive %s: %s: it is made anew while its log file is there", self.place, error)
+        return found
+
+    def add(self, name: str, size: int) -> None:
+        """Take up a segment. Raises StoreError: it is none. Raises OSError: it cannot be read."""
+        directory = self._segment_file(name, size).directory
+        known = _Known(name, size, directory.start, directory.end, directory.first_time, directory.last_time)
+        if not self._segments or self._segments[-1].start < known.start:
+            _enter(self._queues, known, directory)
+            self._segments = [*self._segments, known]
+            return
+        # Written late, by hand: the numbers are put together anew, in the order of the log.
+        segments = sorted([*self._segments, known], key=lambda one: one.start)
+        queues: dict[tuple[str, int], _Numbers] = {}
+        for one in segments:
+            _enter(queues, one, self._segment_file(one.name, one.size).directory)
+        self._segments, self._queues = segments, queues
+
+    def covered(self, start: int) -> int:
+        """Physical offset up to which the log is archived without a gap from an offset on."""
+        for one in self._segments:
+            if one.start == start:
+                start = one.end
+        return start
+
+    def check(self, first_record: Callable[[int], bytes | None], log_end: int) -> None:
+        """Compare the newest segments with the log.
+
+        Args:
+            first_record: the first record of the log file that begins at an offset, None when that is gone.
+            log_end: where the log ends.
+
+        Raises:
+            StoreError: they are those of another log.
+            OSError: the place cannot be read.
+        """
+        if self._segments and self._segments[-1].end > log_end:
+            raise StoreError(
+                f"archive {self.place} reaches to {self._segments[-1].end} and the log ends at {log_end}: it is that "
+                "of another store, or this one lost its end; give another archive, or bring the store back"
+            )
+        for one in self._segments:
+            record = first_record(one.start)
+            if record is not None and identity_of(record) != self._segment_file(one.name, one.size).directory.identity:
+                raise StoreError(
+                    f"archive {self.place} is that of another store: {one.name} and the log's file of that offset "
+                    "begin with different records; give another archive"
+                )
+
+    def min_offset(self, topic: str, queue_id: int, otherwise: int) -> int:
+        """The first message of a queue that is archived, or ``otherwise`` where that is lower or none is."""
+        rows = self._queues.get((topic, queue_id))
+        return otherwise if rows is None else min(otherwise, rows.firsts[0])
+
+    def has(self, topic: str, queue_id: int, queue_offset: int) -> bool:
+        """Whether a message, or one behind it, is archived."""
+        rows = self._queues.get((topic, queue_id))
+        return rows is not None and rows.firsts[0] <= queue_offset < rows.ends[-1]
+
+    @property
+    def segment_count(self) -> int:
+        """How many segments there are."""
+        return len(self._segments)
+
+    # ---- reading
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        count_max: int,
+        bytes_max: int,
+        codes: frozenset[int] | None = None,
+        accept: Callable[[memoryview], bool] | None = None,
+        tags_code: Callable[[bytes], int] | None = None,
+    ) -> GetResult:
+        """Read a queue from a message on, as `Reader.get` reads the log; offsets of the result are the archive's own.
+
+        Args:
+            codes: tag codes wanted, None for all; ``tags_code`` makes one of a record's TAGS.
+            accept: a further test of the record itself.
+
+        Raises:
+            StoreError: a segment was changed.
+            OSError: the place cannot be read.
+        """
+        result = GetResult(
+            GetStatus.NO_MATCHED_MESSAGE, queue_offset, self.min_offset(topic, queue_id, queue_offset), 0
+        )
+        scanned = 0
+        for _, following, record in self._from(topic, queue_id, queue_offset):
+            if following <= queue_offset:
+                continue
+            if result.records and (result.size + len(record) > bytes_max or len(result.records) >= count_max):
+                break
+            scanned += len(record)
+            result.next_begin_offset = following
+            if _is_wanted(record, codes, accept, tags_code):
+                result.records.append(record)
+                result.size += len(record)
+                result.status = GetStatus.FOUND
+            elif scanned > 16 * bytes_max:
+                break
+        return result
+
+    def _from(self, topic: str, queue_id: int, queue_offset: int) -> Iterator[tuple[int, int, memoryview]]:
+        """Number, the number after it, and record of every message of a queue from about one on, block by block."""
+        rows = self._queues.get((topic, queue_id))
+        if rows is None:
+            return
+        for index in range(bisect_right(rows.ends, queue_offset), len(rows.ends)):
+            yield from self._of(rows.segments[index], topic, queue_id, lambda block: block.first <= queue_offset)
+
+    def _of(
+        self, known: _Known, topic: str, queue_id: int, is_before: Callable[[Block], bool]
+    ) -> Iterator[tuple[int, int, memoryview]]:
+        """The messages that a segment has of a queue, from the last block on that lies before what is looked for."""
+        segment, blocks = self._opened(known)
+        queue = next(one for one in segment.directory.queues if (one.topic, one.queue_id) == (topic, queue_id))
+        own = range(queue.block, queue.block_end)
+        first = max(0, bisect_left(own, True, key=lambda block: not is_before(blocks[block])) - 1)
+        for block in own[first:]:
+            yield from _numbered(self._content(segment, blocks, block, queue.block_end))
+
+    def record_at(self, physical_offset: int) -> memoryview | None:
+        """The record at an offset of the log, None where none begins. Raises StoreError, OSError."""
+        at = bisect_right(self._segments, physical_offset, key=lambda one: one.start) - 1
+        if at < 0 or physical_offset >= self._segments[at].end:
+            return None
+        segment, blocks = self._opened(self._segments[at])
+        place = segment.place_of(physical_offset)
+        if place is None:
+            return None
+        content = self._content(segment, blocks, place.block, place.block + 1)
+        try:
+            size = decode_record(content, place.at).size
+        except RecordCorrupt:
+            return None
+        return memoryview(content)[place.at : place.at + size]
+
+    def query(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> list[memoryview]:
+        """Records that have a key, stored between two times; the newest segments first. Raises StoreError, OSError."""
+        found: list[memoryview] = []
+        hashed, left = key_hash(topic, key), _COMPARED_MAX
+        for known in reversed(self._segments):
+            if known.last_time < begin_ms or known.first_time > end_ms:
+                continue
+            segment, _ = self._opened(known)
+            for physical_offset in segment.offsets_of(hashed):
+                left -= 1
+                if len(found) >= count_max or left < 0:
+                    return found
+                record = self.record_at(physical_offset)
+                if record is not None and _has_key(record, topic, key, begin_ms, end_ms):
+                    found.append(record)
+        return found
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int | None:
+        """The first message stored at or after a time; None when the archive has none. Raises StoreError, OSError."""
+        rows = self._queues.get((topic, queue_id))
+        if rows is None:
+            return None
+        for known in rows.segments:
+            if known.last_time >= timestamp_ms:
+                for number, _, record in self._of(known, topic, queue_id, lambda one: one.first_time < timestamp_ms):
+                    if decode_record(record).store_timestamp >= timestamp_ms:
+                        return number
+        return None
+
+    # ---- what is kept
+
+    def _segment_file(self, name: str, size: int) -> SegmentFile:
+        return SegmentFile(name, lambda position, count: self.place.read(name, position, count), size)
+
+    def _opened(self, known: _Known) -> tuple[SegmentFile, list[Block]]:
+        with self._lock:
+            found = self._open.get(known.name)
+            if found is not None:
+                self._open.move_to_end(known.name)
+                return found
+        segment = self._segment_file(known.name, known.size)
+        found = segment, segment.blocks()
+        with self._lock:
+            self._open[known.name] = found
+            while len(self._open) > _OPEN_MAX:
+                self._open.popitem(last=False)
+        return found
+
+    def _content(self, segment: SegmentFile, blocks: list[Block], number: int, end: int) -> bytes:
+        """What a block holds; those behind it are fetched with it, as far as the queue goes."""
+        with self._lock:
+            found = self._contents.get((segment.name, number))
+            if found is not None:
+                self._contents.move_to_end((segment.name, number))
+                return found
+        last, size = number, 0
+        while last < end and (last == number or size + blocks[last].stored_bytes <= _FETCH_BYTES):
+            size += blocks[last].stored_bytes
+            last += 1
+        contents = segment.contents(blocks[number:last])
+        with self._lock:
+            for at, content in enumerate(contents, number):
+                if (segment.name, at) not in self._contents:
+                    self._contents[segment.name, at] = content
+                    self._content_bytes += len(content)
+            while self._content_bytes > CACHE_BYTES and len(self._contents) > 1:
+                self._content_bytes -= len(self._contents.popitem(last=False)[1])
+        return contents[0]
+
+
+def _enter(queues: dict[tuple[str, int], _Numbers], known: _Known, directory: Directory) -> None:
+    """Add the numbers of a segment, behind those of all before it."""
+    for queue in directory.queues:
+        place = (queue.topic, queue.queue_id)
+        if not queue.topic:
+            continue
+        if (rows := queues.get(place)) is None:
+            queues[place] = _Numbers([known], array("q", [queue.first]), array("q", [queue.end]))
+        else:
+            rows.segments.append(known)  # others read meanwhile: the ends last, by which they look
+            rows.firsts.append(queue.first)
+            rows.ends.append(queue.end)
+
+
+def _numbered(content: bytes) -> Iterator[tuple[int, int, memoryview]]:
+    view, position = memoryview(content), 0
+    while position < len(content):
+        record: Record = decode_record(content, position)
+        end = position + record.size
+        yield record.queue_offset, record.queue_offset + messages_of(record), view[position:end]
+        position = end
+
+
+def _is_wanted(
+    record: memoryview,
+    codes: frozenset[int] | None,
+    accept: Callable[[memoryview], bool] | None,
+    tags_code: Callable[[bytes], int] | None,
+) -> bool:
+    if codes is not None and tags_code is not None:
+        tags = find_property(record_properties(record), b"TAGS")
+        if (tags_code(tags) if tags else 0) not in codes:
+            return False
+    return accept is None or accept(record)
+
+
+def _has_key(record: memoryview, topic: str, key: str, begin_ms: int, end_ms: int) -> bool:
+    found = decode_record(record)
+    return found.topic == topic and begin_ms <= found.store_timestamp <= end_ms and key in keys_of(found.properties)

@@ -1,0 +1,103 @@
+"""Writing one segment in a process of its own: it costs seconds of CPU, which a broker's loop has not.
+
+``python -m rmqkit.store.archive.seal`` reads one line of JSON (`Work`) from its standard input, so that no credentials
+are seen among the arguments of processes, writes the segment, reads it back, compares every record with the log, and
+prints one line of JSON (`Sealed`). Killed at any moment it leaves nothing that counts: the next one begins anew.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from msgspec import Struct
+
+from rmqkit.errors import RmqError, StoreError
+from rmqkit.store.archive.archive import segment_name
+from rmqkit.store.archive.places import Place, place_of
+from rmqkit.store.archive.segment import PLACE, SegmentFile, write_segment
+
+__all__ = ["Sealed", "Work", "seal"]
+
+_NICE = 10
+
+
+class Work(Struct):
+    """One segment to write: the log file, where it begins, the archive, the folder in it, whether TAGS is a key."""
+
+    path: str
+    start: int
+    archive: str
+    below: str
+    with_tags: bool
+
+
+class Sealed(Struct):
+    """What came of it: the segment's name and length, its records and other bytes; or what is wrong."""
+
+    name: str = ""
+    size: int = 0
+    records: int = 0
+    other_bytes: int = 0
+    error: str = ""
+
+
+def seal(work: Work, place: Place) -> Sealed:
+    """Write a segment and compare it with the log.
+    Raises OSError: the log cannot be read, or the place written. Raises StoreError: what was read back differs."""
+    name = segment_name(work.start)
+    with Path(work.path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as log:
+        with place.writing(name) as out:
+            assert out is not None, "a place gives a file"
+            directory = write_segment(log, work.start, out, with_tags=work.with_tags)
+        size = place.names().get(name, 0)
+        segment = SegmentFile(name, lambda position, count: place.read(name, position, count), size)
+        if segment.directory != directory:
+            raise StoreError(f"archive {place}: {name} was written and reads back with another directory")
+        compare(segment, log)
+    return Sealed(name, size, directory.record_count, directory.other_bytes)
+
+
+def compare(segment: SegmentFile, log: mmap.mmap) -> None:
+    """Compare all that a segment holds with the log file it was made of. Raises StoreError: something differs."""
+    blocks, directory = segment.blocks(), segment.directory
+    rows = [row for _, part in directory.places for row in PLACE.iter_unpack(segment.section(part))]
+    rows.sort(key=lambda row: row[1:])
+    number, content, seen = -1, b"", 0
+    for index, (physical_offset, block, at) in enumerate(rows):
+        if block != number:
+            number, content = block, segment.contents([blocks[block]])[0]
+        is_last = index + 1 == len(rows) or rows[index + 1][1] != block
+        end = len(content) if is_last else rows[index + 1][2]
+        position = physical_offset - directory.start
+        if content[at:end] != log[position : position + end - at]:
+            raise StoreError(f"{segment.name} reads back with another record at {physical_offset}")
+        seen += end - at
+    if seen != directory.records_end - directory.start:
+        raise StoreError(f"{segment.name} reads back with {seen} bytes of {directory.records_end - directory.start}")
+
+
+def main(lines: BinaryIO) -> int:
+    """Do the work that standard input names."""
+    line = lines.readline()
+    if not line.endswith(b"\n"):
+        return 1  # the broker died before it said what to do
+    work = msgspec.json.decode(line, type=Work)
+    if hasattr(os, "nice"):
+        os.nice(_NICE)
+    try:
+        sealed = seal(work, place_of(work.archive, work.below))
+    except (OSError, RmqError) as error:
+        sealed = Sealed(error=f"{type(error).__name__}: {error}")
+    with suppress(BrokenPipeError):  # the broker died: the next one finds the segment
+        os.write(sys.stdout.fileno(), msgspec.json.encode(sealed) + b"\n")
+    return int(bool(sealed.error))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.stdin.buffer))

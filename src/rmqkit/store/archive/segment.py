@@ -1,0 +1,420 @@
+"""A sealed segment: one full file of the CommitLog, its records sorted by queue, in one compressed file.
+
+A consumer that reads a queue back reads it from one place of the file, in a few large requests, however many queues
+were mixed in the log. Nothing is lost: what is no record lies there, too, and `rebuild` makes the log file again. ::
+
+    "RMQARCH1" | block | block | … | sections | directory | footer
+
+A *block* is a Zstandard frame of whole records of one queue, in the order of their numbers, `BLOCK_BYTES` before it
+was compressed or one longer record. Records that are in no queue (prepared and rolled back ones of old transactions)
+and bytes that are no record have blocks of their own. Sections, each a Zstandard frame::
+
+    blocks    rows of `BLOCK`: position, stored bytes, bytes, CRC-32 of what is stored, first number, first store time
+    places    rows of `PLACE`, by physical offset: offset, block, position in it; in parts of `ROWS_MAX` rows
+    keys      rows of `KEY`, by hash: hash of a key as index files have it, physical offset; in parts of `ROWS_MAX` rows
+
+The directory (MessagePack, `Directory`) names the sections and the queues with their first and last numbers. The footer
+is the directory's position, its length, its CRC-32 and "RMQARCH1": whoever finds no footer finds a file that was not
+written to its end. All numbers are big-endian.
+
+Not handled here: where segments are kept (`rmqkit.store.archive.places`), which ones there are
+(`rmqkit.store.archive.archive`), queues of batch topics by anything but the numbers of their records, light queues.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from rmqkit.errors import BodyError, RecordCorrupt, StoreError
+from rmqkit.protocol.compression import Compression, compress, decompress
+from rmqkit.protocol.properties import find_keys, find_property
+from rmqkit.protocol.record import (
+    BLANK_BYTES,
+    COMPRESSED,
+    INNER_BATCH,
+    TRANSACTION_MASK,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
+    Record,
+    decode_record,
+    is_blank,
+    pack_blank,
+)
+from rmqkit.store.index.file import key_hashes
+from rmqkit.store.log.scan import Buffer, find_record
+
+__all__ = ["Block", "Directory", "PlaceOf", "Queue", "Section", "SegmentFile", "rebuild", "write_segment"]
+
+MAGIC = b"RMQARCH1"
+BLOCK_BYTES = 256 << 10
+"""Bytes of records of a block: one request brings hundreds of messages, and one pull decodes few of them."""
+
+ROWS_MAX = 8192
+_LEVEL = 3
+_SECTION_BYTES_MAX = 256 << 20
+BLOCK = struct.Struct(">QIIIqq")
+PLACE = struct.Struct(">QII")
+KEY = struct.Struct(">IQ")
+FOOTER = struct.Struct(">QII8s")
+_ZSTD = COMPRESSED | Compression.ZSTD
+
+ReadAt = Callable[[int, int], bytes]
+"""Gives the bytes of a segment file from a position on: ``(position, size)``. Raises OSError."""
+
+
+class Section(Struct, frozen=True, array_like=True):
+    """A compressed part of the file: where it lies, how long it is, CRC-32 of what lies there."""
+
+    position: int
+    stored_bytes: int
+    crc: int
+
+
+class Queue(Struct, frozen=True, array_like=True):
+    """The messages of a queue: numbers from ``first`` to before ``end``, in blocks from ``block`` to before
+    ``block_end``. ``topic`` is empty for what is in no queue."""
+
+    topic: str
+    queue_id: int
+    first: int
+    end: int
+    block: int
+    block_end: int
+
+
+class Directory(Struct, frozen=True, array_like=True):
+    """What a segment holds.
+
+    Attributes:
+        start: physical offset at which the log file begins.
+        end: physical offset at which it ends.
+        records_end: physical offset at which its records end; a blank fills the rest.
+        identity: tells this log from another one with the same offsets: a digest of the first record.
+        first_time, last_time: earliest and latest storeTimestamp, in ms.
+        record_count: how many records there are.
+        other_bytes: bytes that are no record.
+        queues: by topic and queue id.
+        places, keys: first physical offset, or hash, of each part.
+    """
+
+    start: int
+    end: int
+    records_end: int
+    identity: str
+    first_time: int
+    last_time: int
+    record_count: int
+    other_bytes: int
+    queues: list[Queue]
+    blocks: Section
+    places: list[tuple[int, Section]]
+    keys: list[tuple[int, Section]]
+
+
+class Block(NamedTuple):
+    """A row of the section ``blocks``."""
+
+    position: int
+    stored_bytes: int
+    bytes: int
+    crc: int
+    first: int
+    first_time: int
+
+
+class PlaceOf(NamedTuple):
+    """Where a record lies: in which block, at which byte of it."""
+
+    block: int
+    at: int
+
+
+class _Kept(NamedTuple):
+    """A record, or other bytes, of the log file."""
+
+    number: int
+    position: int
+    size: int
+    time: int
+
+
+# ---------------------------------------------------------------- writing
+
+
+def identity_of(first_record: bytes | memoryview) -> str:
+    """What tells a log from another one: a digest of the first record of a file."""
+    return hashlib.blake2b(first_record, digest_size=16).hexdigest()
+
+
+def write_segment(log: Buffer, start: int, out: BinaryIO, *, with_tags: bool) -> Directory:
+    """Write the segment of a full log file.
+
+    Args:
+        log: the whole file.
+        start: physical offset of its first byte, its name.
+        with_tags: whether TAGS is a key (``indexTags``), too.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    groups: dict[tuple[str, int], list[_Kept]] = {}
+    ends: dict[tuple[str, int], int] = {}
+    keys: list[tuple[int, int]] = []
+    times: list[int] = []
+    identity, count, other_bytes = "", 0, 0
+    position, high = 0, len(log)
+    view = memoryview(log)
+    try:
+        while position < high:
+            if high - position < BLANK_BYTES or is_blank(view, position):
+                break
+            record = _record_at(view, position, start)
+            if record is None:
+                resumed = find_record(log, start, position + 1, high)
+                groups.setdefault(("", -1), []).append(_Kept(-1, position, resumed - position, 0))
+                other_bytes += resumed - position
+                position = resumed
+                continue
+            identity = identity or identity_of(view[position : position + record.size])
+            count += 1
+            times.append(record.store_timestamp)
+            kept = _Kept(record.queue_offset, position, record.size, record.store_timestamp)
+            if _is_in_queue(record):
+                queue = (record.topic, record.queue_id)
+                groups.setdefault(queue, []).append(kept)
+                ends[queue] = max(ends.get(queue, 0), record.queue_offset + messages_of(record))
+                hashes = key_hashes(record.topic, find_keys(record.properties), with_tags=with_tags)
+                keys += [(value, start + position) for value in hashes]
+            else:
+                groups.setdefault(("", 0), []).append(kept)
+            position += record.size
+        writing = _Writing(out)
+        queues: list[Queue] = []
+        for queue in sorted(groups):
+            rows = groups[queue]
+            if queue[0]:
+                rows.sort()
+            block = len(writing.blocks)
+            writing.add(view, start, rows)
+            first, end = (rows[0].number, ends[queue]) if queue[0] else (0, 0)
+            queues.append(Queue(*queue, first, end, block, len(writing.blocks)))
+    finally:
+        view.release()
+    blocks = writing.section(b"".join(BLOCK.pack(*row) for row in writing.blocks))
+    places = writing.table(PLACE, sorted(writing.places))
+    directory = Directory(
+        start=start,
+        end=start + high,
+        records_end=start + position,
+        identity=identity,
+        first_time=min(times, default=0),
+        last_time=max(times, default=0),
+        record_count=count,
+        other_bytes=other_bytes,
+        queues=queues,
+        blocks=blocks,
+        places=places,
+        keys=writing.table(KEY, sorted(keys)),
+    )
+    found = writing.section(msgspec.msgpack.encode(directory))
+    out.write(FOOTER.pack(found.position, found.stored_bytes, found.crc, MAGIC))
+    return directory
+
+
+def _record_at(log: memoryview, position: int, start: int) -> Record | None:
+    try:
+        record = decode_record(log, position)
+    except RecordCorrupt:
+        return None
+    return record if record.physical_offset == start + position else None
+
+
+def _is_in_queue(record: Record) -> bool:
+    """Whether a broker enters a record in its queue: not one that is prepared, or rolled back."""
+    return bool(record.topic) and record.sys_flag & TRANSACTION_MASK not in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK)
+
+
+def messages_of(record: Record) -> int:
+    """How many numbers of its queue a record takes: one, or as many as its inner batch has messages."""
+    if not record.sys_flag & INNER_BATCH:
+        return 1
+    told = find_property(record.properties, b"INNER_NUM") or b"1"
+    return max(1, int(told)) if told.isdigit() else 1
+
+
+class _Writing:
+    """What was written of a segment."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self._position = out.write(MAGIC)
+        self.blocks: list[Block] = []
+        self.places: list[tuple[int, int, int]] = []
+
+    def add(self, log: memoryview, start: int, rows: list[_Kept]) -> None:
+        """Write the blocks of one queue."""
+        parts: list[memoryview] = []
+        size, first = 0, rows[0]
+        for row in rows:
+            if parts and size + row.size > BLOCK_BYTES:
+                self._end(parts, first)
+                parts, size, first = [], 0, row
+            self.places.append((start + row.position, len(self.blocks), size))
+            parts.append(log[row.position : row.position + row.size])
+            size += row.size
+        self._end(parts, first)
+
+    def _end(self, parts: list[memoryview], first: _Kept) -> None:
+        content = b"".join(parts)
+        for part in parts:
+            part.release()
+        place = self.section(content)
+        block = Block(place.position, place.stored_bytes, len(content), place.crc, first.number, first.time)
+        self.blocks.append(block)
+
+    def section(self, content: bytes) -> Section:
+        """Compress and write something."""
+        stored = compress(content, Compression.ZSTD, _LEVEL)
+        self._out.write(stored)
+        found = Section(self._position, len(stored), zlib.crc32(stored))
+        self._position += len(stored)
+        return found
+
+    def table(self, layout: struct.Struct, rows: list[tuple[int, ...]]) -> list[tuple[int, Section]]:
+        """Write sorted rows in parts."""
+        parts = [rows[at : at + ROWS_MAX] for at in range(0, len(rows), ROWS_MAX)]
+        return [(part[0][0], self.section(b"".join(layout.pack(*row) for row in part))) for part in parts]
+
+
+# ---------------------------------------------------------------- reading
+
+
+class SegmentFile:
+    """Reads one segment; keeps its directory and nothing else.
+
+    Args:
+        name: what it is called in errors.
+        read_at: gives its bytes.
+        size: its length.
+
+    Raises:
+        StoreError: it is none, was not written to its end, or was changed.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, name: str, read_at: ReadAt, size: int) -> None:
+        self.name = name
+        self._read_at = read_at
+        if size < len(MAGIC) + FOOTER.size:
+            raise StoreError(f"{name} is no archived segment: it has {size} bytes only")
+        position, stored_bytes, crc, magic = FOOTER.unpack(read_at(size - FOOTER.size, FOOTER.size))
+        if magic != MAGIC or position + stored_bytes + FOOTER.size != size:
+            raise StoreError(f"{name} is no archived segment, or was not written to its end: it has no footer")
+        content = self.section(Section(position, stored_bytes, crc))
+        try:
+            self.directory = msgspec.msgpack.decode(content, type=Directory)
+        except msgspec.DecodeError as error:
+            raise StoreError(f"{name} has a directory that cannot be read: {error}") from None
+
+    def section(self, place: Section, bytes_max: int = _SECTION_BYTES_MAX) -> bytes:
+        """The content of a part. Raises StoreError: it was changed. Raises OSError: it cannot be read."""
+        return self._content(self._read_at(place.position, place.stored_bytes), place.crc, place.position, bytes_max)
+
+    def _content(self, stored: bytes, crc: int, position: int, bytes_max: int) -> bytes:
+        if zlib.crc32(stored) != crc:
+            raise StoreError(f"{self.name} was changed or cut: its bytes at {position} have another CRC-32")
+        try:
+            return decompress(stored, _ZSTD, bytes_max=bytes_max)
+        except BodyError as error:
+            raise StoreError(f"{self.name} is damaged at {position}: {error}") from None
+
+    def blocks(self) -> list[Block]:
+        """All blocks, in the order of the queues. Raises as `section`."""
+        return [Block(*row) for row in BLOCK.iter_unpack(self.section(self.directory.blocks))]
+
+    def contents(self, blocks: list[Block]) -> list[bytes]:
+        """What blocks that follow each other hold, by one read. Raises as `section`."""
+        begin = blocks[0].position
+        stored = self._read_at(begin, sum(block.stored_bytes for block in blocks))
+        found = []
+        for block in blocks:
+            at = block.position - begin
+            found.append(self._content(stored[at : at + block.stored_bytes], block.crc, block.position, block.bytes))
+        return found
+
+    def place_of(self, physical_offset: int) -> PlaceOf | None:
+        """Where the record at a physical offset of the log lies; None where none begins. Raises as `section`."""
+        part = _part(self.directory.places, physical_offset)
+        if part is None:
+            return None
+        rows = self.section(part)
+        at = _first_row(rows, PLACE, physical_offset)
+        if at == len(rows):
+            return None
+        found, block, position = PLACE.unpack_from(rows, at)
+        return PlaceOf(block, position) if found == physical_offset else None
+
+    def offsets_of(self, key_hash: int) -> Iterator[int]:
+        """Physical offsets of records that have a key of this hash, in the order of the log. Raises as `section`."""
+        parts = self.directory.keys
+        at = max(0, bisect_right(parts, key_hash - 1, key=lambda part: part[0]) - 1)
+        for first, part in parts[at:]:
+            if first > key_hash:
+                return
+            rows = self.section(part)
+            for position in range(_first_row(rows, KEY, key_hash), len(rows), KEY.size):
+                value, physical_offset = KEY.unpack_from(rows, position)
+                if value != key_hash:
+                    return
+                yield physical_offset
+
+
+def _part(parts: list[tuple[int, Section]], value: int) -> Section | None:
+    """The part whose rows a value is among."""
+    at = bisect_right(parts, value, key=lambda part: part[0]) - 1
+    return parts[at][1] if at >= 0 else None
+
+
+def _first_row(rows: bytes, layout: struct.Struct, value: int) -> int:
+    """Position of the first row whose first number is not below a value."""
+    low, high = 0, len(rows) // layout.size
+    while low < high:
+        middle = (low + high) // 2
+        if layout.unpack_from(rows, middle * layout.size)[0] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low * layout.size
+
+
+def rebuild(segment: SegmentFile) -> bytearray:
+    """The log file that a segment was made of; behind the blank's head are zeros.
+    Raises StoreError: it was changed. Raises OSError: it cannot be read."""
+    directory = segment.directory
+    log = bytearray(directory.end - directory.start)
+    blocks = segment.blocks()
+    rows = [row for _, part in directory.places for row in PLACE.iter_unpack(segment.section(part))]
+    rows.sort(key=lambda row: row[1:])
+    end_of_records = directory.records_end - directory.start
+    number, content = -1, b""
+    for index, (physical_offset, block, at) in enumerate(rows):
+        if block != number:
+            number, content = block, segment.contents([blocks[block]])[0]
+        is_last = index + 1 == len(rows) or rows[index + 1][1] != block
+        part = content[at : len(content) if is_last else rows[index + 1][2]]
+        position = physical_offset - directory.start
+        if position + len(part) > end_of_records:
+            raise StoreError(f"{segment.name} has a record at {physical_offset} that reaches over the log's end")
+        log[position : position + len(part)] = part
+    left = len(log) - end_of_records
+    if left >= BLANK_BYTES:
+        log[end_of_records : end_of_records + BLANK_BYTES] = pack_blank(left)[:BLANK_BYTES]
+    return log

@@ -1,0 +1,253 @@
+"""A broker whose old log files are archived: what clients get, and that nothing is deleted before it is archived."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rmqkit.broker.archive import LogArchive
+from rmqkit.errors import StoreError
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import decode_fields
+from rmqkit.protocol.record import iter_records
+from rmqkit.protocol.schemas.offsets import QueueRequest, SearchOffsetRequest
+from rmqkit.store.archive.archive import Archive, segment_name
+from rmqkit.store.archive.places import place_of
+from rmqkit.store.archive.seal import Sealed, Work, seal
+from tests.broker.cluster import Cluster
+
+FILE_BYTES = 16 << 10
+BODY = bytes(1000)
+
+
+@pytest.fixture(autouse=True)
+def beside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have segments written by a thread, but where their process is killed."""
+    if request.node.get_closest_marker("faults"):
+        return
+
+    async def write(archive: LogArchive, line: bytes) -> bytes:
+        work = msgspec.json.decode(line, type=Work)
+        try:
+            sealed = await asyncio.to_thread(seal, work, place_of(work.archive, work.below))
+        except OSError as error:
+            sealed = Sealed(error=str(error))
+        return msgspec.json.encode(sealed)
+
+    monkeypatch.setattr(LogArchive, "_writing", write)
+
+
+class Archived(Cluster):
+    """A broker with log files for fourteen messages of 1 KiB, and an archive."""
+
+    def __init__(self, root: Path, **settings):
+        self.archive = root / "archive"
+        store = {"archive": str(self.archive), "commit_log_file_bytes": FILE_BYTES, **settings.pop("store", {})}
+        super().__init__(root / "store", store=store, **settings)
+
+    @property
+    def context(self):
+        return self.standalone.broker.context
+
+    @property
+    def store(self):
+        return self.context.store
+
+    async def fill(self, count=50, queue_id=0):
+        for number in range(count):
+            keys = f"KEYS\x01k{number}\x02TAGS\x01{'even' if number % 2 == 0 else 'odd'}\x02"
+            answer = await self.send(body=b"%d " % number + BODY, properties=keys, queue_id=queue_id)
+            assert answer.code == 0
+
+    async def archive_all(self):
+        """Archive every full file, and delete what may be deleted."""
+        await self.archive_full()
+        self.delete_old()
+
+    async def archive_full(self):
+        self.store.flusher.flush_log()
+        await self.context.archive.round()
+
+    def delete_old(self):
+        for path in (self.store.root / "commitlog").iterdir():
+            os.utime(path, (0, 0))
+        self.store.retention.request()
+        return self.store.retention_round().log_files
+
+    async def read(self, begin, end, **how):
+        """Messages from one to before another, as a client pulls them; the bodies' numbers."""
+        found, offset = [], begin
+        while offset < end:
+            answer = await self.pull(offset, flags=how.pop("flags", 4), **how)
+            following = int(decode_fields(answer)["nextBeginOffset"])
+            assert answer.code in (ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY), answer.remark
+            assert following > offset
+            found += [int(record.body.split(b" ")[0]) for record in iter_records(answer.body)]
+            offset = following
+        return found
+
+
+async def test_a_consumer_reads_across_the_border_in_order(tmp_path):
+    async with Archived(tmp_path) as broker:
+        await broker.fill()
+        await broker.archive_all()
+        assert broker.store.min_offset("T", 0) > 10
+        assert await broker.number(RequestCode.GET_MIN_OFFSET, QueueRequest("T", 0)) == 0
+        assert await broker.read(0, 50) == list(range(50))
+        assert await broker.read(7, 50, count=1) == list(range(7, 50))
+        first = await broker.pull(0, count=3)
+        told = decode_fields(first)
+        assert (told["minOffset"], told["maxOffset"], told["nextBeginOffset"]) == ("0", "50", "3")
+        assert first.remark == "FOUND"
+
+
+async def test_tags_and_sql_are_looked_at(tmp_path):
+    async with Archived(tmp_path, broker={"property_filter": True}) as broker:
+        await broker.fill()
+        await broker.archive_all()
+        assert await broker.read(0, 50, expression="odd") == list(range(1, 50, 2))
+        found = await broker.read(0, 50, expression="TAGS = 'even'", expression_type="SQL92")
+        assert found == list(range(0, 50, 2))
+
+
+async def test_a_restart_finds_what_was_archived(tmp_path):
+    async with Archived(tmp_path) as broker:
+        await broker.fill()
+        await broker.archive_all()
+        low = broker.store.min_offset("T", 0)
+    async with Archived(tmp_path) as broker:
+        await broker.context.archive.round()
+        assert broker.store.min_offset("T", 0) == low
+        assert await broker.read(0, 50) == list(range(50))
+        await broker.fill(30)
+        await broker.archive_all()
+        assert await broker.read(0, 80) == [*range(50), *range(30)]
+
+
+async def test_what_is_not_archived_is_not_deleted(tmp_path):
+    async with Archived(tmp_path) as broker:
+        await broker.fill()
+        assert broker.delete_old() == 0  # nothing is known of the archive yet
+        broker.archive.mkdir()
+        (broker.archive / "broker-a").write_text("a file where the folder should be")
+        with pytest.raises(StoreError, match=r"and kept until it is: .*broker-a"):
+            await broker.archive_full()
+        assert broker.delete_old() == 0
+        (broker.archive / "broker-a").unlink()
+        await broker.archive_all()
+        assert broker.store.min_physical_offset > 0
+        assert await broker.read(0, 50) == list(range(50))
+
+
+async def test_a_full_disk_refuses_messages_before_anything_is_lost(tmp_path, monkeypatch):
+    async with Archived(tmp_path) as broker:
+        await broker.fill()
+        broker.store.retention._disk_used_percent = lambda path: 95
+        assert broker.store.retention_round().log_files == 0
+        assert (await broker.send()).code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert await broker.read(0, 50) == list(range(50))
+
+
+async def test_the_archive_of_another_broker_is_left_alone(tmp_path, caplog):
+    async with Archived(tmp_path) as broker:
+        await broker.fill()
+        await broker.archive_all()
+        segments = sorted(path.name for path in (broker.archive / "broker-a").iterdir())
+    shutil.rmtree(tmp_path / "store")
+    async with Archived(tmp_path) as broker:
+        await broker.fill(30)
+        with pytest.raises(StoreError, match=r"the log ends at|is that of another store"):
+            await broker.context.archive.round()
+        assert broker.delete_old() == 0
+        assert sorted(path.name for path in (broker.archive / "broker-a").iterdir()) == segments
+        assert await broker.number(RequestCode.GET_MIN_OFFSET, QueueRequest("T", 0)) == 0
+        assert await broker.read(0, 30) == list(range(30))
+
+
+async def test_messages_are_found_by_key_by_id_and_by_time(tmp_path):
+    async with Archived(tmp_path) as broker:
+        await broker.fill()
+        records = [bytes(record) for record in broker.store.get("T", 0, 0, count_max=50).records]
+        await broker.archive_all()
+        for number in (0, 13, 49):
+            answer = await broker.ask(
+                RequestCode.QUERY_MESSAGE, topic="T", key=f"k{number}", maxNum=8, beginTimestamp=0, endTimestamp=1 << 60
+            )
+            assert [int(record.body.split(b" ")[0]) for record in iter_records(answer.body)] == [number]
+        first = next(iter_records(records[0]))
+        assert (await broker.ask(RequestCode.VIEW_MESSAGE_BY_ID, offset=first.physical_offset)).body == records[0]
+        missing = await broker.ask(RequestCode.VIEW_MESSAGE_BY_ID, offset=first.physical_offset + 1)
+        assert missing.remark == "can not find message by the offset, 1"
+        search = SearchOffsetRequest("T", 0, first.store_timestamp)
+        assert await broker.number(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search) == 0
+
+
+async def test_a_segment_that_was_changed_is_told(tmp_path):
+    async with Archived(tmp_path) as broker:
+        await broker.fill()
+        await broker.archive_all()
+        path = broker.archive / "broker-a" / segment_name(0)
+        content = bytearray(path.read_bytes())
+        content[20] ^= 1
+        path.write_bytes(content)
+        answer = await broker.pull(0)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert f"{segment_name(0)} was changed or cut" in answer.remark
+        assert await broker.read(broker.store.min_offset("T", 0), 50) == list(
+            range(broker.store.min_offset("T", 0), 50)
+        )
+
+
+async def test_segments_that_were_taken_away_are_passed_over(tmp_path):
+    async with Archived(tmp_path) as broker:
+        await broker.fill()
+        await broker.archive_all()
+    shutil.rmtree(tmp_path / "archive")
+    async with Archived(tmp_path) as broker:
+        await broker.context.archive.round()
+        low = broker.store.min_offset("T", 0)
+        answer = await broker.pull(0)
+        assert (answer.code, decode_fields(answer)["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, str(low))
+
+
+async def test_reads_of_one_connection_are_bounded(tmp_path, monkeypatch):
+    async with Archived(tmp_path) as broker:
+        await broker.fill()
+        await broker.archive_all()
+        let_go, get = asyncio.Event(), LogArchive._in_thread
+
+        async def wait(archive, work):
+            await let_go.wait()
+            return await get(archive, work)
+
+        monkeypatch.setattr(LogArchive, "_in_thread", wait)
+        pulls = [asyncio.ensure_future(broker.pull(0)) for _ in range(40)]
+        refused, _ = await asyncio.wait(pulls, return_when=asyncio.FIRST_COMPLETED)
+        let_go.set()
+        codes = [answer.code for answer in await asyncio.gather(*pulls)]
+        assert codes.count(ResponseCode.SYSTEM_BUSY) == 8
+        assert codes.count(ResponseCode.SUCCESS) == 32
+        assert all(one.result().code == ResponseCode.SYSTEM_BUSY for one in refused)
+
+
+@pytest.mark.faults
+async def test_the_process_that_writes_segments_may_be_killed(tmp_path, caplog):
+    async with Archived(tmp_path) as broker:
+        await broker.fill(30)
+        working = asyncio.ensure_future(broker.archive_full())
+        while broker.context.archive._process is None:
+            await asyncio.sleep(0)
+        broker.context.archive._process.kill()
+        await asyncio.wait([working])
+        told = str(working.exception() or caplog.text)  # of this round, or of one of the broker's own
+        assert "is not archived: the process that should write it died" in told
+        await broker.archive_all()
+        assert broker.store.min_physical_offset > 0
+        assert await broker.read(0, 30) == list(range(30))
+        archive = Archive(place_of(str(broker.archive), "broker-a"))
+        assert archive.refresh() >= 1

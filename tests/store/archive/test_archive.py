@@ -1,0 +1,267 @@
+"""Sealed segments: what is in them, reading them, and places that refuse or change them."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rmqkit.errors import StoreError
+from rmqkit.protocol.properties import encoded_tags_code
+from rmqkit.protocol.record import decode_record
+from rmqkit.store.archive.archive import Archive, segment_name
+from rmqkit.store.archive.places import Folder, place_of, shown
+from rmqkit.store.archive.seal import Work, main, seal
+from rmqkit.store.archive.segment import SegmentFile, rebuild, write_segment
+from tests.golden_stores import unpack_golden
+
+STORES = ["5.4.0", "4.9.4", "5.4.0-retained", "5.4.0-ipv6-crc"]
+
+
+def log_files(root: Path) -> list[Path]:
+    return sorted((root / "commitlog").iterdir())
+
+
+def sealed(root: Path, place: Folder) -> Archive:
+    """The archive of all files of a store's log."""
+    for path in log_files(root):
+        seal(Work(str(path), int(path.name), "", "", with_tags=False), place)
+    archive = Archive(place)
+    assert archive.refresh() == len(log_files(root))
+    return archive
+
+
+@pytest.fixture(scope="module", params=STORES)
+def golden(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Archive]:
+    folder = tmp_path_factory.mktemp("archive")
+    root = unpack_golden(request.param, folder).root
+    return root, sealed(root, Folder(folder / "archive"))
+
+
+def records_of(root: Path) -> dict[int, bytes]:
+    """All records of the log, by their offset, followed by their sizes alone."""
+    found = {}
+    for path in log_files(root):
+        log, position = path.read_bytes(), 0
+        while position < len(log) and log[position + 4 : position + 7] == b"\xda\xa3\x20":
+            size = int.from_bytes(log[position : position + 4], "big")
+            found[int(path.name) + position] = log[position : position + size]
+            position += size
+    return found
+
+
+def test_every_record_of_an_apache_log_is_read_back(golden):
+    root, archive = golden
+    expected = records_of(root)
+    assert len(expected) > 20
+    for physical_offset, record in expected.items():
+        assert archive.record_at(physical_offset) == record
+        assert archive.record_at(physical_offset + 1) is None
+
+
+def test_a_queue_is_read_back_in_order(golden):
+    root, archive = golden
+    by_queue: dict[tuple[str, int], list[bytes]] = {}
+    for content in records_of(root).values():
+        record = decode_record(content)
+        if record.sys_flag & 0xC not in (0x4, 0xC):
+            by_queue.setdefault((record.topic, record.queue_id), []).append(content)
+    for (topic, queue_id), contents in by_queue.items():
+        numbers = [decode_record(one).queue_offset for one in contents]
+        assert archive.min_offset(topic, queue_id, 1 << 40) == numbers[0]
+        found, following = [], numbers[0]
+        while archive.has(topic, queue_id, following):
+            part = archive.get(topic, queue_id, following, count_max=3, bytes_max=1 << 20)
+            assert 0 < len(part.records) <= 3
+            found += map(bytes, part.records)
+            following = part.next_begin_offset
+        assert found == contents
+
+
+def test_a_log_file_is_made_again(golden):
+    root, archive = golden
+    for path in log_files(root):
+        name = segment_name(int(path.name))
+        place = archive.place
+        segment = SegmentFile(name, lambda at, size: place.read(name, at, size), place.names()[name])  # noqa: B023
+        end = segment.directory.records_end - segment.directory.start
+        assert rebuild(segment)[:end] == path.read_bytes()[:end]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Archive]:
+    folder = tmp_path_factory.mktemp("plain")
+    root = unpack_golden("5.4.0", folder).root
+    return root, sealed(root, Folder(folder / "archive"))
+
+
+def test_tags_are_looked_at(plain):
+    _, archive = plain
+    records = archive.get("GoldPlain", 0, 0, count_max=1000, bytes_max=1 << 30).records
+    tags = [decode_record(one).properties.partition(b"TAGS\x01")[2].partition(b"\x02")[0] for one in records]
+    wanted = next(one for one in tags if one)
+    codes = frozenset([encoded_tags_code(wanted)])
+    found = archive.get("GoldPlain", 0, 0, count_max=1000, bytes_max=1 << 30, codes=codes, tags_code=encoded_tags_code)
+    assert 0 < len(found.records) == tags.count(wanted)
+    assert found.next_begin_offset == len(records)
+
+
+def test_a_message_is_found_by_its_key_and_by_time(plain):
+    root, archive = plain
+    by_key = [
+        record
+        for record in map(decode_record, records_of(root).values())
+        if record.topic == "GoldKey" and record.queue_id == 0
+    ]
+    for record in by_key[:5]:
+        unique_key = record.properties.partition(b"UNIQ_KEY\x01")[2].partition(b"\x02")[0].decode()
+        found = archive.query("GoldKey", unique_key, 32, 0, 1 << 60)
+        assert [decode_record(one).physical_offset for one in found] == [record.physical_offset]
+        assert archive.query("GoldKey", unique_key, 32, 0, record.store_timestamp - 1) == []
+        assert archive.query("GoldPlain", unique_key, 32, 0, 1 << 60) == []
+        first = next(one.queue_offset for one in by_key if one.store_timestamp >= record.store_timestamp)
+        assert archive.offset_by_time("GoldKey", 0, record.store_timestamp) == first
+    assert archive.offset_by_time("GoldKey", 0, 1 << 60) is None
+    assert archive.offset_by_time("NoTopic", 0, 0) is None
+
+
+def test_bytes_that_are_no_record_are_kept(tmp_path):
+    root = unpack_golden("5.4.0", tmp_path).root
+    path = log_files(root)[0]
+    log = bytearray(path.read_bytes())
+    size = int.from_bytes(log[:4], "big")
+    log[size + 4] ^= 0xFF  # the second record is none any more
+    path.write_bytes(log)
+    place = Folder(tmp_path / "archive")
+    assert seal(Work(str(path), 0, "", "", with_tags=False), place).other_bytes == int.from_bytes(
+        log[size : size + 4], "big"
+    )
+    name = segment_name(0)
+    segment = SegmentFile(name, lambda at, count: place.read(name, at, count), place.names()[name])
+    end = segment.directory.records_end
+    assert rebuild(segment)[:end] == log[:end]
+
+
+# ---- places, and what goes wrong with them
+
+
+@contextmanager
+def one_segment(tmp_path: Path) -> Iterator[tuple[Path, Archive]]:
+    root = unpack_golden("4.9.4", tmp_path).root
+    for path in log_files(root)[1:]:
+        path.unlink()
+    yield tmp_path / "archive" / segment_name(0), sealed(root, Folder(tmp_path / "archive"))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
+def test_a_changed_byte_is_told_and_nothing_wrong_is_read(tmp_path, share):
+    with one_segment(tmp_path) as (path, archive):
+        before = {queue: self_read(archive, *queue) for queue in list(archive._queues)}
+        content = bytearray(path.read_bytes())
+        content[int(len(content) * share)] ^= 0x55
+        path.write_bytes(content)
+        again, refused = Archive(archive.place), 0
+        if again.refresh() == 0:
+            return  # its directory is not what was written: it counts as not there
+        for queue, records in before.items():
+            try:
+                assert self_read(again, *queue) == records
+            except StoreError as error:
+                assert segment_name(0) in str(error)
+                refused += 1
+        assert refused or share == 0.9  # a part of the tables that are not read here
+
+
+def self_read(archive: Archive, topic: str, queue_id: int) -> list[bytes]:
+    return list(map(bytes, archive.get(topic, queue_id, 0, count_max=10_000, bytes_max=1 << 30).records))
+
+
+@pytest.mark.parametrize("kept", [0, 7, 40, 20_000])
+def test_a_segment_that_was_cut_counts_as_not_there(tmp_path, kept, caplog):
+    with one_segment(tmp_path) as (path, archive):
+        path.write_bytes(path.read_bytes()[:kept])
+        again = Archive(archive.place)
+        assert again.refresh() == 0
+        assert "it is made anew while its log file is there" in caplog.text
+        assert again.covered(0) == 0
+
+
+def test_the_archive_of_another_log_is_refused(tmp_path):
+    with one_segment(tmp_path) as (_, archive):
+        own = archive.record_at(0)
+        archive.check(lambda start: own, 1 << 20)
+        with pytest.raises(StoreError, match="is that of another store"):
+            archive.check(lambda start: bytes(100), 1 << 20)
+        with pytest.raises(StoreError, match="reaches to 131072 and the log ends at 1000"):
+            archive.check(lambda start: None, 1000)
+
+
+def test_what_is_covered_ends_at_the_first_gap(plain, tmp_path):
+    _, archive = plain
+    assert archive.covered(0) == 4 * 131072
+    shutil.copytree(str(archive.place), tmp_path / "copy")
+    (tmp_path / "copy" / segment_name(131072)).unlink()
+    with_gap = Archive(Folder(tmp_path / "copy"))
+    with_gap.refresh()
+    assert (with_gap.covered(0), with_gap.covered(131072), with_gap.covered(262144)) == (131072, 131072, 4 * 131072)
+    shutil.copy(Path(str(archive.place)) / segment_name(131072), tmp_path / "copy")
+    assert with_gap.refresh() == 1
+    assert with_gap.covered(0) == 4 * 131072
+    assert self_read(with_gap, "GoldBig", 1) == self_read(archive, "GoldBig", 1)
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path):
+    place = Folder(tmp_path / "archive")
+
+    def write() -> None:
+        with place.writing("x") as out:
+            out.write(b"half")
+            raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"):
+        write()
+    assert place.names() == {}
+    assert list((tmp_path / "archive").iterdir()) == []
+
+
+def test_the_process_says_in_one_line_what_went_wrong(tmp_path, capfdbinary):
+    work = b'{"path":"%s","start":0,"archive":"%s","below":"b","with_tags":false}\n'
+    assert main(io.BytesIO(work % (bytes(tmp_path / "missing"), bytes(tmp_path)))) == 1
+    assert b"FileNotFoundError" in capfdbinary.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("s3://key:secret@bucket/a?endpoint_override=x", "s3://bucket/a"),
+        ("/data/archive", "/data/archive"),
+    ],
+)
+def test_nobody_is_shown_the_credentials_of_an_address(setting, said):
+    assert shown(setting) == said
+
+
+def test_a_place_of_no_known_kind_is_refused():
+    with pytest.raises(StoreError, match="is no address of an archive"):
+        place_of("nothing://x/y", "broker-a")
+
+
+def test_an_address_of_pyarrow_keeps_segments_like_a_folder(tmp_path):
+    root = unpack_golden("5.4.0", tmp_path).root
+    folder, address = Folder(tmp_path / "folder"), place_of(f"file://{tmp_path}/objects", "broker-a")
+    by_folder, by_address = sealed(root, folder), sealed(root, address)
+    assert folder.names() == address.names()
+    for queue in by_folder._queues:
+        assert self_read(by_folder, *queue) == self_read(by_address, *queue)
+
+
+def test_an_empty_file_makes_an_empty_segment(tmp_path):
+    (tmp_path / "log").write_bytes(bytes(1024))
+    with (tmp_path / "log").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as log:
+        directory = write_segment(log, 0, io.BytesIO(), with_tags=False)
+    assert (directory.record_count, directory.other_bytes) == (0, 1024)
