@@ -70,6 +70,10 @@ crash: $(STAMP) ## 2,000 simulated power cuts and 500 SIGKILLs under the store, 
 crash-ha: $(STAMP) ## 100 SIGKILLs for master and slave with bad links between them, and split histories, 5 minutes
 	@$(BIN)/python -m tests.faults.ha.crash $(ARGS)
 
+.PHONY: bench-archive
+bench-archive: $(STAMP) ## reading from an archive beside the log it was made of, sealing, cold seeks
+	@$(BIN)/python -m bench.archive_bench $(ARGS)
+
 .PHONY: archive-kills
 archive-kills: $(STAMP) ## 200 SIGKILLs while a store archives its log: nothing lost, nothing twice, 5 minutes; ARGS="--seed 7"
 	@$(BIN)/python -m tests.faults.archive $(ARGS)

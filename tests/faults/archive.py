@@ -4,8 +4,8 @@ read back from the archive and the log: none lost, none twice, in order.
     python -m tests.faults.archive --kills 200 --seed 7
 
 A round is a process of its own: it opens the store, goes on to put messages, tells each that is on the disk, has full
-files archived (each by one more process) and deleted, and is killed after a random number of turns and some ms. The process that writes a
-segment lives on without it, as it would beside a broker that was killed.
+files archived (each by one more process) and deleted, and is killed after a random number of turns and some ms. The
+process that writes a segment lives on without it, as it would beside a broker that was killed.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def run(root: Path, kills: int, seed: int, *, most_turns: int = 12) -> Outcome:
     queues, archived, segments = read_back(root)
     numbers = [one for queue in queues for one in queue]
     once = set(numbers)
-    outcome = Outcome(
+    return Outcome(
         kills=kills,
         told=len(expected),
         found=len(numbers),
@@ -150,7 +150,6 @@ def run(root: Path, kills: int, seed: int, *, most_turns: int = 12) -> Outcome:
         twice=sorted(one for one in once if numbers.count(one) > 1) if len(once) < len(numbers) else [],
         is_ordered=all(queue == sorted(queue) for queue in queues),
     )
-    return outcome
 
 
 def main() -> int:

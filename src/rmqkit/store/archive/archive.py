@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import re
+import struct
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
@@ -20,12 +21,13 @@ from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
-from rmqkit.errors import RecordCorrupt, StoreError
+from rmqkit.errors import StoreError
 from rmqkit.protocol.properties import find_property
-from rmqkit.protocol.record import Record, decode_record, record_properties
+from rmqkit.protocol.record import INNER_BATCH, decode_record, record_properties
 from rmqkit.store.archive.places import Place
-from rmqkit.store.archive.segment import Block, Directory, SegmentFile, identity_of, messages_of
+from rmqkit.store.archive.segment import Block, Directory, Queue, SegmentFile, identity_of, messages_of
 from rmqkit.store.index.file import key_hash, keys_of
+from rmqkit.store.log.scan import RECORD_BYTES_MIN
 from rmqkit.store.reader import GetResult, GetStatus
 
 __all__ = ["Archive", "segment_name"]
@@ -37,6 +39,8 @@ _FETCH_BYTES = 1 << 20
 _OPEN_MAX = 64
 _NAME = re.compile(r"(\d{20})\.segment")
 _COMPARED_MAX = 4096
+_HEAD = struct.Struct(">i16xq8xi")
+"""size, queueOffset and sysFlag at the start of a record."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +69,15 @@ class _Numbers(Struct):
     ends: array[int]
 
 
+class _Rows(Struct):
+    """A block, and where its records lie: numbers from ``numbers`` to before ``ends``, between two of ``bounds``."""
+
+    view: memoryview
+    numbers: array[int]
+    ends: array[int]
+    bounds: array[int]
+
+
 class Archive:
     """The segments of one log.
 
@@ -78,7 +91,7 @@ class Archive:
         self._segments: list[_Known] = []
         self._queues: dict[tuple[str, int], _Numbers] = {}
         self._open: OrderedDict[str, tuple[SegmentFile, list[Block]]] = OrderedDict()
-        self._contents: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._contents: OrderedDict[tuple[str, int], _Rows] = OrderedDict()
         self._content_bytes = 0
 
     # ---- what there is
@@ -189,8 +202,6 @@ class Archive:
         )
         scanned = 0
         for _, following, record in self._from(topic, queue_id, queue_offset):
-            if following <= queue_offset:
-                continue
             if result.records and (result.size + len(record) > bytes_max or len(result.records) >= count_max):
                 break
             scanned += len(record)
@@ -209,18 +220,28 @@ class Archive:
         if rows is None:
             return
         for index in range(bisect_right(rows.ends, queue_offset), len(rows.ends)):
-            yield from self._of(rows.segments[index], topic, queue_id, lambda block: block.first <= queue_offset)
+            yield from self._of(
+                rows.segments[index], topic, queue_id, lambda block: block.first <= queue_offset, queue_offset
+            )
 
     def _of(
-        self, known: _Known, topic: str, queue_id: int, is_before: Callable[[Block], bool]
+        self,
+        known: _Known,
+        topic: str,
+        queue_id: int,
+        is_before: Callable[[Block], bool],
+        queue_offset: int = -1,
     ) -> Iterator[tuple[int, int, memoryview]]:
-        """The messages that a segment has of a queue, from the last block on that lies before what is looked for."""
+        """The messages that a segment has of a queue, from the last block on that lies before what is looked for; of
+        that only messages behind ``queue_offset``, or the one that holds it."""
         segment, blocks = self._opened(known)
         queue = next(one for one in segment.directory.queues if (one.topic, one.queue_id) == (topic, queue_id))
         own = range(queue.block, queue.block_end)
         first = max(0, bisect_left(own, True, key=lambda block: not is_before(blocks[block])) - 1)
         for block in own[first:]:
-            yield from _numbered(self._content(segment, blocks, block, queue.block_end))
+            rows = self._content(segment, blocks, block, queue.block_end)
+            for at in range(bisect_right(rows.ends, queue_offset), len(rows.ends)):
+                yield rows.numbers[at], rows.ends[at], rows.view[rows.bounds[at] : rows.bounds[at + 1]]
 
     def record_at(self, physical_offset: int) -> memoryview | None:
         """The record at an offset of the log, None where none begins. Raises StoreError, OSError."""
@@ -231,12 +252,13 @@ class Archive:
         place = segment.place_of(physical_offset)
         if place is None:
             return None
-        content = self._content(segment, blocks, place.block, place.block + 1)
-        try:
-            size = decode_record(content, place.at).size
-        except RecordCorrupt:
-            return None
-        return memoryview(content)[place.at : place.at + size]
+        if not any(
+            queue.topic or queue.queue_id >= 0 for queue in segment.directory.queues if _has(queue, place.block)
+        ):
+            return None  # bytes that are no record
+        rows = self._content(segment, blocks, place.block, place.block + 1)
+        at = bisect_right(rows.bounds, place.at)
+        return rows.view[place.at : rows.bounds[at]]
 
     def query(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> list[memoryview]:
         """Records that have a key, stored between two times; the newest segments first. Raises StoreError, OSError."""
@@ -286,8 +308,8 @@ class Archive:
                 self._open.popitem(last=False)
         return found
 
-    def _content(self, segment: SegmentFile, blocks: list[Block], number: int, end: int) -> bytes:
-        """What a block holds; those behind it are fetched with it, as far as the queue goes."""
+    def _content(self, segment: SegmentFile, blocks: list[Block], number: int, end: int) -> _Rows:
+        """A block; those behind it are fetched with it, as far as the queue goes."""
         with self._lock:
             found = self._contents.get((segment.name, number))
             if found is not None:
@@ -297,15 +319,19 @@ class Archive:
         while last < end and (last == number or size + blocks[last].stored_bytes <= _FETCH_BYTES):
             size += blocks[last].stored_bytes
             last += 1
-        contents = segment.contents(blocks[number:last])
+        fetched = [_rows(segment.name, content) for content in segment.contents(blocks[number:last])]
         with self._lock:
-            for at, content in enumerate(contents, number):
+            for at, rows in enumerate(fetched, number):
                 if (segment.name, at) not in self._contents:
-                    self._contents[segment.name, at] = content
-                    self._content_bytes += len(content)
+                    self._contents[segment.name, at] = rows
+                    self._content_bytes += rows.view.nbytes
             while self._content_bytes > CACHE_BYTES and len(self._contents) > 1:
-                self._content_bytes -= len(self._contents.popitem(last=False)[1])
-        return contents[0]
+                self._content_bytes -= self._contents.popitem(last=False)[1].view.nbytes
+        return fetched[0]
+
+
+def _has(queue: Queue, block: int) -> bool:
+    return queue.block <= block < queue.block_end
 
 
 def _enter(queues: dict[tuple[str, int], _Numbers], known: _Known, directory: Directory) -> None:
@@ -322,13 +348,20 @@ def _enter(queues: dict[tuple[str, int], _Numbers], known: _Known, directory: Di
             rows.ends.append(queue.end)
 
 
-def _numbered(content: bytes) -> Iterator[tuple[int, int, memoryview]]:
-    view, position = memoryview(content), 0
+def _rows(name: str, content: bytes) -> _Rows:
+    """Number the records of a block. Raises StoreError: it does not consist of records."""
+    rows = _Rows(memoryview(content), array("q"), array("q"), array("q", [0]))
+    position = 0
     while position < len(content):
-        record: Record = decode_record(content, position)
-        end = position + record.size
-        yield record.queue_offset, record.queue_offset + messages_of(record), view[position:end]
-        position = end
+        size, number, sys_flag = _HEAD.unpack_from(content, position)
+        if size < RECORD_BYTES_MIN or position + size > len(content):
+            raise StoreError(f"{name} has a block with a record of {size} bytes")
+        count = messages_of(decode_record(content, position)) if sys_flag & INNER_BATCH else 1
+        rows.numbers.append(number)
+        rows.ends.append(number + count)
+        position += size
+        rows.bounds.append(position)
+    return rows
 
 
 def _is_wanted(
