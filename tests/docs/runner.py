@@ -197,6 +197,7 @@ class PageRun:
             **os.environ,
             **_PYTHON,
             "HOME": str(folder),
+            "XDG_CONFIG_HOME": str(folder / ".config"),
             "PATH": f"{_BIN}:{os.environ['PATH']}",
             "COLUMNS": "120",
             "NO_COLOR": "1",

@@ -20,7 +20,7 @@ from rmqkit.errors import SettingsError
 
 __all__ = ["app"]
 
-_EVERYWHERE = {"admin", "top", "send", "tail", "consume", "explain"}
+_EVERYWHERE = {"admin", "top", "send", "tail", "consume", "explain", "profile"}
 """Commands that need no more than a client; the others run servers or read stores, and need Linux or macOS."""
 
 _HELP_NAMES = ["-h", "--help"]
@@ -40,6 +40,7 @@ _MODULES = {
     "consume": "consume",
     "replay": "replay",
     "explain": "admin.message",
+    "profile": "profile",
     "store": "store",
     "pipeline": "pipeline.commands",
 }

@@ -105,7 +105,9 @@ def send(
     delay_level: Annotated[
         int,
         typer.Option(
-            min=0, help="Delay level: 1 is 1 s, 2 is 5 s, … (messageDelayLevel of the broker).", show_default=False
+            min=0,
+            help="Delay level: 1 is 1 s, 2 is 5 s, … (messageDelayLevel of the broker). A larger one is the last.",
+            show_default=False,
         ),
     ] = 0,
     delay_ms: Annotated[

@@ -37,6 +37,7 @@ from typer.core import TyperGroup
 
 from rmqkit.admin import Admin
 from rmqkit.admin.calls import Done
+from rmqkit.cli import profiles
 from rmqkit.errors import RmqError
 from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings
@@ -132,15 +133,36 @@ Key = Annotated[str, Named("-k", "--key", help="Name of the key.")]
 Value = Annotated[str, Named("-v", "--value", help="New value.")]
 
 
+def _profile_names(incomplete: str) -> list[str]:
+    try:
+        return [name for name in sorted(profiles.read().profiles) if name.startswith(incomplete)]
+    except RmqError:  # a shell that completes must not show it
+        return []
+
+
+PROFILE_NAMES = _profile_names
+
+
+def _chosen(context: typer.Context, value: str | None) -> str | None:
+    return profiles.choose(context, value)
+
+
+def _resolved(context: typer.Context, option: typer.CallbackParam, value: Any) -> Any:
+    return profiles.resolved(context, option, value)
+
+
 def _common(kind: Any, default: Any, names: str, text: str, **more: Any) -> tuple[Any, Any]:
     """An option's annotation and default."""
-    panel = "Connection and output"
-    option = typer.Option(*names.split(), help=text, show_default=False, rich_help_panel=panel, **more)
-    return Annotated[kind, option], default
+    more = {"rich_help_panel": "Connection and output", "callback": _resolved, **more}
+    return Annotated[kind, typer.Option(*names.split(), help=text, show_default=False, **more)], default
 
 
 _SERVERS = f"Name servers, as host:port;host:port (default {LOCAL})."
+_PROFILE: dict[str, Any] = {"callback": _chosen, "is_eager": True, "autocompletion": PROFILE_NAMES}
 COMMON: dict[str, tuple[Any, Any]] = {
+    "profile": _common(
+        str | None, None, "--profile", "Profile of the cluster (rmq profile).", envvar=profiles.VARIABLE, **_PROFILE
+    ),
     "name_servers": _common(str, LOCAL, "-n --name-servers", _SERVERS, envvar="NAMESRV_ADDR"),
     "as_json": _common(bool, False, "--json", "Print JSON."),
     "timeout_ms": _common(int, 5000, "--timeout", "Timeout of each request in ms (default 5000).", min=1),

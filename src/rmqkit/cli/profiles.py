@@ -1,0 +1,193 @@
+"""Profiles: what a person calls their clusters, and how to reach them, in one file.
+
+``rmq profile`` writes the file. The option ``--profile`` of each command that asks name servers chooses one of it. The
+file is ``$XDG_CONFIG_HOME/rmqkit/profiles.json``, by default in ``~/.config``::
+
+    {"current": "prod",
+     "profiles": {"prod": {"nameServers": "ns-a:9876;ns-b:9876", "accessKey": "ada", "secretKeyEnv": "PROD_SECRET"}}}
+
+It is readable for its owner alone, as it may hold secret keys; one that others can read is refused while it does.
+
+Each option of a command has the first of these values that there is (`resolved`):
+
+1. of the command line: the option itself, then the profile that ``--profile`` names there
+2. of the environment: the option's variable (``NAMESRV_ADDR``)
+3. of the profile that ``RMQ_PROFILE`` names, else of the current one (``rmq profile use``)
+4. the option's default
+
+Servers have settings files and read no profiles: a broker must not register somewhere because a person works there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from rmqkit.errors import SettingsError
+from rmqkit.remoting.address import split_addresses
+
+__all__ = ["Profile", "Profiles", "choose", "file_path", "read", "resolved", "secret_of", "write"]
+
+VARIABLE = "RMQ_PROFILE"
+NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_CHOSEN = "rmqkit.profile"
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+class Profile(Struct, rename="camel", omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
+    """How to reach a cluster, and as whom. Fields have the names of the common options.
+
+    Attributes:
+        secret_key_env: the environment variable that holds the secret key.
+        secret_key_file: the file that holds the secret key, as its first line.
+    """
+
+    name_servers: str
+    timeout_ms: Annotated[int, Meta(ge=1)] | None = None
+    access_key: str = ""
+    secret_key: str = ""
+    secret_key_env: str = ""
+    secret_key_file: str = ""
+    tls: bool = False
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+
+    def __post_init__(self) -> None:
+        split_addresses(self.name_servers)
+        given = [name for name in ("secret_key", "secret_key_env", "secret_key_file") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"the secret key is given {len(given)} times: {', '.join(given)}")
+        if given and not self.access_key:
+            raise ValueError("there is a secret key and no access key")
+
+
+class Profiles(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """What the file says: profiles by name, and which of them commands use that are not told one."""
+
+    current: str = ""
+    profiles: dict[str, Profile] = {}
+
+    def named(self, name: str) -> Profile:
+        """A profile. Raises SettingsError: there is none of that name."""
+        if name in self.profiles:
+            return self.profiles[name]
+        near = difflib.get_close_matches(name, self.profiles, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        known = f"it has {', '.join(sorted(self.profiles))}" if self.profiles else "add one with: rmq profile add"
+        raise SettingsError(f"there is no profile {name!r} in {file_path()}: {hint}{known}")
+
+
+def file_path() -> Path:
+    """Where the profiles of this user are."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(folder) / "rmqkit" / "profiles.json"
+
+
+def read() -> Profiles:
+    """The profiles of this user; none when there is no file yet.
+    Raises SettingsError: the file cannot be read, is not as it must be, or holds a secret key that others can read."""
+    path = file_path()
+    try:
+        with path.open("rb") as file:
+            text, mode = file.read(), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        found = msgspec.json.decode(text, type=Profiles)
+    except FileNotFoundError:
+        return Profiles()
+    except OSError as error:
+        raise SettingsError(f"cannot read the profiles in {path}: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        raise SettingsError(f"{path} is not a file of profiles: {error}") from None
+    holding = sorted(name for name, profile in found.profiles.items() if profile.secret_key)
+    if holding and mode & _OTHERS and sys.platform != "win32":
+        told = f"{path} holds the secret key of {', '.join(holding)} and other users can read it (mode {mode:o})"
+        raise SettingsError(f"{told}: chmod 600 {path}")
+    return found
+
+
+def write(profiles: Profiles) -> Path:
+    """Write the file, whole at any time and readable for its owner alone.
+    Raises SettingsError: it cannot be written."""
+    path = file_path()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target = path.resolve()  # of a person who keeps the file elsewhere and has a link here
+        fresh = target.with_name(f".{target.name}.tmp")
+        fresh.unlink(missing_ok=True)
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(profiles)) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(target)
+    except OSError as error:
+        raise SettingsError(f"cannot write the profiles to {path}: {error.strerror}") from None
+    return path
+
+
+def secret_of(name: str, profile: Profile) -> str:
+    """The secret key of a profile, wherever it is kept; empty when it has none.
+    Raises SettingsError: its variable is not set, or its file cannot be read."""
+    if variable := profile.secret_key_env:
+        secret = os.environ.get(variable, "")
+        place = f"environment variable {variable}, which is not set"
+    elif profile.secret_key_file:
+        path = Path(profile.secret_key_file).expanduser()
+        try:
+            secret = path.read_text(encoding="utf-8").partition("\n")[0].strip()
+        except (OSError, UnicodeDecodeError) as error:
+            cause = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise SettingsError(f"profile {name} has its secret key in {path}, which cannot be read: {cause}") from None
+        place = f"{path}, whose first line is empty"
+    else:
+        return profile.secret_key
+    if not secret:
+        raise SettingsError(f"profile {name} has its secret key in {place}")
+    return secret
+
+
+# ---------------------------------------------------------------- the options of a command
+
+
+class _Chosen(Struct):
+    name: str
+    profile: Profile
+    is_first: bool
+    """Whether it was named on the command line, and so goes before the environment."""
+
+
+def choose(context: Any, value: str | None) -> str | None:
+    """Callback of the option ``--profile``, before those of all others: remember which one holds. An empty name is
+    none. Raises SettingsError: there is no such profile."""
+    profiles = read() if value != "" else Profiles()
+    if name := profiles.current if value is None else value:
+        is_first = context.get_parameter_source("profile").name == "COMMANDLINE"
+        context.meta[_CHOSEN] = _Chosen(name, profiles.named(name), is_first)
+    return value
+
+
+def resolved(context: Any, option: Any, value: Any) -> Any:
+    """Callback of the common options: the option's value, of the command line, environment, profile or default.
+    Raises SettingsError: the profile's secret key cannot be had."""
+    chosen: _Chosen | None = context.meta.get(_CHOSEN)
+    if chosen is None or option.name not in Profile.__struct_fields__:
+        return value
+    source = context.get_parameter_source(option.name).name
+    if source == "COMMANDLINE" or (source == "ENVIRONMENT" and not chosen.is_first):
+        return value
+    kept = secret_of(chosen.name, chosen.profile) if option.name == "secret_key" else None
+    return kept or getattr(chosen.profile, option.name) or value
+
+
+def described(profile: Profile) -> Mapping[str, Any]:
+    """A profile as people and programs may see it: the secret key is covered."""
+    shown = msgspec.to_builtins(profile)
+    return {name: "***" if name == "secretKey" else value for name, value in shown.items()}
