@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 import threading
 import tomllib
 
@@ -16,13 +19,15 @@ from rmqkit import Message, StartFrom, sync
 from tests.deploy.compose import CLUSTER, COMPOSE, FOLDER, environment, interpolated, words
 from tests.deploy.images import CONTAINERFILE, IMAGES, instruction
 from tests.deploy.pods import BIN, DATA, DEPLOY, ROOT, SECONDS_MAX, pods
+from tests.interop.server_process import ServerProcess, wait_until
 from tests.patience import producing, pushing
 
 FILES = {"compose.yaml": COMPOSE, "cluster.yaml": CLUSTER}
 OURS = [
     (f"{file}-{name}", one) for file, all_ in FILES.items() for name, one in all_["services"].items() if "build" in one
 ]
-SERVERS = [pytest.param(one, id=name) for name, one in OURS]
+SERVICES = [pytest.param(one, id=name) for name, one in OURS]
+SERVERS = [pytest.param(one, id=name) for name, one in OURS if "environment" in one]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
@@ -63,7 +68,7 @@ def test_the_release_workflow_follows_its_schema():
     )
 
 
-@pytest.mark.parametrize("service", SERVERS)
+@pytest.mark.parametrize("service", SERVICES)
 def test_an_image_is_of_this_version_and_of_a_stage_that_exists(service):
     target = service["build"]["target"]
     assert target in IMAGES
@@ -151,6 +156,27 @@ def test_the_cluster_s_services_form_a_shard_with_two_copies(shard):
     with sync.PushConsumer("billing", shard.name_server, settings=settings) as consumer:
         consumer.subscribe("Orders", handler=take)
         assert done.wait(SECONDS_MAX), wanted - received
+
+
+def test_the_console_of_the_cluster_shows_it_and_is_healthy(shard, tmp_path):
+    service = CLUSTER["services"]["console"]
+    here = {"namesrv-a:9876;namesrv-b:9876": shard.name_server, "0.0.0.0": "127.0.0.1"}
+    command = [BIN / "rmq", *(here.get(word, word) for word in words(service)), "--port", "0"]
+    health = json.loads(instruction("console", "HEALTHCHECK").partition(" CMD ")[2])
+    assert service["ports"] == ["127.0.0.1:9875:9875"], "whoever reaches it needs no password"
+    environ = {**os.environ, "HOME": str(tmp_path)}
+    environ.pop("XDG_STATE_HOME", None)
+    with ServerProcess(command, tmp_path / "log", environ) as console:
+        address = console.wait_ready(r"^ready console=http://(\S+)/$", SECONDS_MAX)[1]
+        asking = [sys.executable, *(word.replace("127.0.0.1:9875", address) for word in health[1:])]
+        # It is not healthy before it has asked the cluster once.
+        wait_until(
+            lambda: subprocess.run(asking, capture_output=True, timeout=SECONDS_MAX).returncode == 0,
+            SECONDS_MAX,
+            f"healthy console at {address}",
+        )
+        assert console.stop(signal.SIGTERM, SECONDS_MAX) == 0, console.log_tail()
+    assert health[0] == "python"
 
 
 def test_prometheus_and_grafana_find_what_they_are_told():
