@@ -1,6 +1,6 @@
 """A program whose clients know nothing of tracing: ``python examples/traced.py [HOST:PORT of a name server]``.
 
-``opentelemetry-instrument`` does the same from outside, without the lines of `main`; needs ``rmqkit[otel]``.
+``opentelemetry-instrument`` does the same from outside, without the lines of `main`; needs the extra ``otel``.
 """
 
 from __future__ import annotations

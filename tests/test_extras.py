@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -63,6 +64,32 @@ def test_a_package_that_is_missing_is_told_with_what_needs_it(monkeypatch, insta
         import google.protobuf  # noqa: F401
     assert str(caught.value) == "rmq proxy needs protobuf, which is not installed: pip install 'rmqkit[grpc]'"
     assert exit_code(caught.value) == ExitCode.USAGE
+
+
+FRAMEWORKS = [
+    ("rmqkit.faststream", "faststream", "faststream", "faststream"),
+    ("rmqkit.kombu", "kombu", "kombu", "celery"),
+    ("rmqkit.client.observe.otel", "opentelemetry", "OpenTelemetry", "otel"),
+    ("rmqkit.client.observe.instrumentor", "opentelemetry.instrumentation", "OpenTelemetry", "otel"),
+]
+
+
+@pytest.mark.parametrize(("ours", "module", "package", "extra"), FRAMEWORKS)
+def test_the_part_for_a_framework_that_is_missing_says_so(ours, module, package, extra, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith((ours, f"{module}."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ExtraMissing) as caught:
+        importlib.import_module(ours)
+    assert str(caught.value) == f"{ours} needs {package}, which is not installed: {extras.install(extra)}"
+
+
+def test_a_package_of_another_release_is_told(installed_from):
+    installed_from(None)
+    with pytest.raises(ExtraMissing) as caught, extras.needed("testing", "a fixture"):
+        from msgspec import no_such_name  # noqa: F401
+    told = "a fixture needs another release of msgspec, which is not installed: pip install 'rmqkit[testing]'"
+    assert str(caught.value) == told
 
 
 def test_a_module_of_ours_that_is_missing_is_a_fault():

@@ -14,7 +14,13 @@ from rmqkit.errors import ExtraMissing
 
 __all__ = ["install", "needed"]
 
-_PACKAGES = {"google": "protobuf", "prometheus_client": "prometheus-client", "py4j": "pyspark"}
+_PACKAGES = {
+    "fast_depends": "faststream",
+    "google": "protobuf",
+    "opentelemetry": "OpenTelemetry",
+    "prometheus_client": "prometheus-client",
+    "py4j": "pyspark",
+}
 """Modules whose package has another name."""
 
 
@@ -31,7 +37,10 @@ def needed(extra: str, what: str) -> Iterator[None]:
         module = (error.name or str(error)).partition(".")[0]
         if module == "rmqkit":
             raise  # a fault of ours
-        raise ExtraMissing(what, _PACKAGES.get(module, module), install(extra)) from None
+        package = _PACKAGES.get(module, module)
+        if not isinstance(error, ModuleNotFoundError):  # it is there, and lacks a name
+            package = f"another release of {package}"
+        raise ExtraMissing(what, package, install(extra)) from None
 
 
 def install(extra: str) -> str:

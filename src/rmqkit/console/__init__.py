@@ -18,7 +18,7 @@ module                  what it does
 `views`                 one file per noun: what a page shows
 ======================  ============================================================================================
 
-It needs the extra ``rmqkit[console]``: Starlette, uvicorn, Jinja2.
+It needs the extra ``console``: Starlette, uvicorn, Jinja2.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@
     async def bill(order: Order) -> Bill: ...
 
 Run it with ``faststream run``, test it with `TestRocketBroker`. Everything else is FastStream's: what bodies become,
-dependencies, middlewares, routers, the AsyncAPI page. Needs ``rmqkit[faststream]``. The base classes of brokers are
+dependencies, middlewares, routers, the AsyncAPI page. Needs the extra ``faststream``. The base classes of brokers are
 internal to FastStream, so this is made for its releases 0.7.
 
 ==============  ====================================================================================================
@@ -25,9 +25,12 @@ internal to FastStream, so this is made for its releases 0.7.
 
 from __future__ import annotations
 
-from rmqkit.faststream.annotations import RocketMessage
-from rmqkit.faststream.broker import RocketBroker, RocketRouter
-from rmqkit.faststream.messages import RocketResponse
-from rmqkit.faststream.testing import TestRocketBroker
+from rmqkit import extras
+
+with extras.needed("faststream", "rmqkit.faststream"):
+    from rmqkit.faststream.annotations import RocketMessage
+    from rmqkit.faststream.broker import RocketBroker, RocketRouter
+    from rmqkit.faststream.messages import RocketResponse
+    from rmqkit.faststream.testing import TestRocketBroker
 
 __all__ = ["RocketBroker", "RocketMessage", "RocketResponse", "RocketRouter", "TestRocketBroker"]

@@ -1,1 +1,1 @@
-"""The gRPC endpoint for RocketMQ's 5.x SDKs (``MessagingService``); needs the extra ``rmqkit[grpc]``."""
+"""The gRPC endpoint for RocketMQ's 5.x SDKs (``MessagingService``); needs the extra ``grpc``."""

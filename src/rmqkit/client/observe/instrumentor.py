@@ -4,7 +4,7 @@ It is the entry point of that command, and may be called by programs::
 
     RmqkitInstrumentor().instrument(tracer_provider=provider)
 
-Clients made from then on have the hook of `otel`, unless they were given one. Needs ``rmqkit[otel]``.
+Clients made from then on have the hook of `otel`, unless they were given one. Needs the extra ``otel``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
-
+from rmqkit import extras
 from rmqkit.client.observe.hooks import default_hooks
 from rmqkit.client.observe.otel import Telemetry
+
+with extras.needed("otel", "rmqkit.client.observe.instrumentor"):
+    from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 
 __all__ = ["RmqkitInstrumentor"]
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of sends and handlers; needs the extra ``rmqkit[otel]``.
+"""OpenTelemetry spans of sends and handlers; needs the extra ``otel``.
 
 =====================  ========  ==================================================================================
 span                   kind      parent
@@ -17,14 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from opentelemetry import context, propagate, trace
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
-from opentelemetry.util.types import AttributeValue
-
+from rmqkit import extras
 from rmqkit.client.observe.hooks import ConsumeOutcome, Consumption, Hook, Sending, SendOutcome
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.remoting.address import split_address
+
+with extras.needed("otel", "rmqkit.client.observe.otel"):
+    from opentelemetry import context, propagate, trace
+    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
+    from opentelemetry.util.types import AttributeValue
 
 __all__ = ["Telemetry"]
 
