@@ -239,12 +239,17 @@ class ConnectionLost(RemotingError):
 
 
 class RequestTimedOut(RemotingError):
-    """No answer arrived in time."""
+    """No answer arrived in time.
 
-    def __init__(self, address: str, code: int, timeout_ms: float) -> None:
+    Args:
+        code: the request code.
+        request: what people read in place of it: its name and number.
+    """
+
+    def __init__(self, address: str, code: int, timeout_ms: float, request: str = "") -> None:
         super().__init__(
-            f"{address} did not answer request {code} within {timeout_ms:.0f} ms; it may have executed the request: "
-            "check whether it is overloaded, or allow more time"
+            f"{address} did not answer {request or f'request {code}'} within {timeout_ms:.0f} ms; it may have executed "
+            "the request: check whether it is overloaded, or allow more time"
         )
         self.address = address
         self.code = code
@@ -419,8 +424,8 @@ class ReplyTimedOut(ClientError):
 
     def __init__(self, topic: str, timeout_ms: float) -> None:
         super().__init__(
-            f"send request message to <{topic}> OK, but wait reply message timeout, {timeout_ms:.0f} ms.: does a "
-            "consumer of the topic reply?"
+            f"the request for topic {topic} was stored, and no reply came within {timeout_ms:.0f} ms: "
+            "does a consumer of the topic reply?"
         )
         self.topic = topic
         self.timeout_ms = timeout_ms

@@ -188,7 +188,7 @@ async def test_a_name_server_that_encrypts_otherwise_is_named(tmp_path, caplog, 
         if is_encrypted
         else "wants TLS; use --tls (tls.enable=true)"
     )
-    assert f"{address} did not take request 103: {address}: it {wants}" in caplog.text
+    assert f"{address} did not take REGISTER_BROKER (103): {address}: it {wants}" in caplog.text
 
 
 OWN = {"brokerName": "bk", "brokerAddr": "127.0.0.1:1", "clusterName": "C1"}

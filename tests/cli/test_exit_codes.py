@@ -72,7 +72,7 @@ def test_no_answer(rmq):
     with saying(None) as address:
         code, _, error = rmq("admin", "topic", "list", "-n", address, "--timeout", "50")
     assert code == ExitCode.TIMED_OUT
-    assert "did not answer request 206 within 50 ms" in said(error)
+    assert "did not answer GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206) within 50 ms" in said(error)
 
 
 def test_the_next_name_server_is_asked(rmq):

@@ -8,7 +8,7 @@ from docs.catalog import CATALOG, Content, Server
 from hypothesis import HealthCheck, given
 
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.codes import RequestCode, ResponseCode, request_name
 from rmqkit.protocol.command import (
     JSON,
     ROCKETMQ,
@@ -169,3 +169,11 @@ def test_every_json_body_survives_the_dialect(body):
         assert fastjson.decode_as(fastjson.dumps(value), body) == value
 
     survives()
+
+
+def test_people_read_a_request_s_name_and_number():
+    assert [request_name(310), request_name(RequestCode.PULL_MESSAGE), request_name(9999)] == [
+        "SEND_MESSAGE_V2 (310)",
+        "PULL_MESSAGE (11)",
+        "request 9999",
+    ]

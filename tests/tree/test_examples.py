@@ -35,7 +35,7 @@ shipped: 1 3""",
     "delay.py": r"""(.* after \d+ s\n?){3}""",
     "request_reply.py": r"""apples cost 3
 pears cost 4
-send request message to <Prices> OK, but wait reply message timeout, 300 ms\.: .*""",
+the request for topic Prices was stored, and no reply came within 300 ms: .*""",
     "batch.py": r"""10000 messages in 4 queues
 in order: True
 1 of 2 messages not sent, .* Counter\({'SendResult': 1, 'MessageIllegal': 1}\)""",

@@ -13,7 +13,7 @@ import msgspec
 
 from rmqkit.broker.context import BrokerContext
 from rmqkit.errors import HeaderError, RecordCorrupt, RequestTimedOut
-from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.codes import RequestCode, request_name
 from rmqkit.protocol.command import Command, request
 from rmqkit.protocol.names import topic_fault
 from rmqkit.protocol.record import decode_record
@@ -167,7 +167,7 @@ class _LocalPeer(LocalConnection):
             # connection stays open, to nobody's harm: what is held is dropped.
             answer.add_done_callback(partial(hand_back, unclaimed))
             if isinstance(error, TimeoutError):
-                raise RequestTimedOut(broker, command.code, timeout_ms) from None
+                raise RequestTimedOut(broker, command.code, timeout_ms, request_name(command.code)) from None
             raise
         finally:
             if self._context.pop is not None:

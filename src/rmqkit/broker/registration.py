@@ -24,7 +24,7 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.errors import BodyError, ConnectFailed, ConnectionLost, HeaderError, PeerRefused, RemotingError, StoreError
 from rmqkit.protocol import fastjson, names
-from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode
+from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode, request_name
 from rmqkit.protocol.command import Command, decode_header_leniently, request
 from rmqkit.protocol.schemas.brokers import (
     BrokerHeartbeat,
@@ -343,7 +343,7 @@ class Registration:
         except (RemotingError, PeerRefused) as error:
             if isinstance(error, ConnectionLost):
                 error = await diagnosed(error, server, is_encrypted=self._client.is_encrypted)
-            _log.log(level, "%s did not take request %s: %s", server, command.code, error)
+            _log.log(level, "%s did not take %s: %s", server, request_name(command.code), error)
             return None
 
 

@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterable
 from rmqkit.errors import ConnectFailed
 from rmqkit.namesrv.routes import MASTER_ID, BrokerRegistration, Departure, LiveBroker, MemberChange, RouteTable
 from rmqkit.namesrv.settings import NamesrvSettings
-from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.codes import RequestCode, ResponseCode, request_name
 from rmqkit.protocol.command import Command, reply, request
 from rmqkit.protocol.schemas.brokers import MinBrokerIdChange
 from rmqkit.remoting.authentication import Authentication
@@ -119,7 +119,7 @@ class Claims:
         return None
 
     def _refuse(self, connection: Connection, command: Command, remark: str) -> Command:
-        _log.warning("refused request %d of %s: %s", command.code, connection.peer, remark)
+        _log.warning("refused %s of %s: %s", request_name(command.code), connection.peer, remark)
         return reply(command, ResponseCode.NO_PERMISSION, remark)
 
 

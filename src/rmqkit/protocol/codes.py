@@ -235,6 +235,12 @@ LANGUAGES = tuple("JAVA CPP DOTNET PYTHON DELPHI ERLANG RUBY OTHER HTTP GO PHP O
 """Language names; the index is the number in a binary header."""
 
 
+def request_name(code: int) -> str:
+    """A request as errors and logs name it: ``SEND_MESSAGE_V2 (310)``, or ``request 9999`` when nobody knows it."""
+    known = RequestCode._value2member_map_.get(code)
+    return f"request {code}" if known is None else f"{known.name} ({code})"
+
+
 def version_number(major: int, minor: int, patch: int) -> int:
     """The protocol version number of a RocketMQ release ≥ 4.0.0 (each release has a snapshot one below)."""
     return 213 + 200 * (major - 4) + 20 * minor + 2 * patch

@@ -44,7 +44,7 @@ from rmqkit.errors import (
     TlsMismatch,
     WrongProtocol,
 )
-from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.codes import RequestCode, ResponseCode, request_name
 from rmqkit.protocol.command import Command, encode_command
 from rmqkit.remoting.address import split_address
 from rmqkit.remoting.authentication import Credentials, Signer
@@ -226,7 +226,7 @@ class RemotingClient:
         if self._signer is not None:
             self._signer.sign(command)
         if not self._permits.take_now() and not await self._permits.take(timeout_ms):
-            raise RequestTimedOut(address, command.code, timeout_ms)
+            raise _timed_out(address, command, timeout_ms)
         try:
             response = await self._call(address, command, deadline_ms, timeout_ms)
             if response.code == ResponseCode.GO_AWAY:
@@ -240,14 +240,14 @@ class RemotingClient:
         connection = await self.connection(address, deadline_ms - self._clock.monotonic_ms())
         left_ms = deadline_ms - self._clock.monotonic_ms()
         if left_ms <= 0:
-            raise RequestTimedOut(address, command.code, timeout_ms)
+            raise _timed_out(address, command, timeout_ms)
         try:
             return await connection.call(command, left_ms)
         except RequestTimedOut:
             if left_ms > max(_CLOSE_AFTER_MS_MIN, timeout_ms / 4):
-                connection.close(f"no answer to request {command.code}")
+                connection.close(f"no answer to {request_name(command.code)}")
                 connection.abort()  # a peer that takes nothing would keep it for ever, and the calls under way on it
-            raise RequestTimedOut(address, command.code, timeout_ms) from None
+            raise _timed_out(address, command, timeout_ms) from None
 
     async def send_one_way(self, address: str, command: Command, timeout_ms: float) -> None:
         """Send a request nobody answers (its one-way bit must be set); wait while too many are unwritten.
@@ -358,3 +358,7 @@ def expect_success(response: Command, address: str) -> Command:
     if response.code != ResponseCode.SUCCESS:
         raise PeerRefused(response.code, response.remark, address)
     return response
+
+
+def _timed_out(address: str, command: Command, timeout_ms: float) -> RequestTimedOut:
+    return RequestTimedOut(address, command.code, timeout_ms, request_name(command.code))

@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ConnectionLost, ProtocolError, RequestTimedOut
+from rmqkit.protocol.codes import request_name
 from rmqkit.protocol.command import (
     REQUEST_HEADER_BYTES_MAX,
     RESPONSE,
@@ -582,7 +583,9 @@ class Connection(Link):
         for opaque in [opaque for opaque, call in self._calls.items() if call.deadline_ms <= until_ms]:
             call = self._calls.pop(opaque)
             if not call.answer.done():
-                call.answer.set_exception(RequestTimedOut(self.peer, call.code, call.timeout_ms))
+                call.answer.set_exception(
+                    RequestTimedOut(self.peer, call.code, call.timeout_ms, request_name(call.code))
+                )
         if self._calls:
             earliest_ms = min(call.deadline_ms for call in self._calls.values())
             self._sweep_by(earliest_ms, self._clock.monotonic_ms())

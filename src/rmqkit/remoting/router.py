@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rmqkit.errors import BodyError, PeerRefused, ProtocolError, SettingsError
-from rmqkit.protocol.codes import ResponseCode, version_number
+from rmqkit.protocol.codes import ResponseCode, request_name, version_number
 from rmqkit.protocol.command import Command, Frame, each_frame, reply
 from rmqkit.protocol.core import Sends, SendsReader
 from rmqkit.protocol.fastjson import decode_as
@@ -185,9 +185,9 @@ def _failure(connection: Connection, command: Command, error: Exception) -> Comm
     if isinstance(error, PeerRefused):
         return reply(command, error.code, error.remark)
     if isinstance(error, ProtocolError):
-        _log.warning("request %s of %s cannot be read: %s", command.code, connection.peer, error)
+        _log.warning("%s of %s cannot be read: %s", request_name(command.code), connection.peer, error)
     else:
-        _log.error("request %s of %s failed", command.code, connection.peer, exc_info=error)
+        _log.error("%s of %s failed", request_name(command.code), connection.peer, exc_info=error)
     return reply(command, ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
 
 
@@ -268,9 +268,9 @@ def decode_body(command: Command, body_type: type[T]) -> T:
     Raises BodyError: it is not of the type, or longer than what the loop reads."""
     body = command.payload
     if len(body) > STRICT_BYTES_MAX:
-        raise BodyError(f"the body has {len(body)} bytes: {STRICT_BYTES_MAX} are read of request {command.code}")
+        raise BodyError(f"the body has {len(body)} bytes: {STRICT_BYTES_MAX} are read of {request_name(command.code)}")
     if len(body) > _SURELY_FEW_BYTES and (count := body.count(b"{")) > OBJECTS_MAX:
-        raise BodyError(f"the body has {count} objects: {OBJECTS_MAX} are read of request {command.code}")
+        raise BodyError(f"the body has {count} objects: {OBJECTS_MAX} are read of {request_name(command.code)}")
     return decode_as(body, body_type, slow_bytes_max=SLOW_BYTES_MAX)
 
 
@@ -279,7 +279,7 @@ async def decode_aside(command: Command, body_type: type[T]) -> T:
     Raises BodyError: it is not of the type, or longer than what is read."""
     body = command.payload
     if len(body) > ASIDE_BYTES_MAX:
-        raise BodyError(f"the body has {len(body)} bytes: {ASIDE_BYTES_MAX} are read of request {command.code}")
+        raise BodyError(f"the body has {len(body)} bytes: {ASIDE_BYTES_MAX} are read of {request_name(command.code)}")
     return await asyncio.to_thread(decode_as, body, body_type)
 
 

@@ -84,8 +84,7 @@ async def test_without_a_reply_the_error_says_that_the_message_is_stored(tmp_pat
             await it.producer.request(Message(topic="T", body=b"x"), timeout_ms=1500)
         assert caught.value.code == 10006
         assert str(caught.value) == (
-            "send request message to <T> OK, but wait reply message timeout, 1500 ms.: does a consumer of the topic "
-            "reply?"
+            "the request for topic T was stored, and no reply came within 1500 ms: does a consumer of the topic reply?"
         )
 
 

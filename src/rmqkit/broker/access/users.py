@@ -22,7 +22,7 @@ from rmqkit.broker.handlers import Handlers, OwnAddress, answers
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol.acl import ACCESS_KEY
-from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.codes import RequestCode, ResponseCode, request_name
 from rmqkit.protocol.command import Command, decode_fields, decode_header_leniently, reply
 from rmqkit.protocol.schemas.access import (
     AclEntry,
@@ -353,7 +353,7 @@ class AccessHandlers(Handlers[AccessContext]):
 
     def _body(self, command: Command, body_type: type[T]) -> T:
         if not command.payload:
-            raise self._refused(ResponseCode.SYSTEM_ERROR, f"request {command.code} needs a body")
+            raise self._refused(ResponseCode.SYSTEM_ERROR, f"{request_name(command.code)} needs a body")
         return decode_body(command, body_type)
 
     def _refused(self, code: ResponseCode, remark: str) -> PeerRefused:
