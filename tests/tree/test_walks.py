@@ -1,4 +1,4 @@
-"""The walks in docs/architecture.md name every file that a request, or a scan, enters."""
+"""The paths in docs/architecture.md name every file that a request, or a scan, enters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.tree.walks import walks
 SRC = Path(rmqkit.__file__).parent
 PAGE = (SRC.parent.parent / "docs/architecture.md").read_text(encoding="utf-8")
 FILES_MAX = {"send": 12, "pull": 16, "pop": 28, "scan": 15}
-"""So many files each walk enters, and no more: whoever adds one merges another, or says why here."""
+"""So many files each path enters, and no more: whoever adds one merges another, or says why here."""
 BROKER_FILES_MAX = {"send": 2, "pull": 6, "pop": 8}
 """So many of them in `broker/`."""
 
@@ -27,8 +27,8 @@ def entered() -> dict[str, list[str]]:
 
 
 def named(walk: str) -> set[str]:
-    """The files of `src` that the section of a walk names."""
-    section = PAGE.split(f"## The walk of a {walk}\n")[1].split("\n## ")[0]
+    """The files of `src` that the section of a path names."""
+    section = PAGE.split(f"## The path of a {walk}\n")[1].split("\n## ")[0]
     return {name for name in re.findall(r"`([a-z0-9_/]+)`", section) if (SRC / f"{name}.py").is_file()}
 
 
