@@ -108,7 +108,7 @@ def test_a_changed_file_is_read_again(tmp_path):
 
         told(
             "maxMessageSize=x\n",
-            f"the configuration stays as it was: {config}:1: maxMessageSize=x must be a whole number",
+            f"the settings were not changed: {config}:1: maxMessageSize=x must be a whole number",
         )
         told(
             "maxMessageSize=200\nbrokerName=b\nlistenPort=99\nlongPolingEnable=true",

@@ -251,7 +251,7 @@ async def test_clients_balance_over_shards_and_a_killed_one_comes_back_with_all_
         assert [f"a-0 is ready again at {HOST}:{port}"] == [
             one["message"] for one in lines if "again at" in one["message"]
         ]
-        assert any(one.get("broker") == "a-0" and "was not closed in order" in one["message"] for one in lines)
+        assert any(one.get("broker") == "a-0" and "was not closed cleanly" in one["message"] for one in lines)
         consumed, all_came = set(), asyncio.Event()
         consumer = PushConsumer("c", namesrv, settings=pushing(start_from=StartFrom.FIRST_OFFSET))
 

@@ -110,7 +110,7 @@ async def test_a_failure_is_told_and_the_next_request_served(caplog):
     async with exporter(gather) as made:
         assert (await ask(made, GET)).startswith(b"HTTP/1.1 500")
         assert (await ask(made, GET)).startswith(b"HTTP/1.1 200")
-    assert "metrics cannot be gathered" in caplog.text
+    assert "cannot collect the metrics" in caplog.text
 
 
 async def test_a_taken_port_is_one_line():

@@ -115,7 +115,7 @@ def test_a_backup_that_is_taken_for_a_missing_file_is_told(file: JsonFile, caplo
     file.save(TWO)
     file.path.unlink()
     assert file.load(Offsets) == ONE
-    assert f"{file.path} is missing: taking its backup, which may be older" in caplog.text
+    assert f"{file.path} is missing: using its backup, which may be older" in caplog.text
 
 
 def test_the_content_of_another_file_is_none(file: JsonFile) -> None:

@@ -262,7 +262,7 @@ def test_full_disk_refuses_and_takes_more_later(
             assert result.reason == "log cannot be written: errno 28 No space left on device"
         monkeypatch.undo()
         put_all(store, message(body=b"after"))
-        assert caplog.messages == [f"no message is taken: {result.reason}", "messages are taken again"]
+        assert caplog.messages == [f"no messages are accepted: {result.reason}", "messages are accepted again"]
         assert [record.body for record in read_all(store, "TopicTest")] == [b"before", b"after"]
 
 

@@ -138,7 +138,7 @@ class Registration:
         try:
             connection = await self._client.connection(server)
         except ConnectFailed as error:
-            _log.warning("%s cannot be sent the topics: %s", server, error)
+            _log.warning("cannot send the topics to %s: %s", server, error)
             return None
         # A new connection may be to a name server that was restarted and has nothing: it takes no increments.
         is_whole = changes is None or self._up_to_date.get(server) is not connection
@@ -186,7 +186,7 @@ class Registration:
         try:
             self._topics.mark_ordered(fastjson.decode_as(answer.payload, KVTable).table)
         except (BodyError, StoreError) as error:
-            _log.warning("the order topics of a name server were not taken over: %s", error)
+            _log.warning("cannot take over the order topics of a name server: %s", error)
 
     def topics_changed(self, topics: list[TopicConfig]) -> None:
         """Register changed topics soon: those of one tick go together."""

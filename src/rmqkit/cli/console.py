@@ -36,7 +36,7 @@ def console(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = PORT,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Nobody changes anything.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Refuse all changes.")] = False,
     login: Annotated[bool, typer.Option("--login", help="Log in as a user of the cluster (ACL 2.0).")] = False,
     users: Annotated[
         Path | None, typer.Option(help="File of users, of lines that rmq console user writes.", show_default=False)

@@ -50,20 +50,29 @@ def consume(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, autocompletion=LIVE_TOPICS)],
     group: Annotated[str, typer.Option("-g", "--group", help="Consumer group to join.", autocompletion=LIVE_GROUPS)],
     begin: Annotated[Begin, typer.Option("--from", help="Where a group without an offset begins.")] = Begin.BEGINNING,
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many messages.", show_default=False)] = None,
-    seconds: Annotated[
-        float | None, typer.Option("--for", metavar="SECONDS", min=0, help="End after so long.", show_default=False)
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this number of messages.", show_default=False)
     ] = None,
-    tags: Annotated[str, typer.Option(help='Only with these tags: "a || b".', show_default=False)] = "*",
-    sql: Annotated[str | None, typer.Option(help="Only what this SQL92 selects.", show_default=False)] = None,
-    line_format: Annotated[str, typer.Option("--format", help=f"A line, of {', '.join(FIELDS)}.")] = LINE_FORMAT,
-    is_whole: Annotated[bool, typer.Option("--whole", help="All of each body also on a terminal.")] = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--for", metavar="SECONDS", min=0, help="Stop after this number of seconds.", show_default=False),
+    ] = None,
+    tags: Annotated[str, typer.Option(help='Only messages with these tags: "a || b".', show_default=False)] = "*",
+    sql: Annotated[
+        str | None, typer.Option(help="Only messages that match this SQL92 expression.", show_default=False)
+    ] = None,
+    line_format: Annotated[
+        str, typer.Option("--format", help=f"Format of each line. Fields: {', '.join(FIELDS)}.")
+    ] = LINE_FORMAT,
+    is_whole: Annotated[
+        bool, typer.Option("--whole", help="Show whole bodies. By default a terminal shows what fits on the line.")
+    ] = False,
     **options: Any,
 ) -> None:
-    """Consume messages as a member of a group, until Ctrl-C; a message is committed when it is printed.
+    """Consume messages as a member of a group, until Ctrl-C. Printed messages count as consumed.
 
-    The members of the group share the queues, so all of them must subscribe alike: the same topics, tags and SQL.
-    A message that --tags or --sql do not select is passed over for the whole group. `rmq tail` only looks."""
+    The members of the group share the queues, so all of them must have the same topics, tags and SQL expressions.
+    Messages that --tags or --sql do not select are skipped for the whole group. `rmq tail` only looks."""
     if sql is not None and tags != "*":
         raise typer.BadParameter("--tags and --sql exclude each other: write TAGS into the SQL92 text")
     check_format(line_format)

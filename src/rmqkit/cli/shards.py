@@ -107,7 +107,7 @@ class Shard:
         if self._clock.monotonic_ms() - born_ms > _STEADY_MS:
             self._pause_ms = _PAUSE_MS_MIN
         pause_ms, self._pause_ms = self._pause_ms, min(self._pause_ms * 2, _PAUSE_MS_MAX)
-        _log.error("%s; it is started again in %d ms", why, pause_ms)
+        _log.error("%s; restarting it in %d ms", why, pause_ms)
         return pause_ms
 
     def reload(self) -> None:

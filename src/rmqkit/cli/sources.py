@@ -235,7 +235,7 @@ class Running:
                 for one, own in zip(self.configurations, self.forced, strict=True)
             ]
         except SettingsError as error:
-            _log.error("the configuration stays as it was: %s", error)
+            _log.error("the settings were not changed: %s", error)
             return
         hot, cold = ([key for change in changes for key in change[at]] for at in (0, 1))
         later = f"; waiting for a restart: {', '.join(cold)}" if cold else ""

@@ -188,16 +188,18 @@ def query(
         str, typer.Argument(metavar="STORE", help="Store directory, or its address, as s3://bucket/store.")
     ],
     sql: Annotated[str, typer.Argument(metavar="SQL", help="A statement of DuckDB; the table is called messages.")],
-    limit: Annotated[int | None, typer.Option(min=0, help="Most rows. [default: 50 in a table, else all]")] = None,
-    skip_damage: Annotated[bool, typer.Option("--skip-damage", help="Leave out what is damaged.")] = False,
+    limit: Annotated[
+        int | None, typer.Option(min=0, help="Maximum number of rows. [default: 50 in a table, else all]")
+    ] = None,
+    skip_damage: Annotated[bool, typer.Option("--skip-damage", help="Leave out damaged messages.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
     as_json: _Json = False,
 ) -> None:
-    """Ask a store in SQL, as `select topic, count(*) from messages group by topic`; a broker may hold it meanwhile.
+    """Query a store with SQL: `select topic, count(*) from messages group by topic`. A broker may be running on it.
 
     The columns are topic, queueId, queueOffset, msgId, keys, tags, properties, body, bornTimestamp, storeTimestamp and
-    more: `describe messages` lists them. Only the columns that a statement names are decoded, and only messages that
-    its comparisons of topic, queueId and storeTimestamp leave. With --json each row is a line."""
+    more: `describe messages` lists them. A query decodes only the columns that it names. Conditions on topic, queueId
+    and storeTimestamp make it faster, because other messages are not decoded. With --json each row is a line."""
     from rmqkit.arrow import DAMAGE_HINT, dataset
     from rmqkit.arrow.query import query as run_query
 

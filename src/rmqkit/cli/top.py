@@ -54,7 +54,9 @@ _HELP = "sort: l lag, a age, i in, o out, n name · q quits"
 @app.command()
 @with_options(COMMON)
 def top(
-    interval_s: Annotated[float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Ask so often.")] = 2.0,
+    interval_s: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Seconds between two reports.")
+    ] = 2.0,
     sort: Annotated[Sort, typer.Option(help="Sort rows by this.")] = Sort.LAG,
     once: Annotated[bool, typer.Option("--once", help="Print one report, then exit.")] = False,
     system: Annotated[bool, typer.Option("--system", help="Show system topics, too.")] = False,
@@ -62,9 +64,9 @@ def top(
 ) -> None:
     """Show live how busy brokers, topics and groups are: rates, lags, members, disks.
 
-    Rates are of the last 10 seconds: messages stored, and messages that groups have committed. The age of a lag is how
-    long its oldest message is stored. Keys change the sorting, q quits. With --json, or without a terminal, it prints a
-    report every interval; with --once it prints one, of two looks that are an interval apart."""
+    Rates cover the last 10 seconds: messages stored, and messages that groups have committed. The age of a lag is the
+    time since its oldest message was stored. Keys change the sorting, q quits. With --json, or without a terminal, it
+    prints a report every interval. With --once, it measures for one interval, prints one report and exits."""
     is_screen = sys.stdout.isatty() and not once and not options["as_json"]
     where = options["name_servers"] or LOCAL
 

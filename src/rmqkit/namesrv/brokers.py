@@ -147,7 +147,7 @@ class Unregistration:
         try:
             self._waiting.put_nowait(departure)
         except asyncio.QueueFull:
-            _log.warning("%s at %s is not unregistered: the queue is full", departure.broker_name, departure.address)
+            _log.warning("cannot unregister %s at %s: the queue is full", departure.broker_name, departure.address)
             return False
         return True
 
@@ -166,7 +166,7 @@ class Unregistration:
             try:
                 self._forget_batch([first, *self._drained()])
             except Exception:  # noqa: BLE001 - the task's outer edge: the next scan finds them again
-                _log.exception("brokers are not unregistered")
+                _log.exception("cannot unregister brokers")
 
     def _drained(self) -> list[Departure]:
         return [self._waiting.get_nowait() for _ in range(self._waiting.qsize())]
@@ -217,4 +217,4 @@ class Notices:
         try:
             await self._client.send_one_way(address, notice, NOTICE_TIMEOUT_MS)
         except ConnectFailed as error:
-            _log.warning("%s is not notified that the lowest id is %d now: %s", address, header.min_broker_id, error)
+            _log.warning("cannot tell %s that the lowest broker id is now %d: %s", address, header.min_broker_id, error)

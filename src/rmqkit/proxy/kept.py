@@ -58,7 +58,7 @@ class Kept(Generic[T]):
         except RmqError as error:
             if found is None or age_ms >= self._stale_ms:
                 raise
-            _log.warning("%s: what was known of it goes on to be used: %s", name, error)
+            _log.warning("%s: using the last known answer: %s", name, error)
             return found
 
     def _take(self, name: str, done: asyncio.Future[T | None]) -> None:

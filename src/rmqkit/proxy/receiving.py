@@ -232,7 +232,7 @@ class Receiving:
             try:
                 await self.change(wanted.group, wanted.topic, one.handle, _RELEASED_MS)
             except RmqError as error:
-                _log.info("a message of %s comes again when its time is over: %s", wanted.topic, error)
+                _log.info("a message of %s is delivered again when its invisible time ends: %s", wanted.topic, error)
 
     # -- AckMessage
 

@@ -141,7 +141,7 @@ class Renewals:
             is_last = held.failures > _FAILURES_MAX or (
                 isinstance(error, Refused) and error.code is Code.INVALID_RECEIPT_HANDLE
             )
-            _log.info("message %s of client %s is not renewed: %s", key[1], client_id, error)
+            _log.info("cannot extend the invisible time of message %s of client %s: %s", key[1], client_id, error)
         else:
             held.handle = handle
             held.extended += 1

@@ -123,7 +123,7 @@ class Proxy:
             self._stack.push_async_callback(backend.close)
             if self._users.inner_credentials and not self._users.authentication_enabled:
                 _log.warning(
-                    "authenticationEnabled is not set: whoever reaches %s may do what brokers' own user may",
+                    "authenticationEnabled is not set: anyone who reaches %s has the rights of the brokers' own user",
                     self.address,
                 )
             endpoint = Endpoint(backend, self._clock, port=port)

@@ -112,8 +112,8 @@ class Exporter:
         try:
             text = await asyncio.to_thread(exposition, await self._gather(), self._common)
         except Exception:  # noqa: BLE001 - the outer edge of a request: logged once, answered as a failure
-            _log.exception("metrics cannot be gathered")
-            return _response("500 Internal Server Error", b"metrics cannot be gathered; see the log\n")
+            _log.exception("cannot collect the metrics")
+            return _response("500 Internal Server Error", b"cannot collect the metrics; see the log\n")
         return _response("200 OK", text, f"Content-Type: {CONTENT_TYPE}\r\n")
 
 

@@ -163,7 +163,7 @@ class RemotingServer:
         if source not in self._unbelieved and len(self._unbelieved) < _WARNINGS_MAX:
             self._unbelieved.add(source)
             _log.warning(
-                "%s sent a PROXY preamble and is none of proxyProtocolAddresses=%s: who it names is not believed",
+                "%s sent a PROXY preamble, but is not in proxyProtocolAddresses=%s: the address in it is ignored",
                 source,
                 self._balancers(),
             )

@@ -81,7 +81,7 @@ class OwnCertificate:
         elif isinstance(error, (OSError, subprocess.SubprocessError)):
             _log.warning(
                 "a peer wants TLS, tls.server.certPath is not set, and no certificate can be made with the command "
-                "openssl (%s): such peers are sent away until the next start",
+                "openssl (%s): such peers are refused until the next start",
                 _reason(error),
             )
         else:
@@ -208,7 +208,7 @@ class ServerTls:
                 self._context = self._load()
                 _log.info("reloaded certificate files %s", ", ".join(map(str, self._files)))
             except SettingsError as error:
-                _log.error("changed certificate files are not used: %s", error)
+                _log.error("cannot use the changed certificate files: %s", error)
         assert self._context is not None, "a disabled server makes no TLS connections"
         return TlsLayer(self._context, server_side=True)
 

@@ -98,10 +98,10 @@ class JsonFile:
         if value is None and failure is not None:
             raise StoreMismatch(f"{self.path} and its backup cannot be read ({failure}): repair or remove them")
         if self.path.exists():
-            _log.warning("%s cannot be read (%s): taking its backup", self.path, failure or "it is empty")
+            _log.warning("%s cannot be read (%s): using its backup", self.path, failure or "it is empty")
             self.path.unlink()  # the next save would make it the backup
         elif value is not None:  # also after a kill between the two renames of a save
-            _log.warning("%s is missing: taking its backup, which may be older", self.path)
+            _log.warning("%s is missing: using its backup, which may be older", self.path)
         return value
 
     def set_aside(self) -> None:

@@ -252,7 +252,7 @@ class MessageStore:
                 clean=is_clean, durable_timestamp=timestamp, log_start=log_start, stored_at=self._stored_at
             )
         if not is_clean:
-            _log.warning("store %s was not closed in order: recovering", self.root)
+            _log.warning("store %s was not closed cleanly: recovering", self.root)
         # Behind the recovery: a start that is refused or killed leaves a clean store clean. Before the first write:
         # from here on a kill has to be seen.
         end = self._recover(is_clean)
@@ -433,7 +433,7 @@ class MessageStore:
             if self._replica is not None:
                 self._replica.cut_torn_tail()
         except OSError as error:
-            _log.error("store %s: a last record that is not whole cannot be cut off: %s", self.root, error)
+            _log.error("store %s: cannot cut off an incomplete last record: %s", self.root, error)
             return False
         return True
 
@@ -620,7 +620,7 @@ class MessageStore:
         """Whether a record from before the start has the body that it was stored with; told where it has not."""
         is_unchanged = not self.checks_bodies or has_sound_body(record)
         if not is_unchanged:
-            _log.error("the message at %d is no answer to a query for %s: its body was changed", physical_offset, key)
+            _log.error("the message at %d is left out of a query for %s: its body was changed", physical_offset, key)
         return is_unchanged
 
     @property

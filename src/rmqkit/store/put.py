@@ -511,14 +511,14 @@ class Appender:
         except OSError as error:
             return self._not_taken(_not_written(error))
         if self._told:
-            _log.warning("messages are taken again")
+            _log.warning("messages are accepted again")
             self._told = ""
         return None
 
     def _not_taken(self, refused: PutResult) -> PutResult:
         """Log once that the disk refuses, however many messages come."""
         if self._told != refused.reason:
-            _log.error("no message is taken: %s", refused.reason)
+            _log.error("no messages are accepted: %s", refused.reason)
             self._told = refused.reason
         return refused
 

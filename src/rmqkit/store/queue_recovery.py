@@ -203,7 +203,7 @@ def tell_odd_queues(root: Path, queues: ConsumeQueues, known: Set[tuple[str, int
         first = queue.entry(max(queue.first_index, queue.min_offset if isinstance(queue, ConsumeQueue) else 0))[0]
         _log.warning(said, first, queue.topic, queue.queue_id, reason, count)
     if len(odd) > _TOLD_MAX:
-        _log.warning("store %s: %d queues are none that should be", root, len(odd))
+        _log.warning("store %s: %d queues should not exist", root, len(odd))
 
 
 def _oddity(queue: ConsumeQueueBase, topics: dict[str, object] | None, log_start: int) -> str:

@@ -255,7 +255,7 @@ class Reader:
         if queue not in self._logged_lost:
             self._logged_lost.add(queue)
             _log.error(
-                "%s-%d: message %d is passed over, its entry says %d bytes at %d and no sound record of it is there: "
+                "%s-%d: skipping message %d: its entry says %d bytes at %d, and no valid record is there: "
                 "stop the broker, then `rmq store verify` shows all of them",
                 *(queue.topic, queue.queue_id, queue_offset, size, physical_offset),
             )

@@ -216,7 +216,7 @@ def test_with_a_backup_of_the_offset_file_only_what_it_does_not_know_is_delivere
             again.put(1)
             again.clock.ms += 1000
             assert len(await again.delivered(2)) == 2
-        assert caplog.messages == [f"{path} is missing: taking its backup, which may be older"]
+        assert caplog.messages == [f"{path} is missing: using its backup, which may be older"]
 
     with caplog.at_level(logging.WARNING):
         run_virtual(scenario())
@@ -312,7 +312,7 @@ async def test_a_level_that_fails_is_tried_again_and_holds_up_no_other(root, mon
         monkeypatch.setattr(delays.store, "entries", failing)
         delays.clock.ms += 5000
         assert await delays.delivered(1) == [b"second"]
-        assert "delay level 1: entry 0 cannot be delivered" in caplog.text
+        assert "delay level 1: cannot deliver entry 0" in caplog.text
         delays.clock.ms += 10_000
         assert await delays.delivered(2) == [b"second", b"first"]
 

@@ -203,7 +203,7 @@ def test_without_escape_what_is_due_waits_for_the_master(tmp_path, caplog):
         acting = group.acting(escapes=False)
         await acting.apply_members({1: OWN})
         assert acting.is_acting
-        assert "waits for the master, as enableRemoteEscape is false" in caplog.text
+        assert "due messages wait for the master, because enableRemoteEscape is false" in caplog.text
         await acting.close()
         assert (group.schedule.offsets().offset_table, group.store.max_physical_offset) == ({}, end)
 
@@ -381,7 +381,7 @@ def test_only_the_master_that_was_known_is_followed_when_it_announces_itself(tmp
         await acting.close()
 
     on_group(scenario, tmp_path)
-    assert ("that is not followed before name servers name it" in caplog.text) is not is_believed
+    assert ("ignored until the name servers name it" in caplog.text) is not is_believed
 
 
 def test_a_slave_gives_way_to_a_master_that_announces_itself_and_follows_it(tmp_path):

@@ -121,7 +121,7 @@ def test_a_half_message_is_a_half_message_there(other):
 def test_a_half_message_without_a_destination_is_passed_over(other, caplog):
     async def scenario(cluster):
         assert await cluster.escape.put(message(HALF_TOPIC, 0, TRAN_MSG="true"))
-        assert "does not say for which topic" in caplog.text
+        assert "does not name its topic" in caplog.text
 
     other(scenario)
 

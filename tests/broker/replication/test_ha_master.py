@@ -253,7 +253,7 @@ async def test_a_slave_whose_place_was_deleted_gets_heartbeats_and_is_not_in_syn
         await turns()
         assert (slave.heartbeats[0], slave.log) == (first_end, b"")
         assert (it.links[0].in_sync, it.ha.in_sync_count()) == (False, 1)
-    assert caplog.text.count("cannot be sent the log") == 1
+    assert caplog.text.count("cannot send the log to slave") == 1
 
 
 async def test_flow_control_spreads_what_is_sent_over_the_seconds(tmp_path):

@@ -455,4 +455,4 @@ def test_what_users_and_tls_do_not_protect_is_said_at_the_start(tmp_path, caplog
     warn_of_ha_port(BrokerSettings(), both, has_users=True)
     warn_of_ha_port(BrokerSettings(), server_tls(certificate, mode=TlsMode.ENFORCING), has_users=False)
     assert "haAllowedAddresses=loopback;members get the whole log in plain" in caplog.messages[0]
-    assert "tls.server.mode=enforcing does not hold at the HA port" in caplog.messages[1]
+    assert "tls.server.mode=enforcing does not protect the HA port" in caplog.messages[1]

@@ -115,7 +115,7 @@ async def test_eight_zero_bytes_from_another_address_get_nothing_of_the_log(tmp_
             await each.close()
     assert caplog.text.count("127.0.0.2:") == 1
     assert "is refused at the HA port: haAllowedAddresses=127.0.0.1 leaves it out" in caplog.text
-    assert caplog.text.count("authenticationEnabled does not hold at the HA port") == is_guarded
+    assert caplog.text.count("authenticationEnabled does not protect the HA port") == is_guarded
 
 
 SYNC = {"broker_role": BrokerRole.SYNC_MASTER, "in_sync_replicas": 2, "slave_timeout_ms": 100}

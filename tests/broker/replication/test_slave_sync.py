@@ -286,7 +286,7 @@ async def test_records_of_a_topic_that_a_dead_master_did_not_tell_of_get_ordinar
                     await asyncio.sleep(0.002)
             assert not slave.sync.is_batch_topic("T")
             assert slave.topics.get("T") == TopicConfig("T", 16, 16)
-    assert caplog.text.count("topic T, which the master is gone without telling of, gets ordinary queues") == 1
+    assert caplog.text.count("topic T gets ordinary queues: the master left before it told of the topic") == 1
 
 
 def test_pages_are_joined_and_begun_anew_when_the_table_changes(tmp_path):
@@ -422,7 +422,7 @@ async def test_nobody_there_is_told_and_no_error(tmp_path, caplog):
         await slave.sync.copy_topics()
         with pytest.raises(ConnectFailed):
             await slave.client.call(master.address, Command(21), 1000)
-    assert "topics of the master are not copied, to be tried again: cannot connect to" in caplog.text
+    assert "cannot copy topics of the master, trying again: cannot connect to" in caplog.text
 
 
 def test_offsets_committed_while_the_master_is_away_stay_until_it_knows_better(tmp_path):

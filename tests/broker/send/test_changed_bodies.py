@@ -20,7 +20,7 @@ from tests.broker.transaction.test_transactions import COMMIT, HALF, Half
 from tests.store.stores import change_body, message, opened, put_all, small_settings
 from tests.waiting import SECONDS
 
-NOT_STORED = "is not stored once more: its body is not the one of its CRC"
+NOT_STORED = "is not stored again: its body does not match its CRC"
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +121,7 @@ def test_a_half_message_with_another_body_is_neither_put_again_nor_asked_about(t
         halves.round(6001)
         assert [one.body for one in halves.records()] == [b"nne", b"two", b"two"]
         assert len(producer.asked) == 1
-    assert "half message 0 of queue 0 cannot be read, it is passed over" in caplog.text
+    assert "skipping half message 0 of queue 0, which cannot be read" in caplog.text
 
 
 async def test_a_message_sent_back_with_another_body_is_left_to_its_consumer(caplog, tmp_path, cluster):
@@ -170,7 +170,7 @@ async def test_a_timed_message_whose_topic_changed_is_delivered_and_told(tmp_pat
             file.write(b"U")
         await one.pass_ms(21 * STEP_MS)
         await one.until(lambda: one.bodies("U") == [b"timed"])
-    assert "timed message at 0 is for U, its unit in the timer log for another topic" in caplog.text
+    assert "timed message at 0 is for U, but its unit in the timer log is for another topic" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -212,4 +212,4 @@ def test_a_query_does_not_give_out_an_older_message_with_another_body(tmp_path, 
     at = change_body(tmp_path, b"one")
     with opened(tmp_path, small_settings()) as store:
         assert len(store.query("TopicTest", "k", 32, 0, 1 << 60).physical_offsets) == 1
-    assert f"the message at {at} is no answer to a query for k: its body was changed" in caplog.text
+    assert f"the message at {at} is left out of a query for k: its body was changed" in caplog.text

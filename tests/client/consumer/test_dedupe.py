@@ -401,7 +401,7 @@ def test_without_redis_a_message_fails_and_one_that_was_handled_does_not_come_ag
     client = Cut()
     RedisDedupe(client).once(called.append, "G")(received(1), 1)
     assert called == [1]
-    assert "key rmqkit:seen:G:T:id-1 could not be marked: gone" in caplog.text
+    assert "cannot mark key rmqkit:seen:G:T:id-1: gone" in caplog.text
     with pytest.raises(redis.exceptions.ConnectionError):
         RedisDedupe(client).once(called.append, "G")(received(2), 2)
     assert called == [1]

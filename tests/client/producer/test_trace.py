@@ -220,7 +220,7 @@ async def test_what_does_not_fit_is_dropped_counted_and_told_in_one_line(caplog)
             sent(trace)
         assert trace.dropped == 100
         (line,) = caplog.messages
-        assert line == "1 acts of group G dropped from the trace so far: 2048 wait already"
+        assert line == "1 trace records of group G were dropped so far: 2048 wait already"
         await trace.close()
         await runtime.close()
         assert trace.dropped == 2148
@@ -246,7 +246,7 @@ async def test_sends_succeed_while_the_trace_cannot_be_written(missing, caplog):
         await until(lambda: producer._trace.dropped == 3, "the drops")
     lines = [one for one in caplog.messages if "of group PG" in one]
     assert len(lines) == 2, "the first drop, and the number at the end"
-    assert lines[1] == "3 acts of group PG are not in the trace topic"
+    assert lines[1] == "3 trace records of group PG were not sent"
 
 
 async def test_a_field_that_the_format_cannot_carry_costs_its_record_alone():

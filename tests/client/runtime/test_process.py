@@ -134,7 +134,7 @@ def test_a_second_signal_ends_a_program_at_once(namesrv, tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "begun\n"
         process.send_signal(signal.SIGTERM)
-        assert any("SIGTERM: finishing what is under way" in line for line in iter(process.stderr.readline, ""))
+        assert any("SIGTERM: finishing the work in progress" in line for line in iter(process.stderr.readline, ""))
         process.send_signal(signal.SIGTERM)
         assert process.wait(SECONDS) == -signal.SIGTERM
 

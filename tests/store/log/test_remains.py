@@ -172,7 +172,7 @@ def test_a_kill_without_damage_is_not_told_of(store_root: Path, caplog: pytest.L
     with opened(store_root) as store:
         assert len(readable(store)) == 40
     assert [one.getMessage() for one in caplog.records if one.levelno > logging.INFO] == [
-        f"store {store_root} was not closed in order: recovering"
+        f"store {store_root} was not closed cleanly: recovering"
     ]
 
 

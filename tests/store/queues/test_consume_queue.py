@@ -91,7 +91,7 @@ def test_later_record_with_a_taken_number_takes_its_place(
     queue.append(number, 9900, 100, 0, 0)
     assert (queue.min_offset, queue.max_offset) == (0, number + 1)
     assert queue.place(number) == (9900, 100)
-    assert f"numbered anew from {number} on, {14 - number} messages forgotten" in caplog.text
+    assert f"renumbered from {number} on, {14 - number} messages dropped" in caplog.text
 
 
 def test_queue_numbered_anew_below_its_first_file(queue: ConsumeQueue) -> None:

@@ -356,7 +356,7 @@ def test_a_disk_that_refuses_the_note_of_new_queues_costs_only_the_note(tmp_path
         store.flusher.flush_queues()
         put_all(store, message(TOPIC))
         assert store.failure is None
-    assert "queues made since the start are not in it" in caplog.text
+    assert "queues created since the start are not in it" in caplog.text
 
 
 def _refuse(path: Path, note: object) -> None:

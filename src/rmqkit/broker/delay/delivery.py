@@ -224,7 +224,7 @@ class Dequeue:
         ready = self._ready(record, unit.write_ms, is_roll=is_roll)
         if ready is not None and _hash_of(ready.topic) != unit.topic_hash:
             _log.warning(
-                "timed message at %d is for %s, its unit in the timer log for another topic: one of both was changed",
+                "timed message at %d is for %s, but its unit in the timer log is for another topic: one was changed",
                 *(record.physical_offset, ready.topic),
             )
         return ready
@@ -236,7 +236,7 @@ class Dequeue:
         if record.physical_offset not in self._changed:
             self._changed.add(record.physical_offset)
             _log.error(
-                "timed message at %d for %s is not delivered: its body is not the one of its CRC, %08x",
+                "timed message at %d for %s is not delivered: its body does not match its CRC, %08x",
                 *(record.physical_offset, find_property(record.properties, _REAL_TOPIC), record.body_crc),
             )
         return True

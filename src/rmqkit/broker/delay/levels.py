@@ -257,7 +257,7 @@ class Schedule:
                     level.look_at_ms = now_ms
                     due.append(level)
             except Exception:  # noqa: BLE001 - the outer edge of a level's work: logged, and tried again later
-                _log.exception("delay level %d: entry %d cannot be delivered", level.number, level.offset)
+                _log.exception("delay level %d: cannot deliver entry %d", level.number, level.offset)
                 level.look_at_ms = now_ms + _BROKEN_MS
         if self._flushes and self._destination.end_offset != end_offset:
             self._store.request_flush()
@@ -333,7 +333,7 @@ class Schedule:
                 pause_ms = _RETRY_MS
             level.look_at_ms = 0.0
         except Exception:  # noqa: BLE001 - the outer edge of a level's work: logged, and tried again later
-            _log.exception("delay level %d: entry %d cannot be put at another broker", level.number, level.offset)
+            _log.exception("delay level %d: cannot put entry %d at another broker", level.number, level.offset)
             level.look_at_ms = self._clock.now_ms() + _BROKEN_MS
         finally:
             level.is_away = False
@@ -381,7 +381,7 @@ class Schedule:
         before = level.offset
         if level.offset < self._clamp(level):
             if level.offset == before:
-                _log.error("delay level %d: entry %d cannot be read", level.number, level.offset)
+                _log.error("delay level %d: cannot read entry %d", level.number, level.offset)
                 level.look_at_ms = self._clock.now_ms() + _BROKEN_MS
             return level.offset != before
         level.look_at_ms = _NEVER

@@ -363,7 +363,7 @@ class Timer:
         except Broken as broken:
             wait_ms = self._begin_anew(broken)
         except Exception:  # noqa: BLE001 - the outer edge of the timer's work: logged, and tried again later
-            _log.exception("timed messages cannot be dealt with from queue offset %d on", state.queue_offset)
+            _log.exception("cannot process timed messages from queue offset %d on", state.queue_offset)
             wait_ms = _BROKEN_MS
         if self._flushes and state.is_changed:
             self._store.request_flush()
@@ -436,7 +436,7 @@ class Timer:
         except Broken as broken:
             wait_ms = self._begin_anew(broken)
         except Exception:  # noqa: BLE001 - as in a round
-            _log.exception("timed messages cannot be put at other brokers")
+            _log.exception("cannot put timed messages at other brokers")
             wait_ms = _BROKEN_MS
         self._is_away = False
         self._look_in(wait_ms)

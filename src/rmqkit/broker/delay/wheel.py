@@ -122,7 +122,7 @@ class TimerState:
         try:
             self.metrics = self._metrics_file.load(TimerMetrics) or TimerMetrics()
         except StoreMismatch as error:
-            _log.warning("%s; the messages that wait are counted anew", error)
+            _log.warning("%s; counting the waiting messages again", error)
             self.metrics = TimerMetrics()
         self._written_counter = self.metrics.data_version.counter
 

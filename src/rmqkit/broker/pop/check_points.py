@@ -504,7 +504,7 @@ class PopWriteBatch:
         try:
             puts, acked = self._check_points.store(new, {key: offsets for key, (offsets, _, _) in acks.items()})
         except Exception as error:  # noqa: BLE001 - the outer edge of these requests: answered and logged once
-            _log.exception("%d check points and acks of %d pops cannot be stored", len(new), len(acks))
+            _log.exception("cannot store %d check points and the acks of %d pops", len(new), len(acks))
             failed = PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=f"{type(error).__name__}: {error}")
             puts, acked = [failed] * len(new), [failed] * len(acks)
             self._check_points.withdraw(new)
@@ -522,17 +522,17 @@ class PopWriteBatch:
             try:
                 answer(put)
             except Exception:  # noqa: BLE001 - a fault of one request must not reach another
-                _log.exception("a pop cannot be answered")
+                _log.exception("cannot answer a pop")
         for ended, (key, (_, waiting, answer_acks)) in zip(acked, acks.items(), strict=True):
             try:
                 answer_acks(key, ended, waiting)
             except Exception:  # noqa: BLE001 - a fault of one request must not reach another
-                _log.exception("acks of %s cannot be answered", key)
+                _log.exception("cannot answer acks of %s", key)
         for connection in connections:
             try:
                 connection.flush()
             except Exception:  # noqa: BLE001 - a fault of one connection must not reach another
-                _log.exception("answers to %s cannot be written", connection.peer)
+                _log.exception("cannot write the answers to %s", connection.peer)
 
     def _begin(self, connection: Connection) -> None:
         if not self._connections:

@@ -63,7 +63,7 @@ class Revive:
             try:
                 self._revive(pending)
             except Exception:  # noqa: BLE001 - the outer edge of a check point: a fault of one must not hold up others
-                _log.exception("messages of %s that %s popped cannot come again", pending.topic, pending.group)
+                _log.exception("cannot deliver messages of %s again that %s popped", pending.topic, pending.group)
                 self._check_points.postpone(pending, _AGAIN_MS)
             if number % _RUN == 0:
                 await asyncio.sleep(0)

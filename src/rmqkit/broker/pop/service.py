@@ -302,7 +302,7 @@ class PopLongPolling:
         try:
             held.retry(may_hold)
         except Exception:  # noqa: BLE001 - the outer edge of a held request: a fault of one must not reach another
-            _log.exception("held pop of %s by %s cannot be answered", held.topic, held.group)
+            _log.exception("cannot answer a waiting pop of %s by %s", held.topic, held.group)
 
     def _drop(self, held: WaitingPop) -> None:
         self._woken.pop(held, None)

@@ -181,7 +181,7 @@ class LongPolling:
         try:
             held.retry()
         except Exception:  # noqa: BLE001 - the outer edge of a held request: a fault of one must not reach a sender
-            _log.exception("held pull of %s cannot be answered", held._key)
+            _log.exception("cannot answer a held pull of %s", held._key)
 
     def _drop(self, held: WaitingPull) -> None:
         _discard(self._queues, held._key, held)

@@ -200,9 +200,9 @@ class ActingMaster:
         # A version of its own, so that slaves and the returning master see that the offsets moved.
         context.offsets.advance_version()
         if self._remote_put is None:
-            _log.warning("acting as master: what is due waits for the master, as enableRemoteEscape is false")
+            _log.warning("acting as master: due messages wait for the master, because enableRemoteEscape is false")
             return
-        _log.warning("acting as master: what is due is put at other brokers")
+        _log.warning("acting as master: due messages are put at other brokers")
         context.schedule.start(self._remote_put)
         if context.timer is not None:
             context.timer.start(self._remote_put)
@@ -218,7 +218,7 @@ class ActingMaster:
         # Two may stop at a time, a look and a returning master: the second one must not return before all is at rest.
         async with self._stopping:
             if self.is_acting:
-                _log.warning("not acting as master any more")
+                _log.warning("no longer acting as master")
             self.is_acting = False
             if self._check_back is not None:
                 self._check_back.stop()
@@ -276,7 +276,7 @@ class PreOnline:
             self._context.schedule.merge_forward(delays)
             self._context.offsets.merge_forward(offsets)
         except RmqError as error:
-            _log.warning("offsets of %s are not taken over, to be tried again: %s", address, error)
+            _log.warning("cannot take over the offsets of %s, trying again: %s", address, error)
             return False
         # At once: a crash before the next round would have the messages that were consumed there delivered again.
         self._context.offsets.persist()

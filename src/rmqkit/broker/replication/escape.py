@@ -89,7 +89,7 @@ class EscapeBridge:
         is_half = message.topic == names.HALF_TOPIC
         place = real_place(properties) if is_half else (message.topic, message.queue_id)
         if place is None:
-            _log.error("a half message is passed over: it does not say for which topic it is: %s", properties)
+            _log.error("skipping a half message that does not name its topic: %s", properties)
             return True  # False would have it tried for ever, and all behind it wait
         topic = place[0]
         try:
@@ -100,7 +100,7 @@ class EscapeBridge:
                 # asked with every try.
                 self._queues.pop(topic, None)
             if self._failures.get(topic) != str(error):
-                _log.warning("a message for topic %s is not put at another broker, to be tried again: %s", topic, error)
+                _log.warning("cannot put a message for topic %s at another broker, trying again: %s", topic, error)
                 self._failures[topic] = str(error)
             return False
         self._failures.pop(topic, None)

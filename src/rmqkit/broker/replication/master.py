@@ -407,7 +407,7 @@ class HaMaster:
         if is_first:
             link.first_turn = self._turn
             _log.info(
-                "slave %s has the log up to %d, is sent it from %d", link.peer, link.acked_offset, link.next_offset
+                "slave %s has the log up to %d, sending it from %d", link.peer, link.acked_offset, link.next_offset
             )
             self.advanced()
             for other in self._links:
@@ -575,7 +575,7 @@ class _Link(asyncio.Protocol):
         except StoreError as error:
             # Closing the link would have the slave come back for ever. It stays, gets heartbeats, and does not count.
             self.is_lost = True
-            _log.error("slave %s cannot be sent the log: %s; empty its store", self.peer, error)
+            _log.error("cannot send the log to slave %s: %s; empty its store", self.peer, error)
         except OSError as error:
             self.close(f"the log cannot be read: {error}", is_wrong=True)
             return False
@@ -612,7 +612,7 @@ class _Link(asyncio.Protocol):
             return
         self.closed_because = reason
         if is_wrong:
-            _log.error("slave %s is sent away: %s", self.peer, reason)
+            _log.error("slave %s is refused: %s", self.peer, reason)
         self._transport.abort()  # close() would wait for a peer that takes nothing
 
     @property

@@ -77,7 +77,7 @@ def check_role(settings: BrokerSettings) -> None:
         if settings.broker_id == MASTER_ID:
             raise SettingsError("brokerRole=SLAVE with brokerId=0, which is the master's: give it brokerId=1 or higher")
         if not (settings.namesrv_addr or settings.ha_master_address):
-            _log.warning("a slave finds its master by the name servers or haMasterAddress, and has neither")
+            _log.warning("this slave cannot find its master: set namesrvAddr or haMasterAddress")
         return
     settings.broker_id = MASTER_ID  # whatever the file says: clients take id 0 for the master, and send to nobody else
     if settings.broker_role is BrokerRole.SYNC_MASTER and not waits_for_copies(settings):
@@ -90,13 +90,13 @@ def warn_of_ha_port(settings: BrokerSettings, tls: ServerTls | None, *, has_user
         return
     if has_users:
         _log.warning(
-            "authenticationEnabled does not hold at the HA port, which knows no users: haAllowedAddresses=%s get the "
-            "whole log%s; only haTlsEnable=true with tls.server.need.client.auth=require asks slaves who they are",
+            "authenticationEnabled does not protect the HA port, which knows no users: haAllowedAddresses=%s get the "
+            "whole log%s; to check slaves, set haTlsEnable=true and tls.server.need.client.auth=require",
             *(settings.ha_addresses, "" if settings.ha_tls else " in plain"),
         )
     elif tls is not None and tls.mode is TlsMode.ENFORCING and not settings.ha_tls:
         _log.warning(
-            "tls.server.mode=enforcing does not hold at the HA port: haAllowedAddresses=%s get the log in plain; set "
+            "tls.server.mode=enforcing does not protect the HA port: haAllowedAddresses=%s get the log in plain; set "
             "haTlsEnable=true if no slave is Apache's",
             settings.ha_addresses,
         )
@@ -273,6 +273,6 @@ class ReplicationHandlers(Handlers[ReplicationContext]):
         if host not in self._doubted and len(self._doubted) < _DOUBTED_MAX:
             self._doubted.add(host)
             _log.warning(
-                "%s says that the master is %s with its log at %s: that is not followed before name servers name it",
+                "%s says that the master is %s with its log at %s: ignored until the name servers name it",
                 *(connection.peer, master.master_address, master.master_ha_address),
             )

@@ -162,7 +162,7 @@ class SlaveSync:
                 if in_vain >= _GONE_AFTER_TRIES:
                     for topic in sorted(self._missing):
                         _log.warning(
-                            "topic %s, which the master is gone without telling of, gets ordinary queues", topic
+                            "topic %s gets ordinary queues: the master left before it told of the topic", topic
                         )
                         if not is_light(topic):
                             self._topics.ensure(topic, _QUEUES, soon=True)
@@ -180,7 +180,7 @@ class SlaveSync:
             await step(self._master)
         except RmqError as error:
             if str(self._failures.get(name)) != str(error):
-                _log.warning("%s of the master are not copied, to be tried again: %s", name, error)
+                _log.warning("cannot copy %s of the master, trying again: %s", name, error)
             self._failures[name] = error
             return False
         self._failures.pop(name, None)

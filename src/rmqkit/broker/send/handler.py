@@ -664,7 +664,7 @@ class SendRun:
                 return False
             end_offset = self._store.put_sends(sends, connection.peer_host, self._store_host)
         except Exception:  # noqa: BLE001 - the outer edge of these requests: none is answered, each is tried alone
-            _log.exception("%d sends of %s cannot be stored together", len(sends), connection.peer)
+            _log.exception("cannot store %d sends of %s together", len(sends), connection.peer)
             return False
         if end_offset is None:
             return False

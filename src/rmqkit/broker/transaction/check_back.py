@@ -148,7 +148,7 @@ class CheckBack:
         try:
             half = decode_record(raw, verify_crc=self._store.checks_bodies)
         except RecordCorrupt as error:
-            _log.error("half message %d of queue %d cannot be read, it is passed over: %s", at, walk.queue_id, error)
+            _log.error("skipping half message %d of queue %d, which cannot be read: %s", at, walk.queue_id, error)
             walk.half_offset += 1
             return True
         if half.queue_offset > at:  # those between were deleted
@@ -204,7 +204,7 @@ class CheckBack:
         self._topics.ensure(names.TRANS_CHECK_MAX_TIME_TOPIC, 1)
         put = self._store.put(message_from(half, topic=names.TRANS_CHECK_MAX_TIME_TOPIC, queue_id=0))
         if put.status is not PutStatus.OK:
-            _log.warning("half message %d cannot be given up: %s %s", walk.half_offset, put.status.value, put.reason)
+            _log.warning("cannot give up half message %d: %s %s", walk.half_offset, put.status.value, put.reason)
             return False
         _log.warning(
             "half message %d of queue %d is given up, copy at %d", walk.half_offset, walk.queue_id, put.physical_offset
@@ -328,7 +328,7 @@ class _OpReader:
             try:
                 op = decode_record(raw, verify_crc=self._store.checks_bodies)
             except RecordCorrupt as error:
-                _log.error("an op message of queue %d cannot be read, it is passed over: %s", self._queue_id, error)
+                _log.error("skipping an op message of queue %d, which cannot be read: %s", self._queue_id, error)
                 continue
             self._enter(op, half_offset)
         return self._next != before

@@ -91,7 +91,7 @@ def record_at(store: MessageStore, physical_offset: int) -> Record | None:
         return record
     if record.physical_offset == physical_offset:  # else bytes within another message, which a client asked for
         _log.error(
-            "the message of %s at %d is not stored once more: its body is not the one of its CRC, %08x",
+            "the message of %s at %d is not stored again: its body does not match its CRC, %08x",
             *(record.topic, physical_offset, record.body_crc),
         )
     return None

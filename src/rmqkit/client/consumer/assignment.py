@@ -79,7 +79,7 @@ class Rebalance:
             try:
                 queues, members = await self._queues_of(topic)
             except RmqError as error:
-                _log.info("queues of topic %s for group %s stay as they are: %s", topic, self._group, error)
+                _log.info("keeping the queues of topic %s for group %s: %s", topic, self._group, error)
                 # Keep what we have: giving it up because one broker did not answer would stop consumption.
                 wanted |= {queue for queue in held if queue.topic == topic}
                 is_complete = False

@@ -269,7 +269,7 @@ class ConcurrentConsumeService:
         try:
             await self._send_back(message, delay_level, reason)
         except RmqError as error:
-            _log.warning("message %s of %s cannot be sent back: %s", message.msg_id, message.topic, error)
+            _log.warning("cannot send back message %s of %s: %s", message.msg_id, message.topic, error)
             return await self._send_to_retry_topic(message)
         return True
 
@@ -282,7 +282,9 @@ class ConcurrentConsumeService:
             started_ms = int(message.properties.get(names.CONSUME_START_TIME, "0"))
             if not started_ms or started_ms > oldest_ms:
                 return
-            _log.warning("message %s of %s is handled since %d: sent back", message.msg_id, message.topic, started_ms)
+            _log.warning(
+                "message %s of %s has been handled since %d: sending it back", message.msg_id, message.topic, started_ms
+            )
             # Sent back first, removed second: a crash in between delivers it twice, the other order not at all.
             if not await self.send_back(message, _EXPIRED_LEVEL):
                 return

@@ -248,7 +248,7 @@ def _reported(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - of whichever client: the message's outcome is certain without it
-        _log.warning("key %s could not be marked: %s; a later delivery of it would be handled", name, error)
+        _log.warning("cannot mark key %s: %s; if it is delivered again, it is handled again", name, error)
 
 
 @contextlib.contextmanager

@@ -237,7 +237,7 @@ class LocalOffsetStore(OffsetStore):
                 await asyncio.gather(writing, return_exceptions=True)  # two threads would write over each other
                 raise
             except OSError as error:
-                _log.warning("offsets in %s are not saved: %s", self.path, error)
+                _log.warning("cannot save offsets in %s: %s", self.path, error)
 
     def _read(self) -> dict[MessageQueue, int]:
         """Read the file, or its backup. Raises OSError: a file is there and cannot be read."""

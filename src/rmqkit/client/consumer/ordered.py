@@ -200,7 +200,7 @@ class ClientQueueLocks:
             granted = await self._runtime.calls.lock_queues(address, self._group, self._runtime.client_id, queues)
         except RmqError as error:
             if self.errors.get(broker_name) is None:
-                _log.warning("locks of group %s at broker %s: %s", self._group, broker_name, error)
+                _log.warning("cannot lock queues of group %s at broker %s: %s", self._group, broker_name, error)
             self.errors[broker_name] = error
             return set()
         self.errors.pop(broker_name, None)
@@ -221,7 +221,7 @@ class ClientQueueLocks:
             if address is not None:
                 await self._runtime.calls.unlock_queues(address, self._group, self._runtime.client_id, queues)
         except RmqError as error:
-            _log.warning("unlocking queues of group %s at broker %s: %s", self._group, broker_name, error)
+            _log.warning("cannot unlock queues of group %s at broker %s: %s", self._group, broker_name, error)
 
     def _by_broker(self, queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
         grouped: defaultdict[str, list[MessageQueue]] = defaultdict(list)

@@ -127,7 +127,10 @@ class PopConsumeService(ConcurrentConsumeService):
                 await process_queue.session.change_invisible_time(message, invisible_ms)
             except RmqError as failed:
                 _log.warning(
-                    "message %s of %s comes again when its time is over: %s", message.msg_id, message.topic, failed
+                    "message %s of %s is delivered again when its invisible time ends: %s",
+                    message.msg_id,
+                    message.topic,
+                    failed,
                 )
 
     async def _give_up(
@@ -144,7 +147,7 @@ class PopConsumeService(ConcurrentConsumeService):
         try:
             await self._send_back(message, _TO_DEAD_LETTERS, reason)
         except RmqError as error:
-            _log.warning("message %s of %s is no dead letter: %s", message.msg_id, message.topic, error)
+            _log.warning("cannot send message %s of %s to the dead letters: %s", message.msg_id, message.topic, error)
             return False
         return True
 

@@ -334,7 +334,12 @@ class PopSession:
                 return await self._ack(broker_name, receipts)
             except RmqError as error:
                 if not left or not isinstance(error, RemotingError):
-                    _log.warning("%d acks of group %s, the messages come again: %s", len(receipts), self._group, error)
+                    _log.warning(
+                        "%d acks of group %s failed, so their messages are delivered again: %s",
+                        len(receipts),
+                        self._group,
+                        error,
+                    )
                     return None
             await asyncio.sleep(_ACK_PAUSE_MS / 1000.0)
         return None
@@ -381,7 +386,9 @@ class PopSession:
             elif not self.is_ordered:
                 self._ack_soon(Receipt(message.topic, handle))  # it was settled meanwhile, with the handle of before
         except RmqError as error:
-            _log.warning("message %s of %s is not renewed: %s", message.msg_id, message.topic, error)
+            _log.warning(
+                "cannot extend the invisible time of message %s of %s: %s", message.msg_id, message.topic, error
+            )
 
     async def _release_late(self, asked: asyncio.Task[Popped], queue: MessageQueue) -> None:
         try:

@@ -108,7 +108,7 @@ class MessageTrace(BackgroundHook):
         await self._tasks.close()
         self.dropped += len(self._acts)
         if self.dropped:
-            _log.warning("%d acts of group %s are not in the trace topic", self.dropped, self._group)
+            _log.warning("%d trace records of group %s were not sent", self.dropped, self._group)
 
     # -- what clients tell
 
@@ -235,7 +235,7 @@ class MessageTrace(BackgroundHook):
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._reported_ms >= _REPORT_INTERVAL_MS:
             self._reported_ms = now_ms
-            _log.warning("%d acts of group %s dropped from the trace so far: %s", self.dropped, self._group, reason)
+            _log.warning("%d trace records of group %s were dropped so far: %s", self.dropped, self._group, reason)
 
     async def _run(self) -> None:
         while self._acts or not self._is_closing:

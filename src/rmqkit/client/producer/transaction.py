@@ -280,4 +280,4 @@ class TransactionProducer(Producer):
                 raise ConnectFailed(header.bname or "broker", "no route names its master any more", NOT_REGISTERED)
             await self._runtime.calls.end_transaction(address, header, remark)
         except RemotingError as failure:
-            _log.warning("end of transaction %s not told, the broker will ask: %s", header.msg_id, failure)
+            _log.warning("cannot report the end of transaction %s, the broker will ask: %s", header.msg_id, failure)

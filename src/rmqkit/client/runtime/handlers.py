@@ -243,7 +243,9 @@ class PendingReplies:
         future = self._waiting.get(properties.get(names.CORRELATION_ID, ""))
         # Success all the same: an error would have the broker push it again, and still nobody would wait for it.
         if future is None or future.done():
-            _log.warning("a reply from %s came too late or twice, or was never asked for", header.born_host)
+            _log.warning(
+                "ignoring a reply from %s: it came too late or twice, or nobody asked for it", header.born_host
+            )
         else:
             future.set_result(Reply(body, properties, header.flag, header.born_timestamp, header.born_host))
         return reply(command)

@@ -135,7 +135,7 @@ def calling_on_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLo
     def on_signal(number: int, frame: Any = None) -> None:
         restore()
         # Handlers are restored already: a second signal ends the process, whatever this one waits for.
-        _log.info("%s: finishing what is under way", signal.Signals(number).name)
+        _log.info("%s: finishing the work in progress", signal.Signals(number).name)
         tell()
 
     def on_python_signal(number: int, frame: Any) -> None:

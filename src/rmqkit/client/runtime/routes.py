@@ -332,7 +332,7 @@ class ClientRouteTable:
                 await self.refresh(topic)
             except (PeerRefused, ProtocolError) as error:
                 # One route that cannot be read must not keep the others from being refreshed.
-                _log.warning("route of topic %s stays as it is: %s", topic, error)
+                _log.warning("cannot refresh the route of topic %s: %s", topic, error)
         return all(self._exists(topic) for topic in self._watched)
 
     def _exists(self, topic: str) -> bool:

@@ -180,7 +180,7 @@ class MessageIndex:
         self._missing = _missing_of(self._note, self.directory, clean=clean, log_start=log_start)
         for name, file_note in self._missing.items():
             _log.warning(
-                "index file %s is missing or empty: keys of messages up to offset %d find nothing; make the index anew "
+                "index file %s is missing or empty: keys of messages up to offset %d find nothing; rebuild the index "
                 "with rmq store rebuild --index",
                 self.directory / name,
                 file_note.end_offset,
@@ -197,8 +197,8 @@ class MessageIndex:
             is_noted_full = path.name in self._note and self._note[path.name].is_full
             if (clean or is_noted_full) and (faults := file.header_faults(stored_at)):
                 _log.warning(
-                    "header of index file %s: %s: set right where its records say so; make the index anew with "
-                    "rmq store rebuild --index if keys find nothing",
+                    "header of index file %s: %s: corrected from its records; if keys find nothing, rebuild the "
+                    "index with rmq store rebuild --index",
                     *(path, ", ".join(faults)),
                 )
                 file.write()

@@ -56,7 +56,7 @@ class BatchQueue(ConsumeQueueBase):
         place = self.topic, self.queue_id
         if base_offset < self.max_offset:  # its topic was deleted and made again: see `ConsumeQueue`
             forgotten = self.max_offset - max(base_offset, self.min_offset)
-            _log.warning("%s-%d: numbered anew from %d on, %d messages forgotten", *place, base_offset, forgotten)
+            _log.warning("%s-%d: renumbered from %d on, %d messages dropped", *place, base_offset, forgotten)
             self.queue.truncate(max(self.first_index, self.index_of(base_offset - 1) + 1) * BATCH_ENTRY.size)
             self.resume()
         if base_offset > max(self.max_offset, self.next_offset):
@@ -86,7 +86,12 @@ class BatchQueue(ConsumeQueueBase):
         bitmap: bytes = b"",
     ) -> None:
         """A record without INNER_BASE and INNER_NUM is in no batch queue."""
-        _log.warning("%s-%d: record at %d is no inner batch, not indexed", self.topic, self.queue_id, physical_offset)
+        _log.warning(
+            "%s-%d: record at %d is not an inner batch, so it is not indexed",
+            self.topic,
+            self.queue_id,
+            physical_offset,
+        )
 
     def resume(self) -> None:
         """Take the bounds from the first and the last entry."""

@@ -132,7 +132,7 @@ class ConsumeQueue(ConsumeQueueBase):
         place = self.topic, self.queue_id
         if queue_offset < self.max_offset:
             forgotten = self.max_offset - max(queue_offset, self.min_offset)
-            _log.warning("%s-%d: numbered anew from %d on, %d messages forgotten", *place, queue_offset, forgotten)
+            _log.warning("%s-%d: renumbered from %d on, %d messages dropped", *place, queue_offset, forgotten)
             self._restart_at(queue_offset)
         elif queue_offset < self.next_offset:  # numbers that were given to messages which the log does not have
             self.fill_gap(queue_offset, queue_offset - self.max_offset)

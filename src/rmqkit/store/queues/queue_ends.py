@@ -188,7 +188,7 @@ class QueueEnds:
         try:
             write_note(self._path, note)
         except OSError as error:
-            _log.warning("%s cannot be written, queues made since the start are not in it: %s", self._path, error)
+            _log.warning("cannot write %s; queues created since the start are not in it: %s", self._path, error)
             return
         self._note = note
 

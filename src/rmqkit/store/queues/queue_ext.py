@@ -75,7 +75,7 @@ class QueueExt:
             file = self._file_with_room(size + FREE_BYTES)
             file.write(file.wrote, UNIT.pack(size, tags_code, store_timestamp, len(bitmap)) + bitmap)
         except OSError as error:
-            _log.error("%s: extension unit not stored: %s", self.queue.directories[0], error)
+            _log.error("%s: cannot store an extension unit: %s", self.queue.directories[0], error)
             return tags_code
         address = file.start + file.wrote - ADDRESS_BASE
         assert is_address(address), "no tag hash is taken for an address"
