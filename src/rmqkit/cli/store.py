@@ -20,6 +20,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress as ProgressBar
 
+from rmqkit import extras
 from rmqkit import settings as configuration
 from rmqkit.cli.printing import body_text, cell, jsonable, print_table, time_ms, time_text
 from rmqkit.errors import RmqError, SettingsError, StoreError, StoreLocked
@@ -200,11 +201,13 @@ def query(
     The columns are topic, queueId, queueOffset, msgId, keys, tags, properties, body, bornTimestamp, storeTimestamp and
     more: `describe messages` lists them. A query decodes only the columns that it names. Conditions on topic, queueId
     and storeTimestamp make it faster, because other messages are not decoded. With --json each row is a line."""
+    if as_csv and as_json:
+        raise typer.BadParameter("--csv and --json exclude each other")
+    with extras.needed("query", "SQL over a store"):
+        import duckdb  # noqa: F401 - before what needs a part of the same extra alone: one command brings all of it
     from rmqkit.arrow import DAMAGE_HINT, dataset
     from rmqkit.arrow.query import query as run_query
 
-    if as_csv and as_json:
-        raise typer.BadParameter("--csv and --json exclude each other")
     with _one_line_errors(), _said_otherwise(DAMAGE_HINT, "--skip-damage reads on"):
         messages = dataset(root, corrupt="skip" if skip_damage else "fail")
         found = run_query(messages, sql)
