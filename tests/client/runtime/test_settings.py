@@ -85,7 +85,13 @@ def test_name_servers_come_from_the_argument_else_from_the_environment():
 @pytest.mark.parametrize(
     ("name_servers", "text"),
     [
-        (None, "no name server is known: pass name_servers='host:port;host:port' or set NAMESRV_ADDR"),
+        (
+            None,
+            (
+                "no name server is known: pass name_servers='host:port;host:port' or set NAMESRV_ADDR; "
+                "in Spark, set the option nameServer"
+            ),
+        ),
         ("a", "name servers 'a': address 'a' must be host:port, for example 127.0.0.1:9876"),
         (";", "name servers ';': the list of name servers is empty: give host:port;host:port"),
     ],

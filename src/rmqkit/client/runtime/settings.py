@@ -398,7 +398,8 @@ def name_server_list(
     if not text and domain:
         return []
     if not text:
-        raise SettingsError("no name server is known: pass name_servers='host:port;host:port' or set NAMESRV_ADDR")
+        remedy = "pass name_servers='host:port;host:port' or set NAMESRV_ADDR; in Spark, set the option nameServer"
+        raise SettingsError(f"no name server is known: {remedy}")
     try:
         return split_addresses(text)
     except ValueError as error:
