@@ -28,10 +28,12 @@ settings.register_profile(LONG, _PATIENT, max_examples=_EXAMPLES * LONGER, deran
 
 def examples(count: int, *, suppress: list[HealthCheck] | None = None, **more: Any) -> settings:
     """As many examples for a test, or `LONGER` times as many. ``suppress``: checks that are of no use there."""
-    longer = LONGER if settings.get_current_profile_name() == LONG else 1
-    return settings(
-        max_examples=count * longer, suppress_health_check=[HealthCheck.too_slow, *(suppress or [])], **more
-    )
+    return settings(max_examples=many(count), suppress_health_check=[HealthCheck.too_slow, *(suppress or [])], **more)
+
+
+def many(count: int) -> int:
+    """So many of what a test makes up itself, or `LONGER` times as many."""
+    return count * (LONGER if settings.get_current_profile_name() == LONG else 1)
 
 
 def chosen_seed() -> int:
