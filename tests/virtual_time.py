@@ -5,9 +5,10 @@ minutes costs nothing, and a busy machine makes no test late: time stands still 
 
 =====================================  =================================================================================
 a callback or task that can go on      always
-bytes and connections on loopback      the kernel hands them over within `_SETTLE_SECONDS`; what cannot be written yet,
-                                       like a call in an executor, is given `_STUCK_SECONDS` to get on
+bytes and connections on loopback      the kernel hands over within `_SETTLE_SECONDS` what was written; what cannot be
+                                       written yet, like a call in an executor, is given `_STUCK_SECONDS` to get on
 a thread that runs or reads the disk   until it sleeps (``/proc``; elsewhere the loop waits a little longer instead)
+a thread that waits for the GIL        it gets it within `_YIELD_SECONDS`, or is seen to be ready to run
 =====================================  =================================================================================
 
 A process or a thread that sleeps in real time is not waited for: tests of such things stay on a real loop.
@@ -16,10 +17,13 @@ A process or a thread that sleeps in real time is not waited for: tests of such 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import functools
 import inspect
 import math
 import selectors
+import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator
@@ -34,6 +38,7 @@ from rmqkit.clock import SystemClock
 T = TypeVar("T")
 
 _SETTLE_SECONDS = 0.001
+_YIELD_SECONDS = 0.00005
 _STUCK_SECONDS = 0.2
 _TURN_SECONDS = 1e-5
 """What passes in each turn of the loop, so that whoever yields until some time has passed comes to an end."""
@@ -102,6 +107,16 @@ class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-t
         self._happened = time.monotonic()
         self._has_woken = False
         self._is_settled = False
+        self._has_changed = True
+        self._unacknowledged: dict[int, int] = {}
+
+    def register(self, *args: Any) -> Any:
+        self._has_changed = True
+        return super().register(*args)
+
+    def unregister(self, *args: Any) -> Any:
+        self._has_changed = True  # the end of a closed connection may be under way, and nobody can ask for it
+        return super().unregister(*args)
 
     def select(self, timeout: float | None = None) -> list[Any]:
         events = super().select(0)
@@ -110,10 +125,16 @@ class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-t
             self._loop.go_on(_TURN_SECONDS)
             self._happened = time.monotonic()
             return events
+        seconds = self._settle_seconds
+        if not is_settled and timeout is not None and not self._has_written():
+            seconds = 0.0
+            time.sleep(_YIELD_SECONDS)
         while not is_settled or timeout is None:
-            events = super().select(self._settle_seconds)
+            events = super().select(seconds)
+            seconds = self._settle_seconds
             if events:
                 self._happened = time.monotonic()
+                self._has_changed = True  # more may be under way: the kernel was not given its whole time
                 return events
             is_settled = not self._is_worked_on()
             if is_settled and not self._has_woken and self._loop.wake_idle():
@@ -133,6 +154,13 @@ class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-t
         # With the loop's own pipe alone there is no connection: who writes to that pipe is a thread, which shows.
         return _SETTLE_SECONDS if len(self.get_map()) > 1 else 0.0
 
+    def _has_written(self) -> bool:
+        """Whether bytes may be under way that were not when this was asked the last time. What the other side has read
+        it acknowledges, but not at once."""
+        has_changed, self._has_changed = self._has_changed or not _HAS_PROC, False
+        before, self._unacknowledged = self._unacknowledged, {fd: _unacknowledged(fd) for fd in self.get_map()}
+        return has_changed or any(count not in (0, before[fd]) for fd, count in self._unacknowledged.items())
+
     def _is_worked_on(self) -> bool:
         """Whether something is under way that may wake the loop."""
         if _threads_work():
@@ -143,6 +171,14 @@ class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-t
 
     def _writes(self) -> bool:
         return any(key.events & selectors.EVENT_WRITE for key in self.get_map().values())
+
+
+def _unacknowledged(fd: int) -> int:
+    """How many bytes of a connection the other side has not acknowledged."""
+    try:
+        return int.from_bytes(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:  # it listens, or is a pipe
+        return 0
 
 
 def _threads_work() -> bool:
