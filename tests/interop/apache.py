@@ -29,6 +29,9 @@ READY_SECONDS = 150
 # A broker that is asked to stop waits for one service thread after the other: 11 to 18 s were measured.
 BROKER_STOP_SECONDS = 150
 
+WITH_TLS, WITHOUT_TLS = ("-Dtls.server.mode=permissive",), ("-Dtls.server.mode=disabled",)
+"""As Apache ships it a server takes TLS, and makes a pair of RSA keys for that: of 3 s of CPU that a start takes, 2."""
+
 # Undecided transactions are asked about every two seconds and given up soon, so that tests see the end of them; not so
 # soon that one is given up whose producer does not get to its answers on a busy machine.
 TRANSACTION_CONF: Mapping[str, object] = {
@@ -111,7 +114,7 @@ def open_store_with_apache(
         store_dir: becomes `storePathRootDir`. The broker writes to it: hand over a copy of what has to stay.
         work_dir: an existing folder for configuration, logs and the rest; not the store.
         conf: added to `BROKER_CONF`. The file sizes must be those that the store was written with.
-        jvm_options: of both Java programs.
+        jvm_options: of both Java programs; `WITH_TLS` for a test that wants it.
         credentials: a user who may change the broker, where it takes signed requests only.
 
     Both are killed at the end; call `stop_broker` before, where the store has to be left clean.
@@ -194,9 +197,8 @@ def start_apache(
     conf_file = work_dir / f"{name}.conf"
     conf_file.write_text("".join(f"{key}={value}\n" for key, value in conf.items()))
     java, *rest = kit.jvm(main, ["-c", conf_file], heap_mb=heap_mb, work_dir=work_dir)
-    return ServerProcess(
-        [java, *jvm_options, *rest], work_dir / f"{name}.log", {**os.environ, "ROCKETMQ_HOME": str(home)}
-    )
+    options = [*(WITHOUT_TLS if kit.is_short_lived else ()), *jvm_options]  # the last of two is taken
+    return ServerProcess([java, *options, *rest], work_dir / f"{name}.log", {**os.environ, "ROCKETMQ_HOME": str(home)})
 
 
 def register_now(namesrv_addr: str, broker_addr: str, credentials: Credentials | None = None) -> None:

@@ -5,13 +5,13 @@ Every test here carries the marker `interop`. What the machine lacks is a skip w
 """
 
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.interop.apache import ApachePair, open_store_with_apache
+from tests.interop.apache import WITH_TLS, ApachePair, open_store_with_apache
 from tests.interop.grpc.apache_proxy import prepare_proxy, run_apache_proxy
 from tests.interop.grpc.scene import Place
 from tests.interop.kit import ApacheKit, Unavailable, default_version, prepare
@@ -110,7 +110,7 @@ def apache_kit() -> ApacheKit:
 @pytest.fixture(scope="session")
 def apache(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApachePair]:
     """A real Apache name server and broker, shared by the session: use topics and groups of your own."""
-    yield from _pair(apache_kit, tmp_path_factory.mktemp("apache"), LIGHT_CONF)
+    yield from _pair(apache_kit, tmp_path_factory.mktemp("apache"), LIGHT_CONF, WITH_TLS)
 
 
 @pytest.fixture(scope="session")
@@ -128,8 +128,11 @@ def apache_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         yield place
 
 
-def _pair(kit: ApacheKit, work_dir: Path, conf: Mapping[str, str]) -> Iterator[ApachePair]:
-    with open_store_with_apache(kit, work_dir / "store", work_dir, {**ACCESS_CONF, **conf}) as pair:
+def _pair(
+    kit: ApacheKit, work_dir: Path, conf: Mapping[str, str], jvm_options: Sequence[str] = ()
+) -> Iterator[ApachePair]:
+    conf = {**ACCESS_CONF, **conf}
+    with open_store_with_apache(kit, work_dir / "store", work_dir, conf, jvm_options=jvm_options) as pair:
         _startup_lines.append(
             f"apache {kit.version}: name server ready in {pair.name_server.ready_seconds:.2f} s, "
             f"then broker in {pair.broker.ready_seconds:.2f} s"

@@ -6,7 +6,7 @@ import json
 import os
 import random
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from tests.interop.apache import (
     CLUSTER,
     HOST,
     READY_SECONDS,
+    WITHOUT_TLS,
     register_now,
     run_apache_name_server,
 )
@@ -84,8 +85,7 @@ def run_apache_proxy(kit: ApacheKit, work_dir: Path) -> Iterator[tuple[ServerPro
             (home / "conf").mkdir(parents=True, exist_ok=True)
             (home / "conf" / f"rmq.{name}.logback.xml").write_text(LOGGING_OFF)
         arguments = ["-pm", "local", "-pc", proxy_conf, "-bc", broker_conf, "-n", namesrv_addr]
-        main = "org.apache.rocketmq.proxy.ProxyStartup"
-        command = kit.jvm(main, arguments, heap_mb=BROKER_HEAP_MB, work_dir=work_dir)
+        command = proxy_command(kit, arguments, work_dir)
         env = {**os.environ, "ROCKETMQ_HOME": str(home), "RMQ_PROXY_HOME": str(home)}
         with ServerProcess(command, work_dir / "proxy.log", env) as process:
             process.wait_ready("rocketmq-proxy startup successfully", READY_SECONDS)
@@ -114,13 +114,18 @@ def run_apache_cluster_proxy(
     (work_dir / "conf").mkdir()
     (work_dir / "conf/rmq.proxy.logback.xml").write_text(LOGGING_OFF)
     arguments = ["-pm", "cluster", "-pc", proxy_conf, "-n", namesrv_addr]
-    main = "org.apache.rocketmq.proxy.ProxyStartup"
-    command = kit.jvm(main, arguments, heap_mb=BROKER_HEAP_MB, work_dir=work_dir)
+    command = proxy_command(kit, arguments, work_dir)
     env = {**os.environ, "ROCKETMQ_HOME": str(work_dir), "RMQ_PROXY_HOME": str(work_dir)}
     with ServerProcess(command, work_dir / "proxy.log", env) as process:
         process.wait_ready("rocketmq-proxy startup successfully", READY_SECONDS)
         wait_until(lambda: listens(grpc), READY_SECONDS, f"listening at {HOST}:{grpc}")
         yield process, f"{HOST}:{grpc}"
+
+
+def proxy_command(kit: ApacheKit, arguments: Sequence[object], work_dir: Path) -> list[str]:
+    main = "org.apache.rocketmq.proxy.ProxyStartup"
+    java, *rest = kit.jvm(main, arguments, heap_mb=BROKER_HEAP_MB, work_dir=work_dir)
+    return [java, *(WITHOUT_TLS if kit.is_short_lived else ()), *rest]
 
 
 def listens(port: int) -> bool:
