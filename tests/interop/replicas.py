@@ -50,10 +50,10 @@ CONF: Mapping[str, object] = {
     "inSyncReplicas": 2,
     "slaveTimeout": SLAVE_TIMEOUT_SECONDS * 1000,
     "haHousekeepingInterval": 60_000,
-    "mappedFileSizeCommitLog": 16 << 20,
-    "mappedFileSizeConsumeQueue": 100_000,
+    "mappedFileSizeCommitLog": 8 << 20,
+    "mappedFileSizeConsumeQueue": 40_000,
     "maxHashSlotNum": 20_000,
-    "maxIndexNum": 100_000,
+    "maxIndexNum": 40_000,
     "messageDelayLevel": "1s 1s 2s 2s 3s 3s 4s 4s 4s 4s 4s 4s 4s 4s 4s 4s 1h 2h",
     "slaveReadEnable": "true",
 }

@@ -138,8 +138,8 @@ class Plan:
 
 
 PLANS = {
-    "apache": Plan(NEW, (OURS, NEW), 200_000, killed_at_bytes=24 << 20),
-    "ours": Plan(OURS, (NEW, OLD), 200_000),
+    "apache": Plan(NEW, (OURS, NEW), 60_000, killed_at_bytes=10 << 20),
+    "ours": Plan(OURS, (NEW, OLD), 60_000),
     "apache-4.9": Plan(OLD, (OURS,), 5_000, is_mixed=False),
 }
 PAIRS = [(name, slave) for name, plan in PLANS.items() for slave in plan.slaves]
