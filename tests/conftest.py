@@ -1,6 +1,6 @@
-"""What every run reports besides pass and fail, the seconds of each file and folder, and how two processes share tests.
+"""What every run reports besides pass and fail, the seconds of each file and folder, and how processes share tests.
 
-Set-up and tear-down count, so a session-wide fixture shows up in the file that first asked for it. With ``-n 2`` the
+Set-up and tear-down count, so a session-wide fixture shows up in the file that first asked for it. With ``-n 3`` the
 tests of a file stay in one process, and so do all that share a pair of Apache's servers. Files that need a Spark
 session go to at most `SESSIONS_MAX` processes, which share them out as they get on; the pages of the documents are
 shared out one by one. Files that start servers of their own wait for them beside the others.
