@@ -207,6 +207,30 @@ def spark(
     _report("spark", {"mib": mib, "repeats": repeats, "max_gib": max_gib, "load_average": load}, figures, as_json)
 
 
+@app.command()
+def console(
+    topics: Annotated[int, typer.Option(min=1, help="Number of topics, with 4 queues each.")] = 1_000,
+    groups: Annotated[int, typer.Option(min=1, help="Number of groups, each reading 5 topics.")] = 200,
+    messages: Annotated[
+        int, typer.Option(min=1_000, help="Number of messages in the topic that is searched.")
+    ] = 1_000_000,
+    asks: Annotated[int, typer.Option(min=1, help="How often each list page is asked for.")] = 50,
+    pages: Annotated[int, typer.Option(min=1, max=100, help="Number of open pages.")] = 50,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long pages are open, and a round of sends is.")] = 20.0,
+    pairs: Annotated[
+        int, typer.Option(min=2, help="Number of rounds of sends with a console, and of those without.")
+    ] = 4,
+    as_json: _Json = False,
+) -> None:
+    """Measure the web console: list pages, rounds of its watcher, searches, open pages, and its cost to the broker."""
+    from bench.commands import console as console_figures
+
+    settings = {"topics": topics, "groups": groups, "messages": messages, "asks": asks, "pages": pages}
+    settings |= {"seconds": seconds, "pairs": pairs}
+    figures = console_figures.measure(**settings, tell=lambda text: typer.echo(text, err=True))
+    _report("console", settings, figures, as_json)
+
+
 def _report(bench: str, settings: dict[str, Any], figures: list[dict[str, Any]], as_json: bool) -> None:
     """Figures as JSON, or as a table with one row each."""
     if as_json:

@@ -57,6 +57,23 @@ def run(pytester):
     return runner
 
 
+def test_a_console_beside_the_broker(run):
+    text = """
+import json
+import urllib.request
+
+def page(address, path):
+    with urllib.request.urlopen(f"{address}{path}?format=json", timeout=60) as answer:
+        return json.load(answer)
+
+def test_topics(rmq_broker, rmq_topic, rmq_console):
+    (broker,) = page(rmq_console, "local/brokers")["brokers"]
+    assert broker["addr"] == rmq_broker.brokers[0].address
+    assert page(rmq_console, f"local/topics/{rmq_topic}")["name"] == rmq_topic
+"""
+    run(text).assert_outcomes(passed=1)
+
+
 @pytest.mark.parametrize("mode", ["fresh", "shared"])
 def test_fixtures_fit_sync_and_async_tests(run, mode):
     run(FIXTURES, ini=f"rmq_broker = {mode}").assert_outcomes(passed=2)

@@ -63,17 +63,22 @@ class Clusters:
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
 
-    async def brokers(self, cluster: str | None = None) -> list[BrokerRow]:
-        """All brokers, masters and slaves, of one cluster or of all. Raises UnknownName: there is no such cluster."""
+    async def listed(self, cluster: str | None = None) -> list[BrokerRow]:
+        """All brokers that a name server knows, masters and slaves, of one cluster or of all, without figures.
+        Raises UnknownName: there is no such cluster."""
         info = await self._calls.cluster()
         if cluster is not None and cluster not in info.cluster_addr_table:
             raise UnknownName("cluster", cluster, "the name server", info.cluster_addr_table)
-        rows = [
+        return [
             BrokerRow(cluster_name=name, broker_name=broker, broker_id=number, addr=address)
             for name in sorted(info.cluster_addr_table if cluster is None else [cluster])
             for broker in sorted(info.cluster_addr_table[name])
             for number, address in sorted(info.broker_addr_table[broker].broker_addrs.items())
         ]
+
+    async def brokers(self, cluster: str | None = None) -> list[BrokerRow]:
+        """As `listed`, with the figures of each. Raises UnknownName: there is no such cluster."""
+        rows = await self.listed(cluster)
         rows_at: dict[str, list[BrokerRow]] = {}
         for row in rows:
             rows_at.setdefault(row.addr, []).append(row)

@@ -151,8 +151,13 @@ class Groups:
     ) -> dict[str, dict[str, SubscriptionGroupConfig]]:
         """The groups that each master has, by broker name and group."""
         masters = await self._calls.masters(cluster, broker)
-        tables = await self._calls.fan_out(masters.values(), self._table)
+        tables = await self._calls.fan_out(masters.values(), self.table)
         return {name: tables[address] for name, address in masters.items()}
+
+    async def table(self, address: str) -> dict[str, SubscriptionGroupConfig]:
+        """The groups that one broker has."""
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        return (await self._calls.fetch(SubscriptionGroupTable, address, code)).subscription_group_table
 
     async def configs(
         self, group: str, broker: str | None = None, cluster: str | None = None
@@ -173,7 +178,7 @@ class Groups:
         masters = await self._calls.targets(broker, cluster)
 
         async def update(address: str) -> None:
-            known = (await self._table(address)).get(group) or SubscriptionGroupConfig(group_name=group)
+            known = (await self.table(address)).get(group) or SubscriptionGroupConfig(group_name=group)
             wanted = replace(known, **{"attributes": {}, **changes})
             code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
             await self._calls.ask(address, code, body=msgspec.json.encode(wanted))
@@ -246,16 +251,12 @@ class Groups:
 
         async def both(address: str) -> Metadata:
             topics = await self._calls.fetch(TopicConfigTable, address, RequestCode.GET_ALL_TOPIC_CONFIG)
-            return Metadata(dict(topics.topic_config_table), await self._table(address))
+            return Metadata(dict(topics.topic_config_table), await self.table(address))
 
         found = await self._calls.fan_out(masters.values(), both)
         return {name: found[address] for name, address in masters.items()}
 
     # -- inside
-
-    async def _table(self, address: str) -> dict[str, SubscriptionGroupConfig]:
-        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
-        return (await self._calls.fetch(SubscriptionGroupTable, address, code)).subscription_group_table
 
     async def _stats(self, group: str, topic: str, cluster: str | None) -> list[ConsumeStats]:
         masters = await (self._calls.masters_of_topic(topic) if topic else self._calls.masters(cluster))

@@ -15,6 +15,7 @@ module                  what it does
 `watch`                 one task per cluster keeps a snapshot, within a budget of requests; list pages ask nobody
 `live`                  a page's refreshes, and the tail of a topic, as server-sent events
 `render` `charts`       HTML from templates, SVG
+`hooks`                 what other packages add: decoders of bodies, pages
 `views`                 one file per noun: what a page shows
 ======================  ============================================================================================
 

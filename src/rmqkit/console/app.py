@@ -52,6 +52,7 @@ class Console(Hub):
         audit: file for the audit's lines; None: in memory alone.
         banner: a sentence that stands on every page.
         is_secure: browsers reach it by https, whatever the connection here is.
+        hooks: decoders of bodies and further pages (`rmqkit.console.hooks`); None: those of installed packages.
 
     Raises SettingsError: a name or an address cannot be used, or a file cannot be read.
     """
@@ -59,7 +60,11 @@ class Console(Hub):
     @functools.cached_property
     def _routes(self) -> list[tuple[re.Pattern[str], Route, View]]:
         own: dict[str, View] = {"events": self.events}
-        return [(compile_path(route.path)[0], route, own.get(route.view) or _view(route.view)) for route in ROUTES]
+        found = [(compile_path(route.path)[0], route, own.get(route.view) or _view(route.view)) for route in ROUTES]
+        for page in self.hooks.pages:
+            route = Route(f"/{{env}}/own/{page.path}", page.title, page.title, live_s=page.live_s)
+            found.append((compile_path(route.path)[0], route, page.view))
+        return found
 
     def find_route(self, path: str) -> tuple[Route, View, dict[str, str]] | None:
         """Which view an address has, and the names in it."""
@@ -75,7 +80,9 @@ class Console(Hub):
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
             self.start()
+            began_ms = self.clock.monotonic_ms()
             response = await self.answer(Request(scope, receive))
+            response.headers["server-timing"] = f"page;dur={self.clock.monotonic_ms() - began_ms:.1f}"
             for name, value in security.HEADERS.items():
                 response.headers.setdefault(name, value)
             await response(scope, receive, send)

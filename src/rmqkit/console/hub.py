@@ -17,6 +17,7 @@ from rmqkit.admin import Admin
 from rmqkit.admin import read_only as refuse_changes
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.console.audit import Audit
+from rmqkit.console.hooks import Hooks, installed
 from rmqkit.console.logins import FileUsers, Sessions, Tries, User
 from rmqkit.console.reviews import Reviews
 from rmqkit.console.routes import OUTSIDE
@@ -90,6 +91,7 @@ class Hub:
         audit: Path | None = None,
         banner: str = "",
         is_secure: bool = False,
+        hooks: Sequence[object] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         timeout_ms: float = TIMEOUT_MS,
     ) -> None:
@@ -113,6 +115,7 @@ class Hub:
         self._admins: dict[tuple[str, str, str, bool], Admin] = {}
         self.envs = {name: Env(name, servers, self) for name, servers in _named(env).items()}
         self._is_started = False
+        self.hooks = Hooks(self, installed() if hooks is None else hooks)
         self.audit = Audit(audit, clock)  # last: what is wrong with the rest leaves no file open
 
     # -- life

@@ -67,8 +67,10 @@ async def serve(
     behind_proxy: Sequence[str] = (),
     ready: Callable[[str], object],
     ends_with_stdin: bool = False,
+    until: asyncio.Event | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; ``ready`` is told the address of the first page.
+    """Serve until SIGTERM or SIGINT, or, in a thread that gets no signals, ``until`` is set; ``ready`` is told the
+    address of the first page.
     Raises SettingsError: the port is taken, or the certificate cannot be used."""
     app = BehindProxy(console, behind_proxy) if behind_proxy else console
     config = uvicorn.Config(
@@ -101,8 +103,13 @@ async def serve(
     def stop() -> None:
         server.should_exit = True
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+    waiting = None
+    if until is None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+    else:
+        waiting = loop.create_task(until.wait(), name="console until")
+        waiting.add_done_callback(lambda _: stop())
     if ends_with_stdin:
 
         def left_alone() -> None:
@@ -114,6 +121,8 @@ async def serve(
     server.on_ready = lambda: ready(f"{'https' if cert else 'http'}://{name}:{listening.getsockname()[1]}/")
     await server.serve(sockets=[listening])
     listening.close()
+    if waiting is not None:
+        waiting.cancel()
 
 
 class _Server(uvicorn.Server):

@@ -183,13 +183,7 @@ class Watcher:
         """Ask everything that is due, and replace the snapshot. Raises RmqError: no name server answers."""
         calls = self._admin.calls
         calls.forget()
-        info = await calls.cluster()
-        rows = [
-            BrokerRow(cluster_name=cluster, broker_name=name, broker_id=number, addr=address)
-            for cluster in sorted(info.cluster_addr_table)
-            for name in sorted(info.cluster_addr_table[cluster])
-            for number, address in sorted(info.broker_addr_table[name].broker_addrs.items())
-        ]
+        rows = await self._admin.clusters.listed()
         addresses = {row.addr for row in rows}
         known = self._brokers
         self._brokers = {row.addr: _next_state(known.get(row.addr), row) for row in rows}
@@ -303,7 +297,9 @@ class Watcher:
         await asyncio.gather(*map(one, chosen))
 
     async def _groups_in_turn(self, alive: dict[str, str]) -> None:
-        known = {group for tables in self._tables.values() for group in tables.groups if not _is_system_group(group)}
+        known = {
+            group for tables in self._tables.values() for group in tables.groups if not names.is_system_group(group)
+        }
         chosen = _turn(self._turn_groups, known, [one for one in self._wanted_groups if one in known], GROUPS_A_ROUND)
         code, calls = RequestCode.GET_CONSUMER_CONNECTION_LIST, self._admin.calls
         gone = set(self._members) - known
@@ -375,7 +371,7 @@ class Watcher:
             if lag.topic in topics:
                 ends[lag.topic] = max(ends.get(lag.topic, 0), lag.end)
                 topic = topics[lag.topic]
-                if not _is_system_group(lag.group):
+                if not names.is_system_group(lag.group):
                     topic.groups.append(lag.group)
                 topic.lag = (topic.lag or 0) + lag.count
                 topic.behind_since_ms = _earlier(topic.behind_since_ms, lag.behind_since_ms)
@@ -403,7 +399,7 @@ class Watcher:
         groups: dict[str, GroupState] = {}
         for state in self._brokers.values():
             for name, config in self._tables[state.row.addr].groups.items() if state.is_master else ():
-                if not _is_system_group(name):
+                if not names.is_system_group(name):
                     group = groups.setdefault(name, GroupState(name=name))
                     group.configs[state.row.broker_name] = config
                     group.enabled = group.enabled and config.consume_enable
@@ -513,10 +509,6 @@ def _joined(answers: list[ConsumerConnection]) -> ConsumerConnection | None:
 def _kind(topic: str, own: set[str]) -> str:
     """What a topic is for; each broker has some that bear its cluster's or its own name."""
     return "system" if topic in own or topic.removesuffix("_REPLY_TOPIC") in own else topic_kind(topic)
-
-
-def _is_system_group(name: str) -> bool:
-    return name in names.SYSTEM_GROUPS or name.startswith(names.SYSTEM_GROUP_PREFIX)
 
 
 def _earlier(one: int | None, other: int | None) -> int | None:

@@ -90,6 +90,10 @@ def is_system_topic(topic: str) -> bool:
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
 
+def is_system_group(group: str) -> bool:
+    return group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIX)
+
+
 def is_of_applications(topic: str, servers: Collection[str] = ()) -> bool:
     """Whether applications made a topic by its name: no system topic, no group's retry or dead-letter topic.
     ``servers`` are the names of clusters and brokers: each of them has a topic, and a cluster one for replies."""

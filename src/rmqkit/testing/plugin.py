@@ -10,6 +10,7 @@ fixture              what it is
 ``rmq_group``        the name of a new consumer group
 ``rmq_producer``     a producer: in a plain test a `rmqkit.sync.Producer` that is started; in an ``async def`` test a
                      `rmqkit.Producer`, which you enter with ``async with``
+``rmq_console``      the address of a web console for ``rmq_broker``, such as ``http://127.0.0.1:40123/``
 ``rmq_consumer``     a member of ``rmq_group``, in the same way: a `rmqkit.sync.PushConsumer` or a
                      `rmqkit.PushConsumer`; it starts at the first message and saves offsets every 50 ms
 ===================  ==================================================================================================
@@ -151,6 +152,15 @@ def rmq_consumer(
     else:
         with rmqkit.sync.PushConsumer(rmq_group, rmq_broker.name_server, settings=settings) as consumer:
             yield consumer
+
+
+@pytest.fixture
+def rmq_console(rmq_broker: LocalCluster) -> Iterator[str]:
+    """The address of a web console."""
+    from rmqkit.testing.console import local_console
+
+    with local_console(rmq_broker) as address:
+        yield address
 
 
 def _wanted(request: pytest.FixtureRequest) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from rmqkit.admin import Admin
-from rmqkit.admin.groups import END_MS, Moved
+from rmqkit.admin.groups import END_MS, Moved, lags
 from rmqkit.cli.admin.frame import Broker, Cluster, Group, Named, Noun, Topic, View, Yes, confirm
 from rmqkit.cli.printing import time_ms
 from rmqkit.protocol.schemas.groups import GroupRetryPolicy, SubscriptionGroupConfig
@@ -143,6 +143,30 @@ async def progress(
         f"{found.consume_tps:.2f} messages/s consumed, {found.diff_total:,} behind, {found.inflight_total:,} in flight"
     )
     return View(found, [found.queues or f"group {group} has no offsets", total])
+
+
+@GROUP.verb("lags", watch=True)
+async def group_lags(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> View:
+    """Show how far every group is behind on each of its topics, as a count and as an age, the furthest first.
+
+    Each master is asked once for all groups. Apache's brokers read their store to answer."""
+    from rmqkit.admin.health import span_text
+
+    masters = await admin.calls.masters(cluster, broker)
+    stats = await admin.calls.fan_out(masters.values(), admin.brokers.consume_stats)
+    found = sorted(lags(row for rows in stats.values() for row in rows).values(), key=lambda one: -one.count)
+    now_ms = admin.calls.clock.now_ms()
+    rows = [
+        {
+            "group": one.group,
+            "topic": one.topic,
+            "behind": one.count,
+            "age": span_text(now_ms - one.behind_since_ms) if one.behind_since_ms else "",
+            "queues": one.queues,
+        }
+        for one in found
+    ]
+    return View(found, [rows or "no group has offsets"])
 
 
 @GROUP.verb("mode")

@@ -37,6 +37,15 @@ End = Annotated[
     str, typer.Option("-e", "--to", "--end", help="Only messages stored at or before this time.", show_default=False)
 ]
 Tags = Annotated[str, typer.Option("-s", "--tags", help="Only messages with these tags: A || B.")]
+Sql = Annotated[
+    str,
+    typer.Option(
+        "--sql", help="Only messages that match this SQL92 expression over their properties.", show_default=False
+    ),
+]
+OnBroker = Annotated[
+    str | None, typer.Option("-a", "--broker", help="Only messages on this broker.", show_default=False)
+]
 Ignored = Annotated[str, typer.Option("-d", "--print-body", hidden=True)]
 
 
@@ -130,15 +139,8 @@ async def list_messages(
     begin: Begin = "0",
     end: End = "",
     tags: Tags = "*",
-    sql: Annotated[
-        str,
-        typer.Option(
-            "--sql", help="Only messages that match this SQL92 expression over their properties.", show_default=False
-        ),
-    ] = "",
-    broker: Annotated[
-        str | None, typer.Option("-a", "--broker", help="Only messages on this broker.", show_default=False)
-    ] = None,
+    sql: Sql = "",
+    broker: OnBroker = None,
     queue_id: QueueId = None,
     limit: Annotated[
         int | None, typer.Option("-l", "--limit", min=1, show_default=False, help="Maximum number of messages.")
@@ -149,6 +151,79 @@ async def list_messages(
     """List the stored messages of a topic, from all its queues, oldest first."""
     span = Span(begin_ms=time_ms(begin), end_ms=_end_ms(end), broker=broker, queue_id=queue_id, tags=tags, sql=sql)
     return _listed(admin, topic, span, limit)
+
+
+@MESSAGE.verb("page")
+async def page_of_messages(
+    admin: Admin,
+    topic: Topic,
+    begin: Begin = "0",
+    end: End = "",
+    tags: Tags = "*",
+    sql: Sql = "",
+    broker: OnBroker = None,
+    queue_id: QueueId = None,
+    offset: Annotated[int, typer.Option("-o", "--offset", min=0, help="Start at this offset of each queue.")] = 0,
+    limit: Annotated[int, typer.Option("-l", "--limit", min=1, max=1000, help="Maximum number of messages.")] = 50,
+    oldest_first: Annotated[bool, typer.Option("--oldest-first", help="Show the oldest messages first.")] = False,
+    cursor: Annotated[
+        str, typer.Option("--cursor", help="Go on where a page ended: what it printed last.", show_default=False)
+    ] = "",
+) -> View:
+    """Show one page of a topic's messages, the newest first.
+
+    It looks at no more than 20,000 messages, 64 MiB or 3 s, then says how far it came. Use `rmq admin message list`
+    for all of them."""
+    from rmqkit.admin.listing import page
+
+    span = Span(
+        begin_ms=time_ms(begin),
+        end_ms=_end_ms(end),
+        broker=broker,
+        queue_id=queue_id,
+        begin_offset=offset,
+        tags=tags,
+        sql=sql,
+    )
+    found = await page(admin.calls, topic, span, newest_first=not oldest_first, count=limit, cursor=cursor)
+    value = {name: getattr(found, name) for name in ("examined", "total", "stopped", "cursor", "troubles")}
+    value |= {"messages": [shown(one) for one in found.messages], "reachedMs": found.reached_ms}
+    looked = f"looked at {found.examined:,} of {found.total:,} messages"
+    more = [f"go on with --cursor {found.cursor}"] if found.cursor else []
+    return View(value, [*map(_line, found.messages), *(f"not read: {one}" for one in found.troubles), looked, *more])
+
+
+@MESSAGE.verb("timeline")
+async def timeline_of(
+    admin: Admin,
+    topic: Topic,
+    id: Id,  # noqa: A002
+    group: Annotated[
+        str,
+        typer.Option("-g", "--group", help="Show retries, dead letter and progress of this group.", show_default=False),
+    ] = "",
+) -> View:
+    """Show a message's life from its stored copies: sent, delayed, stored, retried, given up. Needs no traces.
+
+    With a group, also what is known of the group's tries."""
+    from rmqkit.admin.explain import Explainer
+    from rmqkit.admin.timeline import timeline
+    from rmqkit.cli.printing import time_text
+
+    explainer = Explainer(admin, topic, group)
+    found = await (explainer.facts(id) if group else explainer.stored(await admin.messages.find(id, topic)))
+    events = timeline(found)
+    rows = [
+        {
+            "when": time_text(one.at_ms),
+            "what": f"{one.what} (to come)" if one.is_due else one.what,
+            "where": one.where,
+            "who": one.who,
+            "told_by": one.source,
+        }
+        for one in events
+    ]
+    return View(events, [rows or f"nothing of message {id} is stored: rmq explain says why"])
 
 
 @MESSAGE.verb("consume")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +20,7 @@ from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
 
 if TYPE_CHECKING:
     from rmqkit.admin.brokers import TestSend
+    from rmqkit.admin.health import Finding
 
 
 Amount = Annotated[int, typer.Option("-a", "--amount", min=1, help="Number of messages per topic.")]
@@ -39,6 +40,50 @@ async def status(admin: Admin, broker: Broker = None, cluster: Cluster = None) -
 async def config_get(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> View:
     """Show all settings of a broker, or of all masters and slaves of a cluster."""
     return _by_address(await admin.brokers.config(broker, cluster))
+
+
+Only = Annotated[
+    str, typer.Option("--only", help="changed: not rmqkit's default; differs: servers have unlike values.")
+]
+
+
+@BROKER.verb("settings")
+async def settings(admin: Admin, broker: Broker = None, cluster: Cluster = None, only: Only = "") -> View:
+    """Show each setting of brokers with its meaning, its default, its bounds, and whether it may change while the
+    broker runs. Secrets are covered."""
+    return described_view(await admin.brokers.config(broker, cluster), only)
+
+
+def described_view(servers: Mapping[str, Mapping[str, str]], only: str) -> View:
+    """Settings by server, explained."""
+    from rmqkit.admin.settings import compared, described
+
+    if only not in ("", "changed", "differs"):
+        raise typer.BadParameter(f"--only {only} must be changed or differs")
+    unlike = {one.key for one in compared(servers) if one.differs}
+    found = {
+        address: [
+            row
+            for row in described(texts)
+            if (only != "changed" or (row.is_known and not row.is_default)) and (only != "differs" or row.key in unlike)
+        ]
+        for address, texts in servers.items()
+    }
+    parts: list[object] = []
+    for address, rows in found.items():
+        shown = [
+            {
+                "key": row.key,
+                "value": row.value,
+                "default": row.default,
+                "may_be": row.bounds,
+                "hot": "hot" if row.hot else "",
+                "what_it_does": row.help,
+            }
+            for row in rows
+        ]
+        parts += [f"{address}:", shown or "no such setting"]
+    return View(found, parts)
 
 
 @BROKER.verb("config-set")
@@ -163,6 +208,42 @@ async def list_brokers(
     return View(rows, [[_row(row, more=more) for row in rows]])
 
 
+@CLUSTER.verb("findings", watch=True)
+async def findings(admin: Admin, cluster: Cluster = None) -> View:
+    """Show what is wrong with a cluster, the worst first: silent brokers, full disks, lags, slaves behind, versions."""
+    from rmqkit.admin.health import findings as found_in
+    from rmqkit.admin.survey import survey
+
+    snapshot = await survey(admin, cluster)
+    found: list[Finding] = found_in(snapshot)
+    rows = [{"severity": one.severity, "what_is_wrong": one.text, "remedy": one.remedy} for one in found]
+    unasked = [f"not known: {what}: {text}" for what, text in snapshot.troubles.items()]
+    well = "nothing is wrong: brokers answer, groups keep up, disks have room"
+    return View({"findings": found, "notKnown": snapshot.troubles}, [rows or well, *unasked])
+
+
+@CLUSTER.verb("clients", watch=True)
+async def clients(admin: Admin, cluster: Cluster = None) -> View:
+    """List every connected client: language, version, address, and the groups it produces and consumes for."""
+    from rmqkit.admin.survey import everybody
+    from rmqkit.protocol.codes import version_name
+
+    found = await everybody(admin, cluster)
+    rows = [
+        {
+            "client": one.client_id,
+            "language": one.language,
+            "version": version_name(one.version),
+            "address": " ".join(one.addresses),
+            "produces": " ".join(one.produces),
+            "consumes": " ".join(one.consumes),
+            "trouble": "id twice" if one.is_doubled else "",
+        }
+        for one in found
+    ]
+    return View(found, [rows or "no client is connected; producers show after their first send"])
+
+
 @CLUSTER.verb("rt")
 async def round_trip(
     admin: Admin, cluster: Cluster = None, amount: Amount = 10, size: BodyBytes = 128, pause_s: Pause = 0.0
@@ -226,6 +307,12 @@ async def name_server_settings(admin: Admin) -> View:
     """Show all settings of every name server."""
     found = await admin.name_servers.config()
     return View(found, [part for address, table in found.items() for part in (f"{address}:", table)])
+
+
+@NAMESRV.verb("settings")
+async def name_server_settings_described(admin: Admin, only: Only = "") -> View:
+    """Show each setting of the name servers with its meaning, its default and its bounds."""
+    return described_view(await admin.name_servers.config(), only)
 
 
 @NAMESRV.verb("config-set")

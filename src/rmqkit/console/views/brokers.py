@@ -108,7 +108,7 @@ async def settings(ask: Ask) -> Page:
     labels = {one.row.addr: _label(one) for one in ask.snapshot.brokers}
     title = f"Settings of {_label(state)}"
     crumbs = [("Brokers", ask.link("brokers")), (state.row.broker_name, ask.link("brokers", ask.params["b"]))]
-    command = f"rmq admin broker config-get -b {state.row.addr}"
+    command = f"rmq admin broker settings -b {state.row.addr}"
     page = _page(ask, told, state.row.addr, labels, title, command)
     page.crumbs = crumbs
     return page
@@ -134,7 +134,7 @@ async def name_servers(ask: Ask) -> Page:
 
     told = dict(zip(addresses, await asyncio.gather(*(part(config(one)) for one in addresses)), strict=True))
     shown = next((one for one in addresses if told[one].value is not None), addresses[0])
-    return _page(ask, told, shown, {}, "Name servers", "rmq admin namesrv config-get")
+    return _page(ask, told, shown, {}, "Name servers", "rmq admin namesrv settings")
 
 
 def _page(ask: Ask, told: dict[str, Part], address: str, labels: dict[str, str], title: str, command: str) -> Page:

@@ -28,5 +28,10 @@ async def clients(ask: Ask) -> Page:
     }
     more = {"q": ask.text("q"), "version_name": version_name}
     return Page(
-        template="clients.html", title="Clients", values=values, more=more, live_s=60, command="rmq admin producer list"
+        template="clients.html",
+        title="Clients",
+        values=values,
+        more=more,
+        live_s=60,
+        command="rmq admin cluster clients",
     )

@@ -40,7 +40,7 @@ async def groups(ask: Ask) -> Page:
     values = {"groups": {**asdict(rows), "rows": plain}, "atMs": ask.snapshot.at_ms}
     more = {"rows": rows, "q": ask.text("q"), "sort": sort}
     return Page(
-        template="groups.html", title="Groups", values=values, more=more, live_s=10, command="rmq admin group list"
+        template="groups.html", title="Groups", values=values, more=more, live_s=10, command="rmq admin group lags"
     )
 
 

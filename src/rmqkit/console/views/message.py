@@ -31,7 +31,7 @@ _UNDER_WAY = frozenset(
 
 
 class Body(Struct, rename="camel", kw_only=True):
-    """A body as a page shows it; ``form`` is ``json``, ``text``, ``hex`` or ``hidden``."""
+    """A body as a page shows it; ``form`` is ``json``, ``text``, ``hex``, ``decoded`` or ``hidden``."""
 
     form: str
     text: str
@@ -96,7 +96,7 @@ async def _shown(ask: Ask, message: ReceivedMessage) -> Page | Response:
         "tags": message.tags,
         "keys": message.keys,
         "properties": dict(sorted(message.properties.items())),
-        "body": body_of(message.body, hidden=ask.hides_bodies),
+        "body": _body(ask, message),
         "timeline": merged(timeline(one) for one in facts) if facts else [],
         "groups": verdicts,
         "groupsTrouble": groups.trouble,
@@ -147,6 +147,14 @@ async def _verdicts(ask: Ask, message: ReceivedMessage, groups: list[str]) -> tu
         for group, facts in zip(groups, found, strict=True)
     ]
     return [facts for facts in found if isinstance(facts, Facts)], verdicts
+
+
+def _body(ask: Ask, message: ReceivedMessage) -> Body:
+    """A message's body, as a hook decodes it or as it is."""
+    if ask.hides_bodies or (text := ask.console.hooks.decode(message)) is None:
+        return body_of(message.body, hidden=ask.hides_bodies)
+    text, size = render.clean(text), len(message.body)
+    return Body(form="decoded", text=text[:BODY_SHOWN], bytes=size, is_cut=len(text) > BODY_SHOWN)
 
 
 def body_of(body: bytes, *, hidden: bool = False) -> Body:

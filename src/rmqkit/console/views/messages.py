@@ -52,8 +52,9 @@ class Row(Struct, rename="camel", kw_only=True):
     retries: int
 
 
-def row_of(message: ReceivedMessage, *, hides_bodies: bool) -> Row:
+def row_of(ask: Ask, message: ReceivedMessage) -> Row:
     """A message as a row; of its body the beginning."""
+    decoded = None if ask.hides_bodies else ask.console.hooks.decode(message)
     return Row(
         msg_id=message.msg_id,
         broker=message.broker_name or "",
@@ -64,7 +65,7 @@ def row_of(message: ReceivedMessage, *, hides_bodies: bool) -> Row:
         tags=message.tags or "",
         keys=message.keys,
         body_bytes=len(message.body),
-        body="" if hides_bodies else beginning(message.body),
+        body="" if ask.hides_bodies else beginning(message.body if decoded is None else decoded.encode()),
         retries=message.reconsume_times,
     )
 
@@ -104,7 +105,7 @@ async def search(ask: Ask) -> Page | Response:
         matched = [one for one in messages if span.test()(one)]
         values: dict[str, Any] = {
             "name": topic,
-            "messages": [row_of(one, hides_bodies=ask.hides_bodies) for one in matched],
+            "messages": [row_of(ask, one) for one in matched],
             "examined": len(messages),
             "total": None,
             "reachedMs": None,
@@ -125,7 +126,7 @@ async def search(ask: Ask) -> Page | Response:
         matched = found.messages
         values = {
             "name": topic,
-            "messages": [row_of(one, hides_bodies=ask.hides_bodies) for one in matched],
+            "messages": [row_of(ask, one) for one in matched],
             "examined": found.examined,
             "total": found.total,
             "reachedMs": found.reached_ms,
@@ -140,7 +141,7 @@ async def search(ask: Ask) -> Page | Response:
         title=f"Messages of {topic}",
         values=values,
         more=more,
-        command=f"rmq admin message list {topic}" if not key else f"rmq admin message by-key {topic} {key}",
+        command=f"rmq admin message page {topic}" if not key else f"rmq admin message by-key {topic} {key}",
         crumbs=[("Topics", ask.link("topics")), (topic, ask.link("topics", topic))],
     )
 
@@ -202,7 +203,7 @@ async def tail(ask: Ask) -> Page:
     _wanted(ask)
     span = Span(tags=ask.text("tags") or "*", sql=ask.text("sql"))
     found = await page(ask.admin.calls, topic, span, count=20, budget=Budget(messages=2_000, ms=1_000))
-    values = {"name": topic, "messages": [row_of(one, hides_bodies=ask.hides_bodies) for one in found.messages]}
+    values = {"name": topic, "messages": [row_of(ask, one) for one in found.messages]}
     filters = {name: ask.text(name) for name in ("tags", "sql", "key", "queue")}
     more = {"asked": ask.query, "stream": ask.link("topics", topic, "tail", "events", **filters)}
     return Page(
@@ -236,7 +237,7 @@ async def tail_events(ask: Ask) -> Response:
     await ask.admin.calls.route(topic)
 
     def rows(messages: list[ReceivedMessage]) -> str:
-        shown = [row_of(one, hides_bodies=ask.hides_bodies) for one in messages]
+        shown = [row_of(ask, one) for one in messages]
         return render.html("tail_rows.html", {"messages": shown, "name": topic, "link": ask.link})
 
     return live.tail_rows(ask, topic, _wanted(ask), rows)

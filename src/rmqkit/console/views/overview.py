@@ -52,7 +52,7 @@ async def overview(ask: Ask) -> Page:
         values=values,
         more=more,
         live_s=10,
-        command="rmq admin cluster list",
+        command="rmq admin cluster findings",
     )
 
 

@@ -1,0 +1,116 @@
+"""Hooks: what other packages add to the console, by entry points of the group ``rmqkit.console``.
+
+An entry point names a module or an object. What it has of these is used, the rest may be missing:
+
+=====================================  ===========================================================================
+attribute                              what it is
+=====================================  ===========================================================================
+``decode_body(topic, message)``        the text of a message's body, or None where it is not this hook's; pages of
+                                       messages show the first text that a hook gives
+``routes(console)``                    pages of its own, an `OwnPage` each, which the navigation shows
+=====================================  ===========================================================================
+
+A decoder that raises is logged and said in place of the body: the page stays. Where bodies are hidden, none is called.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from markupsafe import Markup
+from msgspec import Struct
+
+from rmqkit.errors import SettingsError
+from rmqkit.protocol.message import ReceivedMessage
+
+__all__ = ["DecodeBody", "Hooks", "OwnPage", "Routes", "installed", "own_page"]
+
+GROUP = "rmqkit.console"
+_log = logging.getLogger(__name__)
+
+
+class DecodeBody(Protocol):
+    """Makes a text of a body: Protobuf, Avro, a pickle, whatever a program sends."""
+
+    def __call__(self, topic: str, message: ReceivedMessage) -> str | None: ...
+
+
+class Routes(Protocol):
+    """Tells pages that a package adds to a `rmqkit.console.Console`."""
+
+    def __call__(self, console: Any) -> Iterable[OwnPage]: ...
+
+
+class OwnPage(Struct, frozen=True, kw_only=True):
+    """A page of a hook, at ``/{env}/own/{path}``.
+
+    Attributes:
+        path: letters, digits, ``-`` and ``_``.
+        title: its link in the navigation.
+        view: a coroutine function from `rmqkit.console.asking.Ask` to a Starlette response, or to what `own_page`
+            makes. It may ask the cluster through ``ask.admin``.
+        live_s: seconds between its refreshes; 0: none.
+    """
+
+    path: str
+    title: str
+    view: Callable[[Any], Awaitable[Any]]
+    live_s: float = 0.0
+
+
+class Hooks:
+    """What hooks add. Raises SettingsError: a page's path cannot stand in an address, or is there twice."""
+
+    def __init__(self, console: object, hooks: Sequence[object]) -> None:
+        self._decoders: list[DecodeBody] = [
+            decoder for hook in hooks if (decoder := getattr(hook, "decode_body", None)) is not None
+        ]
+        self.pages: list[OwnPage] = []
+        for hook in hooks:
+            routes: Routes | None = getattr(hook, "routes", None)
+            for page in routes(console) if routes is not None else ():
+                if not page.path.replace("-", "").replace("_", "").isalnum() or not page.path.isascii():
+                    raise SettingsError(f"the console's own page {page.path!r} must have letters, digits, - and _")
+                if page.path in [one.path for one in self.pages]:
+                    raise SettingsError(f"two hooks of the console have a page {page.path}: rename one")
+                self.pages.append(page)
+
+    def decode(self, message: ReceivedMessage) -> str | None:
+        """The text of a body by the first hook that knows it; or what went wrong there; None: no hook knows it."""
+        for decoder in self._decoders:
+            try:
+                text = decoder(message.topic, message)
+            except Exception as error:  # noqa: BLE001 - the outer edge of others' code
+                _log.exception("console: a decoder of bodies failed for %s", message.msg_id)
+                return f"the decoder of this body failed: {type(error).__name__}: {error}"
+            if text is not None:
+                return text
+        return None
+
+
+def installed() -> list[object]:
+    """The hooks of installed packages. One that cannot be loaded is logged and left out."""
+    found = []
+    for point in entry_points(group=GROUP):
+        try:
+            found.append(point.load())
+        except Exception:  # noqa: BLE001 - the outer edge of others' code
+            _log.exception("console: hook %s of %s cannot be loaded", point.name, point.value)
+    return found
+
+
+def own_page(page: OwnPage, content: str | Markup, values: dict[str, Any] | None = None) -> Any:
+    """A page in the console's frame. ``content`` is text, or HTML as ``Markup``, without styles or scripts in it;
+    ``values`` are the page as JSON."""
+    from rmqkit.console.asking import Page  # which imports the hub, and that these hooks
+
+    return Page(
+        template="own.html",
+        title=page.title,
+        values={} if values is None else values,
+        more={"content": content},
+        live_s=page.live_s,
+    )

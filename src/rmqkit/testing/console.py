@@ -1,0 +1,50 @@
+"""A web console beside a `LocalCluster`, on a free port of 127.0.0.1, in a thread with an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+from rmqkit import extras
+from rmqkit.remoting.authentication import Credentials
+from rmqkit.testing.clock import LoopThread
+from rmqkit.testing.cluster import LocalCluster
+
+__all__ = ["local_console"]
+
+
+@contextlib.contextmanager
+def local_console(cluster: LocalCluster) -> Iterator[str]:
+    """The address of its first page. It asks as the first user where brokers want signatures, and keeps its audit in
+    memory. Raises ExtraMissing: the extra ``console`` is not installed."""
+    with extras.needed("console", "the web console"):
+        from rmqkit.console.app import Console
+        from rmqkit.console.serve import serve
+
+    signing = cluster.brokers[0].signing
+    thread = LoopThread("rmqkit console")
+
+    async def begin() -> tuple[str, asyncio.Task[None], asyncio.Event]:
+        loop, until = asyncio.get_running_loop(), asyncio.Event()
+        ready: asyncio.Future[str] = loop.create_future()
+        credentials = Credentials(**signing) if signing else None
+        console = Console(cluster.name_server, credentials=credentials, clock=cluster.clock)
+        serving = loop.create_task(serve(console, "127.0.0.1", 0, ready=ready.set_result, until=until))
+        await asyncio.wait({ready, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+        return ready.result(), serving, until
+
+    async def end() -> None:
+        until.set()
+        await serving
+
+    try:
+        address, serving, until = thread.run(begin)
+        try:
+            yield address
+        finally:
+            thread.run(end)
+    finally:
+        thread.close()

@@ -1,0 +1,89 @@
+"""What other packages add to the console: decoders of bodies and pages, given to it or found by entry points."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from markupsafe import Markup
+
+from rmqkit.admin import Admin
+from rmqkit.console import Console, hooks
+from rmqkit.console.asking import Ask
+from rmqkit.console.hooks import OwnPage, own_page
+from rmqkit.errors import SettingsError
+from rmqkit.protocol.message import Message, ReceivedMessage
+from tests.admin.things import send
+from tests.console.asgi import served
+
+
+def decode_body(topic: str, message: ReceivedMessage) -> str | None:
+    if topic != "Orders":
+        return None
+    if message.body == b"\xff":
+        raise ValueError("not an order")
+    return f"order <{message.body.hex()}>"
+
+
+async def stock(ask: Ask) -> Any:
+    brokers = [one.row.broker_name for one in ask.snapshot.brokers]
+    return own_page(STOCK, Markup("<p>{} brokers</p>").format(len(brokers)), {"brokers": brokers})
+
+
+STOCK = OwnPage(path="stock", title="Stock", view=stock, live_s=30)
+OURS = SimpleNamespace(decode_body=decode_body, routes=lambda console: [STOCK])
+
+
+async def test_a_decoder_makes_a_text_of_a_body(tmp_path: Path) -> None:
+    async with served(tmp_path, hooks=[OURS]) as (both, _, browser), Admin(both.namesrv_address) as admin:
+        broker = both.broker.context.settings.broker_name
+        for topic in ("Orders", "Others"):
+            await admin.topics.create(topic, read_queues=1, write_queues=1)
+        await send(admin, Message(topic="Orders", body=b"\x01\x02"), Message(topic="Orders", body=b"\xff"))
+        await send(admin, Message(topic="Others", body=b"plain"))
+        found = await browser.json(f"/local/topics/Orders/at/{broker}/0/0")
+        assert found["body"] == {"form": "decoded", "text": "order <0102>", "bytes": 2, "isCut": False}
+        assert "order &lt;0102&gt;" in (await browser.get(f"/local/topics/Orders/at/{broker}/0/0")).text
+        failed = await browser.json(f"/local/topics/Orders/at/{broker}/0/1")
+        assert failed["body"]["text"] == "the decoder of this body failed: ValueError: not an order"
+        rows = (await browser.json("/local/topics/Orders/messages"))["messages"]
+        assert rows[1]["body"] == "order <0102>"
+        assert (await browser.json(f"/local/topics/Others/at/{broker}/0/0"))["body"]["text"] == "plain"
+        whole = await browser.get(f"/local/topics/Orders/at/{broker}/0/0?download=1")
+        assert whole.body == b"\x01\x02"
+
+
+async def test_a_page_of_a_hook_is_in_the_frame_and_in_the_navigation(tmp_path: Path) -> None:
+    async with served(tmp_path, hooks=[OURS]) as (both, _, browser):
+        page = await browser.get("/local/own/stock")
+        assert page.status == 200
+        assert "<p>1 brokers</p>" in page.text
+        assert 'data-events="/events?path=%2Flocal%2Fown%2Fstock"' in page.text
+        assert (await browser.json("/local/own/stock"))["brokers"] == [both.broker.context.settings.broker_name]
+        assert '<a href="/local/own/stock">Stock</a>' in (await browser.get("/local/topics")).text
+        assert (await browser.get("/local/own/other")).status == 404
+
+
+def test_hooks_of_installed_packages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [
+        EntryPoint("broken", "no_such_package", hooks.GROUP),
+        EntryPoint("ours", f"{__name__}:OURS", hooks.GROUP),
+    ]
+    monkeypatch.setattr(hooks, "entry_points", lambda *, group: [one for one in points if one.group == group])
+    assert hooks.installed() == [OURS]
+    assert Console("127.0.0.1:1").hooks.pages == [STOCK]
+
+
+@pytest.mark.parametrize("path", ["", "a/b", "Größe", "a?b"])
+def test_a_page_whose_path_cannot_be_one_is_refused(path: str) -> None:
+    hook = SimpleNamespace(routes=lambda console: [OwnPage(path=path, title="T", view=stock)])
+    with pytest.raises(SettingsError, match="must have letters"):
+        Console("127.0.0.1:1", hooks=[hook])
+
+
+def test_two_hooks_cannot_have_one_page() -> None:
+    with pytest.raises(SettingsError, match="two hooks of the console have a page stock"):
+        Console("127.0.0.1:1", hooks=[OURS, OURS])
