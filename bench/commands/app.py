@@ -216,18 +216,22 @@ def console(
     ] = 1_000_000,
     asks: Annotated[int, typer.Option(min=1, help="How often each list page is asked for.")] = 50,
     pages: Annotated[int, typer.Option(min=1, max=100, help="Number of open pages.")] = 50,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long pages are open, and a round of sends is.")] = 20.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long pages are open.")] = 20.0,
     pairs: Annotated[
         int, typer.Option(min=2, help="Number of rounds of sends with a console, and of those without.")
-    ] = 4,
+    ] = 20,
     as_json: _Json = False,
 ) -> None:
     """Measure the web console: list pages, rounds of its watcher, searches, open pages, and its cost to the broker."""
     from bench.commands import console as console_figures
 
-    settings = {"topics": topics, "groups": groups, "messages": messages, "asks": asks, "pages": pages}
+    settings: dict[str, Any] = {"topics": topics, "groups": groups, "messages": messages, "asks": asks, "pages": pages}
     settings |= {"seconds": seconds, "pairs": pairs}
     figures = console_figures.measure(**settings, tell=lambda text: typer.echo(text, err=True))
+    if not as_json:
+        figures = [
+            one | {"more": " ".join(f"{name}={value}" for name, value in one["more"].items())} for one in figures
+        ]
     _report("console", settings, figures, as_json)
 
 

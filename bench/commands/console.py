@@ -59,6 +59,7 @@ _BIG = "BenchSearched"
 _SEARCHES = 4
 _CLIENTS_MAX = 200
 _ROUNDS = 3
+_SEND_SECONDS = 3.0
 _LISTS = ("", "topics", "topics?sort=lag", "groups", "groups?sort=age", "brokers", "ha", "clients")
 _LIVE = ("", "topics", "groups", "brokers", "ha", "clients", "topics/BenchTopic-00000", "groups/bench-group-0000")
 _MEMORY_MIB, _LIST_MS, _ROUND_S, _OPEN_PERCENT, _SENDS_PERCENT, _SEARCH_MS = 120, 200, 0.5, 10, 2, 3_500
@@ -132,7 +133,7 @@ class _Load:
                 figures += await asyncio.to_thread(self._search, console)
                 figures.append(await self._open(console, process, pages, seconds))
                 figures.append(await self._sends(console, process, pairs, seconds))
-                figures.append({"what": "memory of the console's process", "mib": _mib(process), "budget": _MEMORY_MIB})
+                figures.append(_figure("memory of the console's process", _mib(process), "MiB", _MEMORY_MIB))
         return figures
 
     async def _close(self) -> None:
@@ -204,8 +205,8 @@ class _Load:
             raise RmqError(f"the snapshot knows {known}: not every group has its lags")
         first, *next_ones = cpu_s
         return [
-            {"what": "first round of the watcher", "cpu_s": first, "budget": _ROUND_S, **known},
-            {"what": "next rounds, the longest", "cpu_s": max(next_ones), "budget": _ROUND_S, **known},
+            _figure("first round of the watcher", first, "s of CPU", _ROUND_S, **known),
+            _figure("the next rounds, the longest", max(next_ones), "s of CPU", _ROUND_S),
         ]
 
     async def _settled(self, console: str) -> None:
@@ -224,9 +225,9 @@ class _Load:
         asked = _requests(console) - before
         connection.close()
         budget = _LIST_MS if len(self._topics) <= 1_000 else _LIST_MS_OF_MANY
-        times = {"ms": round(statistics.median(ms), 1), "ms_max": round(ms[-1], 1), "budget": budget}
         # The watcher goes on meanwhile; more than its rounds ask would be the pages' own.
-        return {"what": f"list /{page}", **times, "requests_to_brokers_meanwhile": asked}
+        more = {"ms_max": round(ms[-1], 1), "requests_of_the_watcher": asked}
+        return _figure(f"list /{page}", round(statistics.median(ms), 1), "ms", budget, **more)
 
     def _search(self, console: str) -> list[Figure]:
         self._tell("searches without a match")
@@ -240,8 +241,8 @@ class _Load:
             if number and found["total"] != left:
                 raise RmqError(f"the search goes on with {found['total']:,} messages and not with {left:,}")
             cursor, left = found["cursor"], found["total"] - found["examined"]
-            told = {"ms": round(ms), "budget": _SEARCH_MS, "examined": found["examined"], "left": left}
-            figures.append({"what": f"search {number + 1} without a match", **told, "stopped": found["stopped"]})
+            more = {"examined": found["examined"], "left": left, "stopped": found["stopped"]}
+            figures.append(_figure(f"search {number + 1} without a match", round(ms), "ms", _SEARCH_MS, **more))
             if not cursor:
                 break
         return figures
@@ -255,17 +256,19 @@ class _Load:
             began, cpu_s = time.perf_counter(), cpu_seconds(process)
             await asyncio.sleep(seconds)
             share = (cpu_seconds(process) - cpu_s) / (time.perf_counter() - began)
-            if any(one.done() for one in streams):
-                raise RmqError(f"{sum(one.done() for one in streams)} of {pages} streams ended")
+            for one in streams:
+                if one.done():
+                    one.result()  # raises why, or:
+                    raise RmqError(f"{sum(one.done() for one in streams)} of {pages} streams ended")
         finally:
             for one in streams:
                 one.cancel()
             await asyncio.gather(*streams, return_exceptions=True)
-        return {"what": f"{pages} open pages", "percent_of_a_core": round(100 * share, 1), "budget": _OPEN_PERCENT}
+        return _figure(f"{pages} open pages", round(100 * share, 1), "% of a core", _OPEN_PERCENT)
 
     async def _sends(self, console: str, process: int, pairs: int, seconds: float) -> Figure:
         """Sends in turn beside a console that somebody looks at, and beside none."""
-        self._tell(f"sends with and without a console, {pairs} times {2 * seconds:g} s")
+        self._tell(f"sends with and without a console, {pairs} times {2 * _SEND_SECONDS:g} s")
         watching = asyncio.create_task(_follow(console, "/local/"))
         rates: dict[bool, list[float]] = {True: [], False: []}
         costs: dict[bool, list[float]] = {True: [], False: []}
@@ -274,23 +277,20 @@ class _Load:
             is_running = number % 4 in (0, 3)  # with, without, without, with: what drifts does so for both
             os.kill(process, signal.SIGCONT if is_running else signal.SIGSTOP)
             cpu_s, began = cpu_seconds(self._broker), time.perf_counter()
-            sent = await self._send_for(seconds)
+            sent = await self._send_for(min(seconds, _SEND_SECONDS))
             rates[is_running].append(sent / (time.perf_counter() - began))
             costs[is_running].append((cpu_seconds(self._broker) - cpu_s) / sent * 1e6)
         os.kill(process, signal.SIGCONT)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+        # What disturbs the machine lasts longer than a pair: each is a ratio of its own, and the median of them counts.
+        ratio = statistics.median(one / other for one, other in zip(rates[True], rates[False], strict=True))
         rate_with, rate_without = (statistics.median(rates[one]) for one in (True, False))
         cpu_with, cpu_without = (statistics.median(costs[one]) for one in (True, False))
-        return {
-            "what": "sends with and without a console",
-            "per_second_with": round(rate_with),
-            "per_second_without": round(rate_without),
-            "percent_less": round(100 * (1 - rate_with / rate_without), 1),
-            "broker_cpu_us_with": round(cpu_with, 1),
-            "broker_cpu_us_without": round(cpu_without, 1),
-            "budget": _SENDS_PERCENT,
-        }
+        more = {"per_second_with": round(rate_with), "per_second_without": round(rate_without)}
+        cpu = {"broker_cpu_us_with": round(cpu_with, 1), "broker_cpu_us_without": round(cpu_without, 1)}
+        less = round(100 * (1 - ratio), 1)
+        return _figure("sends beside a console that is looked at", less, "% fewer", _SENDS_PERCENT, **more, **cpu)
 
     async def _send_for(self, seconds: float) -> int:
         end, sent, body = time.perf_counter() + seconds, 0, bytes(1024)
@@ -303,6 +303,10 @@ class _Load:
 
         await asyncio.gather(*(one_after_the_other(number % _QUEUES) for number in range(_IN_FLIGHT)))
         return sent
+
+
+def _figure(what: str, measured: float, unit: str, budget: float, **more: Any) -> Figure:
+    return {"what": what, "measured": measured, "unit": unit, "budget": budget, "more": more}
 
 
 async def _each(things: Iterable[Any], work: Callable[[Any], Awaitable[object]]) -> None:
@@ -357,6 +361,8 @@ async def _follow(console: str, path: str) -> None:
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         writer.write(f"GET /events?path={quote(path, safe='')} HTTP/1.1\r\nHost: {console}\r\n\r\n".encode())
+        if b" 200 " not in (status := await reader.readline()):
+            raise RmqError(f"the stream of {path} answered {status!r}")
         while await reader.read(1 << 16):
             pass
     finally:

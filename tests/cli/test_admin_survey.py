@@ -1,11 +1,10 @@
-"""What the web console shows, on the command line: findings, lags, clients, pages and timelines of messages, settings."""
+"""What the web console shows, on the command line: findings, lags, clients, messages, timelines, settings."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest

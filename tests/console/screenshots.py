@@ -74,25 +74,29 @@ async def running() -> AsyncIterator[str]:
     """A broker with a console, and the open shop; the console's address."""
     with tempfile.TemporaryDirectory() as store:
         environment = {**os.environ, "RMQCONF_grpcServerPort": "-1", "XDG_STATE_HOME": store}
-        command = ["-m", "rmqkit", "standalone", "--namesrv-port", "0", "--port", "0", "--store", f"{store}/store"]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *command,
-            "--console",
-            "--console-port",
-            "0",
-            stdout=asyncio.subprocess.PIPE,
-            env=environment,
-        )
-        assert process.stdout is not None
-        try:
-            lines = [(await process.stdout.readline()).decode() for _ in range(2)]
-            words = dict(word.split("=", 1) for line in lines for word in line.split() if "=" in word)
-            async with world.shop(words["namesrv"]):
-                yield words["console"]
-        finally:
-            process.send_signal(signal.SIGTERM)
-            await process.wait()
+        ports = ("--namesrv-port", "0", "--port", "0", "--store", f"{store}/store")
+        async with (
+            _serving(environment, "standalone", *ports) as broker,
+            world.shop(broker["namesrv"]),
+            # After the shop is open: the console's first look finds everybody.
+            _serving(environment, "console", "-n", broker["namesrv"], "--port", "0") as console,
+        ):
+            yield console["console"]
+
+
+@contextlib.asynccontextmanager
+async def _serving(environment: dict[str, str], *words: str) -> AsyncIterator[dict[str, str]]:
+    """A server as a process; what its ready line says."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rmqkit", *words, stdout=asyncio.subprocess.PIPE, env=environment
+    )
+    assert process.stdout is not None
+    try:
+        line = (await process.stdout.readline()).decode()
+        yield dict(word.split("=", 1) for word in line.split() if "=" in word)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
 
 
 async def main(folder: Path, base: str | None, only: list[str]) -> None:

@@ -1,65 +1,102 @@
-"""The web console over Apache's broker: every page answers, and what the broker does not know is said in its place."""
+"""The web console over Apache's brokers, 5.4.0 and 4.9.4 at once: every page answers, and what a broker does not know
+is said in its place."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 from rmqkit.admin import Admin
-from rmqkit.console import Console
 from rmqkit.protocol.message import Message
 from tests.admin.things import send
-from tests.console.asgi import Browser
+from tests.cli.test_console import ready, started
 from tests.interop.apache import BROKER_NAME, CLUSTER, ApachePair, open_store_with_apache
 from tests.interop.conftest import kit_or_skip
+from tests.waiting import until
 
 pytestmark = pytest.mark.real_time
 
 TOPIC, GROUP = "ConsoleOrders", "console-billing"
 SECONDS = 60
+WITHOUT_HA = "brokers before 5.0 do not know the request (907)"
 
 
-@pytest.mark.parametrize("version", ["5.4.0", "4.9.4"])
-async def test_every_page_of_an_apache_cluster(version: str, tmp_path: Path) -> None:
-    with open_store_with_apache(kit_or_skip(version), tmp_path / "store", tmp_path, {}) as apache:
-        await look_at_every_page(apache)
+def test_every_page_of_two_clusters_at_once(apache: ApachePair, tmp_path: Path) -> None:
+    with open_store_with_apache(kit_or_skip("4.9.4"), tmp_path / "store", tmp_path, {}) as old:
+        clusters = {"new": apache, "old": old}
+        for pair in clusters.values():
+            asyncio.run(fill(pair.namesrv_addr))
+        named = [word for name, pair in clusters.items() for word in ("--env", f"{name}={pair.namesrv_addr}")]
+        with started(tmp_path, "console", *named, "--port", "0") as process:
+            address = ready(process)["console"].rstrip("/")
+            asyncio.run(until(lambda: is_well(address), "a first look at both clusters"))
+            listed = told(address, "/")["clusters"]
+            assert [one["name"] for one in listed] == ["new", "old"]
+            for name, pair in clusters.items():
+                look_at_every_page(address, name, pair)
+            assert WITHOUT_HA in page(address, "/old/ha")
+            assert WITHOUT_HA not in page(address, "/new/ha")
+            versions = {name: told(address, f"/{name}/brokers")["brokers"][0]["version"] for name in clusters}
+            assert versions == {"new": "V5_4_0", "old": "V4_9_4"}
 
 
-async def look_at_every_page(apache: ApachePair) -> None:
-    async with Admin(apache.namesrv_addr) as admin:
+async def fill(name_servers: str) -> None:
+    """Six orders, and a group that nobody is in."""
+    async with Admin(name_servers) as admin:
         await admin.topics.create(TOPIC, cluster=CLUSTER, read_queues=2, write_queues=2)
         await admin.groups.update(GROUP, {}, cluster=CLUSTER)
         async with asyncio.timeout(SECONDS):
             while TOPIC not in await admin.calls.topic_names():
                 await asyncio.sleep(0.1)
         await send(admin, *(Message(topic=TOPIC, body=b'{"n": %d}' % n, keys=[f"k{n}"]) for n in range(6)))
-        async with Console({"apache": apache.namesrv_addr}) as console:
-            browser = Browser(console)
-            await console.envs["apache"].watcher.first(SECONDS)
-            at = f"/apache/topics/{TOPIC}"
-            paths = [
-                "/apache/", "/apache/topics", at, f"{at}/messages", f"{at}/messages?order=oldest", f"{at}/tail",
-                f"{at}/at/{BROKER_NAME}/0/0", f"{at}/messages?key=k3", f"{at}/send",
-                "/apache/groups", f"/apache/groups/{GROUP}",
-                f"/apache/groups/{GROUP}/explain?topic={TOPIC}&queue=0&offset=0", "/apache/brokers",
-                f"/apache/brokers/{BROKER_NAME}", f"/apache/brokers/{BROKER_NAME}/settings", "/apache/name-servers",
-                "/apache/ha", "/apache/clients", "/about",
-            ]  # fmt: skip
-            for path in paths:
-                answer = await browser.get(path)
-                assert answer.status == 200, (path, answer.text[-1500:])
-                assert "The console failed" not in answer.text
-            rows = (await browser.json("/apache/brokers"))["brokers"]
-            assert [row["addr"] for row in rows] == [apache.broker_addr]
-            messages = (await browser.json(f"{at}/messages"))["messages"]
-            assert [one["body"] for one in messages] == [f'{{"n": {n}}}' for n in range(5, -1, -1)]
-            verdict = await browser.json(f"/apache/groups/{GROUP}/explain?topic={TOPIC}&queue=0&offset=0")
-            assert verdict["explanation"]["cause"] == "no consumer online"
-            assert [event["what"] for event in verdict["timeline"]][:2] == [
-                "sent by its producer",
-                f"stored in {TOPIC}",
-            ]
-            settings = (await browser.json(f"/apache/brokers/{BROKER_NAME}/settings"))["settings"]
-            assert sum(row["isKnown"] for row in settings) > 50
+
+
+def look_at_every_page(address: str, env: str, apache: ApachePair) -> None:
+    at = f"/{env}/topics/{TOPIC}"
+    explained = f"/{env}/groups/{GROUP}/explain?topic={TOPIC}&queue=0&offset=0"
+    paths = [
+        f"/{env}/", f"/{env}/topics", at, f"{at}/messages", f"{at}/messages?order=oldest", f"{at}/tail",
+        f"{at}/at/{BROKER_NAME}/0/0", f"{at}/messages?key=k3", f"{at}/send", f"/{env}/groups",
+        f"/{env}/groups/{GROUP}", f"/{env}/groups/{GROUP}/explain", explained, f"/{env}/brokers",
+        f"/{env}/brokers/{BROKER_NAME}", f"/{env}/brokers/{BROKER_NAME}/settings", f"/{env}/name-servers",
+        f"/{env}/ha", f"/{env}/clients", "/about", "/audit",
+    ]  # fmt: skip
+    for path in paths:
+        text = page(address, path)
+        assert "The console failed" not in text, path
+        assert told(address, path)["title"], path
+    (row,) = told(address, f"/{env}/brokers")["brokers"]
+    assert row["addr"] == apache.broker_addr
+    messages = told(address, f"{at}/messages")["messages"]
+    assert [one["body"] for one in messages] == [f'{{"n": {n}}}' for n in range(5, -1, -1)]
+    verdict = told(address, explained)
+    assert verdict["explanation"]["cause"] == "no consumer online"
+    assert [event["what"] for event in verdict["timeline"]][:2] == ["sent by its producer", f"stored in {TOPIC}"]
+    settings = told(address, f"/{env}/brokers/{BROKER_NAME}/settings")["settings"]
+    assert sum(row["isKnown"] for row in settings) > 50
+
+
+def is_well(address: str) -> bool:
+    """Whether every cluster has been asked."""
+    try:
+        return bool(told(address, "/about")["isWell"])
+    except urllib.error.HTTPError:
+        return False
+
+
+def page(address: str, path: str) -> str:
+    """A page that answers 200, as HTML."""
+    with urllib.request.urlopen(address + path, timeout=SECONDS) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def told(address: str, path: str) -> dict[str, object]:
+    """The same as JSON."""
+    found: dict[str, object] = json.loads(page(address, f"{path}{'&' if '?' in path else '?'}format=json"))
+    return found

@@ -31,7 +31,7 @@ def local_console(cluster: LocalCluster) -> Iterator[str]:
         credentials = Credentials(**signing) if signing else None
         console = Console(cluster.name_server, credentials=credentials, clock=cluster.clock)
         serving = loop.create_task(serve(console, "127.0.0.1", 0, ready=ready.set_result, until=until))
-        await asyncio.wait({ready, serving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([ready, serving], return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
         return ready.result(), serving, until

@@ -1,5 +1,5 @@
 // Refreshes: one stream of events for the visible page. A hidden tab has none. Focus and open details stay.
-import { zones } from "./theme.js";
+import { zones } from "./zones.js";
 
 const live = document.getElementById("live");
 const pause = document.getElementById("pause");

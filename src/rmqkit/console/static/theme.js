@@ -1,12 +1,7 @@
-// Light and dark without a round trip; and each time in the browser's own zone beside UTC.
-const root = document.documentElement;
+// Light and dark without a round trip.
+import { zones } from "./zones.js";
 
-export function zones(part = document) {
-  for (const time of part.querySelectorAll("time[datetime]:not([title])")) {
-    const at = new Date(time.dateTime);
-    if (!Number.isNaN(at.getTime())) time.title = at.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "long" });
-  }
-}
+const root = document.documentElement;
 
 const form = document.querySelector("form.theme");
 form?.addEventListener("submit", (event) => {
