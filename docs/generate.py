@@ -312,7 +312,7 @@ def _errors_of(code: int) -> str:
 
 # ---------------------------------------------------------------- Python
 
-ADMIN = "clusters topics brokers groups messages clients explain causes".split()
+ADMIN = "clusters topics brokers groups messages clients explain causes timeline health survey listing settings".split()
 API: dict[str, tuple[str, str, Sequence[str]]] = {
     "rmqkit": (
         "Clients",
@@ -344,6 +344,11 @@ lists the settings of servers, too.""",
         "Administration",
         "`from rmqkit.admin import Admin`. Its coroutines do what `rmq admin` does, and return structs.",
         ("rmqkit.admin", *(f"rmqkit.admin.{noun}" for noun in ADMIN)),
+    ),
+    "console": (
+        "Web console",
+        "The console as an ASGI app, and what other packages may add to it; see [the guide](../../how-to/console.md).",
+        ("rmqkit.console", "rmqkit.console.hooks"),
     ),
     "testing": ("Testing", "The pytest plugin, and the classes that it uses.", ("rmqkit.testing",)),
     "errors": ("Errors", "All exceptions of rmqkit.", ("rmqkit.errors",)),

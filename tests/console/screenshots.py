@@ -1,7 +1,10 @@
-"""Pictures of every page, light and dark, wide and narrow: ``python -m tests.console.screenshots FOLDER [ADDRESS]``.
+"""Pictures of every page, light and dark, wide and narrow.
+
+``python -m tests.console.screenshots FOLDER [ADDRESS] [PAGE…]``
 
 Without the address of a console it starts a broker with a console of its own and opens the shop of
-`tests.console.world`. A person looks at them before a release; nothing compares them.
+`tests.console.world`. A person looks at them before a release; nothing compares them. Those that the documents show are
+in ``FOLDER/docs`` as well, cut and with few colours: copy them to ``docs/images``.
 """
 
 from __future__ import annotations
@@ -18,12 +21,25 @@ from pathlib import Path
 
 from playwright.async_api import Browser, async_playwright
 
+from rmqkit import Producer
 from tests.console import world
 from tests.console.pages import known
 
 WIDTHS = {"1280": 1280, "390": 390}
 SCHEMES = ("light", "dark")
 FULL_MAX = 2400
+SHOWN = {
+    "overview": "overview-light-1280",
+    "messages": "messages-light-1280",
+    "message": "message-light-1280",
+    "group": "group-behind-light-1280",
+    "explain": "explain-answer-dark-1280",
+    "phone": "overview-dark-390",
+}
+"""Pictures of the documents, ``console-NAME.png``, and what they are made of."""
+SHOWN_HEIGHT, COLOURS = 800, 48
+RUSH_SECONDS, RUSH = 25, 10_500
+"""Orders that come meanwhile, so that charts have points and a group falls back."""
 
 
 def chromium() -> str | None:
@@ -69,19 +85,43 @@ async def _round(
     return len(paths)
 
 
+def for_documents(folder: Path) -> None:
+    """Write the pictures of the documents, of those that were taken."""
+    from PIL import Image
+
+    (folder / "docs").mkdir(exist_ok=True)
+    for name, taken in SHOWN.items():
+        if (path := folder / f"{taken}.png").exists():
+            with Image.open(path) as picture:
+                cut = picture.convert("RGB").crop((0, 0, picture.width, min(SHOWN_HEIGHT, picture.height)))
+            few = cut.quantize(COLOURS, dither=Image.Dither.NONE)
+            few.save(folder / "docs" / f"console-{name}.png", optimize=True)
+
+
 @contextlib.asynccontextmanager
-async def running() -> AsyncIterator[str]:
-    """A broker with a console, and the open shop; the console's address."""
+async def running(rush: int = 0) -> AsyncIterator[str]:
+    """A broker with a console, and the open shop, which gets so many orders in a while; the console's address."""
     with tempfile.TemporaryDirectory() as store:
         environment = {**os.environ, "RMQCONF_grpcServerPort": "-1", "XDG_STATE_HOME": store}
         ports = ("--namesrv-port", "0", "--port", "0", "--store", f"{store}/store")
         async with (
             _serving(environment, "standalone", *ports) as broker,
-            world.shop(broker["namesrv"]),
+            world.shop(broker["namesrv"]) as producer,
             # After the shop is open: the console's first look finds everybody.
             _serving(environment, "console", "-n", broker["namesrv"], "--port", "0") as console,
         ):
+            rushing = asyncio.create_task(_rush(producer, rush))
             yield console["console"]
+            rushing.cancel()
+            await asyncio.gather(rushing, return_exceptions=True)
+
+
+async def _rush(producer: Producer, orders: int) -> None:
+    pause_s = 0.25
+    at_once = -(-orders * pause_s // RUSH_SECONDS) or 1
+    for first in range(world.ORDERS, world.ORDERS + orders, int(at_once)):
+        await asyncio.gather(*(producer.send(world.order(first + number)) for number in range(int(at_once))))
+        await asyncio.sleep(pause_s)
 
 
 @contextlib.asynccontextmanager
@@ -102,13 +142,15 @@ async def _serving(environment: dict[str, str], *words: str) -> AsyncIterator[di
 async def main(folder: Path, base: str | None, only: list[str]) -> None:
     if base is not None:
         print(f"{await shoot(base, folder, only)} pictures in {folder}")
-        return
-    async with running() as address:
-        await asyncio.sleep(25)  # two rounds of the watcher, so that charts have points
-        print(f"{await shoot(address, folder, only)} pictures in {folder}")
+    else:
+        async with running(RUSH) as address:
+            await asyncio.sleep(RUSH_SECONDS + 5)
+            print(f"{await shoot(address, folder, only)} pictures in {folder}")
+    for_documents(folder)
 
 
 if __name__ == "__main__":
     chosen = Path(sys.argv[1] if len(sys.argv) > 1 else ".cache/screenshots")
     chosen.mkdir(parents=True, exist_ok=True)
-    asyncio.run(main(chosen, sys.argv[2] if len(sys.argv) > 2 else None, sys.argv[3:]))
+    address = sys.argv[2] if len(sys.argv) > 2 and ":" in sys.argv[2] else None
+    asyncio.run(main(chosen, address, sys.argv[3 if address else 2 :]))

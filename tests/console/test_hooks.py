@@ -11,9 +11,8 @@ import pytest
 from markupsafe import Markup
 
 from rmqkit.admin import Admin
-from rmqkit.console import Console, hooks
+from rmqkit.console import Console, OwnPage, hooks, own_page
 from rmqkit.console.asking import Ask
-from rmqkit.console.hooks import OwnPage, own_page
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.message import Message, ReceivedMessage
 from tests.admin.things import send

@@ -25,5 +25,7 @@ It needs the extra ``console``: Starlette, uvicorn, Jinja2.
 from __future__ import annotations
 
 from rmqkit.console.app import Console
+from rmqkit.console.asking import own_page
+from rmqkit.console.hooks import OwnPage
 
-__all__ = ["Console"]
+__all__ = ["Console", "OwnPage", "own_page"]

@@ -11,12 +11,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
+from markupsafe import Markup
 from msgspec import Struct, field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from rmqkit.admin import Admin
 from rmqkit.admin.health import Snapshot
+from rmqkit.console.hooks import OwnPage
 from rmqkit.console.hub import Env, Hub
 from rmqkit.console.logins import User
 from rmqkit.console.render import Link
@@ -194,6 +196,18 @@ async def part(asking: Awaitable[Any]) -> Part:
         return Part(None, "no answer in time")
     except RmqError as error:
         return Part(None, str(error))
+
+
+def own_page(page: OwnPage, content: str | Markup, values: dict[str, Any] | None = None) -> Page:
+    """A page in the console's frame. ``content`` is text, or HTML as ``Markup``, without styles or scripts in it;
+    ``values`` are the page as JSON."""
+    return Page(
+        template="own.html",
+        title=page.title,
+        values={} if values is None else values,
+        more={"content": content},
+        live_s=page.live_s,
+    )
 
 
 def rows_of(ask: Ask, rows: list[Any], total: int) -> Rows:

@@ -20,13 +20,12 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
-from markupsafe import Markup
 from msgspec import Struct
 
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.message import ReceivedMessage
 
-__all__ = ["DecodeBody", "Hooks", "OwnPage", "Routes", "installed", "own_page"]
+__all__ = ["DecodeBody", "Hooks", "OwnPage", "Routes", "installed"]
 
 GROUP = "rmqkit.console"
 _log = logging.getLogger(__name__)
@@ -50,8 +49,8 @@ class OwnPage(Struct, frozen=True, kw_only=True):
     Attributes:
         path: letters, digits, ``-`` and ``_``.
         title: its link in the navigation.
-        view: a coroutine function from `rmqkit.console.asking.Ask` to a Starlette response, or to what `own_page`
-            makes. It may ask the cluster through ``ask.admin``.
+        view: a coroutine function from `rmqkit.console.asking.Ask` to a Starlette response, or to what
+            `rmqkit.console.own_page` makes. It may ask the cluster through ``ask.admin``.
         live_s: seconds between its refreshes; 0: none.
     """
 
@@ -100,17 +99,3 @@ def installed() -> list[object]:
         except Exception:  # noqa: BLE001 - the outer edge of others' code
             _log.exception("console: hook %s of %s cannot be loaded", point.name, point.value)
     return found
-
-
-def own_page(page: OwnPage, content: str | Markup, values: dict[str, Any] | None = None) -> Any:
-    """A page in the console's frame. ``content`` is text, or HTML as ``Markup``, without styles or scripts in it;
-    ``values`` are the page as JSON."""
-    from rmqkit.console.asking import Page  # which imports the hub, and that these hooks
-
-    return Page(
-        template="own.html",
-        title=page.title,
-        values={} if values is None else values,
-        more={"content": content},
-        live_s=page.live_s,
-    )

@@ -31,10 +31,12 @@ def local_console(cluster: LocalCluster) -> Iterator[str]:
         credentials = Credentials(**signing) if signing else None
         console = Console(cluster.name_server, credentials=credentials, clock=cluster.clock)
         serving = loop.create_task(serve(console, "127.0.0.1", 0, ready=ready.set_result, until=until))
-        await asyncio.wait([ready, serving], return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
-            serving.result()
-        return ready.result(), serving, until
+        serving.add_done_callback(lambda _: ready.cancel())
+        try:
+            return await ready, serving, until
+        except asyncio.CancelledError:
+            await serving  # says why it does not serve
+            raise
 
     async def end() -> None:
         until.set()
