@@ -252,7 +252,7 @@ class _Load:
         self._tell(f"{pages} open pages, {seconds:g} s")
         streams = [asyncio.create_task(_follow(console, f"/local/{_LIVE[n % len(_LIVE)]}")) for n in range(pages)]
         try:
-            await asyncio.sleep(3)  # the first renderings are the pages' loads
+            await asyncio.sleep(min(3.0, seconds))  # the first renderings are the pages' loads
             began, cpu_s = time.perf_counter(), cpu_seconds(process)
             await asyncio.sleep(seconds)
             share = (cpu_seconds(process) - cpu_s) / (time.perf_counter() - began)
@@ -272,7 +272,7 @@ class _Load:
         watching = asyncio.create_task(_follow(console, "/local/"))
         rates: dict[bool, list[float]] = {True: [], False: []}
         costs: dict[bool, list[float]] = {True: [], False: []}
-        await self._send_for(1.0)
+        await self._send_for(min(1.0, seconds))
         for number in range(2 * pairs):
             is_running = number % 4 in (0, 3)  # with, without, without, with: what drifts does so for both
             os.kill(process, signal.SIGCONT if is_running else signal.SIGSTOP)
