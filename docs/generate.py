@@ -312,7 +312,9 @@ def _errors_of(code: int) -> str:
 
 # ---------------------------------------------------------------- Python
 
-ADMIN = "clusters topics brokers groups messages clients explain causes timeline health survey listing settings".split()
+ADMIN = (
+    "clusters topics brokers groups messages clients dead access explain causes timeline health survey listing settings"
+).split()
 API: dict[str, tuple[str, str, Sequence[str]]] = {
     "rmqkit": (
         "Clients",

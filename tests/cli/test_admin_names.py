@@ -199,3 +199,37 @@ def test_no_flag_is_shown_with_a_value():
 
     found = list(flags(root, typer.Context(root, info_name="rmq")))
     assert len(found) > 100 and [one.name for one in found if one.metavar != ""] == []
+
+
+def test_users_and_policies_under_both_names(namesrv):
+    def run(*words):
+        found = rmq("admin", *words, "-n", namesrv)
+        assert found.returncode == 0, found.stderr
+        return found.stdout
+
+    assert "user anna created" in run("user", "create", "anna", "-p", "secret-of-anna")
+    run("createAcl", "-s", "User:anna", "-r", "Topic:Orders", "-a", "Pub,Sub", "-i", "10.0.0.0/8", "-d", "Allow")
+    users = run("user", "list", "--json")
+    assert [(one["username"], one["userType"]) for one in json.loads(users)] == [("anna", "Normal")]
+    assert "secret" not in users
+    assert "Pub,Sub" in run("listAcl", "-s", "anna")
+    verdicts = [
+        json.loads(run("policy", "may", "anna", "-r", "Topic:Orders", "-a", action, "-i", ip, "--json"))[0]["may"]
+        for action, ip in (("Sub", "10.1.2.3"), ("Sub", "192.0.2.1"), ("Delete", "10.1.2.3"))
+    ]
+    assert verdicts == ["yes", "no", "no"]
+    run("user", "update", "anna", "--status", "disable")
+    run("policy", "delete", "anna", "-r", "Topic:Orders")
+    assert "no policies" in run("policy", "list")
+    run("deleteUser", "-u", "anna")
+    assert json.loads(run("user", "list", "--json")) == []
+    assert rmq("admin", "policy", "may", "anna", "-r", "*", "-a", "Sub", "-i", "::1", "-n", namesrv).returncode != 0
+    assert rmq("admin", "user", "create", "bert", "-n", namesrv).returncode != 0  # no secret
+
+
+def test_a_dry_run_moves_nothing(namesrv):
+    rmq("admin", "group", "create", "billing", "-n", namesrv)
+    shown = rmq("admin", "offset", "reset", "billing", "Orders", "-s", "-1", "--dry-run", "--json", "-n", namesrv)
+    moves = json.loads(shown.stdout)
+    assert {(one["topic"], one["now"], one["skipped"]) for one in moves} == {("Orders", None, 0)}
+    assert rmq("admin", "offset", "clone", "nobody", "billing", "Orders", "--dry-run", "-n", namesrv).returncode != 0

@@ -25,9 +25,11 @@ from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.tls import ClientTls
 
 if TYPE_CHECKING:
+    from rmqkit.admin.access import Access
     from rmqkit.admin.brokers import Brokers
     from rmqkit.admin.clients import Clients
     from rmqkit.admin.clusters import Clusters, NameServers
+    from rmqkit.admin.dead import Dead
     from rmqkit.admin.groups import Groups, Offsets
     from rmqkit.admin.messages import Messages
     from rmqkit.admin.topics import Topics
@@ -43,6 +45,8 @@ _NOUNS = {
     "offsets": "Offsets",
     "messages": "Messages",
     "clients": "Clients",
+    "dead": "Dead",
+    "access": "Access",
 }
 """The class of each."""
 _MODULES = {"name_servers": "clusters", "offsets": "groups"}
@@ -68,6 +72,8 @@ class Admin:
     offsets: Offsets
     messages: Messages
     clients: Clients
+    dead: Dead
+    access: Access
 
     def __init__(
         self,

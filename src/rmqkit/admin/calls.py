@@ -113,6 +113,10 @@ READING: frozenset[int] = frozenset(
         RequestCode.GET_TOPIC_CONFIG,
         RequestCode.GET_BROKER_MEMBER_GROUP,
         RequestCode.GET_BROKER_HA_STATUS,
+        RequestCode.AUTH_GET_USER,
+        RequestCode.AUTH_LIST_USER,
+        RequestCode.AUTH_GET_ACL,
+        RequestCode.AUTH_LIST_ACL,
     )
 )
 """Requests that change nothing at any broker. GET_SUBSCRIPTIONGROUP_CONFIG (352) is none: Apache's create the group."""

@@ -35,6 +35,7 @@ from rmqkit.protocol.schemas.offsets import (
     ConsumeStatsRequest,
     ResetOffsetBody,
     ResetOffsetRequest,
+    TopicStatsTable,
     UpdateConsumerOffsetRequest,
 )
 from rmqkit.protocol.schemas.pop import MessageRequestMode
@@ -50,6 +51,7 @@ __all__ = [
     "Metadata",
     "Moved",
     "Offsets",
+    "QueueMove",
     "QueueProgress",
     "lags",
 ]
@@ -342,6 +344,27 @@ class Moved(Struct, rename="camel"):
     offset: int
 
 
+class QueueMove(Struct, rename="camel", kw_only=True):
+    """Where a move would bring a group in one queue.
+
+    Attributes:
+        now: its offset, None when it has none there.
+        then: the offset after the move.
+        skipped: messages that it would never get.
+        again: messages that it would get once more.
+        note: what is odd about it, such as a place that the queue does not have; or empty.
+    """
+
+    topic: str
+    broker_name: str
+    queue_id: int
+    now: int | None
+    then: int
+    skipped: int = 0
+    again: int = 0
+    note: str = ""
+
+
 class Offsets:
     """Operations on the offsets of groups; each raises what `AdminCalls` raises."""
 
@@ -385,6 +408,50 @@ class Offsets:
                 return await self._rewrite(address, header)
 
         return _rows(await self._calls.fan_out(masters.values(), move))
+
+    async def preview(
+        self,
+        group: str,
+        topic: str,
+        timestamp_ms: int = END_MS,
+        *,
+        broker: str | None = None,
+        queue_id: int | None = None,
+        offset: int | None = None,
+        is_forced: bool = True,
+        source: str | None = None,
+    ) -> list[QueueMove]:
+        """What `reset` with the same arguments would do, or, of a ``source``, `clone`; nothing is moved.
+        Raises UnknownName: there is no such topic or group, or the source has no offsets on the topic."""
+        await Groups(self._calls).configs(group)
+        masters = await (self._calls.masters_of_topic(topic) if broker is None else self._calls.masters(broker=broker))
+        header = ResetOffsetRequest(
+            topic=topic, group=group, timestamp=timestamp_ms, is_force=is_forced, queue_id=_EVERY_QUEUE, offset=offset
+        )
+
+        async def look(address: str) -> list[QueueMove]:
+            code = RequestCode.GET_TOPIC_STATS_INFO
+            table = (await self._calls.fetch(TopicStatsTable, address, code, TopicRequest(topic))).offset_table
+            moves = []
+            for queue, has in sorted(table.items(), key=itemgetter(0)):
+                if queue_id in (None, queue.queue_id):
+                    now = await self._committed(address, group, queue)
+                    if source is not None:
+                        then = await self._committed(address, source, queue)
+                    else:
+                        then = has.max_offset if timestamp_ms < 0 and offset is None else None
+                        then = await self._target(address, queue, header) if then is None else then
+                    if then is not None:
+                        then = then if is_forced or now is None else min(now, then)
+                        moves.append(_move(queue, now, then, has.min_offset, has.max_offset))
+            return moves
+
+        found = await self._calls.fan_out(masters.values(), look)
+        moves = [move for some in found.values() for move in some]
+        if not moves:
+            wanted = f"queue {queue_id}" if source is None else f"offset of group {source}"
+            raise UnknownName("place", wanted, f"topic {topic}", remedy="look with: rmq admin group progress")
+        return moves
 
     async def skip(self, group: str, topic: str) -> list[Moved]:
         """Move a group behind the last message of each queue; raises as `reset`."""
@@ -465,6 +532,26 @@ class Offsets:
         if wanted.timestamp < 0:
             return await self._calls.max_offset(address, queue)
         return await self._calls.search_offset(address, queue, wanted.timestamp)
+
+
+def _move(queue: MessageQueue, now: int | None, then: int, first: int, end: int) -> QueueMove:
+    """A move, and how many messages it skips or repeats; only messages that are there count."""
+    note = ""
+    if then > end:
+        note = f"the queue ends at {end}"
+    elif then < first:
+        note = f"the queue begins at {first}"
+    here, there = (min(max(at, first), end) for at in (then if now is None else now, then))
+    return QueueMove(
+        topic=queue.topic,
+        broker_name=queue.broker_name,
+        queue_id=queue.queue_id,
+        now=now,
+        then=then,
+        skipped=max(0, there - here),
+        again=max(0, here - there),
+        note=note,
+    )
 
 
 def _rows(tables: dict[str, dict[MessageQueue, int]]) -> list[Moved]:

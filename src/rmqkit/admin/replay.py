@@ -24,19 +24,22 @@ Source: behaviour.md §4, store.md §3, spark.md §6, §7.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import os
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
+from rmqkit.admin.calls import AdminCalls
+from rmqkit.admin.dead import DRY_RUN, check_by, kind_of, origin
+from rmqkit.admin.listing import Budget, page
 from rmqkit.admin.sending import CHUNK_COUNT, OnWait, Pace, Silence, Stop, is_illegal, send_chunk
-from rmqkit.admin.tail import queue_text
+from rmqkit.admin.tail import Span, queue_text
 from rmqkit.client.consumer.pull import PullConsumer, PullResult
 from rmqkit.client.observe.hooks import SendResult
 from rmqkit.client.producer.producer import Producer
@@ -47,8 +50,8 @@ from rmqkit.errors import MessageIllegal, NoNameServer, NoRoute, RemotingError, 
 from rmqkit.filter import matches_tags, subscription
 from rmqkit.filter.sql92 import ExpressionRejected, compile_expression
 from rmqkit.protocol.message import ReceivedMessage
-from rmqkit.protocol.names import DLQ_PREFIX, NOT_OF_APPLICATIONS, RETRY_PREFIX, SYSTEM_TOPICS
-from rmqkit.protocol.properties import DLQ_ORIGIN_TOPIC, RETRY_TOPIC, SHARDING_KEY, encode_properties, own_properties
+from rmqkit.protocol.names import NOT_OF_APPLICATIONS, SYSTEM_TOPICS
+from rmqkit.protocol.properties import SHARDING_KEY, encode_properties, own_properties
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.remoting.client import Backoff
 from rmqkit.store.files import naming
@@ -143,13 +146,7 @@ def _refuse_device(path: Path) -> None:
         raise SettingsError(f"{path} is no regular file, and may never end: name another")
 
 
-def origin(message: ReceivedMessage) -> str | None:
-    """The topic a message was first sent to; None for a retry or dead letter that does not say it."""
-    names = (message.topic, *map(message.properties.get, (RETRY_TOPIC, DLQ_ORIGIN_TOPIC)))
-    return next((name for name in names if name and not name.startswith((RETRY_PREFIX, DLQ_PREFIX))), None)
-
-
-@dataclass
+@dataclasses.dataclass
 class Replay:
     """One run of a replay.
 
@@ -170,7 +167,7 @@ class Replay:
     target: str | None = None
     state_path: Path | None = None
     audit: Audit | None = None
-    pace: Pace = field(default_factory=lambda: Pace(0))
+    pace: Pace = dataclasses.field(default_factory=lambda: Pace(0))
     is_unsure: bool = False
     on_chunk: Callable[[int, list[RmqError]], None] = lambda sent, failures: None
     on_wait: OnWait = lambda who, up_to_ms: None
@@ -287,6 +284,7 @@ LOG = "log"
 PATIENCE_MS = ProducerSettings().send_timeout_ms
 """How long a broker that is away is waited for: as long as for its sends."""
 
+_SAMPLES_MAX = 5
 _PAUSE_MS, _PAUSE_MS_MAX = 20.0, 2000.0
 _PULL_COUNT = 64
 _EXAMINED_COUNT = 1024
@@ -300,7 +298,8 @@ Lanes = dict[str, tuple[int, int]]
 
 class Selection(Struct, frozen=True):
     """Which messages; without a topic all of a store but those of the system, of retries and dead letters. Times are
-    bounds of ``storeTimestamp`` in ms; ``tags`` is ``A || B``, ``sql`` an SQL92 text; one of ``keys`` is enough."""
+    bounds of ``storeTimestamp`` in ms; ``tags`` is ``A || B``, ``sql`` an SQL92 text; one of ``keys`` is enough.
+    ``kinds`` are those of `rmqkit.admin.dead.kind_of`, told apart ``by``; without any, all."""
 
     topic: str | None = None
     begin_ms: int = 0
@@ -308,6 +307,8 @@ class Selection(Struct, frozen=True):
     keys: tuple[str, ...] = ()
     tags: str = "*"
     sql: str = ""
+    by: str = "kind"
+    kinds: tuple[str, ...] = ()
 
     def test(self) -> Callable[[ReceivedMessage], bool]:
         """Whether a message is selected. Raises SettingsError: an expression cannot be understood."""
@@ -317,6 +318,7 @@ class Selection(Struct, frozen=True):
         except (ValueError, ExpressionRejected) as error:
             raise SettingsError(f"replay: {error}") from None
         keys, end_ms = set(self.keys), _FOREVER_MS if self.end_ms is None else self.end_ms
+        by, kinds = check_by(self.by), frozenset(self.kinds)
 
         def is_selected(message: ReceivedMessage) -> bool:
             topic = message.topic
@@ -331,6 +333,7 @@ class Selection(Struct, frozen=True):
                 and (not keys or not keys.isdisjoint((message.msg_id, *message.keys)))
                 and matches_tags(tags, message.tags)
                 and (expression is None or expression.matches(encode_properties(message.properties)))
+                and (not kinds or kind_of(message, by) in kinds)
             )
 
         return is_selected
@@ -349,6 +352,63 @@ class Picked(Struct):
         if self.lane == LOG:
             return f"{LOG}:{self.message.physical_offset}:{self.message.queue_offset}"
         return f"{self.lane}:{self.message.queue_offset}"
+
+
+class Sample(Struct, rename="camel"):
+    """A message of a dry run: where it is, ``broker:queue:offset``, and the topic it would go to."""
+
+    place: str
+    to: str
+    kind: str
+
+
+class Preview(Struct, rename="camel", kw_only=True):
+    """A dry run: what a replay would send.
+
+    Attributes:
+        count: messages that are selected, of those that were examined.
+        targets: how many go to each topic; the empty name is of those that do not say where they came from.
+        kinds: how many are of each kind.
+        doubles: messages whose unique key was there before: all of them are sent.
+        samples: the first ones.
+        examined: how many were looked at.
+        is_whole: whether everything was looked at.
+        troubles: queues that could not be read, each with the reason.
+    """
+
+    count: int = 0
+    targets: dict[str, int] = field(default_factory=dict)
+    kinds: dict[str, int] = field(default_factory=dict)
+    doubles: int = 0
+    samples: list[Sample] = field(default_factory=list)
+    examined: int = 0
+    is_whole: bool = True
+    troubles: list[str] = field(default_factory=list)
+
+    def add(self, message: ReceivedMessage, target: str | None, by: str, seen: set[str]) -> None:
+        """Count a message; ``seen`` are the unique keys of those before it."""
+        to, kind = target or origin(message) or "", kind_of(message, by)
+        self.count += 1
+        self.targets[to] = self.targets.get(to, 0) + 1
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+        self.doubles += message.msg_id in seen
+        seen.add(message.msg_id)
+        if len(self.samples) < _SAMPLES_MAX:
+            place = f"{message.broker_name}:{message.queue_id}:{message.queue_offset}"
+            self.samples.append(Sample(place, to, kind))
+
+
+async def preview(calls: AdminCalls, selection: Selection, target: str | None, budget: Budget = DRY_RUN) -> Preview:
+    """A dry run over a topic, as far as a budget lets messages be examined, the oldest first; nothing is sent.
+    Raises what `rmqkit.admin.listing.page` raises."""
+    assert selection.topic is not None, "a dry run of a store is its command's"
+    is_selected, span = selection.test(), Span(begin_ms=selection.begin_ms, end_ms=selection.end_ms)
+    found = await page(calls, selection.topic, span, newest_first=False, count=budget.messages, budget=budget)
+    shown, seen = Preview(examined=found.examined, is_whole=not found.cursor, troubles=found.troubles), set[str]()
+    for message in found.messages:
+        if is_selected(message):
+            shown.add(message, target, selection.by, seen)
+    return shown
 
 
 class TopicSource:

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from rmqkit.admin.replay import Audit, Picked, Replay, Selection, State, StoreSource, TopicSource, origin
+from rmqkit.admin.dead import BY, origin
+from rmqkit.admin.replay import Audit, Picked, Replay, Selection, State, StoreSource, TopicSource
 from rmqkit.admin.sending import Pace, Stop
 from rmqkit.admin.tail import TOOLS_GROUP
 from rmqkit.cli import with_options
@@ -80,6 +81,11 @@ def replay(
     ] = None,
     tags: Annotated[str, typer.Option(help='Only messages with these tags: "a || b".', show_default=False)] = "*",
     sql: Annotated[str, typer.Option(help="Only messages that match this SQL92 expression.", show_default=False)] = "",
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option("--kind", help="Only messages of this kind (rmq admin dead kinds); repeatable."),
+    ] = None,
+    by: Annotated[str, typer.Option(help=f"What tells kinds apart: {', '.join(BY)} or property:NAME.")] = "kind",
     rate: Annotated[float, typer.Option(min=0, help="Maximum messages per second; 0 means no limit.")] = 0,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent, but send nothing.")] = False,
     state_path: Annotated[
@@ -104,7 +110,7 @@ def replay(
     their unique keys and are not sent again."""
     topic = _topic(topic, dlq, store, target)
     begin_ms, end_ms = 0 if begin is None else time_ms(begin), None if end is None else time_ms(end)
-    selection = Selection(topic, begin_ms, end_ms, tuple(keys or ()), tags, sql)
+    selection = Selection(topic, begin_ms, end_ms, tuple(keys or ()), tags, sql, by, tuple(kinds or ()))
     selection.test()
     where = target or "their own topics"
     as_json = options["as_json"]

@@ -26,6 +26,9 @@ NOUNS = {
     "consumer": "clients",
     "producer": "clients",
     "message": "message",
+    "dead": "dead",
+    "user": "access",
+    "policy": "access",
 }
 """Noun → the module that has it."""
 
@@ -116,6 +119,15 @@ JAVA = {
     "sendMessage": "message send",
     "queryMsgTraceById": "message trace",
     "queryCq": "message entries",
+    "createUser": "user create",
+    "updateUser": "user update",
+    "deleteUser": "user delete",
+    "listUser": "user list",
+    "createAcl": "policy put",
+    "updateAcl": "policy put",
+    "deleteAcl": "policy delete",
+    "listAcl": "policy list",
+    "getAcl": "policy list",
 }
 """Command of mqadmin → ours; a noun of the same name goes first (``producer``)."""
 

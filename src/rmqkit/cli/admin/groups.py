@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from rmqkit.admin import Admin
-from rmqkit.admin.groups import END_MS, Moved, lags
+from rmqkit.admin.groups import END_MS, Moved, QueueMove, lags
 from rmqkit.cli.admin.frame import Broker, Cluster, Group, Named, Noun, Topic, View, Yes, confirm
 from rmqkit.cli.printing import time_ms
 from rmqkit.protocol.schemas.groups import GroupRetryPolicy, SubscriptionGroupConfig
@@ -227,6 +227,7 @@ OFFSET = Noun("offset", "Consumer offsets: move them to a time, to the end, or c
 
 Source = Annotated[str, Named("-s", "--source", help="Group to copy the offsets from.")]
 Target = Annotated[str, Named("-d", "--target", help="Group to copy the offsets to.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what each queue would skip or repeat; move nothing.")]
 To = Annotated[
     str,
     Named(
@@ -253,16 +254,17 @@ async def reset_offsets(
     force: Annotated[
         Switch, typer.Option("-f", "--force", help="true: move in both directions. false: only move back.")
     ] = Switch.TRUE,
-) -> list[Moved]:
+    dry_run: DryRun = False,
+) -> list[Moved] | list[QueueMove]:
     """Move the offsets of a group to a point in time, or one queue to an offset.
 
     Connected clients continue from there."""
     if (queue_id is not None and broker is None) or (offset is not None and queue_id is None):
         raise typer.BadParameter("a queue needs its broker (-b), and an offset its queue (-q)")
     timestamp_ms = END_MS if to == "-1" else time_ms(to)
-    return await admin.offsets.reset(
-        group, topic, timestamp_ms, broker=broker, queue_id=queue_id, offset=offset, is_forced=force is Switch.TRUE
-    )
+    where: dict[str, Any] = {"broker": broker, "queue_id": queue_id, "offset": offset}
+    move = admin.offsets.preview if dry_run else admin.offsets.reset
+    return await move(group, topic, timestamp_ms, is_forced=force is Switch.TRUE, **where)
 
 
 @OFFSET.verb("skip")
@@ -273,12 +275,19 @@ async def skip_messages(
     force: Annotated[
         Switch, typer.Option("-f", "--force", hidden=True, help="Accepted for compatibility.")
     ] = Switch.TRUE,
-) -> list[Moved]:
+    dry_run: DryRun = False,
+) -> list[Moved] | list[QueueMove]:
     """Move a group to the end of each queue. The group skips all messages that it has not consumed yet."""
+    if dry_run:
+        return await admin.offsets.preview(group, topic, END_MS, is_forced=force is Switch.TRUE)
     return await admin.offsets.reset(group, topic, END_MS, is_forced=force is Switch.TRUE)
 
 
 @OFFSET.verb("clone")
-async def clone_offsets(admin: Admin, source: Source, target: Target, topic: Topic) -> list[Moved]:
+async def clone_offsets(
+    admin: Admin, source: Source, target: Target, topic: Topic, dry_run: DryRun = False
+) -> list[Moved] | list[QueueMove]:
     """Copy the offsets of one group on a topic to another group."""
+    if dry_run:
+        return await admin.offsets.preview(target, topic, source=source)
     return await admin.offsets.clone(source, target, topic)

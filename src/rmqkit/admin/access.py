@@ -1,0 +1,143 @@
+"""Users and policies of ACL 2.0: listed, made, changed, deleted (``createUser`` … ``deleteAcl``, auth 3001 to 3010).
+
+Each broker keeps its own users: one that is changed at one broker differs at the others until it is changed there. So
+everything is by broker name, and a change goes to all masters unless a broker is named. Secrets are in the answers of
+brokers; they are dropped here, when the answer is decoded. 4.9's brokers know none of these requests.
+Source: behaviour.md §9.8; remoting.md §4.4.1, §6.4.14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from rmqkit.admin.calls import AdminCalls, Done
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.schemas.access import (
+    AclEntry,
+    AclInfo,
+    AclPolicy,
+    DeleteAclRequest,
+    ListAclsRequest,
+    ListUsersRequest,
+    SubjectRequest,
+    UserInfo,
+    UserRequest,
+)
+from rmqkit.remoting.policies import SUPER, PolicyIndex
+
+__all__ = ["ACTIONS", "Access", "UserRow", "may", "subject_of"]
+
+ACTIONS = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
+
+
+class UserRow(Struct, rename="camel", kw_only=True):
+    """A user at a broker, without its secret; type ``Super`` or ``Normal``, status ``enable`` or ``disable``."""
+
+    broker_name: str
+    username: str
+    user_type: str
+    user_status: str
+
+
+def subject_of(user: str) -> str:
+    """How policies name a user."""
+    return f"User:{user}"
+
+
+def may(user: str, user_type: str, acl: AclInfo | None, resource: str, action: str, ip: str) -> str:
+    """Why a broker would refuse a user an action on a resource (``Topic:Orders``) from an address, in its words; empty
+    when it would not. Pure."""
+    if user_type == SUPER:
+        return ""
+    return PolicyIndex(user, acl).remark(resource, frozenset((action,)), (ip,)) or ""
+
+
+class Access:
+    """Operations on users and policies; each raises what `AdminCalls` raises. PeerRefused has the broker's words: who
+    asks may not, or something given is not valid."""
+
+    def __init__(self, calls: AdminCalls) -> None:
+        self._calls = calls
+
+    async def users(self, part: str = "", broker: str | None = None) -> list[UserRow]:
+        """Users whose name has a part, at each broker."""
+        code, header = RequestCode.AUTH_LIST_USER, ListUsersRequest(part or None)
+        rows = []
+        for name, address in (await self._calls.masters(broker=broker)).items():
+            body = (await self._calls.ask(address, code, header)).payload
+            for user in msgspec.json.decode(body, type=list[UserInfo]) if body else ():
+                kind, status = user.user_type or "Normal", user.user_status or "enable"
+                row = UserRow(broker_name=name, username=user.username or "", user_type=kind, user_status=status)
+                rows.append(row)
+        return sorted(rows, key=lambda row: (row.username, row.broker_name))
+
+    async def policies(self, part: str = "", broker: str | None = None) -> dict[str, list[AclInfo]]:
+        """Policies of users whose name has a part, by broker name."""
+        code, header = RequestCode.AUTH_LIST_ACL, ListAclsRequest(part or None)
+        found = {}
+        for name, address in (await self._calls.masters(broker=broker)).items():
+            body = (await self._calls.ask(address, code, header)).payload
+            found[name] = (msgspec.json.decode(body, type=list[AclInfo] | None) or []) if body else []
+        return found
+
+    async def create_user(
+        self, user: str, secret: str, user_type: str = "Normal", broker: str | None = None
+    ) -> list[Done]:
+        """Make a user. Raises PeerRefused: it is there already, or may not be made by who asks."""
+        body = UserInfo(username=user, password=secret, user_type=user_type, user_status="enable")
+        return await self._each(RequestCode.AUTH_CREATE_USER, user, "created", broker, UserRequest(user), body)
+
+    async def update_user(
+        self, user: str, *, secret: str = "", user_type: str = "", status: str = "", broker: str | None = None
+    ) -> list[Done]:
+        """Change what is given of a user. Raises PeerRefused: there is none."""
+        body = UserInfo(username=user, password=secret or None, user_type=user_type or None, user_status=status or None)
+        return await self._each(RequestCode.AUTH_UPDATE_USER, user, "changed", broker, UserRequest(user), body)
+
+    async def delete_user(self, user: str, broker: str | None = None) -> list[Done]:
+        """Delete a user; with an rmqkit broker its policies, too."""
+        return await self._each(RequestCode.AUTH_DELETE_USER, user, "deleted", broker, UserRequest(user))
+
+    async def put_policy(
+        self,
+        user: str,
+        resource: str,
+        actions: Sequence[str],
+        *,
+        decision: str = "Allow",
+        networks: Sequence[str] = (),
+        broker: str | None = None,
+    ) -> list[Done]:
+        """Say what a user may do with a resource, ``Topic:Orders``, ``Group:bill*`` or ``*``, from some networks or
+        all; it replaces what was said of that resource. Raises PeerRefused: no such user, or not valid."""
+        entry = AclEntry(resource=resource, actions=list(actions), source_ips=list(networks) or None, decision=decision)
+        subject = subject_of(user)
+        policies = [AclPolicy(policy_type="Custom", entries=[entry])]
+        body = AclInfo(subject=subject, policies=policies)
+        done = []
+        for name, address in (await self._calls.masters(broker=broker)).items():
+            known = await self._calls.ask(address, RequestCode.AUTH_GET_ACL, SubjectRequest(subject))
+            # Apache's brokers create where there is nothing of the subject, and update where there is.
+            code = RequestCode.AUTH_UPDATE_ACL if known.payload else RequestCode.AUTH_CREATE_ACL
+            await self._calls.ask(address, code, SubjectRequest(subject), body=msgspec.json.encode(body))
+            done.append(Done(name, f"{user}: {decision} {','.join(actions)} on {resource}"))
+        return done
+
+    async def delete_policy(self, user: str, resource: str = "", broker: str | None = None) -> list[Done]:
+        """Forget what is said of a resource, or everything that is said of a user.
+        Raises PeerRefused: there is nothing of it."""
+        header = DeleteAclRequest(subject_of(user), "Custom" if resource else None, resource or None)
+        told = f"policy on {resource} deleted" if resource else "policies deleted"
+        return await self._each(RequestCode.AUTH_DELETE_ACL, user, told, broker, header)
+
+    async def _each(
+        self, code: int, user: str, told: str, broker: str | None, header: Struct, body: Struct | None = None
+    ) -> list[Done]:
+        masters = await self._calls.masters(broker=broker)
+        content = b"" if body is None else msgspec.json.encode(body)
+        for address in masters.values():
+            await self._calls.ask(address, code, header, body=content)
+        return [Done(name, f"user {user} {told}") for name in masters]

@@ -1,0 +1,46 @@
+"""``rmq admin dead``: which groups have dead letters, and of which kinds these are; ``rmq replay`` sends them again."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rmqkit.admin import Admin
+from rmqkit.admin.dead import BY, DeadGroup
+from rmqkit.cli.admin.frame import Group, Noun, View
+from rmqkit.cli.printing import time_text
+
+DEAD = Noun("dead", "Dead letters: list the groups that have them, and the kinds of messages among them.")
+
+
+@DEAD.verb("list")
+async def list_groups(admin: Admin) -> View:
+    """List the groups that have dead letters, with their number and the time of the last one."""
+    found: list[DeadGroup] = await admin.dead.groups()
+    rows = [{"group": one.group, "dead letters": one.count, "last": time_text(one.last_ms)} for one in found]
+    return View(found, [rows or "no group has dead letters"])
+
+
+@DEAD.verb("kinds")
+async def kinds(
+    admin: Admin,
+    group: Group,
+    by: Annotated[str, typer.Option(help=f"What tells kinds apart: {', '.join(BY)} or property:NAME.")] = "kind",
+) -> View:
+    """Show the kinds of dead letters that a group has, and the topics that they came from.
+
+    At most 20,000 messages are examined, the newest first. Replay one kind with: rmq replay --dlq GROUP --kind KIND"""
+    found = await admin.dead.kinds(group, by)
+    rows = [
+        {
+            "count": one.count,
+            "kind": one.kind,
+            "from": ", ".join(name or "?" for name in one.targets),
+            "last": time_text(one.last_ms),
+        }
+        for one in found.kinds
+    ]
+    rest = "" if found.is_whole else f"; examined the newest {found.examined:,} of {found.total:,}"
+    parts = [rows or f"group {group} has no dead letters"]
+    return View(found, [*parts, f"{len(rows)} kinds{rest}", *found.troubles])
