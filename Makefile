@@ -82,6 +82,10 @@ archive-kills: $(STAMP) ## 200 SIGKILLs while a store archives its log: nothing 
 screenshots: $(STAMP) ## pictures of every page of the web console, light and dark, wide and narrow, in .cache/screenshots (needs chromium-headless-shell)
 	@$(BIN)/python -m tests.console.screenshots .cache/screenshots $(ARGS)
 
+.PHONY: console-killed
+console-killed: $(STAMP) ## 10,000 dead letters replayed at 500 a second by a console that is killed three times: none lost, none twice; ARGS="1000 500 2" for others
+	@$(BIN)/python -m tests.console.killed $(ARGS)
+
 .PHONY: examples
 examples: $(STAMP) ## twenty times the examples of each property, new ones in each run, and faults by new seeds: an hour; ARGS="tests/store" for a folder
 	@$(PYTEST) --hypothesis-profile=long -m "(hypothesis or faults) and not spark" --ignore=tests/interop --timeout=3600 $(ARGS)

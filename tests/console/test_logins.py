@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
+from rmqkit.admin import Admin
+from rmqkit.console import Console
 from rmqkit.console.logins import (
     IDLE_MS,
     TRIES_A_MINUTE,
@@ -19,8 +23,11 @@ from rmqkit.console.logins import (
     password_line,
 )
 from rmqkit.errors import SettingsError
+from rmqkit.protocol.message import Message
 from rmqkit.remoting.authentication import AuthenticationSettings, Credentials
+from tests.admin.things import send
 from tests.console.asgi import Browser, served
+from tests.console.test_changes import token_of
 
 
 class Clock:
@@ -142,3 +149,103 @@ async def test_a_user_of_the_cluster_logs_in_and_signs(tmp_path: Path) -> None:
         assert console.audit.lines("login")[0].detail == "admin"
         assert "secret-of-root" not in "".join(line.detail for line in console.audit.lines())
         assert (await browser.json("/local/brokers"))["brokers"][0]["version"]
+
+
+@asynccontextmanager
+async def shared_with_anna(store: Path) -> AsyncIterator[tuple[Admin, Console, Browser]]:
+    """A broker that asks policies, ``anna``'s login, and an operator's connection."""
+    authentication = AuthenticationSettings(
+        enabled=True,
+        authorization_enabled=True,
+        initial_user='{"username":"root","password":"secret-of-root"}',
+        inner_credentials='{"accessKey":"inner","secretKey":"inner-secret"}',
+    )
+    own = Credentials(access_key="root", secret_key="secret-of-root")
+    async with (
+        served(store, authentication=authentication, login=True, credentials=own) as (both, console, browser),
+        Admin(both.namesrv_address, credentials=own) as admin,
+    ):
+        await admin.topics.create("Orders", read_queues=1, write_queues=1)
+        await admin.topics.create("Payments", read_queues=1, write_queues=1)
+        await send(admin, Message(topic="Orders", body=b"one"))
+        await send(admin, Message(topic="Payments", body=b"two"))
+        await admin.access.create_user("anna", "secret-of-anna")
+        actions = ["Pub", "Sub", "Get", "Create", "Update"]
+        await admin.access.put_policy("anna", "Topic:Orders", actions)
+        await admin.access.put_policy("anna", "Cluster:*", ["Get", "List"])
+        await admin.access.put_policy("anna", "Group:TOOLS_CONSUMER", ["Sub"])  # reads messages for no group of its own
+        await console.envs["local"].watcher.first(10)
+        answer = await browser.post("/login", {"name": "anna", "secret": "secret-of-anna"})
+        assert answer.status == 303, answer.text
+        yield admin, console, browser
+
+
+async def test_anna_sees_and_does_what_her_policies_say(tmp_path: Path) -> None:
+    async with shared_with_anna(tmp_path) as (admin, console, browser):
+        assert (await browser.get("/local/topics")).status == 200
+        assert (await browser.json("/local/topics/Orders/messages"))["messages"][0]["body"] == "one"
+        refused = await browser.get("/local/topics/Payments/messages")
+        assert "User:anna has no permission to access Topic:Payments" in refused.text
+        assert "two" not in refused.text
+        # She may change Orders, and not Payments; of both she is told in the broker's words.
+        fields = {one["name"]: one["value"] for one in (await browser.json("/local/topics/Orders/edit"))["fields"]}
+        review = await browser.post("/local/topics/Orders/edit", fields | {"perm": "4"})
+        done = await browser.post("/local/topics/Orders/edit", {"review": token_of(review)})
+        assert done.status == 200, done.text
+        assert next(iter((await admin.topics.config("Orders")).values())).perm == 4
+        for path, form in (("/local/topics/Payments/edit", fields), ("/local/topics/Payments/send", {"body": "x"})):
+            answer = await browser.post(path, form)
+            if answer.status == 200:
+                answer = await browser.post(path, {"review": token_of(answer)})
+            assert (answer.status, "User:anna has no permission" in answer.text) == (403, True), answer.text
+        made = {"name": "bert", "secret": "secret-of-bert", "type": "Normal", "where": "all brokers"}
+        token = token_of(await browser.post("/local/new-user", made))
+        answer = await browser.post("/local/new-user", {"review": token})
+        assert (answer.status, "User:anna has no permission to access Cluster" in answer.text) == (403, True)
+        users = [(one.user, one.outcome) for one in console.audit.lines("edit topic")]
+        assert users[:2] == [("anna", "done"), ("anna", "intent")]
+
+
+async def test_a_user_that_was_removed_is_refused_at_the_next_request(tmp_path: Path) -> None:
+    async with shared_with_anna(tmp_path) as (admin, console, browser):
+        assert (await browser.get("/local/topics")).status == 200
+        await admin.access.delete_user("anna")
+        refused = await browser.get("/local/topics")  # a page that asks no broker
+        assert (refused.status, "User:anna is not found" in refused.text) == (403, True), refused.text
+        assert (await browser.get("/local/topics")).status == 303  # to the login
+        assert console.audit.lines()[0].outcome == "refused"
+
+
+async def test_users_and_policies_are_changed(tmp_path: Path) -> None:
+    async with shared_with_anna(tmp_path) as (admin, console, _):
+        console.needs_login = False
+        browser = Browser(console)
+        form = {"name": "bert", "secret": "secret-of-bert", "type": "Normal", "where": "all brokers"}
+        assert "at least 8" in (await browser.post("/local/new-user", form | {"secret": "x"})).text
+        for path, given, typed in (
+            ("/local/new-user", form, ""),
+            ("/local/access/bert/edit", {"secret": "", "type": "Normal", "status": "disable"}, ""),
+            ("/local/access/bert/policy", {"resource": "Topic:Orders", "actions.Sub": "1", "decision": "Allow"}, ""),
+            ("/local/access/anna/policy/delete?resource=Topic%3AOrders", {}, "anna"),
+        ):
+            review = await browser.post(path, given)
+            assert (await browser.post(path, {"review": token_of(review), "typed": typed})).status == 200, review.text
+            assert "secret-of-" not in review.text
+        shown = await browser.json("/local/access?user=anna&action=Sub&resource=Topic:Orders&ip=127.0.0.1")
+        assert [(one["username"], one["userStatus"]) for one in shown["users"]] == [
+            ("anna", "enable"), ("bert", "disable"), ("root", "enable"),
+        ]  # fmt: skip
+        assert [(one["username"], one["resource"]) for one in shown["policies"]] == [
+            ("anna", "Cluster:*"), ("anna", "Group:TOOLS_CONSUMER"), ("bert", "Topic:Orders"),
+        ]  # fmt: skip
+        assert list(shown["verdicts"].values()) == [
+            "User:anna has no permission to access Topic:Orders from 127.0.0.1, no matched policies."
+        ]
+        page = await browser.get("/local/access")
+        assert "secret-of" not in page.text
+        token = token_of(await browser.post("/local/access/bert/delete", {}))
+        await admin.access.update_user("bert", status="enable")
+        changed = await browser.post("/local/access/bert/delete", {"review": token, "typed": "bert"})
+        assert (changed.status, "Normal, disable → Normal, enable" in changed.text) == (409, True)
+        assert "secret-of" not in "".join(line.detail for line in console.audit.lines())
+        assert (await browser.get("/local/access/nobody/edit")).status == 404

@@ -140,7 +140,15 @@ def test_names_of_clusters_can_stand_in_an_address(name: str) -> None:
 
 
 def _path(pattern: str) -> str:
-    for name, value in {"env": "local", "t": "T", "id": "I", "broker": "b", "queue": "0", "offset": "0"}.items():
+    for name, value in {
+        "env": "local",
+        "t": "T",
+        "id": "I",
+        "u": "U",
+        "broker": "b",
+        "queue": "0",
+        "offset": "0",
+    }.items():
         pattern = pattern.replace(f"{{{name}}}", value)
     return pattern.replace("{g}", "G").replace("{c}", "C").replace("{b}", "B").replace("{file}", "live.js")
 

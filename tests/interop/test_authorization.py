@@ -1,6 +1,7 @@
 """What users may do by their policies: Apache's broker and ours answer the same requests of the same users alike, with
 code and remark. Source: behaviour.md §9.8."""
 
+import asyncio
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -8,11 +9,15 @@ from pathlib import Path
 import pytest
 
 from rmqkit import Message, ReceivedMessage, StartFrom, sync
+from rmqkit.admin import Admin
+from rmqkit.console import Console
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.command import decode_fields
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.remoting.authentication import Credentials
+from tests.console.asgi import Browser
+from tests.console.test_changes import token_of
 from tests.interop.apache import BROKER_NAME, CLUSTER, ask, open_store_with_apache
 from tests.interop.asking import EXCEPTION, PULL_ALL, Asked
 from tests.interop.kit import ApacheKit
@@ -419,3 +424,39 @@ def test_mqadmin_signs_and_is_told_what_it_may_not(
     assert "The super user can only be create by super user" in ours["chief"]
     assert "Group:a*" in ours["policies"]
     assert "User:operator has no permission to access Group:granted from 127.0.0.1" in ours["group"]
+
+
+@pytest.mark.real_time
+async def test_the_console_lets_a_user_do_what_the_policies_say(servers: dict[str, str]) -> None:
+    """Apache's broker and ours: `anna` logs in, and the broker decides; when she is removed, so is her login."""
+    for number, namesrv in enumerate(servers.values()):
+        anna, password = f"anna{number}", "secret-of-anna"
+        async with (
+            Admin(namesrv, credentials=ROOT) as admin,
+            Console({"both": namesrv}, login=True, credentials=ROOT) as console,
+        ):
+            await console.envs["both"].watcher.first(60)
+            await admin.topics.create("ConsoleOther", cluster=CLUSTER)
+            async with asyncio.timeout(60):
+                while "ConsoleOther" not in await admin.calls.topic_names():
+                    await asyncio.sleep(0.1)
+            await admin.access.create_user(anna, password)
+            await admin.access.put_policy(anna, "Topic:*", ["Get", "Create"])
+            await admin.access.put_policy(anna, f"Topic:{TOPIC}", ["Pub", "Sub", "Get", "Create"])
+            browser = Browser(console)
+            assert (await browser.post("/login", {"name": anna, "secret": "wrong"})).status == 401
+            login = await browser.post("/login", {"name": anna, "secret": password})
+            assert login.status == 303, login.text
+            path = f"/both/topics/{TOPIC}/send"
+            review = await browser.post(path, {"body": "from anna"})
+            assert (await browser.post(path, {"review": token_of(review)})).status == 200
+            review = await browser.post("/both/topics/ConsoleOther/send", {"body": "from anna"})
+            refused = await browser.post("/both/topics/ConsoleOther/send", {"review": token_of(review)})
+            assert (refused.status, f"User:{anna} has no permission" in refused.text) == (403, True), refused.text
+            assert (await browser.get("/both/topics")).status == 200
+            await admin.access.delete_user(anna)
+            removed = await browser.get("/both/topics")
+            assert (removed.status, f"User:{anna} is not found" in removed.text) == (403, True), removed.text
+            assert (await browser.get("/both/topics")).status == 303
+            outcomes = [(line.user, line.outcome) for line in console.audit.lines("send")]
+            assert outcomes[:2] == [(anna, "failed"), (anna, "intent")]

@@ -55,6 +55,10 @@ def console(
         Path | None,
         typer.Option(help="File of the audit (default ~/.local/state/rmqkit/console-audit.jsonl).", show_default=False),
     ] = None,
+    jobs: Annotated[
+        Path | None,
+        typer.Option(help="Folder of replays (default ~/.local/state/rmqkit/console-jobs).", show_default=False),
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen anywhere without users: read-only, and no bodies.")
     ] = False,
@@ -95,6 +99,7 @@ def console(
         banner=_BANNER if is_open else "",
         host_names=[*(host_names or ()), host, *(["*"] if is_open else [])],
         audit=audit,
+        jobs=jobs,
         is_secure=cert is not None or bool(behind_proxy),
         common=common,
     )
@@ -122,12 +127,13 @@ def _serve(
     behind_proxy: list[str],
     ends_with_stdin: bool,
     audit: Path | None,
+    jobs: Path | None,
     common: dict[str, Any],
     **options: Any,
 ) -> None:
     with extras.needed("console", "rmq console"):
         from rmqkit.console.app import Console
-        from rmqkit.console.serve import default_audit, serve
+        from rmqkit.console.serve import serve, state_folder
     tls, access_key = tls_settings(common), common["access_key"]
     signing = None
     if access_key:
@@ -137,7 +143,8 @@ def _serve(
     async def run() -> None:
         console = Console(
             **options,
-            audit=audit or default_audit(),
+            audit=audit or state_folder() / "console-audit.jsonl",
+            jobs=jobs or state_folder() / "console-jobs",
             credentials=signing,
             tls=ClientTls(tls) if tls.tls_enable else None,
             timeout_ms=min(common["timeout_ms"], 3_000),

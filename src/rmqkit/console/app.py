@@ -6,6 +6,7 @@ which view (`rmqkit.console.routes`) · HTML or JSON · headers.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import difflib
 import functools
@@ -31,6 +32,7 @@ from rmqkit.protocol.codes import ResponseCode
 __all__ = ["Console"]
 
 FIRST_SNAPSHOT_S = 1.5
+PROOF_S = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -50,6 +52,7 @@ class Console(Hub):
         hide_all_bodies: nobody does.
         host_names: names in the Host header besides those of loopback; ``*`` for all, where another app checks it.
         audit: file for the audit's lines; None: in memory alone.
+        jobs: folder of the replays; None: none can be begun. What ran there when a console ended goes on.
         banner: a sentence that stands on every page.
         is_secure: browsers reach it by https, whatever the connection here is.
         hooks: decoders of bodies and further pages (`rmqkit.console.hooks`); None: those of installed packages.
@@ -127,7 +130,12 @@ class Console(Hub):
             if env is not None:
                 env.watcher.look()
                 await env.watcher.first(FIRST_SNAPSHOT_S)
-            return self._shown(ask, route, await view(ask))
+            if request.method == "POST":
+                await self._prove(ask)
+                page = await (ask.confirmed(ask.form["review"]) if ask.is_confirmed else view(ask))
+            else:
+                page, _ = await asyncio.gather(view(ask), self._prove(ask))
+            return self._shown(ask, route, page)
         except Exception as error:  # noqa: BLE001 - the outer edge of a request: whatever it is, the browser gets a page
             return self._failed(ask, error)
 
@@ -150,6 +158,26 @@ class Console(Hub):
         if not self.needs_login:
             return LOCAL if not self.read_only else User("local", Role.VIEWER)
         return self.sessions.user(request.cookies.get(self.cookie, ""))
+
+    async def _prove(self, ask: Ask) -> None:
+        """Ask a broker whether it still knows a user of the cluster: pages from the snapshot ask it nothing else.
+        Raises Fault: it does not, in its words; the session is over. A broker that is slow holds no page up."""
+        if ask.user.credentials is None or not ask.has_env:
+            return
+        address = next((one.row.addr for one in ask.snapshot.brokers if one.is_master and not one.trouble), "")
+        if not address:
+            return
+        try:
+            async with asyncio.timeout(PROOF_S):
+                await ask.admin.calls.runtime_info(address)
+        except PeerRefused as error:
+            if error.code != ResponseCode.NO_PERMISSION or "has no permission" in str(error):
+                return
+            self.sessions.end(ask.request.cookies.get(self.cookie, ""))
+            ask.audit("request", ask.request.url.path, "refused", str(error))
+            raise Fault(403, "The broker refuses", f"{error}: you are logged out") from None
+        except (RmqError, TimeoutError):
+            return
 
     def _to_login(self, ask: Ask, request: Request, path: str) -> Response:
         if self.authorize is not None:
@@ -181,7 +209,7 @@ class Console(Hub):
         async def show() -> Page:
             if env is not None:
                 env.watcher.look()
-            page = await view(inner)
+            page, _ = await asyncio.gather(view(inner), self._prove(inner))
             if not isinstance(page, Page):
                 raise Fault(404, "No such page", f"{path} is no page that refreshes")
             return page

@@ -7,12 +7,13 @@ the user who asks and refuses changes to those who may only read.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
 from markupsafe import Markup
-from msgspec import Struct, field
+from msgspec import Struct, field, to_builtins
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,9 +21,9 @@ from rmqkit.admin import Admin
 from rmqkit.admin.health import Snapshot
 from rmqkit.console.hooks import OwnPage
 from rmqkit.console.hub import Env, Hub
-from rmqkit.console.logins import User
+from rmqkit.console.logins import Role, User
 from rmqkit.console.render import Link
-from rmqkit.console.reviews import Review
+from rmqkit.console.reviews import Review, difference
 from rmqkit.errors import RmqError
 
 ROWS = 100
@@ -161,28 +162,90 @@ class Ask:
         env = self._env.name if self._env is not None else ""
         self.console.audit.write(self.user.name, self.address, env, action, target, outcome, detail)
 
-    def require_change(self, action: str, target: str) -> None:
-        """Raises Fault: this user, or this console, only reads; the audit has it."""
-        if self.may_change:
+    @property
+    def may_administer(self) -> bool:
+        """Whether more than sending is not refused here: of a cluster's user the broker decides."""
+        return self.may_change and (self.user.role is Role.ADMIN or self.user.credentials is not None)
+
+    def require_change(self, action: str, target: str, *, is_sending: bool = False) -> None:
+        """Raises Fault: this user, or this console, only reads, or only sends; the audit has it."""
+        if self.may_change if is_sending else self.may_administer:
             return
-        why = "this console is read-only" if self.console.read_only else f"{self.user.name} is a viewer"
+        role = "an operator, who sends messages" if self.may_change else "a viewer"
+        why = "this console is read-only" if self.console.read_only else f"{self.user.name} is {role}"
         self.audit(action, target, "refused", why)
         raise Fault(403, "Not allowed", f"{action} to {target} was not done: {why}")
 
-    def review(self, review: Review) -> Page:
+    def review(self, review: Review, token: str = "", trouble: str = "") -> Page:
         """The page on which a change is looked at before it is confirmed."""
-        token = self.console.reviews.open(review)
         values = {
             "action": review.action,
             "target": review.target,
             "rows": review.rows,
             "requests": review.requests,
-            "token": token,
+            "typed": review.typed,
+            "moves": review.moves,
+            "warning": review.warning,
+            "trouble": trouble,
+            "token": token or self.console.reviews.open(review),
         }
-        more = {"back": review.back}
         return Page(
-            template="review.html", title=f"Review: {review.action}", values=values, more=more, command=review.command
+            template="review.html",
+            title=f"Review: {review.action}",
+            values=values,
+            more={"back": review.back},
+            command=review.command,
+            status=400 if trouble else 200,
         )
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the form confirms what was confirmed before: what it was of may be gone."""
+        review = self.console.reviews.find(self.form.get("review", ""), self.user.name)
+        return review is not None and review.done is not None
+
+    async def confirmed(self, token: str) -> Page:
+        """Do what was reviewed, once; whoever comes again sees the result of the first time.
+        Raises Fault: the review is not there any more, or what it was of has changed."""
+        review = self.console.reviews.find(token, self.user.name)
+        if review is None:
+            raise Fault(409, "Review again", "this review is too old, or was of somebody else: fill in the form again")
+        if review.typed and self.form.get("typed", "").strip() != review.typed:
+            return self.review(review, token, f"type {review.typed} to confirm it")
+        if review.done is None:
+            review.done = asyncio.get_running_loop().create_future()
+            self.audit(review.action, review.target, "intent", "; ".join(review.requests))
+            try:
+                await self._check_unchanged(review)
+                result = await review.run()
+            except BaseException as error:
+                outcome = "refused" if isinstance(error, Fault) else "failed"
+                self.audit(review.action, review.target, outcome, str(error) or type(error).__name__)
+                is_kept = isinstance(error, RmqError | Fault)
+                review.done.set_exception(error if is_kept else RmqError(str(error) or "it was cut off"))
+                review.done.exception()
+                raise
+            self.audit(review.action, review.target, "done", _outcome(result))
+            review.done.set_result(result)
+            if self.has_env:
+                self.env.watcher.refresh()
+        result = await asyncio.shield(review.done)
+        values = {"action": review.action, "target": review.target, "result": to_builtins(result)}
+        more = {"back": review.back, "sent": result if hasattr(result, "queue_offset") else None}
+        return Page(
+            template="done.html", title=f"Done: {review.action}", values=values, more=more, command=review.command
+        )
+
+    async def _check_unchanged(self, review: Review) -> None:
+        """Raises Fault: somebody changed it since it was reviewed."""
+        if review.look is not None and (lines := difference(review.seen, await review.look())):
+            raise Fault(409, "Changed since you looked", f"{review.target}: {'; '.join(lines)}: look at it again")
+
+
+def _outcome(result: Any) -> str:
+    if hasattr(result, "send_result"):
+        return f"{result.send_result} {result.msg_id} on {result.broker_name}:{result.queue_id}@{result.queue_offset}"
+    return getattr(result, "consume_result", "") or "done"
 
 
 View = Callable[[Ask], Awaitable[Page | Response]]

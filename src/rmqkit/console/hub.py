@@ -18,6 +18,7 @@ from rmqkit.admin import read_only as refuse_changes
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.console.audit import Audit
 from rmqkit.console.hooks import Hooks, installed
+from rmqkit.console.jobs import Job, Jobs
 from rmqkit.console.logins import FileUsers, Sessions, Tries, User
 from rmqkit.console.reviews import Reviews
 from rmqkit.console.routes import OUTSIDE
@@ -89,6 +90,7 @@ class Hub:
         hide_all_bodies: bool = False,
         host_names: Sequence[str] = (),
         audit: Path | None = None,
+        jobs: Path | None = None,
         banner: str = "",
         is_secure: bool = False,
         hooks: Sequence[object] | None = None,
@@ -116,6 +118,7 @@ class Hub:
         self.envs = {name: Env(name, servers, self) for name, servers in _named(env).items()}
         self._is_started = False
         self.hooks = Hooks(self, installed() if hooks is None else hooks)
+        self.jobs = Jobs(jobs, credentials=credentials, tls=tls, told=self._note_job)
         self.audit = Audit(audit, clock)  # last: what is wrong with the rest leaves no file open
 
     # -- life
@@ -133,15 +136,21 @@ class Hub:
             self._is_started = True
             for env in self.envs.values():
                 env.watcher.start()
+            if not self.read_only:
+                self.jobs.resume_own({env.name: env.name_servers for env in self.envs.values()})
 
     async def close(self) -> None:
-        """Stop the watchers, and close every connection."""
+        """Stop the watchers and what jobs send, and close every connection."""
+        await self.jobs.close()
         for env in self.envs.values():
             await env.watcher.close()
         await asyncio.gather(*(admin.close() for admin in self._admins.values()))
         self.audit.close()
 
     # -- for views
+
+    def _note_job(self, job: Job, outcome: str, detail: str) -> None:
+        self.audit.write(job.user, "", job.env, "replay dead letters", job.group, outcome, detail)
 
     def new_admin(self, env: Env, user: User | None, *, may_change: bool) -> Admin:
         """A connection to a cluster, counted, and guarded where it may only read."""

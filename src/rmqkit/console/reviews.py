@@ -1,7 +1,8 @@
 """A change takes two steps: a form leads to a *review* of the exact requests, and its button does it, once.
 
 The review has a token. Whoever presses the button twice, or comes back to the page, gets the result of the first time.
-Reviews are kept in memory for 10 minutes, 1,000 of them. Loop only.
+What was reviewed is looked at once more before anything is sent: a change by somebody else meanwhile ends it. What
+cannot be taken back asks for a name to be typed. Reviews are kept in memory for 10 minutes, 1,000 of them. Loop only.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ class Review(Struct, kw_only=True):
         command: the same on the command line.
         back: where its form is.
         run: does it.
+        typed: what has to be typed to confirm it, such as the topic's name; empty: nothing.
+        moves: rows of a table, as of queues.
+        look: what is there, by name; `seen` is what it told for the review.
+        warning: what cannot be taken back, or empty.
     """
 
     user: str
@@ -42,8 +47,22 @@ class Review(Struct, kw_only=True):
     command: str
     back: str
     run: Callable[[], Awaitable[Any]]
+    typed: str = ""
+    moves: list[Any] = []
+    look: Callable[[], Awaitable[dict[str, str]]] | None = None
+    seen: dict[str, str] = {}
+    warning: str = ""
     made_ms: float = 0.0
     done: asyncio.Future[Any] | None = None
+
+
+def difference(seen: dict[str, str], now: dict[str, str]) -> list[str]:
+    """What is not as it was: a line for each name."""
+    return [
+        f"{name}: {seen.get(name, 'not there')} → {now.get(name, 'not there')}"
+        for name in sorted({*seen, *now})
+        if seen.get(name) != now.get(name)
+    ]
 
 
 class Reviews:

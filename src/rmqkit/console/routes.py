@@ -35,6 +35,9 @@ ROUTES: tuple[Route, ...] = (
     Route("/static/{file}", "outside:static", "Style sheet and scripts."),
     Route("/{env}/", "overview:overview", "What is wrong, rates, the worst lags, dead letters, disks.", live_s=10),
     Route("/{env}/topics", "topics:topics", "Topics; `q`, `kind`, `sort`, `page`.", live_s=30),
+    Route("/{env}/new-topic", "changes:new_topic", "Create a topic.", posts=True),
+    Route("/{env}/topics/{t}/edit", "changes:edit_topic", "Queues, permission, attributes of a topic.", posts=True),
+    Route("/{env}/topics/{t}/delete", "changes:delete_topic", "Delete a topic; its name has to be typed.", posts=True),
     Route("/{env}/topics/{t}", "topics:topic", "One topic: queues, groups, senders, settings per broker.", live_s=10),
     Route(
         "/{env}/topics/{t}/messages",
@@ -59,6 +62,30 @@ ROUTES: tuple[Route, ...] = (
         live_s=5,
     ),
     Route("/{env}/groups", "groups:groups", "Consumer groups, the worst first; `q`, `sort`, `page`.", live_s=10),
+    Route("/{env}/new-group", "changes:new_group", "Create a consumer group.", posts=True),
+    Route("/{env}/groups/{g}/edit", "changes:edit_group", "Every setting of a group, explained.", posts=True),
+    Route("/{env}/groups/{g}/delete", "changes:delete_group", "Delete a group; its name has to be typed.", posts=True),
+    Route(
+        "/{env}/groups/{g}/offsets",
+        "changes:offsets",
+        "Move a group to a time, the end, an offset, or where another is: each queue shown before. `topic`.",
+        posts=True,
+    ),
+    Route(
+        "/{env}/groups/{g}/dead",
+        "dead:group_dead",
+        "Dead letters by kind (`by`, `property`), a dry run of a replay, and its start.",
+        posts=True,
+    ),
+    Route("/{env}/dead", "dead:dead", "Groups with dead letters.", live_s=30),
+    Route("/{env}/jobs", "dead:jobs", "Replays of dead letters.", live_s=10),
+    Route(
+        "/{env}/jobs/{id}",
+        "dead:job",
+        "One replay: how far it is, pause, resume; `download=1` gives a line for each message.",
+        posts=True,
+        live_s=1,
+    ),
     Route(
         "/{env}/groups/{g}", "groups:group", "One group: lag over the last hour, queues, members, verdict.", live_s=10
     ),
@@ -77,11 +104,33 @@ ROUTES: tuple[Route, ...] = (
         "brokers:settings",
         "Every setting, explained; `q` filters, `only=changed` or `differs`; compared over all brokers.",
     ),
+    Route(
+        "/{env}/brokers/{b}/settings/edit",
+        "changes:broker_settings",
+        "Change settings of a broker: `key` fills one in.",
+        posts=True,
+    ),
+    Route(
+        "/{env}/name-servers/edit",
+        "changes:name_server_settings",
+        "Change settings of all name servers: `key` fills one in.",
+        posts=True,
+    ),
     Route("/{env}/name-servers", "brokers:name_servers", "Settings of the name servers, explained and compared."),
     Route("/{env}/ha", "brokers:ha", "Replication: slaves, bytes behind, in sync.", live_s=5),
     Route(
         "/{env}/clients", "clients:clients", "Producers and consumers: language, version, address, groups.", live_s=60
     ),
+    Route(
+        "/{env}/access",
+        "access:access",
+        "Users and policies of ACL 2.0; `user`, `resource`, `action` and `ip` ask what a user may do.",
+    ),
+    Route("/{env}/new-user", "access:new_user", "Create a user.", posts=True),
+    Route("/{env}/access/{u}/edit", "access:edit_user", "A user's secret key, type and status.", posts=True),
+    Route("/{env}/access/{u}/delete", "access:delete_user", "Delete a user; its name has to be typed.", posts=True),
+    Route("/{env}/access/{u}/policy", "access:put_policy", "What a user may do with `resource`.", posts=True),
+    Route("/{env}/access/{u}/policy/delete", "access:delete_policy", "Forget the policy on `resource`.", posts=True),
 )
 """Outside of clusters first: no cluster may have such a name."""
 

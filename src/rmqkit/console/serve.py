@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from rmqkit.console.app import Console
 from rmqkit.errors import SettingsError
 
-__all__ = ["BehindProxy", "default_audit", "serve"]
+__all__ = ["BehindProxy", "serve", "state_folder"]
 
 CONCURRENCY_MAX = 200
 GRACE_SECONDS = 3
@@ -51,10 +51,10 @@ class BehindProxy:
         await self._app(scope, receive, send)
 
 
-def default_audit() -> Path:
-    """Where the audit goes when nobody says: the user's state folder."""
+def state_folder() -> Path:
+    """Where audit and jobs go when nobody says: the user's state folder."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "rmqkit" / "console-audit.jsonl"
+    return Path(state) / "rmqkit"
 
 
 async def serve(

@@ -151,6 +151,12 @@ class Watcher:
         self._wanted_topics = list(topics) or self._wanted_topics
         self._wanted_groups = list(groups) or self._wanted_groups
 
+    def refresh(self) -> None:
+        """Something was changed: ask for topics and groups now."""
+        for tables in self._tables.values():
+            tables.tables_at = -1e18
+        self._wake.set()
+
     async def first(self, seconds: float) -> None:
         """Wait until there is a snapshot, or so long."""
         with contextlib.suppress(TimeoutError):
@@ -161,6 +167,7 @@ class Watcher:
 
     async def _run(self) -> None:
         while True:
+            self._wake.clear()
             try:
                 await self.round()
                 self.trouble = ""
@@ -174,7 +181,6 @@ class Watcher:
                 self.trouble = "the console failed while it asked: its log has the reason"
             self._known.set()
             is_looked_at = self._clock.monotonic_ms() - self._looked_ms < LOOKED_MS
-            self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ROUND_S if is_looked_at else IDLE_ROUND_S):
                     await self._wake.wait()

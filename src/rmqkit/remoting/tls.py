@@ -242,9 +242,11 @@ class ClientTls:
 
     Attributes:
         context: for connections whose transport does the TLS.
+        settings: what it was made from.
     """
 
     def __init__(self, settings: ClientTlsSettings) -> None:
+        self.settings = settings
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = False  # brokers are reached by address; what is checked is who signed

@@ -1,6 +1,6 @@
 // Single keys, which can be switched off (WCAG 2.1.4); none while somebody types.
 const base = document.body.dataset.keys;
-const places = { o: "", t: "topics", r: "groups", b: "brokers", c: "clients", h: "ha" };
+const places = { o: "", t: "topics", r: "groups", b: "brokers", c: "clients", d: "dead", h: "ha" };
 const help = document.getElementById("help");
 const off = document.getElementById("keys-off");
 let isGoing = false;

@@ -56,7 +56,7 @@ def _replication(state: BrokerState) -> str:
     return f"{state.ha.in_sync_slave_nums} of {len(slaves)} in sync" if slaves else "no slave"
 
 
-def _state(ask: Ask) -> BrokerState:
+def state_of(ask: Ask) -> BrokerState:
     """The broker that the address names: by its name, its master; ``name:id`` for a slave.
     Raises UnknownName: there is none."""
     name, _, number = ask.params["b"].rpartition(":")
@@ -70,7 +70,7 @@ def _state(ask: Ask) -> BrokerState:
 
 async def broker(ask: Ask) -> Page:
     """One broker: every runtime figure, as it told them last."""
-    state = _state(ask)
+    state = state_of(ask)
     name = state.row.broker_name
     values = {
         "row": state.row,
@@ -102,7 +102,7 @@ def _chart(ask: Ask, figure: str, name: str, title: str) -> object:
 
 async def settings(ask: Ask) -> Page:
     """Settings of one broker, explained, and beside those of the other brokers."""
-    state = _state(ask)
+    state = state_of(ask)
     others = [one.row.addr for one in ask.snapshot.brokers]
     told = dict(zip(others, await asyncio.gather(*(part(_config(ask, address)) for address in others)), strict=True))
     labels = {one.row.addr: _label(one) for one in ask.snapshot.brokers}

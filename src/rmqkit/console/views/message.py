@@ -17,7 +17,6 @@ from rmqkit.admin.timeline import Event, merged, timeline
 from rmqkit.console import render
 from rmqkit.console.asking import Ask, Fault, Page, part
 from rmqkit.console.reviews import Review
-from rmqkit.console.views.messages import confirmed
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.protocol.properties import own_properties
@@ -200,8 +199,8 @@ async def _acted(ask: Ask, message: ReceivedMessage) -> Page:
     """Send it again, copy it to another topic, or give it to a client: a review first."""
     action, admin = ask.form.get("action", ""), ask.admin
     if token := ask.form.get("review"):
-        ask.require_change("change", message.msg_id)
-        return await confirmed(ask, token)
+        ask.require_change("change", message.msg_id, is_sending=True)
+        return await ask.confirmed(token)
     about = [
         ("Message", message.msg_id),
         (
@@ -212,7 +211,7 @@ async def _acted(ask: Ask, message: ReceivedMessage) -> Page:
     back = ask.link("topics", message.topic, "at", message.broker_name, message.queue_id, message.queue_offset)
     common: dict[str, Any] = {"user": ask.user.name, "env": ask.env.name, "back": back}
     if action == "resend":
-        ask.require_change("send again", message.topic)
+        ask.require_change("send again", message.topic, is_sending=True)
         return ask.review(
             Review(
                 action="send again",
@@ -226,7 +225,7 @@ async def _acted(ask: Ask, message: ReceivedMessage) -> Page:
         )
     if action == "copy":
         target = ask.form.get("to", "").strip()
-        ask.require_change("copy", target)
+        ask.require_change("copy", target, is_sending=True)
         await admin.calls.route(target)  # a send to a topic without a route might create it
         copy = Message(
             topic=target,
@@ -248,7 +247,7 @@ async def _acted(ask: Ask, message: ReceivedMessage) -> Page:
         )
     if action == "push":
         group, _, client = ask.form.get("client", "").partition(" ")
-        ask.require_change("give to a consumer", f"{group} {client}")
+        ask.require_change("give to a consumer", f"{group} {client}", is_sending=True)
         if not group or not client:
             raise Fault(400, "Which client?", "choose a client of a group that is online")
         return ask.review(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import io
 import re
@@ -253,9 +252,9 @@ async def send(ask: Ask) -> Page:
     if ask.request.method != "POST":
         kept = ask.console.last_sent.get((ask.user.name, ask.env.name, topic), {})
         return _form(ask, topic, kept, "")
-    ask.require_change("send", topic)
+    ask.require_change("send", topic, is_sending=True)
     if token := ask.form.get("review"):
-        return await confirmed(ask, token)
+        return await ask.confirmed(token)
     try:
         message, queue_id = _message(topic, ask.form)
         message.wire_properties()
@@ -289,37 +288,6 @@ async def send(ask: Ask) -> Page:
             run=lambda: admin.messages.send(message, queue_id=queue_id),
         )
     )
-
-
-async def confirmed(ask: Ask, token: str) -> Page:
-    """Do what was reviewed, once; whoever comes again sees the result of the first time."""
-    review = ask.console.reviews.find(token, ask.user.name)
-    if review is None:
-        raise Fault(409, "Review again", "this review is too old, or was of somebody else: fill in the form again")
-    if review.done is None:
-        review.done = asyncio.get_running_loop().create_future()
-        ask.audit(review.action, review.target, "intent", "; ".join(review.requests))
-        try:
-            result = await review.run()
-        except BaseException as error:
-            ask.audit(review.action, review.target, "failed", str(error) or type(error).__name__)
-            review.done.set_exception(
-                error if isinstance(error, RmqError) else RmqError(str(error) or "it was cut off")
-            )
-            review.done.exception()
-            raise
-        ask.audit(review.action, review.target, "done", _outcome(result))
-        review.done.set_result(result)
-    result = await asyncio.shield(review.done)
-    values = {"action": review.action, "target": review.target, "result": msgspec.to_builtins(result)}
-    more = {"back": review.back, "sent": result if hasattr(result, "queue_offset") else None, "topic": ask.params["t"]}
-    return Page(template="done.html", title=f"Done: {review.action}", values=values, more=more, command=review.command)
-
-
-def _outcome(result: Any) -> str:
-    if hasattr(result, "send_result"):
-        return f"{result.send_result} {result.msg_id} on {result.broker_name}:{result.queue_id}@{result.queue_offset}"
-    return getattr(result, "consume_result", "") or "done"
 
 
 def _form(ask: Ask, topic: str, kept: dict[str, str], trouble: str) -> Page:

@@ -1,0 +1,334 @@
+"""Replays of dead letters that run in the console, and go on after whatever ended it.
+
+============================  =======================================================================================
+file in the folder            has
+============================  =======================================================================================
+``<id>.json``                 what is to be done, by whom, and how far it got as a whole (`Job`)
+``<id>.state.json``           how far each queue is (`rmqkit.admin.replay.State`), written after each chunk
+``<id>.audit.jsonl``          a line for each message: where it was, where it went, or why no broker took it
+``<id>.lock``                 held by the process that runs it, so that two consoles do not send the same messages
+============================  =======================================================================================
+
+A console that was killed has sent a part of a chunk that the state does not have: the next one looks for these messages
+in their target before it sends them, so none is lost and none is there twice (`rmqkit.admin.replay`). It goes on by
+itself where requests go out as the console's own user. What a user of the cluster began waits for somebody to resume
+it: the secret is nowhere but in memory.
+
+At most one replay of a group at a time, and `JOBS_MAX` in all. Loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import fcntl
+import io
+import logging
+import secrets
+from collections.abc import Callable
+from contextlib import AsyncExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, field, to_builtins
+from msgspec.structs import asdict
+
+from rmqkit.admin.replay import Audit, Replay, Selection, State, TopicSource
+from rmqkit.admin.sending import Pace, Stop
+from rmqkit.admin.tail import TOOLS_GROUP
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings, PullConsumerSettings
+from rmqkit.errors import RmqError, SettingsError
+from rmqkit.protocol.names import dlq_topic
+from rmqkit.remoting.authentication import Credentials
+from rmqkit.remoting.tls import ClientTls
+from rmqkit.store.files import JsonFile
+
+__all__ = ["JOBS_MAX", "Job", "Jobs", "Progress", "Status"]
+
+JOBS_MAX, JOBS_KEPT = 4, 200
+_BODY_BYTES_MAX = 1 << 31
+_GROUP = "rmq-replay"
+_log = logging.getLogger(__name__)
+
+
+class Status(enum.StrEnum):
+    """What becomes of a job."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Job(Struct, rename="camel", kw_only=True):
+    """A replay of dead letters.
+
+    Attributes:
+        name_servers: of the cluster; a cluster of the same name with others is another one.
+        user: who began it.
+        is_own: whether its requests go out as the console's own user.
+        target: the topic to send to; empty: the topic that each message came from.
+        rate: messages per second.
+        expected: how many the dry run counted.
+        why: what ended it, of a failed one.
+        found: messages that a run before had sent, and this one did not send again.
+    """
+
+    id: str
+    env: str
+    name_servers: str
+    user: str
+    is_own: bool
+    group: str
+    target: str = ""
+    by: str = "kind"
+    kinds: list[str] = field(default_factory=list)
+    begin_ms: int = 0
+    end_ms: int | None = None
+    rate: float = 100.0
+    expected: int = 0
+    created_ms: int = 0
+    status: Status = Status.RUNNING
+    why: str = ""
+    found: int = 0
+
+    @property
+    def selection(self) -> Selection:
+        """Which messages."""
+        topic, kinds = dlq_topic(self.group), tuple(self.kinds)
+        return Selection(topic, self.begin_ms, self.end_ms, by=self.by, kinds=kinds)
+
+
+class Progress(Struct, rename="camel", kw_only=True):
+    """How far a job is: messages sent, and not taken by any broker; dead letters that are still to be looked at, None
+    before it has begun. ``is_here``: this console runs it now."""
+
+    sent: int = 0
+    failed: int = 0
+    left: int | None = None
+    is_here: bool = False
+
+
+class _Run(Struct):
+    task: asyncio.Task[None]
+    lock: io.IOBase
+    stop: Stop | None = None
+    replay: Replay | None = None
+    is_paused: bool = False
+    is_ended: bool = False
+
+    def end(self) -> None:
+        """End it behind the messages under way, also if it has not begun yet."""
+        self.is_ended = True
+        if self.stop is not None:
+            self.stop.ask()
+
+
+class Jobs:
+    """The jobs of a folder. ``told`` hears what became of a job, for the audit.
+    Raises SettingsError: the folder cannot be used."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        credentials: Credentials | None,
+        tls: ClientTls | None,
+        told: Callable[[Job, str, str], None],
+    ) -> None:
+        self._folder = folder
+        self._credentials, self._tls, self._told = credentials, tls, told
+        self._runs: dict[str, _Run] = {}
+        self._jobs: dict[str, Job] = {}
+        if folder is not None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            except OSError as error:
+                raise SettingsError(f"folder of jobs {folder}: {error.strerror}: name another with --jobs") from None
+
+    # -- what there is
+
+    def all(self) -> list[Job]:
+        """Every job, the newest first; those of other consoles are read anew."""
+        for path in self._folder.glob("*.json") if self._folder is not None else ():
+            name = path.name.removesuffix(".json")
+            known = self._jobs.get(name)
+            is_others = name not in self._runs and (known is None or known.status is Status.RUNNING)
+            if is_others and "." not in name and (job := self._load(path)) is not None:
+                self._jobs[name] = job
+        return sorted(self._jobs.values(), key=lambda job: (-job.created_ms, job.id))
+
+    def find(self, name: str) -> Job | None:
+        """The job of an id."""
+        return next((job for job in self.all() if job.id == name), None)
+
+    def progress(self, job: Job) -> Progress:
+        """How far it is."""
+        run = self._runs.get(job.id)
+        is_here = run is not None and not run.task.done()
+        try:
+            state = run.replay.state if run is not None and run.replay is not None else self._state(job)
+        except SettingsError:
+            state = None
+        if state is None:
+            return Progress(is_here=is_here)
+        left = 0 if state.is_done else sum(end - offset for offset, end in state.lanes.values())
+        return Progress(sent=state.sent, failed=state.failed, left=left, is_here=is_here)
+
+    def audit_path(self, job: Job) -> Path | None:
+        """Where the lines of its messages are."""
+        path = self._path(job, ".audit.jsonl")
+        return path if path.exists() else None
+
+    # -- what is done
+
+    def begin(self, job: Job, credentials: Credentials | None) -> Job:
+        """Begin a new one. Raises SettingsError: there is one of this group, too many, or no folder for them."""
+        if self._folder is None:
+            raise SettingsError("this console keeps no jobs: start it with --jobs DIR, so that a replay can be resumed")
+        job.id = f"replay-{secrets.token_hex(5)}"
+        self._check(job)
+        for old in self.all()[JOBS_KEPT:]:
+            if old.status is Status.DONE:
+                for path in self._folder.glob(f"{old.id}.*"):
+                    path.unlink()
+                del self._jobs[old.id]
+        self._spawn(job, credentials)
+        return job
+
+    def pause(self, job: Job) -> None:
+        """End it behind the messages under way. Raises SettingsError: this console does not run it."""
+        run = self._runs.get(job.id)
+        if run is None or run.task.done():
+            raise SettingsError(f"{job.id} does not run in this console")
+        run.is_paused = True
+        run.end()
+
+    def resume(self, job: Job, credentials: Credentials | None) -> None:
+        """Let it go on. Raises SettingsError: it is done, it runs, or too many others do."""
+        if job.status is Status.DONE:
+            raise SettingsError(f"{job.id} is done")
+        self._check(job)
+        self._spawn(job, credentials)
+
+    def resume_own(self, envs: dict[str, str]) -> None:
+        """Let go on what ran as the console's own user when a console ended; ``envs`` are name servers by cluster."""
+        for job in reversed(self.all()):
+            if job.status is Status.RUNNING and job.is_own and envs.get(job.env) == job.name_servers:
+                try:
+                    self._check(job)
+                    self._spawn(job, None)
+                except SettingsError as error:
+                    _log.warning("console: %s is not resumed: %s", job.id, error)
+
+    async def close(self) -> None:
+        """End what runs behind the messages under way; the next console goes on."""
+        for run in self._runs.values():
+            run.end()
+        await asyncio.gather(*(run.task for run in self._runs.values()), return_exceptions=True)
+
+    # -- inside
+
+    def _check(self, job: Job) -> None:
+        running = [one for one in self.all() if (run := self._runs.get(one.id)) and not run.task.done()]
+        if any(one.env == job.env and one.group == job.group for one in running):
+            raise SettingsError(f"a replay of {job.group} runs already: one at a time")
+        if len(running) >= JOBS_MAX:
+            raise SettingsError(f"{JOBS_MAX} replays run already: wait for one, or pause it")
+
+    def _spawn(self, job: Job, credentials: Credentials | None) -> None:
+        lock = open(self._path(job, ".lock"), "wb")  # noqa: SIM115 - closed when the job ends
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise SettingsError(f"{job.id} runs in another console on this machine") from None
+        job.status, job.why = Status.RUNNING, ""
+        self._save(job)
+        self._jobs[job.id] = job
+        signing = credentials or self._credentials
+        self._runs[job.id] = _Run(asyncio.create_task(self._run(job, signing), name=job.id), lock)
+
+    async def _run(self, job: Job, credentials: Credentials | None) -> None:
+        run = self._runs[job.id]
+        run.stop = Stop()
+        if run.is_ended:
+            run.stop.ask()
+        try:
+            await self._replay(job, run, run.stop, credentials)
+            job.status = Status.DONE
+        except asyncio.CancelledError:
+            if not run.stop.is_asked:
+                raise
+            if run.is_paused:
+                job.status = Status.PAUSED
+        except (RmqError, OSError) as error:
+            job.status, job.why = Status.FAILED, str(error)
+        except Exception as error:  # noqa: BLE001 - the outer edge of a task: the page says what is in the log
+            _log.exception("console: %s failed", job.id)
+            job.status, job.why = Status.FAILED, f"{type(error).__name__}: {error}"
+        finally:
+            if run.replay is not None:
+                job.found += run.replay.found
+            self._save(job)
+            run.lock.close()
+        shown = self.progress(job)
+        detail = f"{job.id}: {shown.sent:,} sent, {shown.failed:,} not taken{'; ' + job.why if job.why else ''}"
+        outcome = "failed" if job.status is Status.FAILED else "done" if job.status is Status.DONE else "paused"
+        self._told(job, outcome, detail)
+
+    async def _replay(self, job: Job, run: _Run, stop: Stop, credentials: Credentials | None) -> None:
+        async with AsyncExitStack() as stack:
+            options = self._options(credentials)
+            runtime = ClientRuntime(job.name_servers, settings=ClientSettings(**options))
+            await runtime.start()
+            stack.push_async_callback(runtime.close)
+            pulling = PullConsumerSettings(**options)
+            consumer = await stack.enter_async_context(PullConsumer(TOOLS_GROUP, settings=pulling, runtime=runtime))
+            sending = ProducerSettings(**options, message_bytes_max=_BODY_BYTES_MAX)  # a broker took them before
+            producer = await stack.enter_async_context(Producer(_GROUP, settings=sending, runtime=runtime))
+            source = TopicSource(consumer, dlq_topic(job.group), job.selection)
+            state = self._state(job)
+            is_continued = state is not None
+            state = state or await State.begin(job.id, source)
+            audit = stack.enter_context(closing(Audit(self._path(job, ".audit.jsonl"))))
+            run.replay = Replay(
+                source,
+                producer,
+                consumer,
+                state,
+                target=job.target or None,
+                state_path=self._path(job, ".state.json"),
+                audit=audit,
+                pace=Pace(job.rate),
+                is_unsure=is_continued,
+            )
+            await run.replay.run(stop)
+
+    def _options(self, credentials: Credentials | None) -> dict[str, Any]:
+        """What each client of a job is told: who signs, and what encrypts."""
+        found: dict[str, Any] = {} if self._tls is None else asdict(self._tls.settings)
+        if credentials is not None:
+            found |= {"access_key": credentials.access_key, "secret_key": credentials.secret_key}
+            found |= {"security_token": credentials.security_token or ""}
+        return found
+
+    def _path(self, job: Job, ending: str) -> Path:
+        assert self._folder is not None, "without a folder there is no job"
+        return self._folder / f"{job.id}{ending}"
+
+    def _state(self, job: Job) -> State | None:
+        return State.load(self._path(job, ".state.json"), job.id)
+
+    def _save(self, job: Job) -> None:
+        JsonFile(self._path(job, ".json"), mode=0o600).save(to_builtins(job))
+
+    def _load(self, path: Path) -> Job | None:
+        try:
+            return JsonFile(path).load(Job)
+        except (RmqError, OSError) as error:
+            _log.warning("console: %s is no job: %s", path, error)
+            return None

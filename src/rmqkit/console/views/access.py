@@ -1,0 +1,289 @@
+"""Users and policies of ACL 2.0: who there is at which broker, what they may do, and both changed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from msgspec import Struct
+
+from rmqkit.admin.access import ACTIONS, UserRow, may, subject_of
+from rmqkit.console.asking import Ask, Page, Part, part
+from rmqkit.console.forms import Field, Form, change, chosen_brokers, where
+from rmqkit.console.reviews import Review
+from rmqkit.errors import UnknownName
+from rmqkit.protocol.schemas.access import AclInfo
+
+_TYPES, _STATES, _DECISIONS = ("Normal", "Super"), ("enable", "disable"), ("Allow", "Deny")
+
+
+class UserState(Struct, rename="camel", kw_only=True):
+    """A user over all brokers; ``differs``: it is not alike at each of them, or not at each."""
+
+    username: str
+    user_type: str
+    user_status: str
+    brokers: list[str]
+    differs: bool
+
+
+class PolicyRow(Struct, rename="camel", kw_only=True):
+    """What a user may do with a resource, and at which brokers that is said."""
+
+    username: str
+    resource: str
+    actions: str
+    networks: str
+    decision: str
+    policy_type: str
+    brokers: list[str]
+
+
+async def access(ask: Ask) -> Page:
+    """Users and policies; ``user``, ``resource``, ``action`` and ``ip`` ask what a user may do."""
+    found, acls = await part(ask.admin.access.users()), await part(ask.admin.access.policies())
+    names = _brokers(found, acls)
+    users: list[UserRow] = found.value or []
+    question = {name: ask.text(name) for name in ("user", "resource", "action", "ip")}
+    values = {
+        "users": _users(users, names),
+        "usersTrouble": found.trouble,
+        "policies": _policies(acls.value or {}),
+        "policiesTrouble": acls.trouble,
+        "brokers": names,
+        "question": question,
+        "verdicts": _verdicts(question, users, acls.value or {}) if all(question.values()) else {},
+    }
+    more = {"actions": ACTIONS, "mayChange": ask.may_administer}
+    return Page(template="access.html", title="Access", values=values, more=more, command="rmq admin policy list")
+
+
+def _brokers(users: Part, acls: Part) -> list[str]:
+    return sorted({row.broker_name for row in users.value or ()} | set(acls.value or ()))
+
+
+def _users(rows: list[UserRow], brokers: list[str]) -> list[UserState]:
+    by_name: dict[str, list[UserRow]] = {}
+    for row in rows:
+        by_name.setdefault(row.username, []).append(row)
+    return [
+        UserState(
+            username=name,
+            user_type=found[0].user_type,
+            user_status=found[0].user_status,
+            brokers=[row.broker_name for row in found],
+            differs=len(found) < len(brokers) or len({(row.user_type, row.user_status) for row in found}) > 1,
+        )
+        for name, found in sorted(by_name.items())
+    ]
+
+
+def _policies(acls: dict[str, list[AclInfo]]) -> list[PolicyRow]:
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for broker, found in acls.items():
+        for acl in found:
+            for policy in acl.policies:
+                for entry in policy.entries:
+                    networks = ", ".join(entry.source_ips or ()) or "anywhere"
+                    user, kind = (acl.subject or "").removeprefix("User:"), policy.policy_type or "Custom"
+                    said = (user, entry.resource, ", ".join(entry.actions), networks, entry.decision or "", kind)
+                    rows.setdefault(said, []).append(broker)
+    names = ("username", "resource", "actions", "networks", "decision", "policy_type")
+    return [PolicyRow(**dict(zip(names, said, strict=True)), brokers=at) for said, at in sorted(rows.items())]
+
+
+def _verdicts(asked: dict[str, str], users: list[UserRow], acls: dict[str, list[AclInfo]]) -> dict[str, str]:
+    """By broker, why the user may not, or nothing."""
+    known = {row.broker_name: row for row in users if row.username == asked["user"]}
+    found = {}
+    for broker in sorted({row.broker_name for row in users}):
+        row = known.get(broker)
+        acl = next((one for one in acls.get(broker, ()) if one.subject == subject_of(asked["user"])), None)
+        if row is None:
+            found[broker] = f"User:{asked['user']} is not found."
+        elif row.user_status == "disable":
+            found[broker] = f"User:{asked['user']} is disabled."
+        else:
+            found[broker] = may(asked["user"], row.user_type, acl, asked["resource"], asked["action"], asked["ip"])
+    return found
+
+
+# -- changes
+
+
+async def new_user(ask: Ask) -> Page:
+    """A user that there is not yet."""
+    fields = [
+        Field(name="name", label="Name (access key)", hint="how the user is called when it logs in and signs"),
+        Field(name="secret", label="Secret key", kind="password", hint="at least 8 characters; it is not shown again"),
+        Field(name="type", label="Type", kind="choice", value="Normal", choices=_TYPES, hint="Super may do everything"),
+        where(ask, hint="each broker keeps its own users"),
+    ]
+    user = ask.form.get("name", "").strip()
+
+    async def run(given: dict[str, str], broker: str) -> list[Any]:
+        return list(await ask.admin.access.create_user(given["name"], given["secret"], given["type"], broker))
+
+    def check(given: dict[str, str]) -> list[tuple[str, str]]:
+        if not given["name"] or len(given["secret"]) < 8:
+            raise ValueError("give a name, and a secret key of at least 8 characters")
+        if given["type"] not in _TYPES:
+            raise ValueError(f"type {given['type']} must be {' or '.join(_TYPES)}")
+        return [("User", given["name"]), ("Type", given["type"]), ("Secret key", "as you gave it")]
+
+    return await _change(
+        ask, "New user", "create user", user, fields, check, run, "AUTH_CREATE_USER (3001)", "rmq admin user create"
+    )
+
+
+async def edit_user(ask: Ask) -> Page:
+    """A user's secret key, type or status."""
+    user, row = await _known(ask)
+    fields = [
+        Field(name="secret", label="New secret key", kind="password", hint="empty: it stays as it is"),
+        Field(name="type", label="Type", kind="choice", value=row.user_type, choices=_TYPES),
+        Field(name="status", label="Status", kind="choice", value=row.user_status, choices=_STATES),
+        where(ask),
+    ]
+
+    async def run(given: dict[str, str], broker: str) -> list[Any]:
+        return list(
+            await ask.admin.access.update_user(
+                user, secret=given["secret"], user_type=given["type"], status=given["status"], broker=broker
+            )
+        )
+
+    def check(given: dict[str, str]) -> list[tuple[str, str]]:
+        if given["type"] not in _TYPES or given["status"] not in _STATES:
+            raise ValueError(f"type must be {' or '.join(_TYPES)}, status {' or '.join(_STATES)}")
+        return [
+            ("User", user),
+            ("Type", f"{row.user_type} → {given['type']}"),
+            ("Status", f"{row.user_status} → {given['status']}"),
+            ("Secret key", "a new one" if given["secret"] else "as it is"),
+        ]
+
+    return await _change(
+        ask, f"Edit {user}", "edit user", user, fields, check, run, "AUTH_UPDATE_USER (3002)",
+        f"rmq admin user update {user}",
+    )  # fmt: skip
+
+
+async def delete_user(ask: Ask) -> Page:
+    """A user."""
+    user, _ = await _known(ask)
+
+    async def run(given: dict[str, str], broker: str) -> list[Any]:
+        return list(await ask.admin.access.delete_user(user, broker))
+
+    return await _change(
+        ask, f"Delete {user}", "delete user", user, [where(ask)], lambda given: [("User", user)], run,
+        "AUTH_DELETE_USER (3003)", f"rmq admin user delete {user}", typed=user,
+        warning="requests that it signs are refused from then on, also those of programs that run",
+    )  # fmt: skip
+
+
+async def put_policy(ask: Ask) -> Page:
+    """What a user may do with a resource."""
+    user, _ = await _known(ask)
+    fields = [
+        Field(name="resource", label="Resource", value=ask.text("resource"), hint="Topic:Orders, Group:bill*, or *"),
+        Field(name="actions", label="Actions", kind="many", choices=ACTIONS),
+        Field(name="decision", label="Decision", kind="choice", value="Allow", choices=_DECISIONS),
+        Field(name="networks", label="Only from", hint="networks, such as 10.0.0.0/8, 192.0.2.7; empty: from anywhere"),
+        where(ask),
+    ]
+
+    def check(given: dict[str, str]) -> list[tuple[str, str]]:
+        if not given["resource"] or not given["actions"] or given["decision"] not in _DECISIONS:
+            raise ValueError("give a resource, at least one action, and Allow or Deny")
+        said = f"{given['decision']} {', '.join(given['actions'].split())} on {given['resource']}"
+        return [("User", user), ("Policy", said), ("From", given["networks"] or "anywhere")]
+
+    async def run(given: dict[str, str], broker: str) -> list[Any]:
+        networks = [one.strip() for one in given["networks"].split(",") if one.strip()]
+        done = await ask.admin.access.put_policy(
+            user, given["resource"], given["actions"].split(), decision=given["decision"], networks=networks,
+            broker=broker,
+        )  # fmt: skip
+        return list(done)
+
+    return await _change(
+        ask, f"Policy of {user}", "put policy", user, fields, check, run,
+        "AUTH_CREATE_ACL (3006) or AUTH_UPDATE_ACL (3007)",
+        f"rmq admin policy put {user} -r RESOURCE -a ACTIONS",
+    )  # fmt: skip
+
+
+async def delete_policy(ask: Ask) -> Page:
+    """What is said of a resource, forgotten."""
+    user, _ = await _known(ask)
+    resource = ask.text("resource")
+
+    async def run(given: dict[str, str], broker: str) -> list[Any]:
+        return list(await ask.admin.access.delete_policy(user, resource, broker))
+
+    return await _change(
+        ask, f"Delete a policy of {user}", "delete policy", user, [where(ask)],
+        lambda given: [("User", user), ("Resource", resource or "every one")], run, "AUTH_DELETE_ACL (3008)",
+        f"rmq admin policy delete {user}" + (f" -r {resource}" if resource else ""), typed=user,
+    )  # fmt: skip
+
+
+async def _known(ask: Ask) -> tuple[str, UserRow]:
+    """The user that the address names. Raises UnknownName: no broker knows it."""
+    user = ask.params["u"]
+    rows = await ask.admin.access.users(user)
+    for row in rows:
+        if row.username == user:
+            return user, row
+    raise UnknownName("user", user, "the brokers", sorted({row.username for row in await ask.admin.access.users()}))
+
+
+async def _told(ask: Ask, user: str) -> dict[str, str]:
+    """What brokers say of a user, to compare."""
+    rows = [row for row in await ask.admin.access.users(user) if row.username == user]
+    found = {f"user at {row.broker_name}": f"{row.user_type}, {row.user_status}" for row in rows}
+    for row in _policies(await ask.admin.access.policies(user)):
+        if row.username == user:
+            said = f"{row.decision} {row.actions} from {row.networks}"
+            found |= {f"{row.policy_type} {row.resource} at {broker}": said for broker in row.brokers}
+    return found
+
+
+async def _change(
+    ask: Ask,
+    title: str,
+    action: str,
+    user: str,
+    fields: list[Field],
+    check: Callable[[dict[str, str]], list[tuple[str, str]]],
+    run: Callable[[dict[str, str], str], Awaitable[list[Any]]],
+    request: str,
+    command: str,
+    *,
+    typed: str = "",
+    warning: str = "",
+) -> Page:
+    """A form whose change goes to one broker after the other."""
+    back = ask.link("access")
+    form = Form(
+        title=title, action=action, target=user, fields=fields, back=back, warning=warning, command=command,
+        crumbs=[("Access", back)],
+    )  # fmt: skip
+
+    async def plan(given: dict[str, str]) -> Review:
+        rows, brokers = check(given), chosen_brokers(ask, given)
+        return Review(
+            user=ask.user.name, env=ask.env.name, action=action, target=user,
+            rows=[*rows, ("Brokers", ", ".join(brokers))], requests=[f"{request} to {one}" for one in brokers],
+            command=command, back=back, typed=typed, warning=warning,
+            run=lambda: _at_each(brokers, lambda broker: run(given, broker)),
+            look=lambda: _told(ask, user), seen=await _told(ask, user),
+        )  # fmt: skip
+
+    return await change(ask, form, plan)
+
+
+async def _at_each(brokers: list[str], doing: Callable[[str], Awaitable[list[Any]]]) -> list[Any]:
+    return [done for broker in brokers for done in await doing(broker)]

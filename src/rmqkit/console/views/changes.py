@@ -1,0 +1,589 @@
+"""Topics and groups made, edited and deleted; offsets moved; settings of brokers and name servers changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from rmqkit.admin.groups import END_MS, QueueMove
+from rmqkit.admin.settings import described
+from rmqkit.console.asking import Ask, Page, part
+from rmqkit.console.forms import Field, Form, change, chosen_brokers, flag, number, pairs, where
+from rmqkit.console.reviews import Review
+from rmqkit.console.views.brokers import state_of
+from rmqkit.console.views.topics import config_rows
+from rmqkit.errors import SettingsError
+from rmqkit.protocol.names import group_fault, topic_fault
+from rmqkit.protocol.schemas.groups import GroupRetryPolicy, SubscriptionGroupConfig
+from rmqkit.protocol.schemas.topics import TopicConfig
+from rmqkit.settings import SECRET
+
+_PERMISSIONS = {"6": "read, write", "4": "read only", "2": "write only", "0": "none"}
+_TYPES = ("", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
+_UNIT, _UNIT_SUB = 1, 2
+_SECRET_WORDS = ("secret", "password", "credential", "initauthenticationuser")
+
+
+def _told(configs: Mapping[str, Struct]) -> dict[str, str]:
+    """Settings of brokers as names and texts, to compare."""
+    return {f"{row.name} at {broker}": text for row in config_rows(configs) for broker, text in row.values.items()}
+
+
+def _differences(former: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        (name.replace("_", " "), f"{former.get(name, 'none')} → {value}")
+        for name, value in wanted.items()
+        if former.get(name) != value
+    ]
+
+
+# -- topics
+
+
+async def new_topic(ask: Ask) -> Page:
+    """A topic that there is not yet."""
+    form = Form(
+        title="New topic",
+        action="create topic",
+        target=ask.form.get("name", "").strip(),
+        fields=[
+            Field(name="name", label="Name", hint="letters, digits, - _ % and |, at most 127 characters"),
+            where(ask, hint="each broker gets so many queues"),
+            *_topic_fields(TopicConfig(read_queue_nums=8, write_queue_nums=8)),
+        ],
+        back=ask.link("topics"),
+        command="rmq admin topic create TOPIC",
+        crumbs=[("Topics", ask.link("topics"))],
+    )
+
+    async def plan(given: dict[str, str]) -> Review:
+        if fault := topic_fault(given["name"]):
+            raise ValueError(fault)
+        return await _topic_review(ask, given["name"], given, {}, form)
+
+    return await change(ask, form, plan)
+
+
+async def edit_topic(ask: Ask) -> Page:
+    """A topic that there is."""
+    name = ask.params["t"]
+    configs = await ask.admin.topics.config(name)
+    differs = ", ".join(row.name for row in config_rows(configs) if row.differs)
+    form = Form(
+        title=f"Edit {name}",
+        action="edit topic",
+        target=name,
+        fields=[where(ask, list(configs)), *_topic_fields(next(iter(configs.values())))],
+        hint=f"The brokers differ in {differs}: the fields have the values of {next(iter(configs))}."
+        if differs
+        else "",
+        back=ask.link("topics", name),
+        command=f"rmq admin topic create {name}",
+        crumbs=[("Topics", ask.link("topics")), (name, ask.link("topics", name))],
+    )
+
+    async def plan(given: dict[str, str]) -> Review:
+        return await _topic_review(ask, name, given, configs, form)
+
+    return await change(ask, form, plan)
+
+
+def _topic_fields(config: TopicConfig) -> list[Field]:
+    attributes = dict(config.attributes or {})
+    kind = attributes.pop("message.type", "")
+    lines = "\n".join(f"{name}={value}" for name, value in attributes.items())
+    labels = _PERMISSIONS | {str(config.perm): _PERMISSIONS.get(str(config.perm), str(config.perm))}
+    return [
+        Field(name="write", label="Queues to write", kind="number", value=str(config.write_queue_nums)),
+        Field(
+            name="read", label="Queues to read", kind="number", value=str(config.read_queue_nums),
+            hint="to have fewer queues, lower those to write first, and these when the rest is consumed",
+        ),
+        Field(
+            name="perm", label="Permission", kind="choice", value=str(config.perm), choices=tuple(labels),
+            labels=labels,
+        ),
+        Field(
+            name="type", label="Message type", kind="choice", value=kind, choices=tuple(dict.fromkeys((*_TYPES, kind))),
+            labels={"": "not told"}, hint="what gRPC clients may send to it",
+        ),
+        flag("order", "Ordered", config.order, "name servers tell its queues also while a broker is away"),
+        Field(name="attributes", label="Attributes, name=value, one a line", kind="area", value=lines),
+    ]  # fmt: skip
+
+
+async def _topic_review(
+    ask: Ask, name: str, given: dict[str, str], configs: Mapping[str, TopicConfig], form: Form
+) -> Review:
+    admin = ask.admin
+    brokers = chosen_brokers(ask, given, list(configs))
+    if not configs and name in await admin.calls.topic_names():
+        raise ValueError(f"topic {name} is there already: edit it")
+    attributes = pairs(given["attributes"], "attribute") | (
+        {"message.type": given["type"]} if given["type"] and given["type"] in _TYPES else {}
+    )
+    if given["perm"] not in (*_PERMISSIONS, *(str(one.perm) for one in configs.values())):
+        raise ValueError(f"permission {given['perm']} must be one of {', '.join(_PERMISSIONS)}")
+    wanted: dict[str, Any] = {
+        "write_queue_nums": number(given, "write", "queues to write", 0),
+        "read_queue_nums": number(given, "read", "queues to read", 0),
+        "perm": int(given["perm"]),
+        "order": given["order"] == "yes",
+        "attributes": attributes,
+    }
+    rows = [("Topic", name), ("Brokers", ", ".join(brokers))]
+    for broker in brokers:
+        former = msgspec.structs.asdict(configs[broker]) if broker in configs else {}
+        changed = _differences(former, wanted)
+        rows += [(f"{key} at {broker}" if len(brokers) > 1 else key, text) for key, text in changed]
+        if configs and not changed and len(brokers) == 1:
+            raise ValueError(f"nothing is changed: {name} is like that at {broker}")
+
+    async def run() -> list[Any]:
+        done: list[Any] = []
+        for broker in brokers:
+            known = configs.get(broker, TopicConfig())
+            gone = [key for key in known.attributes or {} if key not in attributes]
+            changes = [*(f"+{key}={value}" for key, value in attributes.items()), *(f"-{key}" for key in gone)]
+            done += await admin.topics.create(
+                name,
+                broker=broker,
+                read_queues=wanted["read_queue_nums"],
+                write_queues=wanted["write_queue_nums"],
+                perm=wanted["perm"],
+                order=wanted["order"],
+                unit=bool(known.topic_sys_flag & _UNIT),
+                unit_sub=bool(known.topic_sys_flag & _UNIT_SUB),
+                attributes=",".join(changes) or None,
+            )
+        return done
+
+    async def look() -> dict[str, str]:
+        found = await part(admin.topics.config(name))
+        return _told(found.value or {})
+
+    return Review(
+        user=ask.user.name,
+        env=ask.env.name,
+        action=form.action,
+        target=name,
+        rows=rows,
+        requests=[f"UPDATE_AND_CREATE_TOPIC (17) to {broker}" for broker in brokers],
+        command=f"rmq admin topic create {name} -r {wanted['read_queue_nums']} -w {wanted['write_queue_nums']}",
+        back=ask.link("topics", name),
+        run=run,
+        look=look,
+        seen=_told(configs),
+    )
+
+
+async def delete_topic(ask: Ask) -> Page:
+    """A topic with everything in it."""
+    name, admin = ask.params["t"], ask.admin
+    configs = await admin.topics.config(name)
+    status = await part(admin.topics.status(name))
+    readers = await part(admin.topics.groups(name))
+    stored = sum(one.max_offset - one.min_offset for one in status.value.queues) if status.value else None
+    about = [
+        ("Topic", name),
+        ("Brokers", ", ".join(configs)),
+        ("Stored", status.trouble if stored is None else f"{stored:,} messages"),
+        ("Groups", readers.trouble or ", ".join(readers.value) or "none reads it"),
+    ]
+    warning = "its messages can no longer be read, by anybody; whoever sends to it fails, or makes a new one"
+    form = Form(
+        title=f"Delete {name}",
+        action="delete topic",
+        target=name,
+        fields=[],
+        about=about,
+        warning=warning,
+        back=ask.link("topics", name),
+        command=f"rmq admin topic delete {name}",
+        crumbs=[("Topics", ask.link("topics")), (name, ask.link("topics", name))],
+    )
+
+    async def run() -> list[Any]:
+        return [
+            done for cluster in await admin.topics.clusters(name) for done in await admin.topics.delete(name, cluster)
+        ]
+
+    async def look() -> dict[str, str]:
+        return _told(await admin.topics.config(name))
+
+    async def plan(given: dict[str, str]) -> Review:
+        requests = [f"DELETE_TOPIC_IN_BROKER (215) to {', '.join(configs)}", "DELETE_TOPIC_IN_NAMESRV (216)"]
+        return Review(
+            user=ask.user.name, env=ask.env.name, action=form.action, target=name, rows=about, warning=warning,
+            requests=requests, command=form.command, back=ask.link("topics"), run=run, look=look, seen=_told(configs),
+            typed=name,
+        )  # fmt: skip
+
+    return await change(ask, form, plan)
+
+
+# -- groups
+
+_GROUP_FIELDS: dict[str, tuple[str, str]] = {
+    "consume_enable": ("May consume", "no: brokers refuse its pulls"),
+    "retry_max_times": ("Retries", "how often a message is tried again before it is a dead letter"),
+    "retry_queue_nums": ("Queues of the retry topic", "at each broker"),
+    "consume_from_min_enable": ("May start at the first message", "of a queue in which it has no offset"),
+    "consume_broadcast_enable": ("May broadcast", "every member gets every message"),
+    "consume_message_orderly": ("In order", "one message of a queue at a time, for members that pop"),
+    "notify_consumer_ids_changed_enable": ("Tell members of changes", "when one joins or leaves"),
+    "consume_timeout_minute": ("Handler may take, minutes", "kept by brokers; clients have a limit of their own"),
+    "broker_id": ("Read from broker id", "0 is the master"),
+    "which_broker_when_consume_slowly": ("Read from when far behind", "broker id: 1 is the first slave"),
+}  # fmt: skip
+
+
+async def new_group(ask: Ask) -> Page:
+    """A group that there is not yet."""
+    return await _group(ask, "", {}, "New group", ask.link("groups"))
+
+
+async def edit_group(ask: Ask) -> Page:
+    """A group that there is."""
+    name = ask.params["g"]
+    configs = await ask.admin.groups.configs(name)
+    return await _group(ask, name, configs, f"Edit {name}", ask.link("groups", name))
+
+
+async def _group(ask: Ask, known: str, configs: Mapping[str, SubscriptionGroupConfig], title: str, back: str) -> Page:
+    admin = ask.admin
+    shown = next(iter(configs.values()), SubscriptionGroupConfig())
+    policy = msgspec.json.encode(shown.group_retry_policy).decode()
+    lines = "\n".join(f"{name}={value}" for name, value in (shown.attributes or {}).items())
+    differs = ", ".join(row.name for row in config_rows(configs) if row.differs)
+    fields = [where(ask)]
+    if not known:
+        fields.insert(0, Field(name="name", label="Name", hint="letters, digits, - _ % and |, at most 120 characters"))
+    for name, (label, hint) in _GROUP_FIELDS.items():
+        value = getattr(shown, name)
+        made = flag(name, label, value, hint) if isinstance(value, bool) else None
+        fields.append(made or Field(name=name, label=label, kind="number", value=str(value), hint=hint))
+    fields += [
+        Field(
+            name="group_retry_policy", label="Pauses between retries, as JSON", kind="area", value=policy,
+            hint="brokers tell it to proxies; their own pauses are those of the delay levels",
+        ),
+        Field(name="attributes", label="Attributes, name=value, one a line", kind="area", value=lines),
+    ]  # fmt: skip
+    form = Form(
+        title=title,
+        action="edit group" if known else "create group",
+        target=known or ask.form.get("name", "").strip(),
+        fields=fields,
+        hint=f"The brokers differ in {differs}: the fields have the values of {next(iter(configs))}."
+        if differs
+        else "",
+        back=back,
+        command=f"rmq admin group create {known or 'GROUP'}",
+        crumbs=[("Groups", ask.link("groups")), *([(known, back)] if known else [])],
+    )
+
+    async def plan(given: dict[str, str]) -> Review:
+        name = known or given["name"]
+        if fault := group_fault(name):
+            raise ValueError(fault)
+        brokers = chosen_brokers(ask, given)
+        tables = await admin.groups.tables()
+        found = {broker: tables[broker][name] for broker in tables if name in tables[broker]}
+        if not known and found:
+            raise ValueError(f"group {name} is there already: edit it")
+        wanted = _group_changes(given, shown)
+        former = {one: getattr(shown, one) for one in wanted} if known else {}
+        rows = [("Group", name), ("Brokers", ", ".join(brokers))]
+        rows += _differences(former | ({"attributes": {}} if "attributes" in wanted else {}), wanted)
+        if known and not wanted and not differs:
+            raise ValueError(f"nothing is changed: {name} is like that")
+
+        async def run() -> list[Any]:
+            for broker in brokers:
+                await admin.groups.update(name, wanted, broker)
+            return [f"group {name} set at {broker}" for broker in brokers]
+
+        async def look() -> dict[str, str]:
+            tables = await admin.groups.tables()
+            return _told({broker: table[name] for broker, table in tables.items() if name in table})
+
+        return Review(
+            user=ask.user.name, env=ask.env.name, action=form.action, target=name, rows=rows,
+            requests=[f"UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200) to {broker}" for broker in brokers],
+            command=f"rmq admin group create {name}", back=ask.link("groups", name), run=run, look=look,
+            seen=_told(found),
+        )  # fmt: skip
+
+    return await change(ask, form, plan)
+
+
+def _group_changes(given: Mapping[str, str], shown: SubscriptionGroupConfig) -> dict[str, Any]:
+    """The fields that are not as shown. Raises ValueError: one cannot be used."""
+    wanted: dict[str, Any] = {}
+    for name, (label, _) in _GROUP_FIELDS.items():
+        former = getattr(shown, name)
+        value = given[name] == "yes" if isinstance(former, bool) else number(given, name, label.lower(), -1)
+        if value != former:
+            wanted[name] = value
+    try:
+        policy = msgspec.json.decode(given["group_retry_policy"] or "{}", type=GroupRetryPolicy)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"pauses between retries: {error}") from None
+    if policy != shown.group_retry_policy:
+        wanted["group_retry_policy"] = policy
+    attributes, former = pairs(given["attributes"], "attribute"), shown.attributes or {}
+    changed = {f"+{name}": value for name, value in attributes.items() if former.get(name) != value}
+    changed |= {f"-{name}": "" for name in former if name not in attributes}
+    return wanted | ({"attributes": changed} if changed else {})
+
+
+async def delete_group(ask: Ask) -> Page:
+    """A group with its offsets, retries and dead letters."""
+    name, admin = ask.params["g"], ask.admin
+    configs = await admin.groups.configs(name)
+    state = ask.snapshot.groups.get(name)
+    unknown = "unknown"
+    about = [
+        ("Group", name),
+        ("Brokers", ", ".join(configs)),
+        ("Members online", unknown if state is None or state.members is None else str(state.members)),
+        ("Behind", unknown if state is None or state.lag is None else f"{state.lag:,} messages"),
+        ("Dead letters", unknown if state is None or state.dead is None else f"{state.dead:,}"),
+    ]
+    warning = "its offsets, its retry topic and its dead letters go with it; a consumer that starts makes a new one"
+    form = Form(
+        title=f"Delete {name}", action="delete group", target=name, fields=[], about=about, warning=warning,
+        back=ask.link("groups", name), command=f"rmq admin group delete {name}",
+        crumbs=[("Groups", ask.link("groups")), (name, ask.link("groups", name))],
+    )  # fmt: skip
+
+    async def run() -> list[Any]:
+        clusters = sorted({one.row.cluster_name for one in ask.snapshot.brokers if one.row.broker_name in configs})
+        for cluster in clusters:
+            await admin.groups.delete(name, cluster=cluster)
+        return [f"group {name} deleted at {broker}" for broker in configs]
+
+    async def look() -> dict[str, str]:
+        return _told(await admin.groups.configs(name))
+
+    async def plan(given: dict[str, str]) -> Review:
+        requests = [
+            f"DELETE_SUBSCRIPTIONGROUP (207) to {', '.join(configs)}",
+            "DELETE_TOPIC_IN_BROKER (215) and DELETE_TOPIC_IN_NAMESRV (216) for its retries and dead letters",
+        ]
+        return Review(
+            user=ask.user.name, env=ask.env.name, action=form.action, target=name, rows=about, warning=warning,
+            requests=requests, command=form.command, back=ask.link("groups"), run=run, look=look, seen=_told(configs),
+            typed=name,
+        )  # fmt: skip
+
+    return await change(ask, form, plan)
+
+
+# -- offsets
+
+_MOVES = {
+    "time": "to what was stored at or after a time",
+    "end": "to the end: skip everything that is there",
+    "place": "one queue to an offset",
+    "clone": "to where another group is",
+}
+
+
+async def offsets(ask: Ask) -> Page:
+    """A group's offsets on a topic moved, with a preview queue by queue."""
+    name, admin = ask.params["g"], ask.admin
+    topics = sorted({lag.topic for lag in ask.snapshot.lags if lag.group == name})
+    form = Form(
+        title=f"Move {name}",
+        action="move offsets",
+        target=name,
+        fields=[
+            Field(
+                name="topic", label="Topic", value=ask.text("topic") or next(iter(topics), ""), choices=topics
+            ),
+            Field(name="to", label="Move", kind="choice", value="time", choices=tuple(_MOVES), labels=_MOVES),
+            Field(name="time", label="Time (UTC)", kind="datetime-local", hint="for a move to a time"),
+            Field(name="queue", label="Broker and queue", hint="for one queue: broker-a:3"),
+            Field(name="offset", label="Offset", kind="number", hint="for one queue"),
+            Field(name="source", label="Other group", hint="for a move to where another group is"),
+        ],
+        hint="It works whether members are online or not: they go on from there. The next page shows each queue first.",
+        back=ask.link("groups", name),
+        command=f"rmq admin offset reset {name} TOPIC -s TIME --dry-run",
+        crumbs=[("Groups", ask.link("groups")), (name, ask.link("groups", name))],
+    )  # fmt: skip
+
+    async def plan(given: dict[str, str]) -> Review:
+        topic = given["topic"]
+        if not topic:
+            raise ValueError("name a topic that the group reads")
+        how, what = _move(given)
+        source = how.pop("source", None)
+
+        async def preview() -> list[QueueMove]:
+            return await admin.offsets.preview(name, topic, source=source, **how)
+
+        moves = await preview()
+        skipped, again = sum(one.skipped for one in moves), sum(one.again for one in moves)
+        if not skipped and not again and all(one.now == one.then for one in moves):
+            raise ValueError("nothing is moved: the group is there in every queue")
+
+        def compared(found: Sequence[QueueMove]) -> dict[str, str]:
+            # Members go on while one reads: what has to stay is where it goes, and that it then skips nothing unseen.
+            places = {} if given["to"] in ("end", "clone") else {
+                f"{one.broker_name}:{one.queue_id}": str(one.then) for one in found
+            }  # fmt: skip
+            return places | {"skips": "yes" if any(one.skipped for one in found) else "no"}
+
+        async def look() -> dict[str, str]:
+            return compared(await preview())
+
+        async def run() -> list[Any]:
+            if source is not None:
+                return list(await admin.offsets.clone(source, name, topic))
+            return list(await admin.offsets.reset(name, topic, **how))
+
+        brokers = sorted({one.broker_name for one in moves})
+        asked = "UPDATE_CONSUMER_OFFSET (15)" if source is not None else "INVOKE_BROKER_TO_RESET_OFFSET (222)"
+        command = f"rmq admin offset clone {source} {name} {topic}" if source is not None else (
+            f"rmq admin offset reset {name} {topic} -s {how['timestamp_ms']}"
+            + (f" -b {how['broker']} -q {how['queue_id']} -o {how['offset']}" if "broker" in how else "")
+        )  # fmt: skip
+        return Review(
+            user=ask.user.name, env=ask.env.name, action=form.action, target=name,
+            rows=[("Group", name), ("Topic", topic), ("Move", what), ("Skipped", f"{skipped:,} messages"),
+                  ("Again", f"{again:,} messages")],
+            requests=[f"{asked} to {broker}" for broker in brokers], command=command, back=ask.link("groups", name),
+            run=run, look=look, seen=compared(moves), moves=moves, typed=name if skipped else "",
+            warning=f"{skipped:,} messages will not be consumed by {name}" if skipped else "",
+        )  # fmt: skip
+
+    return await change(ask, form, plan)
+
+
+def _move(given: Mapping[str, str]) -> tuple[dict[str, Any], str]:
+    """What `Offsets.reset` is to be given, and the same in words. Raises ValueError: a field is missing or wrong."""
+    match given["to"]:
+        case "end":
+            return {"timestamp_ms": END_MS}, "to the end of each queue"
+        case "time":
+            at_ms = time_of(given["time"], "time")
+            if at_ms is None:
+                raise ValueError("give the time to move to")
+            return {"timestamp_ms": at_ms}, f"to the first message stored at or after {given['time']} UTC"
+        case "place":
+            broker, _, queue = given["queue"].rpartition(":")
+            if not broker or not queue.isdecimal():
+                raise ValueError(f"queue {given['queue'] or 'is empty: it'} must be broker:number, such as broker-a:3")
+            offset = number(given, "offset", "offset")
+            what = f"queue {queue} of {broker} to offset {offset:,}"
+            return {"timestamp_ms": END_MS, "broker": broker, "queue_id": int(queue), "offset": offset}, what
+        case "clone":
+            if not given["source"]:
+                raise ValueError("name the other group")
+            return {"source": given["source"]}, f"to where {given['source']} is"
+    raise ValueError(f"move {given['to']} must be one of {', '.join(_MOVES)}")
+
+
+def time_of(text: str, label: str) -> int | None:
+    """A time in ms since the epoch, UTC unless it says otherwise; None for no text. Raises ValueError: it is none."""
+    if not text:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{label} {text} must be like 2026-01-31T12:00 (UTC)") from None
+    return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+# -- settings
+
+
+async def broker_settings(ask: Ask) -> Page:
+    """Some settings of a broker changed, after a look at what they are."""
+    state = state_of(ask)
+    address, name = state.row.addr, ask.params["b"]
+    back = ask.link("brokers", name, "settings")
+
+    async def told() -> dict[str, str]:
+        return (await ask.admin.brokers.config(address))[address]
+
+    crumbs = [("Brokers", ask.link("brokers")), (name, ask.link("brokers", name)), ("Settings", back)]
+    command = f"rmq admin broker config-set -b {address} KEY VALUE"
+    return await _settings(
+        ask, name, told, lambda changes: ask.admin.brokers.update_config(changes, address),
+        "UPDATE_BROKER_CONFIG (25)", back, crumbs, command,
+    )  # fmt: skip
+
+
+async def name_server_settings(ask: Ask) -> Page:
+    """Some settings of all name servers changed."""
+    first = ask.admin.calls.name_servers[0]
+
+    async def told() -> dict[str, str]:
+        return (await ask.admin.name_servers.config())[first]
+
+    back = ask.link("name-servers")
+    return await _settings(
+        ask, "name servers", told, ask.admin.name_servers.update_config, "UPDATE_NAMESRV_CONFIG (318)", back,
+        [("Name servers", back)], "rmq admin namesrv config-set KEY VALUE",
+    )  # fmt: skip
+
+
+async def _settings(
+    ask: Ask, target: str, told: Any, put: Any, request: str, back: str, crumbs: list[tuple[str, str]], command: str
+) -> Page:
+    known = await told()
+    rows = {row.key: row for row in described(known)}
+    key = ask.text("key")
+    prefilled = f"{key}={'' if rows[key].secret else rows[key].value}" if key in rows else ""
+    form = Form(
+        title=f"Change settings of {target}", action="change settings", target=target, back=back, crumbs=crumbs,
+        command=command,
+        fields=[Field(name="settings", label="Settings, key=value, one a line", kind="area", value=prefilled)],
+        about=[(key, f"{rows[key].help or 'not in the tables of rmqkit'}; {rows[key].bounds or 'any value'}")]
+        if key in rows else [],
+        hint="What is not named stays as it is. The broker refuses what it cannot take.",
+    )  # fmt: skip
+
+    async def plan(given: dict[str, str]) -> Review:
+        wanted = pairs(given["settings"], "setting")
+        if not wanted:
+            raise ValueError("give at least one setting, as key=value")
+        shown, careful, secret = [("Where", target)], [], set[str]()
+        for name, value in wanted.items():
+            row = rows.get(name)
+            if row is None:
+                raise SettingsError(f"{target} tells no setting {name}: look at its list")
+            if row.secret or any(word in name.lower() for word in _SECRET_WORDS):
+                secret.add(name)
+            shown.append((name, f"{row.value or 'empty'} → {SECRET if name in secret else value or 'empty'}"))
+            if row.is_known and not row.hot:
+                careful.append(f"{name} takes effect at the next start")
+        if all(known[name] == value for name, value in wanted.items()):
+            raise ValueError("nothing is changed: the settings have these values")
+
+        def compared(now: Mapping[str, str]) -> dict[str, str]:
+            # Of a secret only whether it is another one: a page and the audit may show the difference.
+            return {name: str(hash(now.get(name))) if name in secret else now.get(name, "") for name in wanted}
+
+        async def look() -> dict[str, str]:
+            return compared(await told())
+
+        async def run() -> list[str]:
+            await put(wanted)
+            return [f"{name} = {SECRET if name in secret else value}" for name, value in wanted.items()]
+
+        return Review(
+            user=ask.user.name, env=ask.env.name, action=form.action, target=target, rows=shown,
+            requests=[f"{request} with {', '.join(wanted)}"], command=command, back=back, run=run,
+            look=look, seen=compared(known), warning="; ".join(careful),
+        )  # fmt: skip
+
+    return await change(ask, form, plan)

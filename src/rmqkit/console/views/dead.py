@@ -1,0 +1,236 @@
+"""Dead letters: groups that have them, their kinds, and replays of them, which run as jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import structs
+from starlette.responses import FileResponse, Response
+
+from rmqkit.admin.dead import BY, Kinds
+from rmqkit.admin.replay import Preview, preview
+from rmqkit.console.asking import Ask, Fault, Page, part
+from rmqkit.console.forms import Field, Form, change
+from rmqkit.console.jobs import Job, Progress, Status
+from rmqkit.console.reviews import Review
+from rmqkit.console.views.changes import time_of
+from rmqkit.errors import UnknownName
+
+_KINDS_MAX = 100
+_RATE_MAX = 10_000
+_WITHOUT_BODIES = ("topic", "tag", "host")
+"""What tells nothing of bodies: all that is shown to those from whom they are hidden."""
+
+_BY_LABELS = {
+    "kind": "topic, tag, and reason or shape",
+    "topic": "topic they came from",
+    "tag": "tag",
+    "reason": "reason (rmqkit_reason)",
+    "host": "host they were sent from",
+    "shape": "shape of the body",
+}
+
+
+async def dead(ask: Ask) -> Page:
+    """Groups with dead letters, from the snapshot alone."""
+    groups = [one for one in ask.snapshot.groups.values() if one.dead]
+    unknown = sum(one.dead is None for one in ask.snapshot.groups.values())
+    running = {job.group: job.id for job in ask.console.jobs.all() if job.status is Status.RUNNING}
+    rows = [
+        {"group": one.name, "dead": one.dead, "members": one.members, "job": running.get(one.name, "")}
+        for one in sorted(groups, key=lambda one: (-(one.dead or 0), one.name))
+    ]
+    values = {"groups": rows, "unknown": unknown, "atMs": ask.snapshot.at_ms}
+    return Page(template="dead.html", title="Dead letters", values=values, live_s=30, command="rmq admin dead list")
+
+
+async def group_dead(ask: Ask) -> Page:
+    """A group's dead letters by kind, and the form of a replay."""
+    name = ask.params["g"]
+    by = (ask.text("property") and f"property:{ask.text('property')}") or ask.text("by", "kind")
+    if ask.hides_bodies and by not in _WITHOUT_BODIES:
+        by = _WITHOUT_BODIES[0]
+    asked = await part(_kinds(ask, name, by)) if ask.request.method != "POST" else None
+    found: Kinds | None = asked.value if asked is not None else None
+    jobs = [job for job in ask.console.jobs.all() if job.group == name and job.env == ask.env.name]
+    names = [one.kind for one in found.kinds[:_KINDS_MAX]] if found is not None else _posted(ask)
+    form = Form(
+        title=f"Dead letters of {name}", action="replay dead letters", target=name, is_sending=True, button="Dry run",
+        template="group_dead.html", back=ask.link("groups", name), command=f"rmq admin dead kinds {name} --by {by}",
+        crumbs=[("Dead letters", ask.link("dead")), (name, ask.link("groups", name))],
+        fields=[
+            Field(name="kinds", label="Only these kinds", kind="many", choices=names, hint="none: all of them"),
+            Field(name="to", label="To topic", hint="empty: each to the topic it came from"),
+            Field(name="rate", label="Messages a second", kind="number", value="100"),
+            Field(
+                name="begin", label="Dead since (UTC)", kind="datetime-local",
+                hint="those that were replayed before stay here: give a time behind the last replay",
+            ),
+            Field(name="end", label="Dead until (UTC)", kind="datetime-local", hint="empty: until now"),
+        ],
+        values={
+            "name": name,
+            "found": found,
+            "foundTrouble": asked.trouble if asked is not None else "",
+            "by": by,
+            "jobs": [_shown(ask, job) for job in jobs],
+            "byNames": list(_WITHOUT_BODIES if ask.hides_bodies else BY),
+            "byLabels": _BY_LABELS,
+            "property": ask.text("property"),
+        },
+    )  # fmt: skip
+
+    async def plan(given: dict[str, str]) -> Review:
+        return await _review(ask, form, name, by, given, [job for job in jobs if job.status is not Status.PAUSED])
+
+    return await change(ask, form, plan)
+
+
+def _posted(ask: Ask) -> list[str]:
+    """The kinds that were chosen: of a form that comes back nothing is read again."""
+    return [key.removeprefix("kinds.") for key in ask.form if key.startswith("kinds.")]
+
+
+async def _kinds(ask: Ask, name: str, by: str) -> Kinds:
+    try:
+        return await ask.admin.dead.kinds(name, by)
+    except UnknownName:
+        await ask.admin.groups.configs(name)  # says which groups there are; without dead letters there is no topic
+        return Kinds(group=name, by=by, kinds=[], examined=0, total=0, is_whole=True, troubles=[])
+
+
+async def _review(ask: Ask, form: Form, name: str, by: str, given: dict[str, str], former: list[Job]) -> Review:
+    admin = ask.admin
+    kinds = given["kinds"].split("\n") if given["kinds"] else []
+    rate = _rate(given["rate"])
+    job = Job(
+        id="", env=ask.env.name, name_servers=ask.env.name_servers, user=ask.user.name,
+        is_own=ask.user.credentials is None, group=name, target=given["to"], by=by, kinds=kinds,
+        begin_ms=time_of(given["begin"], "since") or 0,
+        end_ms=time_of(given["end"], "until") or ask.console.clock.now_ms(),
+        rate=rate, created_ms=ask.console.clock.now_ms(),
+    )  # fmt: skip
+    found = await preview(admin.calls, job.selection, job.target or None)
+    if not found.count:
+        raise ValueError(f"nothing is selected: none of {found.examined:,} dead letters that were looked at")
+    if "" in found.targets:
+        raise ValueError(f"{found.targets['']:,} do not say where they came from: give a topic to send to")
+    for topic in found.targets:
+        await admin.calls.route(topic)  # a send to a topic without a route might create it
+    job.expected = found.count
+    again = [one for one in former if (one.end_ms or job.end_ms or 0) > job.begin_ms]
+    warning = f"{again[0].id} sent dead letters of this time already: they are sent once more" if again else ""
+
+    async def look() -> dict[str, str]:
+        return _counts(await preview(admin.calls, job.selection, job.target or None))
+
+    async def run() -> dict[str, str]:
+        begun = ask.console.jobs.begin(job, ask.user.credentials)
+        return {"job": begun.id, "state": begun.status, "see": ask.link("jobs", begun.id)}
+
+    span = (f" --from {job.begin_ms}" if job.begin_ms else "") + f" --until {job.end_ms}"
+    chosen = "".join(f" --kind {one!r}" for one in kinds)
+    return Review(
+        user=ask.user.name, env=ask.env.name, action=form.action, target=name, rows=_rows(found, job), warning=warning,
+        requests=[f"SEND_MESSAGE_V2 (310) to {topic}: {count:,} messages" for topic, count in found.targets.items()],
+        command=f"rmq replay --dlq {name}{' --by ' + by if kinds else ''}{chosen}{span} --rate {rate:g}"
+        + (f" --to {job.target}" if job.target else "") + " --dry-run",
+        back=ask.link("groups", name, "dead", by=by), run=run, look=look, seen=_counts(found),
+        typed=name if again else "",
+    )  # fmt: skip
+
+
+def _rate(text: str) -> float:
+    if not text.isdecimal() or not 0 < int(text) <= _RATE_MAX:
+        raise ValueError(f"messages a second {text or 'are empty: they'} must be from 1 to {_RATE_MAX:,}")
+    return float(text)
+
+
+def _counts(found: Preview) -> dict[str, str]:
+    return {f"messages to {topic}": f"{count:,}" for topic, count in found.targets.items()}
+
+
+def _rows(found: Preview, job: Job) -> list[tuple[str, str]]:
+    seconds = found.count / job.rate
+    whole = "" if found.is_whole else f" at least: the oldest {found.examined:,} dead letters were looked at"
+    rows = [("Group", job.group), ("Messages", f"{found.count:,}{whole}")]
+    rows += [(f"To {topic}", f"{count:,}") for topic, count in found.targets.items()]
+    rows += [(f"Kind {kind}", f"{count:,}") for kind, count in list(found.kinds.items())[:20]]
+    rows += [("Pace", f"{job.rate:g} a second, some {seconds:,.0f} s in all")]
+    rows += [("Twice there", f"{found.doubles:,}: their unique key occurs more than once")] if found.doubles else []
+    rows += [("For example", "\n".join(one.place for one in found.samples))]
+    return rows + [("Unread", trouble) for trouble in found.troubles]
+
+
+# -- jobs
+
+
+def _shown(ask: Ask, job: Job) -> dict[str, Any]:
+    progress: Progress = ask.console.jobs.progress(job)
+    return {
+        **{name: getattr(job, name) for name in job.__struct_fields__},
+        **structs.asdict(progress),
+        "is_cut": job.status is Status.RUNNING and not progress.is_here,
+        "target": job.target or "where they came from",
+    }
+
+
+async def jobs(ask: Ask) -> Page:
+    """Every replay, the newest first."""
+    found = [_shown(ask, job) for job in ask.console.jobs.all() if job.env == ask.env.name]
+    return Page(template="jobs.html", title="Replays", values={"jobs": found}, live_s=10)
+
+
+async def job(ask: Ask) -> Page | Response:
+    """One replay: how far it is; paused and resumed; the lines of its messages."""
+    name, jobs = ask.params["id"], ask.console.jobs
+    found = jobs.find(name)
+    if found is None or found.env != ask.env.name:
+        raise Fault(404, "No such job", f"there is no replay {name} here")
+    if ask.request.method == "POST":
+        return await _acted(ask, found)
+    path = jobs.audit_path(found)
+    if ask.text("download") == "1":
+        if path is None:
+            raise Fault(404, "No lines", f"{name} has sent nothing yet")
+        return FileResponse(path, media_type="application/octet-stream", filename=f"{name}.jsonl")
+    values = {"job": _shown(ask, found), "hasLines": path is not None}
+    return Page(
+        template="job.html",
+        title=f"Replay of {found.group}",
+        values=values,
+        more={"mayChange": ask.may_change},
+        live_s=1 if found.status is Status.RUNNING else 10,
+        crumbs=[("Replays", ask.link("jobs"))],
+    )
+
+
+async def _acted(ask: Ask, found: Job) -> Page:
+    """Pause at once, which loses nothing; resume after a review."""
+    jobs, action = ask.console.jobs, ask.form.get("action", "")
+    ask.require_change("pause replay" if action == "pause" else "resume replay", found.group, is_sending=True)
+    back = ask.link("jobs", found.id)
+    if token := ask.form.get("review"):
+        return await ask.confirmed(token)
+    if action == "pause":
+        jobs.pause(found)
+        ask.audit("pause replay", found.group, "done", found.id)
+        values = {"action": "pause replay", "target": found.group, "result": {"job": found.id, "state": "pausing"}}
+        return Page(template="done.html", title="Done: pause replay", values=values, more={"back": back, "sent": None})
+    if action != "resume":
+        raise Fault(400, "What?", f"action {action!r} must be pause or resume")
+    progress = jobs.progress(found)
+
+    async def run() -> dict[str, str]:
+        found.is_own = ask.user.credentials is None
+        jobs.resume(found, ask.user.credentials)
+        return {"job": found.id, "state": found.status}
+
+    left = "unknown" if progress.left is None else f"{progress.left:,} dead letters are to be looked at"
+    return ask.review(
+        Review(
+            user=ask.user.name, env=ask.env.name, action="resume replay", target=found.group, back=back, command="",
+            rows=[("Job", found.id), ("Sent", f"{progress.sent:,}"), ("Left", left)], run=run,
+            requests=["QUERY_MESSAGE (12) for what the run before may have sent", "SEND_MESSAGE_V2 (310) for the rest"],
+        )
+    )  # fmt: skip
