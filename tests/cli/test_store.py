@@ -53,6 +53,27 @@ def test_a_sound_store(golden, config):
     assert report["findings"] == []
 
 
+@pytest.mark.parametrize("log_path", ["commitlog", "elsewhere/log"])
+def test_a_copy_is_looked_at_itself_whatever_the_configuration_names(golden, config, tmp_path, log_path):
+    copy = shutil.copytree(golden.root, tmp_path / "copy")
+    log = min((copy / "commitlog").iterdir())
+    data = bytearray(log.read_bytes())
+    data[100] ^= 1
+    log.write_bytes(data)
+    named = golden.root / "commitlog"
+    if log_path != "commitlog":
+        named = tmp_path / log_path
+        named.parent.mkdir()
+        (golden.root / "commitlog").rename(named)
+    config.write_text(f"{config.read_text()}storePathRootDir={golden.root}\nstorePathCommitLog={named}\n")
+    assert f"{copy}: damaged" in store("verify", copy, "-c", config, exit_code=1).stdout
+    assert f"{golden.root}: sound" in store("verify", golden.root, "-c", config).stdout
+    if log_path != "commitlog":
+        (copy / "commitlog").rename(copy / "gone")
+        line = failed("verify", copy, "-c", config, exit_code=2)
+        assert line.startswith(f"{config} has the commit log of {golden.root} in {named}, and {copy} has no commitlog")
+
+
 def test_a_damaged_store_is_named_and_the_exit_code_is_1(golden, config):
     path = golden.root / f"commitlog/{0:020d}"
     content = bytearray(path.read_bytes())

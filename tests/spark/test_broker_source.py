@@ -219,6 +219,19 @@ def test_an_offset_below_the_first_message_is_data_loss(broker: Standalone, orde
     assert numbers(table) == list(range(COUNT))
 
 
+def test_a_start_behind_the_last_message_is_data_loss(broker: Standalone, orders: str) -> None:
+    start = json.dumps({orders: {"broker-a": {"0": 5000}}})
+    said = r"messages 100 to 4999 of queue 0 of orders on \S+ are gone: the queue ends at 100"
+    with pytest.raises(DataLost, match=said):
+        batch(broker, subscribe=orders, startingOffsets=start)
+    with pytest.raises(DataLost, match=said):
+        stream(broker, subscribe=orders, startingOffsets=start).initialOffset()
+    table = batch(broker, subscribe=orders, startingOffsets=start, failOnDataLoss="false")
+    assert len(numbers(table)) == COUNT - 100
+    begun = stream(broker, subscribe=orders, startingOffsets=start, failOnDataLoss="false").initialOffset()
+    assert begun[orders]["broker-a"]["0"] == 100
+
+
 def queue_of(topic: str, queue_id: int) -> MessageQueue:
     return MessageQueue(topic, "broker-a", queue_id)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from rmqkit.arrow.options import CorruptRecords, VerifyCrc
 from rmqkit.errors import SettingsError
 from rmqkit.settings import setting_table
-from rmqkit.spark.options import StoreOptions, parse_options, words
+from rmqkit.spark.options import LiveOptions, SinkOptions, StoreOptions, parse_options, words
 
 
 def _parse(**given: str) -> StoreOptions:
@@ -53,6 +55,29 @@ def test_a_mistake_is_named_in_one_line(given: dict[str, str], text: str) -> Non
         _parse(**given)
     assert str(caught.value).startswith(f"rocketmq-store: {text}")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options_type", "name", "hint"),
+    [
+        (LiveOptions, "kafka.bootstrap.servers", "it is Kafka's, its name here is nameServer"),
+        (LiveOptions, "groupIdPrefix", "it is Kafka's, its name here is group"),
+        (LiveOptions, "includeHeaders", "it is Kafka's, its name here is includeProperties"),
+        (LiveOptions, "fetchOffset.numRetries", "it is Kafka's, its name here is brokerPatienceMs"),
+        (
+            LiveOptions,
+            "minOffsetsPerTrigger",
+            "it is Kafka's, leave it out: Spark does not offer it to Python sources",
+        ),
+        (SinkOptions, "kafka.batch.size", "it is Kafka's, its name here is batchMaxBytes"),
+        (SinkOptions, "kafka.request.timeout.ms", "it is Kafka's, its name here is sendTimeoutMs"),
+        (SinkOptions, "kafka.security.protocol", "it is Kafka's, its name here is useTLS"),
+        (SinkOptions, "includeHeaders", "choose from nameServer,"),
+    ],
+)
+def test_an_option_of_kafka_is_told_with_its_name_here(options_type: type, name: str, hint: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(f"rocketmq: option '{name}' is not known: {hint}")):
+        parse_options(options_type, {name: "1"}, "rocketmq")
 
 
 def test_every_option_says_what_it_is_for() -> None:

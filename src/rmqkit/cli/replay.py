@@ -128,7 +128,7 @@ def replay(
             if store is None:
                 source = TopicSource(consumer, topic or "", selection, note_wait)
             else:
-                source = StoreSource(store, selection, settings_of(config), lambda finding: note(str(finding)))
+                source = StoreSource(store, selection, settings_of(config, store), lambda finding: note(str(finding)))
             task = f"{store or 'brokers'}, {selection}, to {where}"
             state = None if state_path is None else State.load(state_path, task)
             is_continued = state is not None

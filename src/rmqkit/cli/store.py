@@ -60,7 +60,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tab
 def verify(root: _Root, config: Config = None, read_only: _ReadOnly = False, as_json: _Json = False) -> None:
     """Check every record, queue entry, extension unit and index chain. The exit code is 1 if anything is damaged."""
     with _one_line_errors(_READ_ONLY_HINT), _progress_bar("verify") as progress:
-        report = fsck.verify(root, settings_of(config), read_only=read_only, progress=progress)
+        report = fsck.verify(root, settings_of(config, root), read_only=read_only, progress=progress)
     if as_json:
         print_report_json(report)
     else:
@@ -85,7 +85,7 @@ def rebuild(
         need_numpy("rebuild")
         from rmqkit.store.offline.rebuild import rebuild as make_anew
 
-        made = make_anew(root, settings_of(config), queues=queues, index=index, progress=progress)
+        made = make_anew(root, settings_of(config, root), queues=queues, index=index, progress=progress)
     if as_json:
         print(json.dumps(msgspec.to_builtins(made)))
     else:
@@ -106,7 +106,7 @@ def repair(
         need_numpy("repair")
         from rmqkit.store.offline.repair import repair as repair_store
 
-        repaired = repair_store(root, settings_of(config), is_dry_run=is_dry_run, progress=progress)
+        repaired = repair_store(root, settings_of(config, root), is_dry_run=is_dry_run, progress=progress)
     if as_json:
         print(json.dumps(msgspec.to_builtins(repaired)))
     else:
@@ -123,7 +123,7 @@ def repair(
 def stat(root: _Root, config: Config = None, read_only: _ReadOnly = False, as_json: _Json = False) -> None:
     """Count the messages and bytes of the log, in total and per queue."""
     with _one_line_errors(_READ_ONLY_HINT), _progress_bar("stat") as progress:
-        found = fsck.stat(root, settings_of(config), read_only=read_only, progress=progress)
+        found = fsck.stat(root, settings_of(config, root), read_only=read_only, progress=progress)
     if as_json:
         print(json.dumps(msgspec.to_builtins(found)))
     else:
@@ -159,7 +159,7 @@ def dump(
     with _one_line_errors(_READ_ONLY_HINT):
         messages = fsck.dump(
             root,
-            settings_of(config),
+            settings_of(config, root),
             topic=topic,
             queue_id=queue_id,
             begin_ms=0 if begin is None else time_ms(begin),
@@ -286,13 +286,35 @@ def print_report(root: Path | str, report: fsck.Report) -> None:
 # ---------------------------------------------------------------- what is asked
 
 
-def settings_of(config: Path | None) -> StoreSettings | None:
-    """The settings in a broker.conf; None without one. Raises SettingsError: one of them cannot be used."""
+def settings_of(config: Path | None, store: Path) -> StoreSettings | None:
+    """The settings in a broker.conf, for a store that lies where ``store`` says: of a copy, the directories of the log
+    are those of the copy, wherever the configuration has them. None without a configuration.
+    Raises SettingsError: one of the settings cannot be used, or the copy lacks a directory."""
     if config is None:
         return None
-    loaded = configuration.load([StoreSettings], configuration.read_properties(config), source=str(config))
-    settings: StoreSettings = loaded.values[0]
+    texts = configuration.read_properties(config)
+    settings: StoreSettings = configuration.load([StoreSettings], texts, source=str(config)).values[0]
+    root = Path(settings.store_path_root_dir).expanduser().absolute()
+    store = store.absolute()
+    if "storePathRootDir" not in texts or root == store or (root.exists() and root.resolve() == store.resolve()):
+        return settings
+    for name in ("store_path_commit_log", "read_only_commit_log_store_paths"):
+        paths = [Path(text.strip()).expanduser() for text in getattr(settings, name).split(",") if text.strip()]
+        setattr(settings, name, ",".join(str(_in_copy(path, root, store, config)) for path in paths))
     return settings
+
+
+def _in_copy(path: Path, root: Path, copy: Path, config: Path) -> Path:
+    """The directory of a copy that holds the log which lies in ``path`` of the store ``root``."""
+    if path.is_relative_to(root):
+        return copy / path.relative_to(root)
+    if (copy / "commitlog").is_dir():
+        return copy / "commitlog"
+    raise SettingsError(
+        f"{config} has the commit log of {root} in {path}, and {copy} has no commitlog: copy the log to"
+        f" {copy / 'commitlog'}, or name its directory as storePathCommitLog in a copy of the file without"
+        " storePathRootDir"
+    )
 
 
 @contextmanager

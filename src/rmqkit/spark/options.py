@@ -279,6 +279,36 @@ class SinkOptions(_Connected, frozen=True):
 
 OptionsType = TypeVar("OptionsType", bound=msgspec.Struct)
 
+_KAFKA_NAMES = {
+    "kafka.bootstrap.servers": "nameServer",
+    "kafka.group.id": "group",
+    "groupidprefix": "group",
+    "includeheaders": "includeProperties",
+    "kafkaconsumer.polltimeoutms": "pullTimeoutMs",
+    "fetchoffset.numretries": "brokerPatienceMs",
+    "fetchoffset.retryintervalms": "brokerPatienceMs",
+    "kafka.max.poll.records": "pullBatchSize",
+    "kafka.request.timeout.ms": "sendTimeoutMs",
+    "kafka.delivery.timeout.ms": "brokerPatienceMs",
+    "kafka.batch.size": "batchMaxBytes",
+    "kafka.max.in.flight.requests.per.connection": "backPressureForAsyncSendNum",
+    "kafka.compression.type": "compressMsgBodyOverHowmuch",
+    "kafka.security.protocol": "useTLS",
+    "kafka.ssl.truststore.location": "trustCertPath",
+    "kafka.sasl.jaas.config": "accessKey",
+    "kafka.sasl.mechanism": "accessKey",
+}
+"""Options of Spark's Kafka connector, lower-cased, that have another name here."""
+_KAFKA_WITHOUT = {
+    "minoffsetspertrigger": "Spark does not offer it to Python sources",
+    "maxtriggerdelay": "Spark does not offer it to Python sources",
+    "kafka.isolation.level": "uncommitted messages are never read",
+    "kafka.transactional.id": "deliveryGuarantee=transactional needs only producerGroup",
+    "kafka.acks": "the broker's flushDiskType and brokerRole decide when a send is done",
+    "kafka.enable.idempotence": "deliveryGuarantee=transactional sends each row once",
+    "kafka.auto.offset.reset": "startingOffsets decides where a query begins",
+}
+"""Those that nothing here corresponds to, and why they can be left out."""
 _SIZE = re.compile(r"(\d+)\s*([kmg])b?", re.IGNORECASE)
 _SHIFTS = {"k": 10, "m": 20, "g": 30}
 
@@ -292,12 +322,20 @@ def parse_options(options_type: type[OptionsType], given: Mapping[str, str], sou
     for key, text in given.items():
         name = spelled.get(key.lower())
         if name is None:
-            near = difflib.get_close_matches(key.lower(), spelled, n=1)
-            hint = f"did you mean {spelled[near[0]]}?" if near else f"choose from {', '.join(table)}"
-            raise SettingsError(f"{source}: option {key!r} is not known: {hint}")
+            raise SettingsError(f"{source}: option {key!r} is not known: {_hint(key.lower(), spelled)}")
         texts[name] = _normalised(str(text).strip(), table[name][1])
     options: OptionsType = load([options_type], texts, source=source).values[0]
     return options
+
+
+def _hint(key: str, spelled: Mapping[str, str]) -> str:
+    """What to write in place of an unknown option; ``spelled`` has the known ones, by their lower-cased names."""
+    if key in _KAFKA_WITHOUT:
+        return f"it is Kafka's, leave it out: {_KAFKA_WITHOUT[key]}"
+    if (ours := _KAFKA_NAMES.get(key, "")).lower() in spelled:
+        return f"it is Kafka's, its name here is {ours}"
+    near = difflib.get_close_matches(key, spelled, n=1)
+    return f"did you mean {spelled[near[0]]}?" if near else f"choose from {', '.join(spelled.values())}"
 
 
 def words(text: str) -> list[str]:

@@ -116,9 +116,10 @@ def verify(
 ) -> None:
     """Check every record, queue entry, extension unit and index chain. The exit code is 1 if anything is damaged."""
     with session("verify", master, conf, store, as_json=as_json) as spark:
+        from rmqkit.arrow.fs import local_path
         from rmqkit.spark.jobs.verify import verify as verified
 
-        found = verified(spark, store, settings_of(config), read_only=read_only, log_only=log_only)
+        found = verified(spark, store, settings_of(config, local_path(store)), read_only=read_only, log_only=log_only)
     if as_json:
         print_report_json(found)
     else:
@@ -141,10 +142,11 @@ def rebuild(
 ) -> None:
     """Rebuild consume queues and index files from the commit log. Stop the broker first."""
     with session("rebuild", master, conf, store, as_json=as_json) as spark:
+        from rmqkit.arrow.fs import local_path
         from rmqkit.spark.jobs.rebuild import rebuild as make_anew
 
         is_all = queues == index
-        made = make_anew(spark, store, settings_of(config), queues=queues or is_all, index=index or is_all)
+        made = make_anew(spark, store, settings_of(config, local_path(store)), queues=queues or is_all, index=index or is_all)
     show(made, as_json=as_json)
 
 

@@ -155,18 +155,25 @@ class _Reading:
         return kept
 
 
+    def _up_to_ends(self, offsets: Offsets, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
+        """Draw offsets that options name back to the ends of queues: nothing is there.
+        Raises DataLost: failOnDataLoss, and one was behind."""
+        kept = dict(offsets)
+        for queue, offset in offsets.items():
+            if (high := bounds[queue].high) < offset:
+                self._pool().report(DataLost(queue, high, offset, f"the queue ends at {high}"))
+                kept[queue] = high
+        return kept
+
+
 class BrokerReader(_Reading, DataSourceReader):
     """Reads one batch: offsets are settled when Spark plans it, on the driver."""
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan ranges of the queues as they are now."""
         bounds = self._pool().bounds(self._queues())
-        start = self._check_there(self._started(bounds, "earliest"), bounds)
-        end = self._ended(bounds)
-        for queue, offset in end.items():
-            if (high := bounds[queue].high) < offset:
-                self._pool().report(DataLost(queue, high, offset, f"the queue ends at {high}"))
-                end[queue] = high
+        start = self._check_there(self._up_to_ends(self._started(bounds, "earliest"), bounds), bounds)
+        end = self._up_to_ends(self._ended(bounds), bounds)
         return self._parts(start, end) or [InputPartition(None)]
 
 
@@ -184,7 +191,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Say where a new query begins."""
         bounds = self._pool().bounds(self._queues())
-        return to_json(self._started(bounds, "latest"))
+        return to_json(self._up_to_ends(self._started(bounds, "latest"), bounds))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Limit a batch as ``maxOffsetsPerTrigger`` says; with ``maxBytesPerTrigger`` alone by one that is never
