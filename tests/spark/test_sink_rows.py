@@ -85,6 +85,16 @@ def test_the_option_wins_over_the_topic_of_a_row() -> None:
     assert [row.topic for row in found] == ["Mirror", "Mirror"]
 
 
+def test_properties_of_rocketmq_are_refused_or_dropped() -> None:
+    given = [("color", "red"), ("KEYS", "k"), ("DELAY", "3"), ("UNIQ_KEY", "FD00"), ("REAL_TOPIC", "Source")]
+    batch = pa.record_batch({"body": [b"1"], "properties": pa.array([given], pa.map_(pa.string(), pa.string()))})
+    said = "row 7 of partition 1 has RocketMQ's own properties DELAY, KEYS, REAL_TOPIC, UNIQ_KEY: set option reserved"
+    with pytest.raises(MessageIllegal, match=said):
+        list(messages(batch, 7, "T", KEYS))
+    (dropped,) = messages(batch, 0, "T", KEYS, drops_reserved=True)
+    assert dropped.properties == {"color": "red"}
+
+
 def test_rows_are_numbered_within_their_partition() -> None:
     found = rows(first=10, body=["a", "b"])
     assert [(row.body, row.msg_id, row.topic) for row in found] == [(b"a", "q/3/1/10", "T"), (b"b", "q/3/1/11", "T")]

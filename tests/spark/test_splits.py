@@ -6,10 +6,21 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from rmqkit.arrow.anchors import Anchors
 from rmqkit.arrow.fs import Segment, data_end, find_segments, local_path, map_file
-from rmqkit.arrow.splits import Split, plan_splits
+from rmqkit.arrow.options import CorruptRecords
+from rmqkit.arrow.reader import read_split
+from rmqkit.arrow.splits import Split, grouped, plan_splits
 from rmqkit.errors import StoreError, StoreMismatch
+from rmqkit.protocol.record import decode_record, layout_of, pack_blank
+from rmqkit.spark.jobs.log_ranges import log_splits
+from rmqkit.spark.source.store import read_plan, store_options
+from rmqkit.store.log import scan
+from rmqkit.store.log.scan import Damage
+from rmqkit.store.log.view import LogView
+from rmqkit.store.queues.consume_queue import ENTRY
 from tests.golden_stores import unpack_golden
 from tests.spark.messages import plain_records, record_at, segment_of
 
@@ -82,6 +93,94 @@ def test_splits_cover_a_real_log_without_gaps(split_bytes: int, tmp_path: Path) 
             assert base + high == following[0] + following[1]
     assert plan[0][:2] == (0, 0)
     assert plan[-1][0] + plan[-1][2] == int(store.manifest["commitLogMaxOffset"])
+
+
+def forged_log(root: Path, *, queues: bool) -> tuple[bytes, int]:
+    """A log whose second message has a record in its body that is right in every part; returns the log, and where the
+    third record begins."""
+
+    def record_at_start(physical_offset: int) -> bytes:
+        return record_at(physical_offset, queue_offset=0)
+
+    def forger(physical_offset: int) -> bytes:
+        forged = record_at(physical_offset + layout_of(0).head_bytes, body=b"forged", queue_offset=1)
+        return record_at(physical_offset, body=forged, queue_offset=1)
+
+    segment = segment_of([record_at_start, forger, lambda at: record_at(at, queue_offset=2)])
+    records = plain_records(segment)
+    assert decode_record(records[1].body).physical_offset == segment.index(records[1].body), "the forger was lucky"
+    _log(root, segment)
+    if queues:
+        folder = root / "consumequeue" / "orders" / "1"
+        folder.mkdir(parents=True)
+        entries = b"".join(ENTRY.pack(one.physical_offset, one.size, 0) for one in records)
+        (folder / f"{0:020d}").write_bytes(entries.ljust(2000, b"\0"))
+    return segment, records[2].physical_offset
+
+
+@pytest.mark.parametrize("queues", [True, False])
+def test_a_record_in_a_body_is_no_boundary(queues: bool, tmp_path: Path) -> None:
+    segment, third = forged_log(tmp_path, queues=queues)
+    first = plain_records(segment)[1].physical_offset
+    for split_bytes in range(first + 1, third + 1, 20):
+        assert _plan(tmp_path, split_bytes) == [(0, 0, third), (0, third, len(segment))]
+        view = LogView([(tmp_path / "commitlog" / f"{0:020d}", 0)])
+        assert [split.low for split in log_splits(view, split_bytes)] == [0, third]
+
+
+def test_an_entry_of_a_queue_is_a_boundary_without_a_walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment, third = forged_log(tmp_path, queues=True)
+    _log(tmp_path, segment, _part(_SIZE))  # the end of the newest file is found by a walk
+    monkeypatch.setattr(scan, "_first_behind", None)
+    assert _plan(tmp_path, third - 1)[:2] == [(0, 0, third), (0, third, _SIZE)]
+
+
+def test_a_topic_that_is_no_name_of_a_folder_is_not_looked_for(tmp_path: Path) -> None:
+    forged_log(tmp_path, queues=True)
+    anchors = Anchors(str(tmp_path / "commitlog" / f"{0:020d}"))
+    assert anchors.point_at(decode_record(record_at(0, queue_offset=0)))
+    for changed in (
+        {"topic": b"../consumequeue/orders"}, {"topic": b".."}, {"topic": b""}, {"topic": b"orders\0"},
+        {"queue_offset": -1}, {"queue_offset": 3}, {"queue_offset": 100}, {"queue_id": 2}, {"body": b"longer"},
+    ):  # fmt: skip
+        assert not anchors.point_at(decode_record(record_at(0, **{"queue_offset": 0, **changed})))
+
+
+def test_a_false_blank_hides_no_records(tmp_path: Path) -> None:
+    whole = bytearray(_full(0))
+    second = plain_records(whole)[1].physical_offset
+    whole[second : second + 8] = pack_blank(int.from_bytes(whole[second : second + 4], "big"))
+    root, count = _log(tmp_path, bytes(whole), _part(_SIZE)), len(plain_records(_full(0)))
+    (split, _) = plan_splits(find_segments(str(root), []), 1 << 20)
+    plan = read_plan(store_options({"path": str(root)}), ["queueOffset"])
+    said = f"damage at byte {second} .*: a blank that says {len(record_at(0))} bytes where {_SIZE - second} are left"
+    with pytest.raises(StoreError, match=said):
+        list(read_split(split, plan))
+    skipping = replace(plan, corrupt_records=CorruptRecords.SKIP)
+    assert sum(map(len, read_split(split, skipping))) == count - 1
+    log = LogView(sorted((path, int(path.name)) for path in (root / "commitlog").iterdir()))
+    for parts in (log.walk(), log.runs()):
+        (damage,) = (part for _, part in parts if isinstance(part, Damage))
+        assert (damage.position, damage.end) == (second, 2 * second)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "split_bytes", "expected"),
+    [
+        ([], 1 << 27, []),
+        ([1 << 20] * 200, 1 << 27, [12] * 16 + [8]),
+        ([1 << 20] * 8, 1 << 27, [4, 4]),
+        ([1 << 16] * 200, 1 << 27, [64, 64, 64, 8]),
+        ([1 << 16] * 8, 1 << 16, [1] * 8),
+        ([1 << 27] * 3, 1 << 27, [1, 1, 1]),
+        ([(1 << 27) + 5, 10, 1 << 27], 1 << 27, [1, 1, 1]),
+    ],
+)
+def test_small_splits_share_a_task(sizes: list[int], split_bytes: int, expected: list[int]) -> None:
+    splits = [Split(f"/{number}", number, 0, size) for number, size in enumerate(sizes)]
+    groups = grouped(splits, split_bytes)
+    assert [split for group in groups for split in group] == splits
+    assert list(map(len, groups)) == expected
 
 
 def test_a_missing_file_in_the_middle_is_named(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 A split is a part of one file that begins and ends at records, so tasks need nothing from each other. The plan is also
 a snapshot: the newest file is read only up to the last record that was complete when the query was planned, and
-preallocated files behind it not at all. The plan reads the heads of that one file, and one record per boundary.
+preallocated files behind it not at all. The plan reads the heads of that one file. Of each other file it reads one
+record per boundary, if a consume queue points at that (`rmqkit.arrow.anchors`), else all heads.
 
 Of a remote file the plan fetches some twenty `_LOOK_BYTES`, however large it is: the end of its records is where
 bisection comes to zeros and the chain of records before them ends. Two rare states of the newest file are told only
@@ -17,12 +18,16 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from rmqkit.arrow.fs import RemotePath, Segment, StoreFile, data_end
+from rmqkit.arrow.anchors import Anchors
+from rmqkit.arrow.fs import RemotePath, Segment, StoreFile, above, data_end
 from rmqkit.errors import StoreMismatch
-from rmqkit.protocol.record import BLANK_MAGIC, MAGIC_V1, MAGIC_V2
+from rmqkit.protocol.record import BLANK_MAGIC, MAGIC_V1, MAGIC_V2, decode_record
 from rmqkit.store.log import scan
 
 _LOOK_BYTES = 64 << 10
+_ANCHORS_TRIED = 4
+_TASK_BYTES_MIN = 4 << 20
+_TASKS_MIN = 16  # of a log that has enough bytes
 _HEAD = struct.Struct(">ii20xqiq")  # size, magic, ..., physicalOffset, sysFlag, bornTimestamp
 _MAGICS = (0, MAGIC_V1, MAGIC_V2, BLANK_MAGIC)  # 0: the writer is at work
 
@@ -42,6 +47,7 @@ def plan_splits(segments: Sequence[Segment], split_bytes: int) -> list[Split]:
     Raises StoreMismatch: files are missing in the middle.
     Raises StoreError: a file cannot be read, or has vanished meanwhile."""
     splits: list[Split] = []
+    anchors = {folder: Anchors(segment.path) for segment in segments if (folder := above(segment.path, 1))}
     segments = list(segments)
     while segments:
         segment = segments.pop()
@@ -49,11 +55,27 @@ def plan_splits(segments: Sequence[Segment], split_bytes: int) -> list[Split]:
         high = segment.size if splits else _records_end(segment)
         if high:
             _check_follows(segments, segment)
-            fresh = list(_splits_of(segment, high, split_bytes))
+            fresh = list(_splits_of(segment, high, split_bytes, anchors[above(segment.path, 1)]))
             ends = [split.base_offset + split.high for split in fresh[-1:]]
             assert not splits or all(end <= splits[0].base_offset for end in ends), "splits ascend"
             splits[:0] = fresh
     return splits
+
+
+def grouped(splits: Sequence[Split], split_bytes: int) -> list[tuple[Split, ...]]:
+    """Put small splits together that follow each other, so that a log of many small files is not read by as many tasks:
+    a task costs as much as several MiB. No group exceeds ``split_bytes``, except by its only split."""
+    sizes = [split.high - split.low for split in splits]
+    room = min(split_bytes, max(_TASK_BYTES_MIN, sum(sizes) // _TASKS_MIN))
+    groups: list[list[Split]] = []
+    left = 0
+    for split, size in zip(splits, sizes, strict=True):
+        if not groups or size > left:
+            groups.append([])
+            left = room
+        groups[-1].append(split)
+        left -= size
+    return [tuple(group) for group in groups]
 
 
 def records_end(segments: Sequence[Segment]) -> int:
@@ -92,14 +114,15 @@ def _is_foreign(file: StoreFile, base_offset: int) -> bool:
     return magic not in _MAGICS or bool(physical_offset != base_offset and born_timestamp and magic != BLANK_MAGIC)
 
 
-def _splits_of(segment: Segment, high: int, split_bytes: int) -> Iterator[Split]:
+def _splits_of(segment: Segment, high: int, split_bytes: int, anchors: Anchors) -> Iterator[Split]:
     bounds = [(0, high)]
     if high > split_bytes:
         file = StoreFile(segment.path)
         if isinstance(segment.path, RemotePath):
-            for target in range(split_bytes, high, split_bytes):
-                _fetch_boundary(file, segment.base_offset, target, high)
-        bounds = scan.split(file.buffer, segment.base_offset, high, split_bytes)
+            lows = _fetched_boundaries(file, segment.base_offset, high, split_bytes, anchors)
+            bounds = list(zip(lows, [*lows[1:], high], strict=True))
+        else:
+            bounds = scan.split(file.buffer, segment.base_offset, high, split_bytes, anchors.point_at)
     return (Split(segment.path, segment.base_offset, low, end) for low, end in bounds)
 
 
@@ -115,15 +138,34 @@ def _check_follows(before: Sequence[Segment], segment: Segment) -> None:
 # ---------------------------------------------------------------- looking at few places
 
 
-def _fetch_boundary(file: StoreFile, base_offset: int, low: int, high: int) -> None:
-    """Fetch the first record at or behind ``low``, where `scan.split` will look for it."""
+def _fetched_boundaries(file: StoreFile, base_offset: int, high: int, split_bytes: int, anchors: Anchors) -> list[int]:
+    """Where the splits of a remote file begin: `scan.split` with few requests. Where no entry points at one of the next
+    few records the first is believed, because following sizes would fetch the file."""
+    lows = [0]
+    for target in range(split_bytes, high, split_bytes):
+        first = low = _fetched_record(file, base_offset, max(target, lows[-1] + 1), high)
+        for _ in range(_ANCHORS_TRIED if anchors.exist else 0):
+            if low >= high or anchors.point_at(decode_record(memoryview(file.buffer), low)):
+                break
+            low = _fetched_record(file, base_offset, low + 1, high)
+        else:
+            low = first
+        if low >= high:
+            break
+        lows.append(low)
+    return lows
+
+
+def _fetched_record(file: StoreFile, base_offset: int, low: int, high: int) -> int:
+    """Fetch the first record at or behind ``low`` and say where it begins; ``high`` if there is none."""
     reach, stop = _LOOK_BYTES, low
     while stop < high:
         stop = min(low + reach, high)
         file.fetch(low, stop)
-        if scan.find_record(file.buffer, base_offset, low, stop) < stop:
-            return
+        if (found := scan.find_record(file.buffer, base_offset, low, stop)) < stop:
+            return found
         reach *= 8
+    return high
 
 
 def _chained_end(file: StoreFile, base_offset: int, zeros: int) -> int:

@@ -382,6 +382,12 @@ def is_blank(buffer: bytes | memoryview, position: int = 0) -> bool:
     return len(buffer) - position >= BLANK_BYTES and _I32.unpack_from(buffer, position + 4)[0] == BLANK_MAGIC
 
 
+def closes_file(buffer: bytes | memoryview, position: int = 0) -> bool:
+    """Whether an end-of-file record lies at a position that says to be what is left of a file; the buffer is that file,
+    or its front. One that says less is none: more records may follow where a magic was damaged."""
+    return is_blank(buffer, position) and _I32.unpack_from(buffer, position)[0] >= len(buffer) - position
+
+
 def pack_blank(remaining_bytes: int) -> bytes:
     """The end-of-file record that declares the rest of a file, these 8 bytes included, as written."""
     return _BLANK.pack(remaining_bytes, BLANK_MAGIC)

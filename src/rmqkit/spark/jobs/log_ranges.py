@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from msgspec import Struct
 
-from rmqkit.arrow.splits import Split
+from rmqkit.arrow.anchors import Anchors
+from rmqkit.arrow.plan import SPLIT_BYTES
+from rmqkit.arrow.splits import Split, grouped
 from rmqkit.errors import StoreError
 from rmqkit.spark.failures import one_line
 from rmqkit.store.bulk import DispatchColumns
@@ -108,7 +110,9 @@ def log_splits(log: LogView, split_bytes: int) -> list[Split]:
     splits = []
     for segment in log.segments:
         size = len(segment.buffer)
-        bounds = scan.split(segment.buffer, segment.start, segment.data_end, split_bytes) or [(0, size)]
+        anchors = Anchors(str(segment.path))
+        bounds = scan.split(segment.buffer, segment.start, segment.data_end, split_bytes, anchors.point_at)
+        bounds = bounds or [(0, size)]
         # To the end of the file, hole and all: the blank that closes a full file is counted from there.
         bounds[-1] = bounds[-1][0], size
         splits += [Split(str(segment.path), segment.start, low, high) for low, high in bounds if size]
@@ -195,13 +199,21 @@ def add_up(counts: Iterable[SegmentCounts]) -> list[SegmentCounts]:
     return sorted(sums.values(), key=lambda one: one.base_offset)
 
 
-def run_tasks(spark: SparkSession, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Run ``work`` on every item, one task per item; the results are in the order of the items.
+def task_count(splits: Sequence[Split]) -> int:
+    """How many tasks some splits are worth."""
+    return max(1, len(grouped(splits, SPLIT_BYTES)))
+
+
+def run_tasks(
+    spark: SparkSession, work: Callable[[Item], Result], items: Sequence[Item], task_count: int | None = None
+) -> list[Result]:
+    """Run ``work`` on every item, one task per item if no other number is given; the results are in the order of the
+    items.
     Raises RmqError: what a task ended with, as one line."""
     if not items:
         return []
     with one_line():
-        results: list[Result] = spark.sparkContext.parallelize(items, len(items)).map(work).collect()
+        results: list[Result] = spark.sparkContext.parallelize(items, task_count or len(items)).map(work).collect()
     assert len(results) == len(items), "each task has its result"
     return results
 
@@ -209,12 +221,12 @@ def run_tasks(spark: SparkSession, work: Callable[[Item], Result], items: Sequen
 def map_splits(
     spark: SparkSession, splits: Sequence[Split], work: Callable[[Split], Iterator[tuple[Any, ...]]], schema: str
 ) -> DataFrame:
-    """Run ``work`` on every split, one task per split; the data frame has the few rows that it yields.
+    """Run ``work`` on every split, small ones together in a task; the data frame has the few rows that it yields.
 
     Shipping rows into the JVM costs more than decoding them, so a job that reduces does it in the Python workers,
     before Spark sees anything. (``mapInArrow`` would do as well, but pyspark refuses it without pandas, which nothing
     here needs.)
 
     ``work`` is a function of an importable module, or a closure over what can be pickled; ``schema`` is Spark DDL."""
-    todo = spark.sparkContext.parallelize(splits, max(1, len(splits)))
+    todo = spark.sparkContext.parallelize(splits, task_count(splits))
     return spark.createDataFrame(todo.flatMap(work), schema)

@@ -37,7 +37,16 @@ from numpy.typing import NDArray
 from rmqkit.arrow.fs import local_path
 from rmqkit.arrow.splits import Split
 from rmqkit.protocol.record import INNER_BATCH
-from rmqkit.spark.jobs.log_ranges import LogRange, SegmentCounts, disk_errors, in_log, log_splits, run_tasks, walked
+from rmqkit.spark.jobs.log_ranges import (
+    LogRange,
+    SegmentCounts,
+    disk_errors,
+    in_log,
+    log_splits,
+    run_tasks,
+    task_count,
+    walked,
+)
 from rmqkit.store.bulk import QUEUE_ENTRY, DispatchColumns, append_entries, queue_entries
 from rmqkit.store.index.file import IndexFile
 from rmqkit.store.index.index import file_name
@@ -151,8 +160,9 @@ def rebuild(
     rebuilt = Rebuilt(0, 0, 0)
     with store_rebuild.held(root, folder):
         (folder / "spills").mkdir(parents=True)
-        splits = list(enumerate(log_splits(log, split_bytes)))
-        found = chain.from_iterable(run_tasks(spark, partial(spill_split, plan), splits))
+        splits = log_splits(log, split_bytes)
+        spilled = run_tasks(spark, partial(spill_split, plan), list(enumerate(splits)), task_count(splits))
+        found = chain.from_iterable(spilled)
         todo = _assigned(log, plan, found, store_rebuild.batch_topics_of(root), rebuilt)
         made = run_tasks(spark, partial(build, plan), todo)
         rebuilt.queues, rebuilt.index_files = sum(made), sum(isinstance(task, IndexTask) for task in todo)

@@ -29,7 +29,16 @@ from msgspec import Struct, field
 
 from rmqkit.arrow.fs import local_path
 from rmqkit.arrow.splits import Split
-from rmqkit.spark.jobs.log_ranges import LogRange, SegmentCounts, disk_errors, in_log, log_splits, run_tasks, walked
+from rmqkit.spark.jobs.log_ranges import (
+    LogRange,
+    SegmentCounts,
+    disk_errors,
+    in_log,
+    log_splits,
+    run_tasks,
+    task_count,
+    walked,
+)
 from rmqkit.store.bulk import DispatchColumns
 from rmqkit.store.log.view import LogView, Segment
 from rmqkit.store.offline.bulk_compare import Ranges
@@ -116,7 +125,7 @@ def verify(
     log = open_log(root, settings, report)
     sizes = None if log_only else FileSizes.of(root, used, are_set=settings is not None)
     plan, splits = Checked(root, used, sizes), log_splits(log, split_bytes)
-    found = chain.from_iterable(run_tasks(spark, partial(check_split, plan), splits))
+    found = chain.from_iterable(run_tasks(spark, partial(check_split, plan), splits, task_count(splits)))
     derived = DerivedFiles(root, log, used, report, sizes) if sizes is not None else None
     seen = joined(log, report, found, derived)
     if derived is not None:

@@ -7,7 +7,8 @@ body            binary, string              the body; the only column that must 
 topic           string                      where to; option ``topic`` wins over it, as in Spark's Kafka sink
 tags            string                      TAGS
 keys            string, array<string>       KEYS; several are separated by blanks
-properties      map<string,string>          properties of the application
+properties      map<string,string>          properties of the application; a row read from a topic has RocketMQ's, too,
+                                            which option ``reservedProperties`` drops
 flag            int                         the flag
 delayLevel      int                         DELAY: one of the broker's delay levels
 deliverTimeMs   bigint                      TIMER_DELIVER_MS: ms since the epoch
@@ -33,6 +34,7 @@ from pyspark.sql.types import StructType
 
 from rmqkit.client.producer.selectors import PlacedMessage
 from rmqkit.errors import MessageIllegal, SettingsError
+from rmqkit.protocol.properties import RESERVED_NAMES, own_properties
 
 ROW_KEY_CHARS_MAX = 255
 
@@ -96,8 +98,11 @@ def check_columns(schema: StructType, topic: str, *, may_delay: bool, source: st
             raise SettingsError(f"{source}: the sink needs a column {name}: add it{instead}")
 
 
-def messages(batch: pa.RecordBatch, first: int, topic: str, keys: RowKeys) -> Iterator[PlacedMessage]:
-    """Make messages of a batch of a task's rows, whose first has number ``first``.
+def messages(
+    batch: pa.RecordBatch, first: int, topic: str, keys: RowKeys, *, drops_reserved: bool = False
+) -> Iterator[PlacedMessage]:
+    """Make messages of a batch of a task's rows, whose first has number ``first``. Properties that are RocketMQ's own
+    are dropped on wish.
     Raises MessageIllegal: a row cannot be a message; rows are named by partition and number."""
     # Whole columns become Python values at once: converting row by row costs several times as much.
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
@@ -121,12 +126,20 @@ def messages(batch: pa.RecordBatch, first: int, topic: str, keys: RowKeys) -> It
         if not body or not where:
             missing = "topic" if body else "body"
             raise MessageIllegal(f"row {number} of partition {keys.partition} has no {missing}: filter it out before")
+        own = {name: value for name, value in properties or () if value is not None}
+        if drops_reserved:
+            own = own_properties(own)
+        elif reserved := sorted(RESERVED_NAMES.intersection(own)):
+            raise MessageIllegal(
+                f"row {number} of partition {keys.partition} has RocketMQ's own properties {', '.join(reserved)}:"
+                " set option reservedProperties=drop, or leave them out"
+            )
         yield PlacedMessage(
             topic=where,
             body=body.encode() if isinstance(body, str) else body,
             tags=tags,
             keys=words.split() if isinstance(words, str) else [word for word in words or () if word],
-            properties={name: value for name, value in properties or () if value is not None},
+            properties=own,
             flag=flag or 0,
             delay_level=level or 0,
             deliver_at_ms=at_ms,

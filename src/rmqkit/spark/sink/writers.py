@@ -35,7 +35,7 @@ from rmqkit.client.producer.selectors import PlacedMessage
 from rmqkit.client.producer.transaction import TransactionState
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.message import ReceivedMessage
-from rmqkit.spark.options import DeliveryGuarantee, SinkOptions, parse_options
+from rmqkit.spark.options import DeliveryGuarantee, ReservedProperties, SinkOptions, parse_options
 from rmqkit.spark.sink.exactly_once import ExactlyOnce
 from rmqkit.spark.sink.ledger import Batch, Half, pack_halves
 from rmqkit.spark.sink.producer import SinkProducer, pace
@@ -89,9 +89,11 @@ class _Writing:
         """Yield the messages of a task, some at a time, no faster than ``maxRowsPerSecond``."""
         limit = self._options.rows_per_s
         number = 0
+        drops_reserved = self._options.reserved_properties is ReservedProperties.DROP
         for batch in batches:
             for low in range(0, batch.num_rows, limit or max(1, batch.num_rows)):
-                rows = list(messages(batch.slice(low, limit or None), number, self._options.topic, keys))
+                part = batch.slice(low, limit or None)
+                rows = list(messages(part, number, self._options.topic, keys, drops_reserved=drops_reserved))
                 number += len(rows)
                 with pace(len(rows), limit):
                     yield rows

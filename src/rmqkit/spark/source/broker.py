@@ -154,7 +154,6 @@ class _Reading:
                 kept[queue] = bounds[queue].low
         return kept
 
-
     def _up_to_ends(self, offsets: Offsets, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
         """Draw offsets that options name back to the ends of queues: nothing is there.
         Raises DataLost: failOnDataLoss, and one was behind."""

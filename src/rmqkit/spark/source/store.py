@@ -45,7 +45,7 @@ from rmqkit.arrow.options import CorruptRecords, VerifyCrc
 from rmqkit.arrow.plan import Part, conditions_on, plan_parts, read_part
 from rmqkit.arrow.reader import Condition, ReadPlan
 from rmqkit.arrow.schema import CORRUPT, CORRUPT_COLUMN, Column, choose, message_columns
-from rmqkit.arrow.splits import Split, plan_splits
+from rmqkit.arrow.splits import Split, grouped, plan_splits
 from rmqkit.errors import SettingsError
 from rmqkit.spark.options import Entity, StoreOptions, parse_options, words
 from rmqkit.spark.schema import check_types, to_ddl
@@ -86,7 +86,7 @@ class StoreReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan what tasks read of the store as it is now."""
-        return _partitions(store_parts(self._options, self._plan.conditions))
+        return _partitions(store_parts(self._options, self._plan.conditions), self._options.split_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the messages of one partition as Arrow record batches; runs in a task."""
@@ -106,7 +106,8 @@ class TableReader(DataSourceReader):
         segments = find_segments(self._options.path, words(self._options.log_paths))
         is_log = self._options.entity is Entity.RAW
         splits = plan_splits(segments, self._options.split_bytes) if is_log else []
-        return _partitions(TABLES[self._options.entity].parts(self._options, segments, splits))
+        parts = TABLES[self._options.entity].parts(self._options, segments, splits)
+        return _partitions(parts, self._options.split_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the rows of one partition as Arrow record batches; runs in a task."""
@@ -158,10 +159,13 @@ def store_parts(options: StoreOptions, conditions: Sequence[Condition] = ()) -> 
         raise SettingsError(f"{FORMAT}: {error}") from None
 
 
-def _partitions(parts: Sequence[Any]) -> list[InputPartition]:
-    """Make a task for each part, but put small ones together: a task costs more than many a queue file."""
-    size = max(1, len(parts) // _PARTITIONS_MAX + 1)
-    groups = [tuple(parts[first : first + size]) for first in range(0, len(parts), size)]
+def _partitions(parts: Sequence[Any], split_bytes: int) -> list[InputPartition]:
+    """Make a task for each part, but put small ones together: a task costs more than many a file."""
+    splits = [part for part in parts if isinstance(part, Split)]
+    size = len(parts) // _PARTITIONS_MAX + 1
+    groups: list[tuple[Any, ...]] = [*grouped(splits, split_bytes)]
+    if len(splits) < len(parts):
+        groups = [tuple(parts[first : first + size]) for first in range(0, len(parts), size)]
     assert sum(map(len, groups)) == len(parts), "each part is read by one task"
     return [InputPartition(group) for group in groups or [()]]
 

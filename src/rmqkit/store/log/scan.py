@@ -12,7 +12,7 @@ that). Bodies are read by `crc_matches` only.
 Where the chain stops:
 
 ==================  =====================================================================================
-blank               the legitimate end of a full segment
+blank               the legitimate end of a full segment, if it says as many bytes as are left
 the end given       the legitimate end of the part that was asked for
 anything else       `Damage`; the walk goes on at the next sound record, found by its magic and its place
 ==================  =====================================================================================
@@ -34,7 +34,7 @@ import itertools
 import mmap
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,7 @@ from rmqkit.protocol.record import (
     STORE_HOST_V6,
     Record,
     body_crc,
+    closes_file,
     decode_record,
     is_blank,
     layout_of,
@@ -99,6 +100,7 @@ _PHYSICAL_OFFSET_AT = layout_of(0).positions["physical_offset"]
 _V1_TOPIC_BYTES_MAX = 127
 _I16_MAX = 0x7FFF
 _TOPICS_COMPARED = 32
+_ANCHORS_TRIED = 16  # a topic may be deleted, its records are still in the log
 _CRC_MASK = 0x7FFFFFFF
 
 assert MAGIC_V2.to_bytes(4, "big", signed=True)[:3] == _MAGIC
@@ -266,7 +268,7 @@ def walk(
         for records in runs(buffer, base_offset, position, high, rows_max=rows_max, bytes_max=bytes_max):
             yield records
             position = records.end
-        if high - position < BLANK_BYTES or is_blank(memoryview(buffer), position):
+        if high - position < BLANK_BYTES or closes_file(memoryview(buffer), position):
             return
         resumed = find_record(buffer, base_offset, position + 1, high)
         yield Damage(position, resumed, _unsound(buffer, base_offset, position, high) or "not a record")
@@ -354,19 +356,54 @@ def find_record(buffer: Buffer, base_offset: int, low: int, high: int, search_en
     return high
 
 
-def split(buffer: Buffer, base_offset: int, high: int, split_bytes: int) -> list[tuple[int, int]]:
+def split(
+    buffer: Buffer,
+    base_offset: int,
+    high: int,
+    split_bytes: int,
+    is_anchored: Callable[[Record], bool] | None = None,
+) -> list[tuple[int, int]]:
     """Parts ``(low, high)`` of about ``split_bytes`` that together cover a segment up to ``high``.
 
-    Every inner boundary is the start of a sound record, so the parts can be walked independently. No record is read
-    but those at the boundaries.
+    Every inner boundary is a record that a walk from the start comes to, so the parts can be walked independently. A
+    body can hold what looks like a record of just this place. So what lies at a boundary is believed only where
+    ``is_anchored`` knows it, because something outside of the log points at it; then no other record is read. Else
+    the sizes are followed from the boundary before.
     """
     lows = [0]
     for target in range(split_bytes, high, split_bytes):
-        low = find_record(buffer, base_offset, max(target, lows[-1] + 1), high)
+        target = max(target, lows[-1] + 1)
+        low = None if is_anchored is None else _anchored(buffer, base_offset, target, high, is_anchored)
+        low = _first_behind(buffer, base_offset, lows[-1], target, high) if low is None else low
         if low >= high:
             break
         lows.append(low)
     return list(zip(lows, [*lows[1:], high], strict=True)) if high else []
+
+
+def _anchored(
+    buffer: Buffer, base_offset: int, low: int, high: int, is_anchored: Callable[[Record], bool]
+) -> int | None:
+    """The first of the next few sound records that is anchored, ``high`` when there are no records; None when none of
+    them is."""
+    for tried in range(_ANCHORS_TRIED):
+        low = find_record(buffer, base_offset, low, high)
+        if low >= high:
+            return None if tried else high
+        with memoryview(buffer) as view:
+            record = decode_record(view, low)
+        if is_anchored(record):
+            return low
+        low += 1
+    return None
+
+
+def _first_behind(buffer: Buffer, base_offset: int, low: int, target: int, high: int) -> int:
+    """The first record at or behind ``target`` that a walk from ``low`` comes to; ``high`` when there is none."""
+    for part in walk(buffer, base_offset, low, high):
+        if isinstance(part, Records) and part.positions[-1] >= target:
+            return int(part.positions[part.positions.searchsorted(target)])
+    return high
 
 
 def log_end(buffer: Buffer, base_offset: int, high: int | None = None) -> int:
@@ -513,6 +550,9 @@ def _unsound(buffer: Buffer, base_offset: int, position: int, high: int) -> str 
     with memoryview(buffer) as whole, whole[:high] as part:
         if not any(part[position : position + BLANK_BYTES]):
             return "zeros where a record should begin"
+        if is_blank(part, position):
+            said, left = _I32.unpack_from(part, position)[0], len(buffer) - position
+            return f"a blank that says {said} bytes where {left} are left"
         try:
             record = decode_record(part, position)
         except RecordCorrupt as error:

@@ -6,7 +6,7 @@ says its name, how long it is says the file. It is what the offline tools (`rmqk
 Where the walk meets bytes that are no record:
 
 ===========================================  ======================================================================
-a blank                                      the segment is full, go on with the next
+a blank that says what is left               the segment is full, go on with the next
 zeros, and no record in any later segment    the end of the log (segments are preallocated)
 records behind it stored earlier than those  the end of the log: stale bytes, a recovery of an Apache broker cuts the
 before it, in the last segment with records  log without clearing what follows (store.md §2)
@@ -31,7 +31,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from rmqkit.errors import RecordCorrupt
-from rmqkit.protocol.record import BLANK_BYTES, Record, decode_record, is_blank
+from rmqkit.protocol.record import BLANK_BYTES, Record, closes_file, decode_record
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Buffer, Damage, Records
 
@@ -84,7 +84,7 @@ class Segment(Struct):
             low, high: positions; at each a record begins, or the segment ends.
         """
         position = low
-        while position < high and not is_blank(self.view, position):
+        while position < high and not closes_file(self.view, position):
             assert position < high <= len(self.buffer), "a part lies in its segment"
             for records in scan.runs(self.buffer, self.start, position, high):
                 run = records.text_only()
@@ -94,7 +94,7 @@ class Segment(Struct):
                     self.release(position)
                 if len(run) < len(records):
                     break
-            if position == high or is_blank(self.view, position):
+            if position == high or closes_file(self.view, position):
                 break
             resumed = self.next_record(position + 1, high)
             yield Damage(position, resumed, self._reason(position))
@@ -159,7 +159,7 @@ class LogView:
         stored_ms = 0
         for i, segment in enumerate(self.segments):
             position, size = 0, len(segment.buffer)
-            while position < size and not is_blank(segment.view, position):
+            while position < size and not closes_file(segment.view, position):
                 try:
                     record = segment.record(position)
                 except RecordCorrupt as error:
