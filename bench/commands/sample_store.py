@@ -14,7 +14,7 @@ from typing import Any
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import decode_record, encode_record, layout_of, pack_blank, pack_host
 
-__all__ = ["QUEUES", "SEGMENT_BYTES", "TOPICS", "write_log"]
+__all__ = ["FIRST_STORED_MS", "QUEUES", "SEGMENT_BYTES", "TOPICS", "write_log"]
 
 TOPICS, QUEUES = 8, 4
 """Topics are called topic-0, topic-1, ...; each has so many queues."""
@@ -22,6 +22,8 @@ SEGMENT_BYTES = 1 << 30
 _CHUNK_BYTES = 32 << 20
 _HOST = pack_host("127.0.0.1", 10911)
 _BORN_MS = 1_700_000_000_000
+FIRST_STORED_MS = _BORN_MS + 1
+"""Each message is stored a millisecond behind the one before."""
 _KEY, _UNIQUE_KEY = b"key-%010d", b"7F000001%024d"
 _SEED = 7
 
@@ -71,7 +73,7 @@ def _records(template: bytes, first: int, count: int, physical_offset: int, topi
         "queue_offset": numbers // (topics * QUEUES),
         "physical_offset": physical_offset + np.arange(count) * len(template),
         "born_timestamp": _BORN_MS + numbers,
-        "store_timestamp": _BORN_MS + 1 + numbers,
+        "store_timestamp": FIRST_STORED_MS + numbers,
         "body_crc": np.array([zlib.crc32(body) & 0x7FFF_FFFF for body in np.ascontiguousarray(bodies)], "i8"),
     }
     for name, values in fields.items():

@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from bench.commands import naive_spark, sample_store
 from bench.commands.interleaved import Figure, Ratio, Rounds, Work, verdict
-from bench.commands.sample_store import QUEUES, TOPICS, write_log
+from bench.commands.sample_store import FIRST_STORED_MS, QUEUES, TOPICS, write_log
 from bench.commands.served import serve_standalone
 from rmqkit.arrow.reader import read_split
 from rmqkit.errors import RmqError
@@ -31,6 +31,7 @@ from rmqkit.protocol.schemas.topics import TopicConfig, TopicConfigTable
 from rmqkit.spark.jobs.archive import archive
 from rmqkit.spark.jobs.rebuild import rebuild as rebuild_with_spark
 from rmqkit.spark.jobs.verify import verify
+from rmqkit.spark.reading import read
 from rmqkit.spark.session import find_java_home, spark_session
 from rmqkit.spark.source.store import read_plan, store_options, store_splits
 from rmqkit.store.files import JsonFile
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ROWS", "measure"]
 
-ROWS = range(1, 12)
-"""The ratios, and last what grows with the store."""
+ROWS = range(1, 13)
+"""The ratios, and row 11: what grows with the store."""
 
 Case = tuple[Ratio, Work, Work]
 """A ratio, our work, the other."""
@@ -72,6 +73,7 @@ _BOUNDS = {
     (8, ""): (1.6, 2.5),
     (9, ""): (0.2, 0.35),
     (10, ""): (0.5, 0.7),
+    (12, ""): (1.5, 2.5),
 }
 """Row and data → floor and ambition."""
 _OVERHEAD_MS = (400, 250)
@@ -255,6 +257,26 @@ class _Bench:
         alone = partial(_alone, lambda: sum(work() for work in works))
         yield data.ratio(9, "verify / zlib.crc32 of the bodies, 1 thread", "verify", "CRC"), checked, alone
 
+    def planned(self, data: Data) -> Iterator[Case]:
+        """Row 12."""
+        late_ms = FIRST_STORED_MS + data.count * 98 // 100
+        works: dict[str, Callable[[DataFrame], DataFrame]] = {
+            "a count": lambda messages: messages.groupBy().count(),
+            "two columns": lambda messages: messages.select("topic", "queueId"),
+            "1/32 by queue": lambda messages: messages.where(_QUEUE_FILTER),
+            "1/50 by time": lambda messages: messages.where(f"storeTimestamp >= timestamp_millis({late_ms})"),
+        }
+        for what, work in works.items():
+
+            def least(work: Callable[[DataFrame], DataFrame] = work) -> DataFrame:
+                return read(self.spark, str(data.root), work)
+
+            def plain(work: Callable[[DataFrame], DataFrame] = work) -> DataFrame:
+                return work(self._loaded("rocketmq-store", data))
+
+            ratio = data.ratio(12, f"{what} by rmqkit.spark.read / by load", f"read {what}", f"load {what}")
+            yield ratio, _to_nowhere(least), _to_nowhere(plain)
+
     def streams(self, data: Data) -> Iterator[Case]:
         """Row 10."""
         self._serve(data)
@@ -368,6 +390,7 @@ _CASES: dict[int, Callable[[_Bench, Data], Iterator[Case]]] = {
     8: _Bench.rebuilds,
     9: _Bench.checks,
     10: _Bench.streams,
+    12: _Bench.planned,
 }
 
 

@@ -23,6 +23,7 @@ from rmqkit import Message, sync
 from rmqkit.errors import ConnectFailed, NoRoute, PeerRefused, SettingsError
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.rpc import BrokerCalls
+from rmqkit.spark import backlog
 from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, Range
 from rmqkit.spark.source.broker import BrokerReader, BrokerStreamReader, live_options
 from tests.certificates import OPENSSL, REASON, make_certificate
@@ -518,6 +519,8 @@ def test_spark_streams_until_nothing_is_left(
         told = query.lastProgress
         assert told is not None
         behind.append(json.loads(told.sources[0].latestOffset or "{}"))
+        assert set(backlog(told)) == {f"streamed/broker-a/{number}" for number in range(4)}
+        assert sum(backlog(told).values()) == 0
         return sorted(row.number for row in spark.read.parquet(str(tmp_path / "out")).collect())
 
     assert run() == list(range(300))

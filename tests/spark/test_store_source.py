@@ -17,11 +17,12 @@ from pyspark.sql.types import StructType
 
 from rmqkit.arrow.reader import ReadPlan
 from rmqkit.arrow.schema import MESSAGE_COLUMNS, arrow_schema
-from rmqkit.arrow.splits import Split
+from rmqkit.arrow.splits import Split, grouped
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.record import Record
 from rmqkit.spark.options import Entity, StoreOptions
 from rmqkit.spark.schema import to_ddl
+from rmqkit.spark.source import store
 from rmqkit.spark.source.store import StoreReader, StoreSource, read_plan, store_options, store_splits
 from rmqkit.spark.source.tables import TABLES
 from tests.golden_stores import GoldenStore, unpack_golden
@@ -152,7 +153,7 @@ def test_splits_of_any_size_give_the_same_messages(
         spark, stores["5.4.0"].root, splitBytes=split_bytes, columns="topic,queueId,queueOffset,commitLogOffset"
     )
     splits = store_splits(StoreOptions(path=str(stores["5.4.0"].root), split_bytes=_bytes(split_bytes)))
-    assert frame.rdd.getNumPartitions() == len(splits) > 1
+    assert frame.rdd.getNumPartitions() == len(grouped(splits, _bytes(split_bytes))) > 1
     listed = stores["5.4.0"].manifest["messages"]
     assert Counter(map(tuple, frame.collect())) == Counter(
         (m["topic"], m["queueId"], m["queueOffset"], m["physicalOffset"]) for m in listed
@@ -316,6 +317,25 @@ def test_damage_can_be_skipped_or_reported(spark: SparkSession, damaged: tuple[P
     assert broken not in offsets
     assert [row.commitLogOffset for row in reported.collect() if row._corrupt] == [broken]
     assert reported.count() == 524
+
+
+@pytest.mark.parametrize(
+    ("given", "names", "is_told"),
+    [({}, [], True), ({"columns": "topic"}, ["topic"], False), ({"topic": "orders"}, [], False), ({}, ["body"], False)],
+)
+def test_a_large_read_of_everything_is_told(
+    given: dict[str, str], names: list[str], is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    (tmp_path / "commitlog").mkdir()
+    (tmp_path / "commitlog" / f"{0:020d}").write_bytes(segment_of([record_at] * 3))
+    options = store_options({"path": str(tmp_path), **given})
+    reader = StoreReader(options, read_plan(options, names))
+    reader.partitions()
+    assert caplog.text == ""
+    monkeypatch.setattr(store, "_TOLD_BYTES", 1)
+    reader.partitions()
+    assert ("all 20 columns of all messages are read" in caplog.text) is is_told
 
 
 def test_messages_that_arrive_after_the_plan_are_not_read(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from rmqkit.store.log.scan import RECORD_BYTES_MIN, Buffer
 _SEGMENT_NAME = re.compile(r"\d{20}")
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/+", re.IGNORECASE)
 _USER = re.compile(r"(:/+)(?:[^@/]*@|[^@/]*:(?!\d+(?:/|$))[^@]*@)")  # slashes in a secret should be %2F, but may not be
+_HADOOP_S3 = ("s3a", "s3n")  # Spark people write s3a://, pyarrow knows s3:// alone
 _SIZE = struct.Struct(">i")
 _NEAR_BYTES = 1 << 20  # what lies between two ranges is fetched with them when it costs less than one more request
 _RECORD_GUESS_BYTES = 4096
@@ -81,6 +82,8 @@ class StoredFile(Struct, frozen=True):
 def resolve(text: str) -> str:
     """Bring a path or an address into its one form: an absolute path, or a `RemotePath`."""
     scheme = _SCHEME.match(text)
+    if scheme is not None and scheme[1].lower() in _HADOOP_S3 and not isinstance(text, RemotePath):
+        return RemotePath(f"s3{text[scheme.end(1) :]}")
     if isinstance(text, RemotePath) or scheme is None:
         return text if isinstance(text, RemotePath) else str(Path(text).absolute())
     return f"/{text[scheme.end() :]}" if scheme[1].lower() == "file" else RemotePath(text)
@@ -278,6 +281,16 @@ def read_file(path: str) -> bytes | None:
         with filesystem.open_input_file(inside) as file:
             return bytes(file.read())
     return None
+
+
+@contextmanager
+def open_input(path: str) -> Iterator[Any]:
+    """Open a file for a reader of pyarrow. Raises StoreError: it cannot be opened, or what is asked of it meanwhile."""
+    from pyarrow.fs import LocalFileSystem
+
+    filesystem, inside = _inside(path) if isinstance(path, RemotePath) else (LocalFileSystem(), path)
+    with _reading(path), filesystem.open_input_file(inside) as file:
+        yield file
 
 
 def data_end(path: str, size: int) -> int:

@@ -6,7 +6,8 @@
     spark = spark_session()
     spark.read.format("rocketmq-store").load("/data/store").show()
 
-`spark_session` finds a Java runtime and makes a session; `register` adds the formats to a session that exists;
+`spark_session` finds a Java runtime and makes a session; `register` adds the formats to a session that exists; `read`
+reads only the columns and messages that some work needs; `backlog` says how far a stream is behind;
 ``with one_line():`` around an action raises our error itself, not Spark's page about it. Source: spark.md.
 
 Below it `source` has what reads, `sink` what writes, `jobs` whole jobs over a store.
@@ -15,6 +16,8 @@ Below it `source` has what reads, `sink` what writes, `jobs` whole jobs over a s
 from __future__ import annotations
 
 from rmqkit.spark.failures import one_line
+from rmqkit.spark.progress import backlog
+from rmqkit.spark.reading import read
 from rmqkit.spark.session import register, spark_session
 
-__all__ = ["one_line", "register", "spark_session"]
+__all__ = ["backlog", "one_line", "read", "register", "spark_session"]

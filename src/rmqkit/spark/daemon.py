@@ -8,20 +8,31 @@ daemon has to say is printed.
 from __future__ import annotations
 
 import builtins
+import sys
+import traceback
 from typing import Any
 
 from pyspark import daemon
 
-_CLOSED = ("BrokenPipeError", "ConnectionResetError")
+__all__ = ["format_exc", "print", "print_exc"]
+
+_CLOSED = (BrokenPipeError, ConnectionResetError)
+format_exc = traceback.format_exc
 
 
-def say(*values: object, **where: Any) -> None:
-    """Print, unless it is that a connection was closed while a worker wrote to it."""
-    text = " ".join(map(str, values))
-    if not ("failed to flush" in text and text.rstrip().rpartition("\n")[2].startswith(_CLOSED)):
+def print(*values: object, **where: Any) -> None:  # noqa: A001 - what the daemon calls
+    """Print, unless a connection was closed while a worker wrote to it."""
+    if not isinstance(sys.exception(), _CLOSED):
         builtins.print(*values, **where)
 
 
+def print_exc() -> None:
+    """Print a traceback, unless a connection was closed while a worker wrote to it."""
+    if not isinstance(sys.exception(), _CLOSED):
+        traceback.print_exc()
+
+
 if __name__ == "__main__":
-    vars(daemon)["print"] = say
+    # In the daemon's eyes this module is the function `print` and the module `traceback`.
+    vars(daemon).update(print=print, traceback=sys.modules["__main__"])
     daemon.manager()

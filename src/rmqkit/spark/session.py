@@ -52,9 +52,9 @@ _OF_ONE_MACHINE = {
     "spark.driver.bindAddress": _LOOPBACK,
     # Between the JVM and Python workers of one machine this is a few percent cheaper than TCP.
     "spark.python.unix.domain.socket.enabled": "true",
-    # Of executors elsewhere nobody knows whether their Python has this package.
-    "spark.python.daemon.module": "rmqkit.spark.daemon",
 }
+_DAEMON = {"spark.python.daemon.module": "rmqkit.spark.daemon"}
+"""Only where workers run beside the driver: of others nobody knows whether their Python has this package."""
 
 _PYSPARK_MIN = (4, 2)
 
@@ -81,7 +81,7 @@ def spark_session(
     java_options = f"-Dlog4j2.configurationFile={_LOG4J.as_uri()} {given.pop(_JAVA_OPTIONS, '')}".strip()
     settings = {**_DEFAULTS, _JAVA_OPTIONS: java_options}
     if master.startswith("local"):
-        settings |= _OF_ONE_MACHINE
+        settings |= _OF_ONE_MACHINE | ({} if master.startswith("local-cluster") else _DAEMON)
     builder = SparkSession.builder.appName(app_name).master(master)
     for key, value in {**settings, **given}.items():
         builder = builder.config(key, value)
@@ -96,10 +96,11 @@ def register(spark: SparkSession) -> None:
     Raises SettingsError: pyspark is too old."""
     check_pyspark()
     from rmqkit.spark.broker_format import BrokerSource
+    from rmqkit.spark.source.archive import ArchiveSource
     from rmqkit.spark.source.store import StoreSource
 
-    spark.dataSource.register(StoreSource)
-    spark.dataSource.register(BrokerSource)
+    for source in (StoreSource, BrokerSource, ArchiveSource):
+        spark.dataSource.register(source)
 
 
 def check_pyspark() -> None:

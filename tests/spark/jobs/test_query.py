@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from rmqkit.errors import SettingsError
+from rmqkit.spark import read
 from rmqkit.spark.failures import one_line
 from rmqkit.spark.jobs import query as query_job
 from rmqkit.spark.jobs.archive import archive
@@ -19,6 +20,7 @@ from rmqkit.spark.jobs.query import VIEWS, query, sql
 from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.spark.messages import record_at, segment_of
+from tests.spark.object_store import serve_objects
 from tests.store.stores import message, opened, put_all, small_settings
 
 pytestmark = pytest.mark.spark
@@ -143,6 +145,59 @@ def test_sql_reads_the_columns_it_uses(
     monkeypatch.setattr(query_job, "_loaded", noted)
     sql(spark, str(golden.root), text)
     assert read == [columns]
+
+
+def test_work_is_planned_before_anything_is_read(
+    spark: SparkSession, golden: GoldenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, str]] = []
+    loaded = query_job._loaded
+
+    def noted(spark: SparkSession, path: str, options: dict[str, str]) -> Any:
+        given.append(options)
+        return loaded(spark, path, options)
+
+    monkeypatch.setattr(query_job, "_loaded", noted)
+    messages = golden.manifest["messages"]
+    counts = read(
+        spark, str(golden.root), lambda rows: rows.where("topic = 'GoldTag' and queueId > 0").groupBy("tags").count()
+    )
+    expected = Counter(one["tags"] for one in messages if one["topic"] == "GoldTag" and one["queueId"] > 0)
+    assert {row.tags: row["count"] for row in counts.collect()} == expected
+    assert given == [{"entity": "messages", "columns": "topic,queueId,tags", "topic": "GoldTag"}]
+    # The result can be used as any other frame, and has no column that was not read.
+    assert counts.where("count > 0").count() == len(expected)
+    topics = read(spark, str(golden.root), lambda rows: rows.select("topic"))
+    assert topics.count() == len(messages)
+    for frame in (topics, sql(spark, str(golden.root), "select topic from messages")):
+        with pytest.raises(AnalysisException, match="queueId"):
+            frame.where("queueId > 0")
+
+
+def test_work_may_use_the_messages_twice(spark: SparkSession, golden: GoldenStore) -> None:
+    def work(rows: DataFrame) -> DataFrame:
+        tagged = rows.where("topic = 'GoldTag' and tags is not null").select("queueOffset")
+        return tagged.join(rows.where("topic = 'GoldKey'").select("queueOffset", "keys"), "queueOffset")
+
+    whole = spark.read.format("rocketmq-store").load(str(golden.root))
+    found = read(spark, str(golden.root), work).collect()
+    assert sorted(found) == sorted(work(whole).collect()) != []
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a"])
+def test_an_archive_in_an_object_store_is_read_as_one_on_a_disk(
+    scheme: str, spark: SparkSession, golden: GoldenStore, paths: dict[str, str]
+) -> None:
+    with serve_objects(Path(paths["archive"]).parent) as server:
+        address = server.address(Path(paths["archive"]).name).replace("s3:", f"{scheme}:")
+        text = "select topic, max(length(body)) n, max(properties['KEYS']) k from messages group by topic"
+        assert sorted(sql(spark, address, text).collect()) == sorted(sql(spark, paths["archive"], text).collect())
+        count = "select count(*) from messages where topic = 'GoldTag'"
+        store = server.address(f"{golden.root.parent.name}/{golden.root.name}").replace("s3:", f"{scheme}:")
+        assert sql(spark, store, count).first() == sql(spark, str(golden.root), count).first()
+        some = golden.manifest["messages"][0]
+        (row,) = query(spark, address, topic=some["topic"], msg_id=some["msgId"]).collect()
+        assert (row.queueId, row.queueOffset) == (some["queueId"], some["queueOffset"])
 
 
 _LOW, _HIGH = 1_700_000_100_000, 1_700_000_300_000

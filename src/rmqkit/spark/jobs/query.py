@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -41,6 +42,7 @@ from rmqkit.spark.jobs.archive_files import ArchivedFile
 from rmqkit.spark.jobs.archive_target import Run, Target
 from rmqkit.spark.options import Entity, StoreOptions, words
 from rmqkit.spark.schema import to_ddl
+from rmqkit.spark.source.archive import FORMAT as ARCHIVE
 from rmqkit.spark.source.store import FORMAT, available_columns, chosen_columns, read_plan, store_options
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Records
@@ -117,20 +119,48 @@ def sql(spark: SparkSession, path: str, text: str, options: Mapping[str, str] | 
         names = [name for name in names if VIEWS[name] is Entity.MESSAGES]
     shapes = {name: _columns_of(parsed, VIEWS[name], runs) for name in names}
     with _views(spark, names) as new_view:
-        with tempfile.TemporaryDirectory(prefix="rmqkit-") as folder:
-            scans, tests = _scans(spark, text, shapes, new_view, Path(folder))
-        for name, columns in shapes.items():
-            read = set().union(*scans[name]) or {columns[0].name}
-            needed = [column.name for column in columns if column.name in read]
-            if runs:
-                frame = _archived(spark, path, runs, lambda file: True)
-            else:
-                chosen = {**given, "entity": VIEWS[name].value, "columns": ",".join(needed)}
-                if VIEWS[name] is Entity.MESSAGES and len(scans[name]) == 1 and len(tests[name]) == 1:
-                    chosen |= _narrowed(tests[name][0], given)
-                frame = _loaded(spark, path, chosen)
-            new_view(name, frame.selectExpr(*(_shaped(column, needed) for column in columns)))
-        return spark.sql(text)
+        return _narrowest(spark, path, given, runs, shapes, new_view, lambda: spark.sql(text))
+
+
+def planned(
+    spark: SparkSession, path: str, work: Callable[[DataFrame], DataFrame], options: Mapping[str, str] | None = None
+) -> DataFrame:
+    """Do what `rmqkit.spark.read` says."""
+    given = dict(options or {})
+    parsed = store_options({**given, "path": path})
+    runs = Target.of(path).runs()
+    (name,) = (name for name, entity in VIEWS.items() if entity is parsed.entity)
+    frames: dict[str, DataFrame] = {}
+    shapes = {name: _columns_of(parsed, parsed.entity, runs)}
+    return _narrowest(spark, path, given, runs, shapes, frames.__setitem__, lambda: work(frames[name]))
+
+
+def _narrowest(
+    spark: SparkSession,
+    path: str,
+    given: Mapping[str, str],
+    runs: Collection[Run],
+    shapes: Mapping[str, list[Column]],
+    new_table: Callable[[str, DataFrame], None],
+    work: Callable[[], DataFrame],
+) -> DataFrame:
+    """Do some work over tables that have nothing but what it uses; ``shapes`` are all columns of each."""
+    with tempfile.TemporaryDirectory(prefix="rmqkit-") as folder:
+        scans, tests = _scans(spark, work, shapes, new_table, Path(folder))
+    for name, columns in shapes.items():
+        read = set().union(*scans[name]) or {columns[0].name}
+        needed = [column.name for column in columns if column.name in read]
+        if runs:
+            frame = _archived(spark, path, runs, lambda file: True, needed)
+        else:
+            chosen = {**given, "entity": VIEWS[name].value, "columns": ",".join(needed)}
+            if VIEWS[name] is Entity.MESSAGES and len(scans[name]) == 1 and len(tests[name]) == 1:
+                chosen |= _narrowed(tests[name][0], given)
+            frame = _loaded(spark, path, chosen)
+        new_table(name, frame.selectExpr(*(_shaped(column, needed) for column in columns)))
+    # The alias is a border: Spark lets where() use columns of the table that a select had dropped, and here those that
+    # the work does not use are nulls.
+    return work().alias("messages")
 
 
 # ---------------------------------------------------------------- conditions
@@ -210,13 +240,23 @@ def _loaded(spark: SparkSession, path: str, options: Mapping[str, str]) -> DataF
 
 
 def _archived(
-    spark: SparkSession, path: str, runs: Collection[Run], is_wanted: Callable[[ArchivedFile], bool]
+    spark: SparkSession,
+    path: str,
+    runs: Collection[Run],
+    is_wanted: Callable[[ArchivedFile], bool],
+    needed: Collection[str] | None = None,
 ) -> DataFrame:
     """The rows of an archive's files; the topic is the one in the file, not the folder's (Spark takes 007 for 7)."""
-    ddl = to_ddl(_archive_columns(runs))
+    columns = _archive_columns(runs)
     target = Target.of(path)
-    files = [target.path_of(file) for run in runs for file in run.files if is_wanted(file)]
-    return spark.read.schema(ddl).parquet(*files) if files else spark.createDataFrame([], ddl)
+    files = [file for run in runs for file in run.files if is_wanted(file)]
+    if not files:
+        return spark.createDataFrame([], to_ddl(columns))
+    if target.is_local:
+        return spark.read.schema(to_ddl(columns)).parquet(*map(target.path_of, files))
+    chosen = [column for column in columns if needed is None or column.name in needed]
+    names = json.dumps([file.path for file in files])
+    return spark.read.format(ARCHIVE).schema(to_ddl(chosen)).option("files", names).load(path)
 
 
 def _archive_columns(runs: Collection[Run]) -> list[Column]:
@@ -260,23 +300,23 @@ def _views(spark: SparkSession, names: Collection[str]) -> Iterator[Callable[[st
 
 def _scans(
     spark: SparkSession,
-    text: str,
+    work: Callable[[], DataFrame],
     shapes: Mapping[str, list[Column]],
-    new_view: Callable[[str, DataFrame], None],
+    new_table: Callable[[str, DataFrame], None],
     folder: Path,
 ) -> tuple[dict[str, list[set[str]]], dict[str, list[list[Condition]]]]:
-    """The columns that a statement uses of each view, every time that it reads it, and the conditions that rows have to
+    """The columns that some work uses of each table, every time that it reads it, and the conditions that rows have to
     meet, of those times that are not in a subquery.
 
-    Spark does not tell a Python source, but it tells Parquet: the statement is planned over empty Parquet tables of the
-    same shapes, and the plan says what it would read. A view that the plan does not have is not read at all."""
+    Spark does not tell a Python source, but it tells Parquet: the work is planned over empty Parquet tables of the same
+    shapes, and the plan says what it would read. A table that the plan does not have is not read at all."""
     for name, columns in shapes.items():
         (folder / name).mkdir()
-        new_view(name, spark.read.schema(to_ddl(columns)).parquet(str(folder / name)))
+        new_table(name, spark.read.schema(to_ddl(columns)).parquet(str(folder / name)))
     printed = io.StringIO()
-    planned = spark.sql(text)
+    frame = work()
     with contextlib.redirect_stdout(printed):
-        planned.explain("formatted")
+        frame.explain("formatted")
     scans: dict[str, list[set[str]]] = {name: [] for name in shapes}
     for location, read in _SCAN.findall(printed.getvalue()):
         for name, columns in shapes.items():
@@ -284,7 +324,7 @@ def _scans(
                 scans[name].append({column.name for column in columns})
             elif location.endswith(f"/{folder.name}/{name}]"):
                 scans[name].append(set(re.findall(r"(?:^|,)(\w+):", re.sub(r"<[^>]*>", "", read))))
-    return scans, {name: _conditions_on(planned, f"/{folder.name}/{name}") for name in shapes}
+    return scans, {name: _conditions_on(frame, f"/{folder.name}/{name}") for name in shapes}
 
 
 def _conditions_on(planned: DataFrame, place: str) -> list[list[Condition]]:

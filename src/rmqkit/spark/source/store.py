@@ -22,10 +22,11 @@ topic and key                              the records that the index points at,
 =========================================  ===========================================================================
 
 Spark has no column pruning for Python sources: name the columns that are needed, by ``.schema("topic string, ...")``
-or ``option("columns", ...)``, and nothing else is decoded or shipped. What is left out before it is decoded is said by
-the options ``topic``, ``queueId``, ``startingTimestamp`` and ``endingTimestamp``. Filters are never pushed into the
-reader: Spark 4.1 to 4.3 keeps the reader of the first plan with its filters for later actions of the same data frame
-and never tells it that these have none, so they would lack rows. ``filterPushdown=true`` is refused.
+or ``option("columns", ...)``, or have `rmqkit.spark.read` find them, and nothing else is decoded or shipped. What is
+left out before it is decoded is said by the options ``topic``, ``queueId``, ``startingTimestamp`` and
+``endingTimestamp``. Filters are never pushed into the reader: Spark 4.1 to 4.3 keeps the reader of the first plan with
+its filters for later actions of the same data frame and never tells it that these have none, so they would lack rows.
+``filterPushdown=true`` is refused. A planned read of all columns and messages of a large log is told in the log.
 
 Spark plans a data frame once, at its first action, and keeps the partitions: a data frame is a snapshot of the log at
 that moment. Messages that arrive later are seen by the next ``load``. Source: spark.md §2, §8.
@@ -33,6 +34,7 @@ that moment. Messages that arrive later are seen by the next ``load``. Source: s
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -53,6 +55,13 @@ from rmqkit.spark.source.tables import TABLES, read_table
 
 FORMAT = "rocketmq-store"
 _PARTITIONS_MAX = 256
+_TOLD_BYTES = 1 << 30
+_READS_ALL = (
+    "rocketmq-store: of %s all %d columns of all messages are read, %.1f GiB of log: Spark does not tell a Python"
+    " source what a query needs. If you need a part, use rmqkit.spark.read, or the options columns, topic,"
+    " startingTimestamp"
+)
+_log = logging.getLogger(__name__)
 
 
 class StoreSource(DataSource):
@@ -86,7 +95,12 @@ class StoreReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan what tasks read of the store as it is now."""
-        return _partitions(store_parts(self._options, self._plan.conditions), self._options.split_bytes)
+        parts = store_parts(self._options, self._plan.conditions)
+        if not self._plan.conditions and len(self._plan.columns) == len(available_columns(self._options)):
+            size = sum(part.high - part.low for part in parts if isinstance(part, Split))
+            if size >= _TOLD_BYTES:
+                _log.warning(_READS_ALL, self._options.path, len(self._plan.columns), size / (1 << 30))
+        return _partitions(parts, self._options.split_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the messages of one partition as Arrow record batches; runs in a task."""

@@ -1,0 +1,27 @@
+"""How far a stream is behind, from what Spark tells of it."""
+
+from __future__ import annotations
+
+import json
+
+from rmqkit.spark import backlog
+
+_KAFKA = {"endOffset": '{"orders":{"0":5}}', "latestOffset": '{"orders":{"0":9}}'}
+
+
+def test_what_was_not_read_is_counted_by_queue() -> None:
+    end, latest = {"orders": {"a": {"0": 5, "1": 7}}}, {"orders": {"a": {"0": 9, "1": 7, "2": 4}}}
+    for form in (json.dumps, lambda offsets: offsets):
+        source = {"endOffset": form(end), "latestOffset": form(latest)}
+        assert backlog({"sources": [source]}) == {"orders/a/0": 4, "orders/a/1": 0, "orders/a/2": 4}
+
+
+def test_sources_add_up_and_those_of_others_do_not_count() -> None:
+    source = {"endOffset": {"orders": {"a": {"0": 5}}}, "latestOffset": {"orders": {"a": {"0": 9}}}}
+    unknown = [{"endOffset": "17", "latestOffset": "19"}, {"endOffset": None, "latestOffset": None}, {}, _KAFKA]
+    assert backlog({"sources": [source, source, *unknown]}) == {"orders/a/0": 8}
+
+
+def test_a_queue_that_was_made_anew_is_not_behind() -> None:
+    source = {"endOffset": {"orders": {"a": {"0": 50}}}, "latestOffset": {"orders": {"a": {"0": 9}}}}
+    assert backlog({"sources": [source]}) == {"orders/a/0": 0}
