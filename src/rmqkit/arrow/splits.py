@@ -47,7 +47,7 @@ def plan_splits(segments: Sequence[Segment], split_bytes: int) -> list[Split]:
     Raises StoreMismatch: files are missing in the middle.
     Raises StoreError: a file cannot be read, or has vanished meanwhile."""
     splits: list[Split] = []
-    anchors = {folder: Anchors(segment.path) for segment in segments if (folder := above(segment.path, 1))}
+    anchors: dict[str, Anchors] = {}
     segments = list(segments)
     while segments:
         segment = segments.pop()
@@ -55,7 +55,7 @@ def plan_splits(segments: Sequence[Segment], split_bytes: int) -> list[Split]:
         high = segment.size if splits else _records_end(segment)
         if high:
             _check_follows(segments, segment)
-            fresh = list(_splits_of(segment, high, split_bytes, anchors[above(segment.path, 1)]))
+            fresh = list(_splits_of(segment, high, split_bytes, anchors))
             ends = [split.base_offset + split.high for split in fresh[-1:]]
             assert not splits or all(end <= splits[0].base_offset for end in ends), "splits ascend"
             splits[:0] = fresh
@@ -114,15 +114,17 @@ def _is_foreign(file: StoreFile, base_offset: int) -> bool:
     return magic not in _MAGICS or bool(physical_offset != base_offset and born_timestamp and magic != BLANK_MAGIC)
 
 
-def _splits_of(segment: Segment, high: int, split_bytes: int, anchors: Anchors) -> Iterator[Split]:
+def _splits_of(segment: Segment, high: int, split_bytes: int, anchors: dict[str, Anchors]) -> Iterator[Split]:
+    """The splits of a file up to its end; ``anchors`` are those of each folder with files of the log, once made."""
     bounds = [(0, high)]
     if high > split_bytes:
-        file = StoreFile(segment.path)
+        file, folder = StoreFile(segment.path), above(segment.path, 1)
+        known = anchors.get(folder) or anchors.setdefault(folder, Anchors(segment.path))
         if isinstance(segment.path, RemotePath):
-            lows = _fetched_boundaries(file, segment.base_offset, high, split_bytes, anchors)
+            lows = _fetched_boundaries(file, segment.base_offset, high, split_bytes, known)
             bounds = list(zip(lows, [*lows[1:], high], strict=True))
         else:
-            bounds = scan.split(file.buffer, segment.base_offset, high, split_bytes, anchors.point_at)
+            bounds = scan.split(file.buffer, segment.base_offset, high, split_bytes, known.point_at)
     return (Split(segment.path, segment.base_offset, low, end) for low, end in bounds)
 
 
