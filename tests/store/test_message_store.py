@@ -21,6 +21,7 @@ from tests.store.stores import (
     BORN_MS,
     HOST,
     HOST_V6,
+    copy_store,
     golden_settings,
     message,
     opened,
@@ -267,9 +268,10 @@ def test_full_disk_refuses_and_takes_more_later(
 
 
 def test_full_disk_at_the_queue_holds_back_further_puts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmqkit.store.queues.table.HELD_BYTES_MAX", 20)
     with opened(tmp_path / "s") as store:
         put_all(store, message(body=b"0"))
-        monkeypatch.setattr("rmqkit.store.queues.consume_queue._pwrite", lambda descriptor, data, position: 0)
+        monkeypatch.setattr("rmqkit.store.queues.base._pwrite", lambda descriptor, data, position: 0)
         assert store.put(message(body=b"1")).status is PutStatus.OK, "it is in the log"
         refused = store.put(message(body=b"2"))
         assert refused.status is PutStatus.SERVICE_NOT_AVAILABLE
@@ -278,6 +280,43 @@ def test_full_disk_at_the_queue_holds_back_further_puts(tmp_path: Path, monkeypa
         monkeypatch.undo()
         put_all(store, message(body=b"3"))
         assert [record.body for record in read_all(store, "TopicTest")] == [b"0", b"1", b"3"]
+
+
+def test_entries_that_the_disk_refuses_are_held_and_the_checkpoint_stays_before_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = small_settings(flush_interval_ms=3_600_000, queue_flush_interval_ms=3_600_000)
+    with opened(tmp_path / "s", settings) as store:
+        put_all(store, message(body=b"0"))
+        store.flusher.flush_queues()
+        before = (tmp_path / "s" / "checkpoint").read_bytes()
+        monkeypatch.setattr("rmqkit.store.queues.base._pwrite", lambda descriptor, data, position: 0)
+        put_all(store, message(body=b"1"))
+        for _ in range(2):
+            store.flusher.flush_queues()
+        said = "consume queues cannot be written, their newest entries stay in memory: "
+        assert [text for text in caplog.messages if "consume" in text] == [
+            f"{said}[Errno 28] no space left for {tmp_path / 's' / 'consumequeue/TopicTest/0/00000000000000000000'}"
+        ]
+        assert (tmp_path / "s" / "checkpoint").read_bytes() == before
+        assert [record.body for record in read_all(store, "TopicTest")] == [b"0", b"1"]
+        assert store.failure is None
+    assert (tmp_path / "s" / "abort").exists(), "the next start dispatches the entry again"
+    monkeypatch.undo()
+    with opened(tmp_path / "s", settings) as store:
+        assert [record.body for record in read_all(store, "TopicTest")] == [b"0", b"1"]
+
+
+def test_a_copy_of_a_running_store_has_every_message_after_a_flush_round_or_a_recovery(tmp_path: Path) -> None:
+    settings = small_settings(flush_interval_ms=3_600_000, queue_flush_interval_ms=3_600_000)
+    with opened(tmp_path / "s", settings) as store:
+        put_all(store, message(body=b"0"), message(body=b"1"))
+        killed = copy_store(store.root, tmp_path / "killed")
+        store.flusher.flush_queues()
+        entries = (tmp_path / "s/consumequeue/TopicTest/0/00000000000000000000").read_bytes()
+    assert entries[20:24] == bytes(4) and entries[28:32] != bytes(4), "there are two"
+    with opened(killed) as store:
+        assert [record.body for record in read_all(store, "TopicTest")] == [b"0", b"1"]
 
 
 def test_no_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,9 +399,10 @@ def test_batch_is_one_write_and_one_piece_of_news(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(os, "pwrite", lambda fd, data, at: (writes.append(len(data)), real(fd, data, at))[1])
         store.put_batch(batch_of(*[BatchEntry(b"x", b"")] * 5))
         assert len(writes) == 1 and seen == [5]
-        monkeypatch.setattr("rmqkit.store.queues.consume_queue._pwrite", os.pwrite)
+        monkeypatch.setattr("rmqkit.store.queues.base._pwrite", os.pwrite)
         store.put_batch(batch_of(*[BatchEntry(b"x", b"")] * 5))
-        assert writes[1:] == [505, 100], "and one for the entries"
+        assert store.queues.write_held()
+        assert writes[1:] == [505, 200], "and one for the entries"
 
 
 # ---- topics

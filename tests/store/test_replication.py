@@ -614,8 +614,14 @@ def test_refused_file_is_made_again(operation: str, origin: list[Part], disk: Re
 
 @both_paths
 def test_refused_queue_entry_blocks_until_it_is_taken(
-    is_bulk: bool, origin: list[Part], disk: RefusingDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    is_bulk: bool,
+    origin: list[Part],
+    disk: RefusingDisk,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("rmqkit.store.queues.table.HELD_BYTES_MAX", 0)
     with opened(tmp_path, quiet(), is_replica=True) as slave:
         append_all(slave, origin)
         disk.refuse(NO_SPACE, "pwrite", path="consumequeue/TopicTest/1")

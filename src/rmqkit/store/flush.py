@@ -7,9 +7,9 @@ store-flush    SYNC_FLUSH: asked by `request`;        fdatasync of the log, ``du
                every flushIntervalCommitLog, when     ``on_durable`` call
                something (ASYNC_FLUSH: enough pages)
                is dirty
-store-queues   every flushIntervalConsumeQueue        fdatasync of dirty queues and full index files; in a
-                                                      thorough round the checkpoint takes over the queues'
-                                                      time; checkpoint saved
+store-queues   every flushIntervalConsumeQueue        held entries are written; fdatasync of dirty queues and
+                                                      full index files; in a thorough round the checkpoint
+                                                      takes over the queues' time; checkpoint saved
 =============  =====================================  ===================================================
 
 With the transient store pool, which there is under ASYNC_FLUSH only, ``store-flush`` does the work of both, and
@@ -238,7 +238,9 @@ class Flusher:
         """Make queues durable that have at least so many bytes to flush; with 0 all, and the checkpoint says so."""
         if self.failure is not None:
             return
-        timestamp = self._dispatched_timestamp()  # first: entries of this time are written already
+        timestamp = self._dispatched_timestamp()  # first: entries of this time are there already, held or written
+        if not self._queues.write_held():
+            return  # the checkpoint must not pass them; they are tried again in the next round
         try:
             self._queues.sync(least_bytes)
             if self._index is not None:

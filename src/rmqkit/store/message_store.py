@@ -264,6 +264,7 @@ class MessageStore:
         self._dispatcher.position = self.reader.doubted_end = self.log.max_offset
         if self._replica is not None:
             self._replica.resume(end.last_record if end.record_count else None)
+        self.queues.hold_entries()
         self.flusher.start(self.log.max_offset)
 
     def _stored_at(self, physical_offset: int) -> int | None:
@@ -418,7 +419,7 @@ class MessageStore:
         # The log is on the disk by now (`stop`): entries of records that a power cut takes would point at nothing.
         self.flusher.flush_queues()
         self.flusher.flush_index()
-        is_complete = is_whole and self.failure is None and not self._dispatcher.pending
+        is_complete = is_whole and self.failure is None and not self._dispatcher.pending and self.queues.write_held()
         if is_complete:
             self._ends.save(self.queues)
         self._close_files()

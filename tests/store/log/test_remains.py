@@ -28,6 +28,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("killed") / "live"
     with opened(root) as store:
         put_all(store, *(message(queue_id=i % 2, body=b"%03d" % i * 90, KEYS=f"k{i}") for i in range(40)))
+        assert store.queues.write_held()  # some tests take the copy for a store that was closed in order
         copy_store(root, root.with_name("store"))
     (root.with_name("store") / "checkpoint").unlink(missing_ok=True)
     return root.with_name("store")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rmqkit.store.log.mapped_file import file_name
 from rmqkit.store.queues.base import ConsumeQueueBase
@@ -200,7 +204,7 @@ def test_expired_files_are_deleted_but_never_the_last(queue: ConsumeQueue) -> No
 
 def test_full_disk_leaves_the_queue_as_it_was(queue: ConsumeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(queue, 3)
-    monkeypatch.setattr("rmqkit.store.queues.consume_queue._pwrite", lambda descriptor, data, position: 7)
+    monkeypatch.setattr("rmqkit.store.queues.base._pwrite", lambda descriptor, data, position: 7)
     with pytest.raises(OSError, match="no space left") as raised:
         fill(queue, 1, first=3)
     assert raised.value.errno == errno.ENOSPC
@@ -253,3 +257,134 @@ def test_valid_entries_are_counted_as_one_by_one(kind: type[ConsumeQueueBase]) -
         raw = b"".join(layout.pack(*entry) for entry in fields)
         expected = next((i for i, entry in enumerate(fields) if not kind.are_valid([tuple(entry)])), len(fields))
         assert kind.valid_count(raw + bytes(chance.randrange(3))) == expected
+
+
+# ---- entries held in memory
+
+
+def holding(root: Path, entries_max: int = 1000) -> ConsumeQueue:
+    queue = new_queue(root)
+    queue.held_bytes_max = entries_max * 20
+    return queue
+
+
+def test_held_entries_are_read_from_memory_and_written_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes: list[tuple[int, int]] = []
+    real = os.pwrite
+    counting = lambda fd, data, at: (writes.append((at, len(data))), real(fd, data, at))[1]  # noqa: E731
+    monkeypatch.setattr("rmqkit.store.queues.base._pwrite", counting)
+    queue = fill(holding(tmp_path), 4)
+    assert (writes, queue.max_offset, queue.max_physical_offset) == ([], 4, 400)
+    assert queue.read(1, 2) == entry(1) + entry(2)
+    assert queue.read(3, 9) == entry(3)
+    assert queue.read(4, 1) == b""
+    assert (queue.place(2), queue.place(4), queue.newest_record()) == ((200, 100), (-1, 0), (300, 100))
+    queue.write_held()
+    queue.write_held()
+    assert (writes, queue.has_held) == ([(0, 80)], False)
+    fill(queue, 1, first=4)
+    assert (queue.read(3, 9), queue.read(4, 9), queue.place(3)) == (entry(3) + entry(4), entry(4), (300, 100))
+    assert queue.read(2, 2) == entry(2) + entry(3)
+
+
+def test_as_many_as_may_be_held_are_written_with_the_next_one(tmp_path: Path) -> None:
+    queue = fill(holding(tmp_path, entries_max=3), 3)
+    assert (queue.has_held, content(queue, 0)[:20]) == (True, bytes(20))
+    fill(queue, 1, first=3)
+    assert (queue.has_held, content(queue, 0)[:80]) == (False, b"".join(map(entry, range(4))))
+
+
+def test_a_refusing_disk_leaves_held_entries_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = fill(holding(tmp_path, entries_max=3), 2)
+    monkeypatch.setattr("rmqkit.store.queues.base._pwrite", lambda descriptor, data, position: 7)
+    with pytest.raises(OSError, match="no space left"):
+        queue.write_held()
+    fill(queue, 1, first=2)
+    with pytest.raises(OSError, match="no space left"):
+        fill(queue, 1, first=3)
+    assert (queue.max_offset, queue.max_physical_offset, queue.read(0, 9)) == (3, 300, b"".join(map(entry, range(3))))
+    monkeypatch.undo()
+    fill(queue, 1, first=3).close()
+    assert content(queue, 0)[:80] == b"".join(map(entry, range(4)))
+
+
+def test_a_queue_that_holds_entries_stays_dirty_and_open(tmp_path: Path) -> None:
+    dirty: set[ConsumeQueueBase] = set()
+    queue = ConsumeQueue("T", 0, tmp_path / "q", FILE_BYTES, dirty)
+    queue.held_bytes_max = 1000
+    fill(queue, 2)
+    queue.sync()
+    assert dirty == {queue} and not queue.close_idle()
+    queue.write_held()
+    queue.sync()
+    assert dirty == set() and queue.close_idle()
+
+
+def append(queue: ConsumeQueue, count: int) -> None:
+    for i in range(count):
+        queue.append(queue.max_offset, max(0, queue.max_physical_offset), 10, i, 0)
+
+
+def append_run(queue: ConsumeQueue, count: int) -> None:
+    at = max(0, queue.max_physical_offset)
+    packed = b"".join(ENTRY.pack(at + i * 10, 10, i) for i in range(count))
+    queue.append_run(queue.max_offset, at, at + 10 * count, packed)
+
+
+STEPS: dict[str, Callable[[ConsumeQueue, int], object]] = {
+    "append": append,
+    "run": append_run,
+    "gap": lambda queue, count: queue.append(queue.max_offset + count, max(0, queue.max_physical_offset), 10, 7, 0),
+    "cut": lambda queue, count: queue.truncate_physical(queue.max_physical_offset - 10 * count),
+    "write": lambda queue, _: queue.write_held(),
+    "sync": lambda queue, _: queue.sync(),
+    "close": lambda queue, _: queue.close(),
+    "idle": lambda queue, _: queue.close_idle(),
+    "expire": lambda queue, count: queue.follow(queue.max_physical_offset - 10 * count),
+}
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(1, 12)), max_size=25), st.integers(1, 8))
+def test_a_queue_that_holds_entries_is_as_one_that_writes_each(
+    tmp_path_factory: pytest.TempPathFactory, done: list[tuple[str, int]], entries_max: int
+) -> None:
+    root = tmp_path_factory.mktemp("held")
+    both = new_queue(root / "each"), holding(root / "held", entries_max)
+    for step, value in done:
+        found = []
+        for queue in both:
+            STEPS[step](queue, value)
+            facts = queue.min_offset, queue.max_offset, queue.max_physical_offset, queue.newest_record()
+            indexes = range(queue.min_offset, queue.max_offset + 2)
+            found.append((facts, queue.file_bounds(), [(queue.place(i), queue.read(i, 5)) for i in indexes]))
+        assert found[0] == found[1], (step, value)
+    files = []
+    for queue in both:
+        queue.close()
+        files.append([(one.path.name, one.path.read_bytes()) for one in queue.queue.files])
+    assert files[0] == files[1]
+
+
+def test_another_thread_may_write_while_the_owner_appends_and_reads(tmp_path: Path) -> None:
+    queue = ConsumeQueue("T", 0, tmp_path / "q", 2000, set())
+    queue.held_bytes_max = 400
+    is_over = threading.Event()
+
+    def write() -> None:
+        while not is_over.is_set():
+            queue.write_held()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for i in range(1000):
+            fill(queue, 1, first=i)
+            assert queue.place(i) == (i * RECORD_BYTES, RECORD_BYTES)
+            assert queue.read(max(i - 3, i - i % 100), 9) == b"".join(map(entry, range(max(i - 3, i - i % 100), i + 1)))
+    finally:
+        is_over.set()
+        thread.join()
+    queue.close()
+    assert b"".join(file.path.read_bytes() for file in queue.queue.files) == b"".join(map(entry, range(1000)))

@@ -12,7 +12,10 @@ Owner thread only; flush threads call `sync`. Source: store.md §4, §6, §12.2.
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
+import threading
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -34,6 +37,8 @@ _SCAN_BYTES = 4096
 _SCAN_BYTES_MAX = 1 << 20
 _RECOVERED_FILES = 3
 _NO_END = 1 << 63
+_pwrite = os.pwrite
+_writing = threading.Lock()
 _IS_NEGATIVE = bytes(0x80) + b"\1" * 0x80
 BLANK_SIZE = 0x7FFFFFFF
 """The size a blank entry claims; there is no such record."""
@@ -61,7 +66,7 @@ class ConsumeQueueBase(ABC):
     __slots__ = tuple(
         """
         queue file_queues queue_id topic topic_field topic_utf8 min_offset max_offset next_offset max_physical_offset
-        recovered_record on_open on_gap is_dirty _dirty _fd _file _file_bytes _position _reading
+        recovered_record on_open on_gap is_dirty _dirty _fd _file _file_bytes _held _position _reading
         """.split()
     )
 
@@ -104,6 +109,7 @@ class ConsumeQueueBase(ABC):
         self._fd = -1
         self._position = 0
         self._file_bytes = file_bytes
+        self._held = bytearray()
 
     # ---- the kind's own
 
@@ -177,6 +183,36 @@ class ConsumeQueueBase(ABC):
                 count = count if invalid < 0 else invalid
         return count
 
+    # ---- entries held in memory, of kinds that do that
+
+    @property
+    def has_held(self) -> bool:
+        """Whether entries are held in memory that no file has."""
+        return bool(self._held)
+
+    def write_held(self) -> None:
+        """Write the entries that are held; any thread. Raises OSError: the disk refused, and they are held on."""
+        if self._held:
+            self._write(b"")
+
+    def forget_held(self) -> None:
+        """Drop what is held: its queue is deleted, or the store is closed and the next start dispatches it again."""
+        with _writing:
+            self._held.clear()
+
+    def _write(self, entries: bytes) -> None:
+        """Write what is held and entries behind it. Raises OSError: nothing was changed."""
+        with _writing:
+            data = bytes(self._held) + entries
+            if not data:
+                return  # another thread was faster
+            file = self._file
+            if _pwrite(self._fd, data, file.wrote) != len(data):
+                raise OSError(errno.ENOSPC, f"no space left for {file.path}")
+            file.wrote += len(data)
+            # Only now, and from the start: the owner may read, and hold more, meanwhile.
+            del self._held[: len(data) - len(entries)]
+
     # ---- entries by index
 
     @property
@@ -245,6 +281,7 @@ class ConsumeQueueBase(ABC):
 
     def _open_last(self) -> None:
         """Make the last file ready for appends, and a new one last when it is full."""
+        self.write_held()
         self.close_idle()
         self.on_open(self)
         files = self.queue.files
@@ -362,13 +399,16 @@ class ConsumeQueueBase(ABC):
     # ---- flushing and deleting
 
     def sync(self, *, unnamed: set[MappedFile] | None = None) -> None:
-        """Wait until everything appended so far is on the disk; called from a flush thread.
+        """Wait until everything written so far is on the disk; called from a flush thread.
         ``unnamed``: as in `FileQueue.sync`.
         Raises OSError: the disk refused."""
         self._dirty.discard(self)  # in this order: an append from here on enters the queue again
         self.is_dirty = False
         for queue in self.file_queues:
             queue.sync(unnamed=unnamed)
+        if self.has_held:
+            self.is_dirty = True
+            self._dirty.add(self)
 
     def mark_synced(self) -> None:
         """Take everything for being on the disk."""
@@ -408,19 +448,25 @@ class ConsumeQueueBase(ABC):
         return count
 
     def close_idle(self) -> bool:
-        """Give back the descriptors that no flush thread is going to use; whether that were all of them."""
+        """Give back the descriptors that no flush thread is going to use; whether that were all of them.
+        None while entries are held: the last file is needed to write them."""
+        if self._held:
+            return False
         self._fd, self._reading = -1, None
         for queue in self.file_queues:
             queue.close_idle()
         return all(file.is_idle for queue in self.file_queues for file in queue.files)
 
     def close(self) -> None:
-        """Give back descriptors; the next append or read opens what it needs again."""
+        """Write what is held and give back descriptors; the next append or read opens what it needs again.
+        Raises OSError: the disk refused to take what is held."""
+        self.write_held()
         self._fd, self._reading = -1, None
         for queue in self.file_queues:
             queue.close()
 
     def destroy(self) -> None:
+        self.forget_held()
         self._dirty.discard(self)
         for queue in self.file_queues:
             queue.destroy()

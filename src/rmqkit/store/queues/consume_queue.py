@@ -14,13 +14,18 @@ record with a number that is taken (Java ignores it) is of a topic deleted and m
 whose first entry is not number 0 is filled up with *blank* entries ``(0, 0x7FFFFFFF, 0)`` from the start of that file;
 so are numbers whose messages are lost, when the next message comes.
 
-Invariants: ``max_offset`` entries end at the last byte written; ``max_physical_offset`` is the end of the newest record
-indexed. An append costs one system call of 20 bytes. Source: store.md §4.
+In a running store entries are *held* in memory first, up to `HELD_BYTES_MAX`, and written together: at the next flush
+round, or when that many are held. Reads find them in memory; whoever reads the files beside the broker sees them up to
+``flushIntervalConsumeQueue`` later. A kill loses nothing: the log has the records, and the checkpoint moves behind
+entries that are in the files only.
+
+Invariants: ``max_offset`` entries end at the last byte written and held; ``max_physical_offset`` is the end of the
+newest record indexed. Entries are held by the owner thread at the end, and taken from the start by whoever writes them,
+under one lock for all queues; they leave memory when the file has them. Source: store.md §4.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import struct
@@ -28,10 +33,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rmqkit.store.queues.base import BLANK_SIZE, ConsumeQueueBase
+from rmqkit.store.queues.base import BLANK_SIZE, NO_RECORD, ConsumeQueueBase
 from rmqkit.store.queues.queue_ext import ExtUnit, QueueExt, is_address
 
-__all__ = ["BLANK_ENTRY", "ENTRY", "ENTRY_BYTES", "ConsumeQueue"]
+__all__ = ["BLANK_ENTRY", "ENTRY", "ENTRY_BYTES", "HELD_BYTES_MAX", "ConsumeQueue"]
 
 _log = logging.getLogger(__name__)
 
@@ -39,15 +44,20 @@ ENTRY = struct.Struct(">qiq")
 ENTRY_BYTES = ENTRY.size
 BLANK_ENTRY = ENTRY.pack(0, BLANK_SIZE, 0)
 _pack = ENTRY.pack
-_pwrite = os.pwrite
 assert ENTRY_BYTES == 20
+HELD_BYTES_MAX = 1024 * ENTRY_BYTES
+"""How many entries of one queue are held in memory at most."""
 
 
 class ConsumeQueue(ConsumeQueueBase):
     """One queue of one topic, in ``consumequeue/<topic>/<queueId>``.
-    ``ext``: its extension files, if the store has any."""
 
-    __slots__ = ("ext",)
+    Attributes:
+        ext: its extension files, if the store has any.
+        held_bytes_max: bytes of entries that may be held in memory; 0 writes each at once, as recovery needs it.
+    """
+
+    __slots__ = ("ext", "held_bytes_max")
     layout = ENTRY
     setting = "mappedFileSizeConsumeQueue"
 
@@ -62,6 +72,7 @@ class ConsumeQueue(ConsumeQueueBase):
     ) -> None:
         super().__init__(topic, queue_id, directory, file_bytes, dirty)
         self.ext = ext
+        self.held_bytes_max = 0
         if ext is not None:
             self.file_queues = self.queue, ext.queue
 
@@ -88,18 +99,10 @@ class ConsumeQueue(ConsumeQueueBase):
             self._open_last()
         if self.ext is not None:
             tags_code = self.ext.append(tags_code, store_timestamp, bitmap)
-        position = self._position
-        if _pwrite(self._fd, _pack(physical_offset, size, tags_code), position) != ENTRY_BYTES:
-            raise OSError(errno.ENOSPC, f"no space left for {self._file.path}")
-        self._position = self._file.wrote = position + ENTRY_BYTES
-        self.max_offset += 1
-        self.max_physical_offset = end
-        if not self.is_dirty:
-            self.is_dirty = True
-            self._dirty.add(self)
+        self._take(_pack(physical_offset, size, tags_code), 1, end)
 
     def append_run(self, queue_offset: int, physical_offset: int, end: int, entries: bytes) -> bool:
-        """Index records that lie between two physical offsets with one write.
+        """Index records that lie between two physical offsets together.
         Returns False, with nothing done, when they have to go one by one: there is an extension, they are not the next
         ones, or they do not fit into the file.
         Raises OSError: the disk refused; the queue is as before."""
@@ -111,18 +114,26 @@ class ConsumeQueue(ConsumeQueueBase):
         assert position == self.max_offset * ENTRY_BYTES % self._file_bytes, "entry i lies at i * 20"
         if position + len(entries) > self._file_bytes:
             return False
-        if _pwrite(self._fd, entries, position) != len(entries):
-            raise OSError(errno.ENOSPC, f"no space left for {self._file.path}")
-        self._position = self._file.wrote = position + len(entries)
-        self.max_offset += len(entries) // ENTRY_BYTES
+        self._take(entries, len(entries) // ENTRY_BYTES, end)
+        return True
+
+    def _take(self, entries: bytes, count: int, end: int) -> None:
+        """Hold entries, or write them and all that are held with one write. Raises OSError: nothing was changed."""
+        held = self._held
+        if len(held) + len(entries) <= self.held_bytes_max:
+            held += entries
+        else:
+            self._write(entries)
+        self._position += len(entries)
+        self.max_offset += count
         self.max_physical_offset = end
         if not self.is_dirty:
             self.is_dirty = True
             self._dirty.add(self)
-        return True
 
     def _make_ready_for(self, queue_offset: int) -> None:
         """Before an entry that is not the expected next one."""
+        self.write_held()
         if queue_offset > max(self.max_offset, self.next_offset):
             self.on_gap(self)
         is_empty = self.min_offset >= self.max_offset
@@ -161,6 +172,7 @@ class ConsumeQueue(ConsumeQueueBase):
     @property
     def room(self) -> int:
         """How many entries the file that the next one goes to still takes."""
+        self.write_held()
         return (self._file_bytes - self.queue.max_offset % self._file_bytes) // ENTRY_BYTES
 
     def _start_at(self, queue_offset: int) -> None:
@@ -210,6 +222,7 @@ class ConsumeQueue(ConsumeQueueBase):
 
     def _drop_from(self, physical_offset: int, is_torn: Callable[[int, tuple[Any, ...]], bool]) -> None:
         """Drop entries from the end on, and their extension units."""
+        self.write_held()
         super()._drop_from(physical_offset, is_torn)
         if self.ext is not None:
             self.ext.truncate_behind(self._last_address())
@@ -228,12 +241,47 @@ class ConsumeQueue(ConsumeQueueBase):
 
     def read(self, queue_offset: int, count: int) -> bytes:
         """Up to ``count`` entries from one on, within one file; empty when the file is missing."""
+        held, before = b"", 0
+        if self._held and queue_offset + count > self.max_offset - len(self._held) // ENTRY_BYTES:
+            # They end at max_offset: what another thread took from the start before this copy is in the file.
+            held = bytes(self._held)
+            before = (self.max_offset - queue_offset) * ENTRY_BYTES - len(held)
+            if before <= 0:
+                return held[-before : count * ENTRY_BYTES - before]
         at = queue_offset * ENTRY_BYTES
         file = self._find(at)
         if file is None:
             return b""
         position = at - file.start
-        return os.pread(file.fd, min(count * ENTRY_BYTES, file.wrote - position), position)
+        raw = os.pread(file.fd, max(0, min(count * ENTRY_BYTES, file.wrote - position)), position)
+        return (raw[:before] + held)[: count * ENTRY_BYTES] if held and file is self._file else raw
+
+    def entry(self, index: int) -> tuple[Any, ...]:
+        """The fields of an entry, held or in the files; (-1, 0) where there is none."""
+        if self._held and 0 <= index < self.max_offset:
+            raw = self.read(index, 1)
+            return ENTRY.unpack(raw) if raw else NO_RECORD
+        return super().entry(index)
+
+    @property
+    def end_index(self) -> int:
+        """Index one past the last entry, held or in the files."""
+        return self.max_offset if self._held else super().end_index
+
+    def file_bounds(self) -> list[tuple[int, int]]:
+        """First and last index of every file that has entries, or gets those that are held, oldest first."""
+        if not self._held:
+            return super().file_bounds()
+        first = self.queue.files[-1].start // ENTRY_BYTES
+        return [bound for bound in super().file_bounds() if bound[0] < first] + [(first, self.max_offset - 1)]
+
+    def newest_record(self) -> tuple[int, int]:
+        """physicalOffset and size of the record of the last entry that is no blank, (-1, 0) without one."""
+        newest = bytes(self._held[-ENTRY_BYTES:])  # no blank: an entry follows them at once
+        if not newest:
+            return super().newest_record()
+        physical_offset, size, _ = ENTRY.unpack(newest)
+        return physical_offset, size
 
     def place(self, queue_offset: int) -> tuple[int, int]:
         """physicalOffset and size of a message's record, (-1, 0) without one."""

@@ -60,7 +60,7 @@ from rmqkit.store.log.file_queue import split, sync_names_of
 from rmqkit.store.log.mapped_file import MappedFile
 from rmqkit.store.queues.base import NO_RECORD, ConsumeQueueBase
 from rmqkit.store.queues.batch_queue import BATCH_ENTRY, BatchQueue
-from rmqkit.store.queues.consume_queue import ENTRY_BYTES, ConsumeQueue
+from rmqkit.store.queues.consume_queue import ENTRY_BYTES, HELD_BYTES_MAX, ConsumeQueue
 from rmqkit.store.queues.queue_ext import QueueExt
 from rmqkit.store.settings import StoreSettings
 
@@ -156,6 +156,8 @@ class ConsumeQueues:
         self._syncing = threading.Lock()  # held while a queue waits for the disk, by either thread
         self._failure: OSError | None = None
         self._is_recovering = False
+        self._held_bytes_max = 0
+        self._told = False
 
     def __iter__(self) -> Iterator[ConsumeQueueBase]:
         return iter(list(self.table.values()))
@@ -184,6 +186,7 @@ class ConsumeQueues:
             ext_folder = self._ext_folder and self._ext_folder / topic / str(queue_id)
             ext = QueueExt(ext_folder, self._ext_file_bytes) if ext_folder else None
             queue = ConsumeQueue(topic, queue_id, folder, self._file_bytes, self.dirty, ext)
+            queue.held_bytes_max = self._held_bytes_max
         queue.on_open = self._on_open
         queue.on_gap = self._on_gap
         return queue
@@ -275,6 +278,27 @@ class ConsumeQueues:
 
     # ---- flushing and deleting
 
+    def hold_entries(self) -> None:
+        """From now on hold entries in memory until `write_held` comes, which a flush round calls."""
+        self._held_bytes_max = HELD_BYTES_MAX
+        for queue in self:
+            if isinstance(queue, ConsumeQueue):
+                queue.held_bytes_max = HELD_BYTES_MAX
+
+    def write_held(self) -> bool:
+        """Write the entries that are held in memory; any thread. False when the disk refused some, which are held on:
+        the store takes messages until a queue may hold no more."""
+        refused: OSError | None = None
+        for queue in list(self.dirty):
+            try:
+                queue.write_held()
+            except OSError as error:
+                refused = error
+        if refused is not None and not self._told:
+            _log.error("consume queues cannot be written, their newest entries stay in memory: %s", refused)
+        self._told = refused is not None
+        return refused is None
+
     def sync(self, least_bytes: int = 0) -> None:
         """Wait until the queues with at least so many bytes to flush are on the disk; called from a flush thread.
         Raises OSError: the disk refused, now or when the owner asked."""
@@ -313,6 +337,7 @@ class ConsumeQueues:
                     self._open[queue] = None
         if len(self._open) >= 2 * self.open_max:
             oldest = next(iter(self._open))
+            oldest.write_held()
             self._sync(oldest)
             if oldest.close_idle():
                 del self._open[oldest]
@@ -377,8 +402,9 @@ class ConsumeQueues:
             self.delete_topic(topic)
 
     def close(self) -> None:
-        """Give back every descriptor."""
+        """Give back every descriptor; entries that the disk refused are dropped."""
         for queue in self:
+            queue.forget_held()
             queue.close()
         self._open.clear()
 
