@@ -146,7 +146,7 @@ class Assembly:
         if settings.broker_role is not BrokerRole.SLAVE:
             master = self.master = self._make_master(store)
             pop = PopService(folder, store, topics, groups, offsets, settings, clock, identity.store_host)
-            self._on_readable += [pop.arrived, lambda _: master.advanced()]
+            self._on_readable += [pop.waiting.arrived, pop.notifications.arrived, master.advanced]
         has_copies = waits_for_copies(settings)
         self.durability = Durability(
             store,

@@ -140,6 +140,11 @@ class Link(asyncio.Protocol):
 
     def flush(self) -> None:
         """Write what was sent; done at the end of each tick without being asked for."""
+        if self._unsent:
+            self.active_ms = self._clock.monotonic_ms()
+        self._write()
+
+    def _write(self) -> None:
         self._flush_due = False
         unsent = self._unsent
         if self._transport is None:
@@ -152,7 +157,6 @@ class Link(asyncio.Protocol):
             unsent = [encrypted] if encrypted else []
         if unsent:
             self._unsent = []
-            self.active_ms = self._clock.monotonic_ms()
             if len(unsent) == 1:
                 self._transport.write(unsent[0])
             elif self._is_plain_asyncio:
@@ -161,7 +165,7 @@ class Link(asyncio.Protocol):
                 self._transport.writelines(unsent)
             if self._limits is not None:
                 # After the write: what the socket took at once is not memory.
-                waiting = self.unsent_bytes
+                waiting = self._transport.get_write_buffer_size()
                 if waiting >= _UNSENT_REPORTED_BYTES or self._is_unsent_reported:
                     self._is_unsent_reported = waiting >= _UNSENT_REPORTED_BYTES
                     self._limits.note_waiting(self, waiting if self._is_unsent_reported else 0)
@@ -455,10 +459,13 @@ class Connection(Link):
     def _handle_all(self, units: list[Frame | Sends]) -> None:
         """Handle what was read in its order, up to a request that holds the connection."""
         assert not self._is_held, "what comes behind a request that holds the connection waits for it"
-        left = iter(self._router.remaining(self, units))
+        remaining = self._router.remaining(self, units)
+        if not remaining:
+            return  # one run of plain sends: most reads of a busy port
+        left = iter(remaining)
         if len(units) == 1 or self._router.batch is None:
             self._handle_left(left)
-        # Not for nothing: most reads of a busy port are plain sends, and the fast path leaves none of them.
+        # Not for nothing: the fast path may leave none of several, either.
         elif (first := next(left, None)) is not None:
             with self._router.batch():
                 self._handle(first)
@@ -496,9 +503,9 @@ class Connection(Link):
         self._closed_because = str(error)
 
     def _finish_read(self) -> None:
-        """Write what was answered."""
+        """Write what was answered, at the time of the read."""
         if self._unsent or self._tls is not None:
-            self.flush()
+            self._write()
         else:
             self._flush_due = False
 

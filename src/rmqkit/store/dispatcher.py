@@ -80,18 +80,20 @@ class StoredSends(Sequence[DispatchRequest]):
     """The requests of plain sends that were stored together, made when somebody looks at them, which is seldom.
 
     Attributes:
-        places: topic and queue id of the queues that they are in.
+        enter: enters all of them into their queues, or says False where they have to go one by one.
         store_timestamp: when all of them were stored.
     """
 
-    __slots__ = ("_first_offset", "_made", "_sends", "_with_tags", "places", "store_timestamp")
+    __slots__ = ("_first_offset", "_made", "_sends", "_with_tags", "enter", "store_timestamp")
 
-    def __init__(self, sends: Sends, first_offset: int, store_timestamp: int, *, with_tags: bool) -> None:
+    def __init__(
+        self, sends: Sends, first_offset: int, store_timestamp: int, enter: Callable[[], bool], *, with_tags: bool
+    ) -> None:
         self._sends = sends
+        self.enter = enter
         self._first_offset = first_offset
         self._with_tags = with_tags
         self._made: list[DispatchRequest] | None = None
-        self.places = [(topic, queue_id) for topic, queue_id, _, _ in sends.queues]
         self.store_timestamp = store_timestamp
 
     def __len__(self) -> int:
@@ -108,6 +110,11 @@ class StoredSends(Sequence[DispatchRequest]):
         return iter(self.made)
 
     @property
+    def places(self) -> list[tuple[str, int]]:
+        """Topic and queue id of the queues that they are in."""
+        return [(topic, queue_id) for topic, queue_id, _, _ in self._sends.queues]
+
+    @property
     def made(self) -> list[DispatchRequest]:
         """The requests."""
         if self._made is None:
@@ -120,7 +127,8 @@ class StoredSends(Sequence[DispatchRequest]):
         rows = self._sends.index_rows(self._with_tags)
         if rows is None:
             return None
-        return KeyRows(self._first_offset, self._sends.last_offset, self.store_timestamp, len(self), rows[1], rows[0])
+        count = len(self._sends)
+        return KeyRows(self._first_offset, self._sends.last_offset, self.store_timestamp, count, rows[1], rows[0])
 
 
 def queue_tags_code(
@@ -190,10 +198,11 @@ class Dispatcher:
         is_batching: whether records wait for the next `run` although they could be dispatched: while several are
             about to come, which then cost one write per queue.
         position: physical offset up to which everything was dispatched.
-        pending: what waits: a physical end and the records that were put together before it; what is no list is a
-            part of a long batch, whose records are made when it is dispatched.
+        pending: what waits: a physical end and the records that were put together before it, as a list or as
+            `StoredSends`; anything else is a part of a long batch, whose records are made when it is dispatched.
         failure: why the dispatcher stands still, or None.
         dispatched_timestamp: storeTimestamp of the newest record dispatched.
+        tags_as_keys: whether TAGS are keys of the index.
     """
 
     def __init__(
@@ -215,32 +224,25 @@ class Dispatcher:
         self._index = index
         self._bitmap_of = bitmap_of
         self.has_light = has_light
-
-    @property
-    def tags_as_keys(self) -> bool:
-        """Whether TAGS are keys of the index."""
-        return self._index is not None and self._index.tags_as_keys
+        self.tags_as_keys = index is not None and index.tags_as_keys
 
     def without_index(self) -> Dispatcher:
         """One that enters records in the same queues of their own only."""
         return Dispatcher(self._queues, bitmap_of=self._bitmap_of)
 
-    def submit(
-        self, arrivals: Sequence[DispatchRequest], end: int, limit: int, enter: Callable[[], bool] | None = None
-    ) -> None:
+    def submit(self, arrivals: list[DispatchRequest] | StoredSends, end: int, limit: int) -> None:
         """Take over what was just appended up to ``end``, one record or several that were put together.
-        It is dispatched at once if it lies before ``limit``, unless ``is_batching``.
-        ``enter``: a faster way to enter all of them into their queues, which may say False."""
-        if not self.pending and end <= limit and not self.is_batching and self._dispatch(arrivals, end, enter=enter):
+        It is dispatched at once if it lies before ``limit``, unless ``is_batching``."""
+        if not self.pending and end <= limit and not self.is_batching and self._dispatch(arrivals, end):
             return
-        self.pending.append((end, list(arrivals)))
+        self.pending.append((end, arrivals))
         if not self.is_batching:
             self.run(limit)
 
     @property
     def has_part_next(self) -> bool:
         """Whether what waits begins with a part of a long batch."""
-        return bool(self.pending) and not isinstance(self.pending[0][1], list)
+        return bool(self.pending) and not isinstance(self.pending[0][1], (list, StoredSends))
 
     def submit_parts(self, parts: Iterable[tuple[int, Iterable[DispatchRequest]]]) -> None:
         """Take over a long batch that was just appended, in parts with the physical end of each; `run` dispatches them,
@@ -252,7 +254,12 @@ class Dispatcher:
         the disk refuses. Returns whether more can be dispatched at once."""
         pending = self.pending
         while pending and pending[0][0] <= limit:
-            if not isinstance(part := pending[0][1], list):
+            part = pending[0][1]
+            if isinstance(part, StoredSends):
+                if not self._dispatch(part, pending[0][0], 1):
+                    return False
+                continue
+            if not isinstance(part, list):
                 # One part a call: all of a batch of 190,000 at once would hold up the owner's loop.
                 is_done = self._dispatch(list(part), pending[0][0], 1)
                 return is_done and bool(pending) and pending[0][0] <= limit
@@ -262,18 +269,12 @@ class Dispatcher:
                 return False
         return False
 
-    def _dispatch(
-        self,
-        arrivals: Sequence[DispatchRequest],
-        end: int,
-        pending_count: int = 0,
-        enter: Callable[[], bool] | None = None,
-    ) -> bool:
+    def _dispatch(self, arrivals: Sequence[DispatchRequest], end: int, pending_count: int = 0) -> bool:
         """Enter the records that end at a physical offset, and tell of them; False when the disk refuses.
         ``pending_count``: how many of ``pending`` they were."""
         light = _light_requests(arrivals) if self.has_light else []
         try:
-            if enter is None or self._bitmap_of is not None or not enter():
+            if not (isinstance(arrivals, StoredSends) and self._bitmap_of is None and arrivals.enter()):
                 self._enter(arrivals)
             for one in light:
                 self._append(one)
@@ -407,7 +408,7 @@ class Dispatcher:
             else:
                 indexed = [one for one in arrivals if one.sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK]
                 self._index.put_all(indexed)
-        self.dispatched_timestamp = (sends or arrivals[-1]).store_timestamp
+        self.dispatched_timestamp = (arrivals[-1] if sends is None else sends).store_timestamp
 
     def _new_queue(self, arrival: DispatchRequest) -> ConsumeQueueBase | None:
         """The queue of a first record; None when its topic can have none, or was deleted."""

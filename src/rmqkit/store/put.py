@@ -428,12 +428,13 @@ class Appender:
             return None
         places, table = sends.queues, self._queues.table
         queues: list[ConsumeQueue] = []
+        numbers: list[int] = []
         for topic, queue_id, _, _ in places:
             queue = table.get((topic, queue_id))
             if type(queue) is not ConsumeQueue:
                 return None
             queues.append(queue)
-        numbers = [queue.next_offset for queue in queues]
+            numbers.append(queue.next_offset)
         try:
             data = sends.encode(numbers, log.max_offset, born_host, now, store_host)
         except ValueError:
@@ -445,9 +446,9 @@ class Appender:
         for queue, (_, _, count, _) in zip(queues, places, strict=True):
             queue.next_offset += count
         end, dispatcher = log.max_offset, self.dispatcher
-        arrivals = StoredSends(sends, end - len(data), now, with_tags=dispatcher.tags_as_keys)
-        limit = end if self._is_readable_at_once else self._readable_offset
-        dispatcher.submit(arrivals, end, limit, partial(_enter_runs, queues, numbers, sends))
+        enter = partial(_enter_runs, queues, numbers, sends)
+        arrivals = StoredSends(sends, end - len(data), now, enter, with_tags=dispatcher.tags_as_keys)
+        dispatcher.submit(arrivals, end, end if self._is_readable_at_once else self._readable_offset)
         return end
 
     def _takes_runs(self, now: int) -> bool:
@@ -555,10 +556,10 @@ class _Batch(AbstractContextManager[None]):
 def _enter_runs(queues: list[ConsumeQueue], numbers: list[int], sends: Sends) -> bool:
     """Index records of several queues, those of each with one write; False when they have to go one by one, of which
     those that are indexed then are ignored. Raises OSError: the disk refused."""
-    return all(
-        queue.append_run(number, start, end, entries)
-        for queue, number, (entries, start, end) in zip(queues, numbers, sends.queue_entries(), strict=True)
-    )
+    for queue, number, (entries, start, end) in zip(queues, numbers, sends.queue_entries(), strict=True):
+        if not queue.append_run(number, start, end, entries):
+            return False
+    return True
 
 
 def _batch_rows(

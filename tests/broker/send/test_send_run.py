@@ -25,6 +25,7 @@ from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.record import BatchEntry, decode_record, encode_batch
 from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.remoting import connection
+from rmqkit.store.message_store import StoredSends
 from rmqkit.store.put import Appender
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import Cluster
@@ -341,6 +342,24 @@ async def test_under_sync_flush_a_run_waits_for_the_disk_as_one(runs, monkeypatc
         answers = await waiting
         assert sorted(answers) == list(range(4, 12))
         assert {answer.code for answer in answers.values()} == {0}
+        others.writer.close()
+        await others.writer.wait_closed()
+
+
+async def test_under_sync_flush_nothing_is_made_for_single_messages(runs, monkeypatch, tmp_path):
+    """They wait for the disk as they were stored, and are dispatched as a run."""
+    settings = {"flush_disk_type": FlushDiskType.SYNC_FLUSH, "message_index_enable": False}  # the twin's index looks
+    async with Cluster(tmp_path / "store", store=settings) as cluster, warm(cluster) as peer:
+        runs.clear()
+        made = []
+        monkeypatch.setattr(StoredSends, "made", property(lambda sends: made.append(len(sends)) or []))
+        others = await Peer.of(cluster)
+        answered = await asyncio.gather(
+            peer.ask(*(frame(number) for number in range(4, 12))), others.ask(*(frame(number) for number in (20, 21)))
+        )
+        assert {answer.code for each in answered for answer in each.values()} == {0}
+        assert sorted(runs) == [2, 8] and not made
+        assert [len(await stored(cluster))] == [14]
         others.writer.close()
         await others.writer.wait_closed()
 

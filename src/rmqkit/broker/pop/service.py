@@ -130,11 +130,6 @@ class PopService:
             "rocketmq_pop_checkpoint_buffer_size": {(): check_points},
         }
 
-    def arrived(self, requests: Sequence[DispatchRequest]) -> None:
-        """Wake requests that wait for these messages."""
-        self.waiting.arrived(requests)
-        self.notifications.arrived(requests)
-
     def connection_closed(self, connection: Connection) -> None:
         self.waiting.connection_closed(connection)
         self.notifications.connection_closed(connection)

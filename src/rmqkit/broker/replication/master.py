@@ -189,7 +189,7 @@ class HaMaster:
         """Somebody at an address has signed a request as only a broker or an operator can."""
         self._members.signed(address)
 
-    def advanced(self) -> None:
+    def advanced(self, _arrivals: object = ()) -> None:
         """Send what was dispatched, in the next tick of the loop; to be called whenever that is more than before."""
         if self._links and not self._is_round_due:
             self._is_round_due = True

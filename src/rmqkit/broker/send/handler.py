@@ -610,11 +610,12 @@ class SendRun:
         self._counts = context.counts
         self._monotonic_ms = context.clock.monotonic_ms
         self._pieces = {code: answer_pieces(self._store_host, told, code) for code in CODES.values()}
+        self._stored = self._pieces[ResponseCode.SUCCESS]
 
-    def rest(self, connection: Connection, units: Sequence[Frame | Sends]) -> Iterator[Frame]:
+    def rest(self, connection: Connection, units: Sequence[Frame | Sends]) -> Iterable[Frame]:
         """Store and answer plain sends; the other requests in their order, each when those before it are stored."""
         if len(units) == 1 and not isinstance(first := units[0], Frame):
-            return iter(()) if self._store_all(connection, first) else self._each(connection, first)
+            return () if self._store_all(connection, first) else self._each(connection, first)
         return self._rest(connection, units)
 
     def _rest(self, connection: Connection, units: Sequence[Frame | Sends]) -> Iterator[Frame]:
@@ -675,7 +676,7 @@ class SendRun:
             else:
                 self._statistics.sent(topic, record_bytes, ms, count)
         if durability is None or durability.has(end_offset):
-            connection.send_frame(sends.answers(*self._pieces[ResponseCode.SUCCESS]))
+            connection.send_frame(sends.answers(*self._stored))
             self._count(sends, ms)
             return True
         release: Release = partial(self._answer_late, connection, sends)
