@@ -26,7 +26,7 @@ use properties::{Keys, Rules, STORED_BYTES_MAX, Span, java_hash, java_hash_behin
 use record::{Message, Shared};
 
 /// Raised whenever calls or their results change: Python takes a core of its own number only.
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
 const JSON: u8 = 0;
 const BINARY: u8 = 1;
 const START_BYTES: usize = 8;
@@ -371,8 +371,10 @@ impl Run {
         self.chunk = None;
     }
 
-    /// The records, one behind the other. `numbers`: the next offset of each of `queues`.
-    /// Raises ValueError: there are more or fewer of these, or the records do not fit into the log's numbers.
+    /// The records, one behind the other. `numbers`: the next offset of each of `queues`. `is_sealed`: whether they end
+    /// with their checksum.
+    /// Raises ValueError: there are more or fewer of these, the records do not fit into the log's numbers, or one that is
+    /// sealed came with a checksum already.
     fn encode<'py>(
         &mut self,
         py: Python<'py>,
@@ -381,17 +383,21 @@ impl Run {
         born_host: &[u8],
         store_timestamp: i64,
         store_host: &[u8],
+        is_sealed: bool,
     ) -> PyResult<Bound<'py, PyBytes>> {
         if numbers.len() != self.queues.len() {
             return Err(PyValueError::new_err(format!("{} numbers for {} queues", numbers.len(), self.queues.len())));
         }
         let mut numbers = numbers;
-        let shared = Shared { born_host, store_host, store_timestamp };
+        let shared = Shared { born_host, store_host, store_timestamp, is_sealed };
         let chunk = self.chunk_of(py)?.as_bytes();
         let mut out = Vec::with_capacity(self.end + 200 * self.sent.len());
         let mut places = Vec::with_capacity(self.sent.len());
         let mut bytes = vec![0; self.queues.len()];
         for sent in &self.sent {
+            if is_sealed && contains(&self.text[sent.properties.clone()], record::CRC_KEY) {
+                return Err(PyValueError::new_err("a message came with a checksum"));
+            }
             let queue = &self.queues[sent.queue];
             let message = Message {
                 topic: queue.topic.as_bytes(),

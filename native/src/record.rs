@@ -25,12 +25,24 @@ pub struct Shared<'a> {
     pub born_host: &'a [u8],
     pub store_host: &'a [u8],
     pub store_timestamp: i64,
+    /// Whether they end with their checksum (``appendPropCRC``).
+    pub is_sealed: bool,
+}
+
+/// The property that ends a record with the checksum of all before it, but for its ten digits, lowest first.
+pub const CRC_KEY: &[u8] = b"__CRC32#";
+const CRC_DIGITS: usize = 10;
+
+/// How many bytes the checksum takes, with the mark that ends the properties before it.
+fn seal_bytes(properties: &[u8]) -> usize {
+    CRC_KEY.len() + 1 + CRC_DIGITS + 1 + usize::from(properties.last().is_some_and(|last| *last != 2))
 }
 
 /// How many bytes the record has. None: more than the log's 32 bits can say.
 pub fn record_bytes(message: &Message, shared: &Shared) -> Option<i32> {
     let hosts = shared.born_host.len() + shared.store_host.len();
-    let variable = message.body.len() + message.topic.len() + message.properties.len();
+    let seal = if shared.is_sealed { seal_bytes(message.properties) } else { 0 };
+    let variable = message.body.len() + message.topic.len() + message.properties.len() + seal;
     i32::try_from(FIXED_BYTES + hosts + variable).ok()
 }
 
@@ -38,7 +50,8 @@ pub fn record_bytes(message: &Message, shared: &Shared) -> Option<i32> {
 pub fn write(message: &Message, shared: &Shared, physical_offset: i64, out: &mut Vec<u8>) -> Option<i32> {
     let size = record_bytes(message, shared)?;
     let topic_bytes = u8::try_from(message.topic.len()).ok()?;
-    let properties_bytes = i16::try_from(message.properties.len()).ok()?;
+    let seal = if shared.is_sealed { seal_bytes(message.properties) } else { 0 };
+    let properties_bytes = i16::try_from(message.properties.len() + seal).ok()?;
     let mut sys_flag = message.sys_flag & !(BORN_HOST_V6 | STORE_HOST_V6);
     if shared.born_host.len() == HOST_V6_BYTES {
         sys_flag |= BORN_HOST_V6;
@@ -67,6 +80,19 @@ pub fn write(message: &Message, shared: &Shared, physical_offset: i64, out: &mut
     out.extend_from_slice(message.topic);
     out.extend_from_slice(&properties_bytes.to_be_bytes());
     out.extend_from_slice(message.properties);
+    if shared.is_sealed {
+        if message.properties.last().is_some_and(|last| *last != 2) {
+            out.push(2);
+        }
+        let mut crc = crc32fast::hash(&out[start..]) & 0x7FFF_FFFF;
+        out.extend_from_slice(CRC_KEY);
+        out.push(1);
+        for _ in 0..CRC_DIGITS {
+            out.push(b'0' + (crc % 10) as u8);
+            crc /= 10;
+        }
+        out.push(2);
+    }
     assert_eq!(out.len() - start, size as usize, "the size was worked out before");
     Some(size)
 }

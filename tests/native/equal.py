@@ -4,6 +4,7 @@ and for the fuzzer."""
 from __future__ import annotations
 
 import struct
+from itertools import accumulate
 from typing import Any
 
 from rmqkit.errors import FrameError, HeaderError
@@ -20,7 +21,7 @@ from rmqkit.protocol.command import (
 from rmqkit.protocol.core import compiled_reader, core_fault
 from rmqkit.protocol.names import RETRY_PREFIX
 from rmqkit.protocol.properties import decode_properties, encode_in_stored_order, find_keys
-from rmqkit.protocol.record import INNER_BATCH, TRANSACTION_MASK, batch_bounds
+from rmqkit.protocol.record import INNER_BATCH, TRANSACTION_MASK, batch_bounds, has_sound_crc
 from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Request
 from rmqkit.protocol.sends import PlainSendsReader
 from rmqkit.protocol.templates import answer_pieces
@@ -145,7 +146,16 @@ def compare(run: Any, twin: Any, born: bytes = BORN, host: bytes = HOST, physica
             sends.keep([1_700_000_000_000 + at for at in range(len(run.asked))], "rmq_sys_wheel_timer", "broker-a")
         assert facts(run) == facts(twin)
     numbers = [100 * at for at in range(len(run.queues))]
-    records = [sends.encode(numbers, physical_offset, born, 1_234, host) for sends in (run, twin)]
+    where = numbers, physical_offset, born, 1_234, host
+    sealed = [sealed_records(sends, *where) for sends in (run, twin)]
+    assert sealed[0] == sealed[1]
+    if sealed[0] is not None:
+        assert run.queue_entries() == twin.queue_entries()
+        sizes = [size for _, _, size in run.places]
+        assert all(
+            has_sound_crc(sealed[0][end - size : end]) for size, end in zip(sizes, accumulate(sizes), strict=True)
+        )
+    records = [sends.encode(*where, False) for sends in (run, twin)]
     assert records[0] == records[1]
     for sends in (run, twin):
         sends.forget_bodies()
@@ -162,6 +172,14 @@ def compare(run: Any, twin: Any, born: bytes = BORN, host: bytes = HOST, physica
     assert run.queue_entries() == twin.queue_entries()
     assert run.answers(*PIECES) == twin.answers(*PIECES)
     return records[0]
+
+
+def sealed_records(sends: Any, *where: Any) -> bytes | None:
+    """The records with their checksums; None for messages that came with one."""
+    try:
+        return bytes(sends.encode(*where, True))
+    except ValueError:
+        return None
 
 
 def facts(sends: Any) -> tuple[Any, ...]:

@@ -34,7 +34,7 @@ def string(pairs: list[tuple[str, str]]) -> str:
 
 
 PLAIN_NAMES = ["KEYS", "TAGS", "WAIT", "a", "größe", "\U0001f600", "x" * 40, "INSTANCE_ID", "Aa", "BB", "1", "2", "3"]
-names = st.sampled_from([*PLAIN_NAMES, *NOT_PLAIN, *STAMPS, *TIMED, ""])
+names = st.sampled_from([*PLAIN_NAMES, "__CRC32#", *NOT_PLAIN, *STAMPS, *TIMED, ""])
 values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), max_size=12)
 plain_values = values.filter(bool)
 plain_strings = st.dictionaries(st.sampled_from(PLAIN_NAMES), plain_values, max_size=8).map(

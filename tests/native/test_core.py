@@ -333,8 +333,8 @@ def test_calls_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="call encode first"):
         run.queue_entries()
     with pytest.raises(ValueError, match="2 numbers for 1 queues"):
-        run.encode([1, 2], 0, BORN, 1, HOST)
+        run.encode([1, 2], 0, BORN, 1, HOST, False)
     with pytest.raises(ValueError, match="does not fit into the log's numbers"):
-        run.encode([(1 << 63) - 1], 0, BORN, 1, HOST)
+        run.encode([(1 << 63) - 1], 0, BORN, 1, HOST, False)
     with pytest.raises(IndexError):
         run.message(1)

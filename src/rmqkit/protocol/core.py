@@ -30,7 +30,7 @@ __all__ = [
     "set_slots",
 ]
 
-FORMAT = 3
+FORMAT = 4
 """What the calls below are numbered by: a core of another number is not used."""
 
 CoreFault: type[BaseException] = getattr(_native, "PanicException", SystemError)
@@ -78,10 +78,17 @@ class Sends(Protocol):
     def __len__(self) -> int: ...
 
     def encode(
-        self, numbers: list[int], physical_offset: int, born_host: bytes, store_timestamp: int, store_host: bytes
+        self,
+        numbers: list[int],
+        physical_offset: int,
+        born_host: bytes,
+        store_timestamp: int,
+        store_host: bytes,
+        is_sealed: bool,
     ) -> bytes:
         """The records, one behind the other. ``numbers``: the next queue offset of each of ``queues``.
-        Raises ValueError: the records do not fit into the log's numbers."""
+        ``is_sealed``: whether they end with their checksum (``appendPropCRC``).
+        Raises ValueError: the records do not fit into the log's numbers, or one came with a checksum."""
 
     def requests(self, with_tags: bool) -> list[tuple[Any, ...]]:
         """The fields of a `DispatchRequest` for each record. ``with_tags``: whether TAGS are keys of the index."""

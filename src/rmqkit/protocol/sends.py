@@ -40,7 +40,17 @@ from rmqkit.protocol.core import Sends, SendsReader, compiled_reader, core_fault
 from rmqkit.protocol.ids import RecallHandle, encode_recall_handle
 from rmqkit.protocol.names import RETRY_PREFIX
 from rmqkit.protocol.properties import Keys, decode_properties, encoded_tags_code, find_property, in_stored_order
-from rmqkit.protocol.record import INNER_BATCH, TRANSACTION_MASK, BatchBounds, RecordRow, batch_bounds, encode_records
+from rmqkit.protocol.record import (
+    CRC_NAME,
+    INNER_BATCH,
+    TRANSACTION_MASK,
+    BatchBounds,
+    RecordRow,
+    batch_bounds,
+    encode_records,
+    seal,
+    with_room_for_crc,
+)
 from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Request
 
 __all__ = ["PlainBatch", "PlainSends", "PlainSendsReader", "sends_reader"]
@@ -162,14 +172,21 @@ class PlainSends:
         self._count()
 
     def encode(
-        self, numbers: list[int], physical_offset: int, born_host: bytes, store_timestamp: int, store_host: bytes
+        self,
+        numbers: list[int],
+        physical_offset: int,
+        born_host: bytes,
+        store_timestamp: int,
+        store_host: bytes,
+        is_sealed: bool,
     ) -> bytes:
         next_numbers = dict(zip(self._counts, numbers, strict=True))
         fields = {place: bytes([len(place[0])]) + place[0].encode() for place in self._counts}
         rows: list[RecordRow] = []
         self._numbers = []
         for sent in self.sent:
-            place, properties = sent.place, sent.properties
+            place = sent.place
+            properties = _with_room(sent.properties) if is_sealed else sent.properties
             number = next_numbers[place]
             next_numbers[place] = number + 1
             self._numbers.append(number)
@@ -197,6 +214,8 @@ class PlainSends:
             )
         except struct.error as error:
             raise ValueError(f"a record does not fit into the log's numbers: {error}") from None
+        if is_sealed:
+            data = _sealed(data, self._sizes)
         record_bytes = dict.fromkeys(self._counts, 0)
         for sent, size in zip(self.sent, self._sizes, strict=True):
             record_bytes[sent.place] += size
@@ -297,7 +316,13 @@ class PlainBatch:
         """None of them asks for a time."""
 
     def encode(
-        self, numbers: list[int], physical_offset: int, born_host: bytes, store_timestamp: int, store_host: bytes
+        self,
+        numbers: list[int],
+        physical_offset: int,
+        born_host: bytes,
+        store_timestamp: int,
+        store_host: bytes,
+        is_sealed: bool,
     ) -> bytes:
         request, (self._number,) = self._request, numbers
         body, times = request.body, request.reconsume_times
@@ -308,6 +333,9 @@ class PlainBatch:
             (field, queue_id, flag, number, sys_flag, born, times, body[body_at : at - 2], body[at - 2 : end])
             for number, (flag, body_at, at, end) in enumerate(self._bounds, self._number)
         ]
+        if is_sealed:
+            with_room = [_with_room(row[-1][2:]) for row in rows]
+            rows = [(*row[:-1], _LENGTH.pack(len(one)) + one) for row, one in zip(rows, with_room, strict=True)]
         self._store_timestamp = store_timestamp
         try:
             data, self._sizes = encode_records(
@@ -319,6 +347,8 @@ class PlainBatch:
             )
         except struct.error as error:
             raise ValueError(f"a record does not fit into the log's numbers: {error}") from None
+        if is_sealed:
+            data = _sealed(data, self._sizes)
         self._starts = list(accumulate(self._sizes[:-1], initial=physical_offset))
         self._properties = [body[at:end] for _, _, at, end in self._bounds]
         self._codes = [encoded_tags_code(find_property(one, b"TAGS") or b"") for one in self._properties]
@@ -349,6 +379,17 @@ class PlainBatch:
 
     def forget_bodies(self) -> None:
         self.chunk = self._request.body = b""
+
+
+def _with_room(properties: bytes) -> bytes:
+    """`with_room_for_crc`; what came with a checksum is left to be stored alone."""
+    if CRC_NAME[:-1] in properties:
+        raise ValueError("a message came with a checksum")
+    return with_room_for_crc(properties)
+
+
+def _sealed(records: bytes, sizes: list[int]) -> bytes:
+    return b"".join([seal(records[end - size : end]) for size, end in zip(sizes, accumulate(sizes), strict=True)])
 
 
 def _kind(request: _Sent) -> str:

@@ -365,7 +365,7 @@ class Appender:
         not plain, is refused or opens a queue, the log file has no room for all, or the disk refused."""
         log, table, dispatcher = self._commit_log, self._queues.table, self.dispatcher
         now = self._clock.now_ms()
-        if not self._takes_runs(now):
+        if self._trailer_bytes or not self._takes_runs(now):
             return None
         if self._has_light and any(MULTI_DISPATCH in one.properties for one in messages):
             return None
@@ -436,7 +436,7 @@ class Appender:
             queues.append(queue)
             numbers.append(queue.next_offset)
         try:
-            data = sends.encode(numbers, log.max_offset, born_host, now, store_host)
+            data = sends.encode(numbers, log.max_offset, born_host, now, store_host, bool(self._trailer_bytes))
         except ValueError:
             return None
         if not log.has_room(len(data)) or self._write(data, now) is not None:
@@ -455,8 +455,8 @@ class Appender:
         """Whether several messages may be written at once, stored at a time."""
         flusher = self._flusher
         has_failed = flusher.failure or flusher.commit_failure or self.dispatcher.failure
-        # A clock that went back, a checksum that needs the record's place and a failure's reason are left to `put`.
-        is_refused = has_failed or self.refusal or not self.is_open or self._trailer_bytes
+        # A clock that went back and a failure's reason are left to `put`.
+        is_refused = has_failed or self.refusal or not self.is_open
         return not is_refused and now >= self._commit_log.last_store_timestamp
 
     def _refuse(self, message: InnerMessage, *, is_new: bool) -> PutResult | None:

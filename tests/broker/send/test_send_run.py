@@ -22,7 +22,7 @@ from rmqkit.protocol.core import CoreFault, core_fault
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.names import TIMER_TOPIC
-from rmqkit.protocol.record import BatchEntry, decode_record, encode_batch
+from rmqkit.protocol.record import BatchEntry, decode_record, encode_batch, has_sound_crc
 from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.remoting import connection
 from rmqkit.store.message_store import StoredSends
@@ -292,6 +292,38 @@ def counted(context):
     for name, key in (("TOPIC_PUT_NUMS", "T"), ("TOPIC_PUT_SIZE", "T"), ("TOPIC_PUT_NUMS", "U")):
         statistic = statistics.get(name, key)
         yield statistic and statistic.stats_day.sum
+
+
+def test_records_of_one_read_end_with_their_checksum_as_single_ones_do(tmp_path, runs, one_by_one):
+    keyed = "UNIQ_KEY\x01K{}\x02"
+    frames = [
+        *[frame(number, keyed.format(number) + "TAGS\x01t") for number in (4, 5)],
+        frame(6, keyed.format(6) + "__CRC32#\x010000000000\x02"),
+        *[frame(number) for number in (7, 8)],
+        batch(9),
+        frame(10, keyed.format(10) + f"TIMER_DELIVER_MS\x01{LATER_MS}\x02"),
+    ]
+
+    async def outcome(name, reads):
+        async with Cluster(tmp_path / name, store={"append_property_crc": True}) as cluster, warm(cluster) as peer:
+            runs.clear()
+            answers = {}
+            for requests in reads:
+                answers |= await peer.ask(*requests)
+            store = cluster.standalone.broker.context.store
+            records = [
+                one for topic, queue in (("T", 0), ("T", 1), (TIMER_TOPIC, 0)) for one in read_all(store, topic, queue)
+            ]
+            sound = [has_sound_crc(store.log.record_at(one.physical_offset)) for one in records]
+            assert len(sound) == 13 and all(sound)
+            said = {opaque: told(answer) for opaque, answer in answers.items()}
+            return said, [(one.body, one.properties[:-20]) for one in records], [*runs]
+
+    *together, run_sizes = run_virtual(outcome("together", [frames]))
+    one_by_one()
+    *single, _ = run_virtual(outcome("single", [[one] for one in frames]))
+    assert max(run_sizes) >= 2, "some were stored together"
+    assert together == single
 
 
 async def test_a_run_that_cannot_be_put_fails_exactly_the_sends_that_fail(runs, monkeypatch, cluster):
