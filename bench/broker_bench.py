@@ -3,6 +3,7 @@
     python bench/broker_bench.py                     both brokers, interleaved, every load; ours with the compiled core
                                                      and, as "plain", without
     python bench/broker_bench.py --sync              the same under SYNC_FLUSH
+    python bench/broker_bench.py --table             a table of the ratios in place of JSON
     python bench/broker_bench.py --only ours         ours alone
     python bench/broker_bench.py --only ours --before ../old   ours of this checkout and of another one, interleaved
 
@@ -59,6 +60,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("ours", "apache"), help="measure one broker")
     parser.add_argument("--before", type=Path, help="another checkout, whose broker is measured, too")
     parser.add_argument("--sync", action="store_true", help="an answer waits for the disk (SYNC_FLUSH)")
+    parser.add_argument("--table", action="store_true", help="print a table, not JSON")
     parser.add_argument("--messages", type=int, default=60_000, help="of the load with 256 in flight")
     parser.add_argument("--body-bytes", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
@@ -80,6 +82,9 @@ def main() -> None:
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
     }
+    if arguments.table:
+        print("\n".join(table(figures, memory)))
+        return
     print(json.dumps({"bench": "broker", "body_bytes": arguments.body_bytes, **machine, "figures": figures}, indent=1))
 
 
@@ -168,8 +173,10 @@ def measure(peers: list[Peer], arguments: argparse.Namespace) -> dict[str, Any]:
         for each in peers:
             figures["backlog"][each.name].append(each.run(f"consume {sent} reader-{turn}"))
             print(f"{turn} backlog {each.name} {figures['backlog'][each.name][-1]}", file=sys.stderr)
-    for each in peers:
-        figures["latency at 1,000/s"][each.name].append(each.run(f"latency 1000 {arguments.latency_seconds}"))
+    for rate in (200, 1000):
+        for each in peers:
+            latency = each.run(f"latency {rate} {arguments.latency_seconds}")
+            figures[f"latency at {rate:,}/s"][each.name].append(latency)
     medians: dict[str, Any] = {
         load: {name: median_of(runs) for name, runs in by_name.items()} for load, by_name in figures.items()
     }
@@ -182,6 +189,29 @@ def measure(peers: list[Peer], arguments: argparse.Namespace) -> dict[str, Any]:
             before, now = by_name["before"]["user_us"], by_name["ours"]["user_us"]
             by_name["user_us_percent_of_before"] = round(now / max(before, 0.1) * 100, 1)
     return medians
+
+
+def table(figures: dict[str, Any], memory: dict[str, float]) -> Iterator[str]:
+    """A row for each load: the CPU of each broker for a message and the kernel's part of it, the ratios of messages for
+    a second of it and of rates, and what latency was measured."""
+    names = list(memory)
+    ours = [name for name in ("ours", "plain") if {name, "apache"} <= memory.keys()]
+    ratios = [f"{name} to Apache: CPU; rate" for name in ours]
+    yield f"| load | {' | '.join([*(f'{name}: us (kernel)' for name in names), *ratios])} |"
+    yield "|---" * (1 + len(names) + len(ratios)) + "|"
+    for load, by_name in figures.items():
+        cells = []
+        for name in names:
+            one = by_name[name]
+            cells.append(f"{one['cpu_us']} ({round(one['cpu_us'] - one['user_us'], 1)})")
+            if "p50_us" in one:
+                cells[-1] += f"; p50 {one['p50_us'] / 1000:.2f} ms, p99 {one['p99_us'] / 1000:.2f} ms"
+        for name in ours:
+            cpu = by_name["apache"]["cpu_us"] / by_name[name]["cpu_us"]
+            rate = by_name[name]["messages_per_second"] / by_name["apache"]["messages_per_second"]
+            cells.append(f"{cpu:.2f}; {rate:.2f}")
+        yield f"| {load} | {' | '.join(cells)} |"
+    yield f"| anonymous memory, MB | {' | '.join([*(str(memory[name]) for name in names), *('' for _ in ours)])} |"
 
 
 def median_of(runs: list[dict[str, float]]) -> dict[str, float]:

@@ -53,6 +53,7 @@ class _Peer:
 
     peer = "127.0.0.1:1"
     peer_host = bytes(8)
+    active_ms = 0.0
 
     def send(self, command: Command) -> None:
         """Drop the answer."""

@@ -124,6 +124,7 @@ def test_torn_entry_is_made_again(tmp_path: Path) -> None:
     settings = quiet(consume_queue_file_bytes=2000, commit_log_file_bytes=65_536)
     with opened(tmp_path / "s", settings) as store:
         put_all(store, *(message(body=b"%d" % i, TAGS="red") for i in range(40)))
+        assert store.queues.write_held()
         left = crash(store, tmp_path / "left")
     path = left / "consumequeue" / "TopicTest" / "0" / f"{0:020d}"
     whole = path.read_bytes()
