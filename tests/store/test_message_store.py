@@ -15,6 +15,7 @@ from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import MAGIC_V1, MAGIC_V2, BatchEntry, decode_record, encode_batch, has_sound_crc
 from rmqkit.store.log.file_queue import FileQueue
 from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus
+from rmqkit.store.offline.check import verify
 from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import unpack_golden
 from tests.store.stores import (
@@ -315,6 +316,10 @@ def test_a_copy_of_a_running_store_has_every_message_after_a_flush_round_or_a_re
         store.flusher.flush_queues()
         entries = (tmp_path / "s/consumequeue/TopicTest/0/00000000000000000000").read_bytes()
     assert entries[20:24] == bytes(4) and entries[28:32] != bytes(4), "there are two"
+    assert verify(killed, settings).is_sound, "the next start enters them"
+    (killed / "abort").unlink()
+    assert not verify(killed, settings).is_sound
+    (killed / "abort").touch()
     with opened(killed) as store:
         assert [record.body for record in read_all(store, "TopicTest")] == [b"0", b"1"]
 

@@ -19,8 +19,8 @@ apart from each other, and what was found `Equal` put together; every queue and 
 Entries of records that retention removed are held against nothing. Blank entries may fill the start of a queue, and lie
 anywhere in it when a repair noted in the log that records were lost (`filler`).
 While a broker works (``report.is_live``) a queue may lack the newest records and a slot may be ahead of its header. One
-that was killed (``report.is_unclean``) held up to `HELD_BYTES_MAX` of a consume queue's entries in memory: its next
-start dispatches their records again.
+that was killed (``report.is_unclean``) held up to `HELD_BYTES_MAX` of a consume queue's entries in memory, all of its
+newest file: its next start dispatches their records again.
 Not handled here: keys that an index file lacks (an index is cut by a crash, store.md §7.4). Source: store.md §4–§7.
 """
 
@@ -360,8 +360,7 @@ class DerivedFiles:
             if topics is not None and topic not in topics and not missing.path.parent.exists():
                 continue
             end = self.ends.get((tree, topic, queue_id), missing)
-            held_max = HELD_BYTES_MAX // ENTRY.size if self._report.is_unclean and tree == _QUEUE else 0
-            if end.offset < expected.end - held_max or end is missing:
+            if end.offset < expected.end and not (tree == _QUEUE and self._were_held(end, expected.end)):
                 found = f"an end at {end.offset}"
                 self._report.add(Kind.QUEUE_END, end.path, end.position, f"entries up to {expected.end}", found)
             elif end.begin > expected.begin:
@@ -370,6 +369,13 @@ class DerivedFiles:
             if expected.anew_at >= 0:
                 found = f"number {expected.begin} once more at {expected.anew_at} of the log"
                 self._report.add(Kind.QUEUE_END, end.path, 0, "every number once: messages are in no queue", found)
+
+    def _were_held(self, end: QueueEnd, expected_end: int) -> bool:
+        """Whether a broker that was killed may have held the entries that a consume queue lacks in memory."""
+        if not self._report.is_unclean or not end.path.is_file():
+            return False
+        room = int(end.path.name) + self._sizes.queue - expected_end * ENTRY.size
+        return room >= 0 and (expected_end - end.offset) * ENTRY.size <= HELD_BYTES_MAX
 
     # ---- extension units
 
