@@ -226,7 +226,9 @@ class BrokerCalls:
         """QUERY_CONSUMER_OFFSET: where a group is in a queue; None when the broker has no offset of it. Of a young
         queue it says 0 all the same, unless only a stored offset is asked for."""
         # None leaves the field out (setZeroIfNotFound), which brokers take for true.
-        header = QueryConsumerOffsetRequest(group, queue.topic, queue.queue_id, False if is_stored else None)
+        header = QueryConsumerOffsetRequest(
+            group, queue.topic, queue.queue_id, False if is_stored else None, queue.broker_name
+        )
         answer = await self.call(address, request(RequestCode.QUERY_CONSUMER_OFFSET, header), timeout_ms)
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return None
@@ -234,28 +236,28 @@ class BrokerCalls:
 
     async def commit_offset(self, address: str, group: str, queue: MessageQueue, offset: int) -> None:
         """UPDATE_CONSUMER_OFFSET: save where a group is, and wait until the broker has it."""
-        header = UpdateConsumerOffsetRequest(group, queue.topic, queue.queue_id, offset)
+        header = UpdateConsumerOffsetRequest(group, queue.topic, queue.queue_id, offset, queue.broker_name)
         await self.ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, header, timeout_ms=OFFSET_TIMEOUT_MS)
 
     async def commit_offset_one_way(self, address: str, group: str, queue: MessageQueue, offset: int) -> None:
         """UPDATE_CONSUMER_OFFSET without an answer."""
-        header = UpdateConsumerOffsetRequest(group, queue.topic, queue.queue_id, offset)
+        header = UpdateConsumerOffsetRequest(group, queue.topic, queue.queue_id, offset, queue.broker_name)
         command = request(RequestCode.UPDATE_CONSUMER_OFFSET, header, one_way=True)
         await self.remoting.send_one_way(address, command, OFFSET_TIMEOUT_MS)
 
     async def max_offset(self, address: str, queue: MessageQueue) -> int:
         """GET_MAX_OFFSET: one past the last message of a queue."""
-        header = QueueRequest(queue.topic, queue.queue_id)
+        header = QueueRequest(queue.topic, queue.queue_id, bname=queue.broker_name)
         return (await self.fetch_header(OffsetResponse, address, RequestCode.GET_MAX_OFFSET, header)).offset
 
     async def min_offset(self, address: str, queue: MessageQueue) -> int:
         """GET_MIN_OFFSET: the first message of a queue that is still stored."""
-        header = QueueRequest(queue.topic, queue.queue_id)
+        header = QueueRequest(queue.topic, queue.queue_id, bname=queue.broker_name)
         return (await self.fetch_header(OffsetResponse, address, RequestCode.GET_MIN_OFFSET, header)).offset
 
     async def search_offset(self, address: str, queue: MessageQueue, timestamp_ms: int) -> int:
         """SEARCH_OFFSET_BY_TIMESTAMP: the first message stored at or after a time."""
-        header = SearchOffsetRequest(queue.topic, queue.queue_id, timestamp_ms)
+        header = SearchOffsetRequest(queue.topic, queue.queue_id, timestamp_ms, bname=queue.broker_name)
         code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
         return (await self.fetch_header(OffsetResponse, address, code, header)).offset
 

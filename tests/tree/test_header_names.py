@@ -25,17 +25,18 @@ PULLED = (
 CREATE_TOPIC = (
     "topic* defaultTopic* readQueueNums* writeQueueNums* perm* topicFilterType* topicSysFlag order attributes force"
 )
-QUEUE = "topic* queueId* committed"
+QUEUE = "topic* queueId* committed bname"
 POPPED = "popTime invisibleTime reviveQid restNum startOffsetInfo msgOffsetInfo orderCountInfo"
 
 REQUESTS = {
     10: SEND, 324: SEND, 310: SEND_SHORT, 320: SEND_SHORT, 325: SEND_SHORT, 11: PULL, 361: PULL,
     12: "topic* key* maxNum* beginTimestamp* endTimestamp* indexType lastKey _UNIQUE_KEY_QUERY",
-    14: "consumerGroup* topic* queueId* setZeroIfNotFound", 15: "consumerGroup* topic* queueId commitOffset",
+    14: "consumerGroup* topic* queueId* setZeroIfNotFound bname",
+    15: "consumerGroup* topic* queueId commitOffset bname",
     17: CREATE_TOPIC, 21: "topicSeq dataVersion maxTopicNum",
-    29: "topic* queueId* timestamp* boundaryType", 30: QUEUE, 31: QUEUE, 32: QUEUE, 33: "offset* topic",
+    29: "topic* queueId* timestamp* boundaryType bname", 30: QUEUE, 31: QUEUE, 32: QUEUE, 33: "offset* topic",
     35: "clientID* producerGroup consumerGroup", 38: "consumerGroup*", 40: "consumerGroup*", 203: "consumerGroup*",
-    36: "offset* group* delayLevel* originMsgId originTopic unitMode maxReconsumeTimes",
+    36: "offset* group* delayLevel* originMsgId originTopic unitMode maxReconsumeTimes bname",
     37: "topic producerGroup tranStateTableOffset* commitLogOffset* commitOrRollback* fromTransactionCheck msgId "
         "transactionId bname",
     39: "topic tranStateTableOffset* commitLogOffset* msgId transactionId offsetMsgId bname",
@@ -56,7 +57,7 @@ REQUESTS = {
     326: "producerGroup* topic* defaultTopic* defaultTopicQueueNums* queueId* sysFlag* bornTimestamp* flag* properties "
          "reconsumeTimes unitMode bornHost* storeHost* storeTimestamp*",
     343: "group*", 352: "group*", 345: "group* topic", 353: "group* topic* readable",
-    370: "producerGroup topic* recallHandle*",
+    370: "producerGroup topic* recallHandle* bname",
     901: "clusterName* brokerName*", 904: "clusterName* brokerAddr* brokerName*",
     905: "minBrokerId* brokerName* minBrokerAddr* offlineBrokerAddr haBrokerAddr",
     906: "masterHaAddress masterFlushOffset masterAddress", 908: "masterFlushOffset*",
@@ -64,12 +65,12 @@ REQUESTS = {
     3005: "filter", 3006: "subject*", 3007: "subject*", 3008: "subject* policyType resource", 3009: "subject*",
     3010: "subjectFilter resourceFilter",
     200050: "consumerGroup* topic* queueId* maxMsgNums* invisibleTime* pollTime* bornTime* initMode* expType exp order "
-            "attemptId",
-    200051: "consumerGroup* topic* queueId* extraInfo* offset*",
-    200052: "topic* queueId* maxMsgNums* consumerGroup*",
-    200053: "consumerGroup* topic* queueId* extraInfo* offset* invisibleTime*",
-    200054: "consumerGroup* topic* queueId* pollTime* bornTime* order attemptId",
-    200055: "consumerGroup* topic* queueId*",
+            "attemptId bname",
+    200051: "consumerGroup* topic* queueId* extraInfo* offset* bname",
+    200052: "topic* queueId* maxMsgNums* consumerGroup* bname",
+    200053: "consumerGroup* topic* queueId* extraInfo* offset* invisibleTime* bname",
+    200054: "consumerGroup* topic* queueId* pollTime* bornTime* order attemptId bname",
+    200055: "consumerGroup* topic* queueId* bname",
 }  # fmt: skip
 
 RESPONSES = {

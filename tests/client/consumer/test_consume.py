@@ -187,6 +187,7 @@ async def test_a_failed_message_is_sent_back_and_counts_as_consumed(caplog):
                 "originTopic": "T",
                 "unitMode": "false",
                 "maxReconsumeTimes": "16",
+                "bname": "broker-0",
             }
         ]
     (logged,) = [entry for entry in ours(caplog) if entry.levelno == logging.WARNING]

@@ -60,7 +60,7 @@ async def test_the_broker_is_asked_once_and_its_answer_remembered():
         assert await it.table.fetch(FIRST) == 42
         assert it.table.known(FIRST) == 42
         (fields,) = it.cluster.broker.asked(FETCH)
-        assert fields == {"consumerGroup": "G", "topic": "T", "queueId": "0"}
+        assert fields == {"consumerGroup": "G", "topic": "T", "queueId": "0", "bname": "broker-0"}
 
 
 async def test_no_offset_is_none_and_any_other_answer_an_error():

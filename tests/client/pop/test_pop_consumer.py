@@ -48,6 +48,7 @@ async def test_a_pop_says_what_the_spec_names():
             "initMode": "1",
             "expType": "TAG",
             "exp": "A || B",
+            "bname": "broker-0",
         }
 
 
@@ -75,6 +76,7 @@ async def test_one_ack_goes_alone_and_many_together():
                 "consumerGroup": "G",
                 "topic": "T",
                 "queueId": "0",
+                "bname": "broker-0",
                 "extraInfo": "8 1795224862948 60000 3 0 broker-0 0 8",
                 "offset": "8",
             }
@@ -141,6 +143,7 @@ async def test_a_new_invisible_time_makes_a_new_handle():
                 "consumerGroup": "G",
                 "topic": "T",
                 "queueId": "0",
+                "bname": "broker-0",
                 "extraInfo": "8 1795224862948 60000 3 0 broker-0 0 8",
                 "offset": "8",
                 "invisibleTime": "1500",

@@ -111,7 +111,7 @@ async def test_a_message_that_waits_for_its_time_is_called_back_where_it_is():
         cluster.brokers[1].answer(RequestCode.RECALL_MESSAGE, lambda command: reply(command, fields=answer))
         assert await producer.recall(handle) == "UK"
         (asked,) = cluster.brokers[1].asked(RequestCode.RECALL_MESSAGE)
-        assert asked == {"producerGroup": "PG", "topic": "T", "recallHandle": handle}
+        assert asked == {"producerGroup": "PG", "topic": "T", "recallHandle": handle, "bname": "broker-1"}
         with pytest.raises(MessageIllegal, match="recall handle 'no' is not"):
             await producer.recall("no")
         elsewhere = encode_recall_handle(RecallHandle("T", "broker-9", 1_900_000_000_000, "UK"))

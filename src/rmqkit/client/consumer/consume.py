@@ -450,6 +450,7 @@ class ConcurrentConsumeService:
             origin_topic=message.topic,
             unit_mode=False,
             max_reconsume_times=self._retries_max,
+            bname=message.broker_name,
         )
         # The address in the record is the last resort: it is where the broker was when it stored the message.
         address = self.runtime.routes.address(message.broker_name or "") or message.store_host

@@ -241,6 +241,7 @@ class PopSession:
             exp=subscription.sub_string,
             order=self.is_ordered or None,
             attempt_id=attempt_id,
+            bname=queue.broker_name,
         )
         address = await self._runtime.routes.find_address(queue.broker_name, queue.topic)
         # A task of its own: the broker hides the messages from everybody even if nobody here waits for them any more.
@@ -311,6 +312,7 @@ class PopSession:
             queue_id=receipt.handle.queue_id,
             extra_info=encode_pop_handle(receipt.handle),
             offset=receipt.queue_offset,
+            bname=broker_name,
         )
         await calls.ack(address, header)
 
@@ -353,6 +355,7 @@ class PopSession:
             extra_info=encode_pop_handle(handle),
             offset=offset,
             invisible_time=invisible_ms,
+            bname=handle.broker_name,
         )
         answer = await self._runtime.calls.change_invisible_time(await self._address(receipt), header)
         return replace(

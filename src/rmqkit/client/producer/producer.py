@@ -264,7 +264,9 @@ class Producer(Client):
         if address is None:
             has = f"broker {handle.broker_name}, which has the message to recall"
             raise NoRoute(f"{has}, is in no route: {NOT_REGISTERED}")
-        header = RecallMessageRequest(producer_group=self.group, topic=handle.topic, recall_handle=recall_handle)
+        header = RecallMessageRequest(
+            producer_group=self.group, topic=handle.topic, recall_handle=recall_handle, bname=handle.broker_name
+        )
         recall = Recall(self.group, handle.topic, handle.unique_key)
         try:
             msg_id = await self._runtime.calls.recall(address, header)

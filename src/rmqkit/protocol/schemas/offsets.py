@@ -21,6 +21,7 @@ class QueryConsumerOffsetRequest(Struct, rename="camel", gc=False):
     topic: str
     queue_id: Int32
     set_zero_if_not_found: bool | None = None
+    bname: str | None = None
 
 
 class UpdateConsumerOffsetRequest(Struct, rename="camel", gc=False):
@@ -30,6 +31,7 @@ class UpdateConsumerOffsetRequest(Struct, rename="camel", gc=False):
     topic: str
     queue_id: Int32 | None = None
     commit_offset: Int64 | None = None
+    bname: str | None = None
 
 
 class QueueRequest(Struct, rename="camel", gc=False):
@@ -39,6 +41,7 @@ class QueueRequest(Struct, rename="camel", gc=False):
     topic: str
     queue_id: Int32
     committed: bool | None = None
+    bname: str | None = None
 
 
 class SearchOffsetRequest(Struct, rename="camel", gc=False):
@@ -48,6 +51,7 @@ class SearchOffsetRequest(Struct, rename="camel", gc=False):
     queue_id: Int32
     timestamp: Int64
     boundary_type: str | None = None
+    bname: str | None = None
 
 
 class OffsetResponse(Struct, gc=False):

@@ -18,6 +18,7 @@ class PollingInfoRequest(Struct, rename="camel", kw_only=True, gc=False):
     consumer_group: str
     topic: str
     queue_id: Int32
+    bname: str | None = None
 
 
 class PollingInfoResponse(Struct, rename="camel", gc=False):

@@ -85,6 +85,7 @@ class ConsumerSendBackRequest(Struct, rename="camel", gc=False):
     origin_topic: str | None = None
     unit_mode: bool | None = None
     max_reconsume_times: Int32 | None = None
+    bname: str | None = None
 
 
 class RecallMessageRequest(Struct, rename="camel", kw_only=True, gc=False):
@@ -93,6 +94,7 @@ class RecallMessageRequest(Struct, rename="camel", kw_only=True, gc=False):
     producer_group: str | None = None
     topic: str
     recall_handle: str
+    bname: str | None = None
 
 
 class RecallMessageResponse(Struct, rename="camel", gc=False):
