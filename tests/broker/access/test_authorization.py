@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.broker.access.policies import Authorization
-from rmqkit.broker.access.rights import needed
 from rmqkit.broker.access.users import AccessTable
 from rmqkit.broker.settings import PROMISES, BrokerSettings, refuse_unsupported
 from rmqkit.errors import PeerRefused, SettingsError
@@ -21,6 +20,7 @@ from rmqkit.protocol.schemas.access import AclEntry, AclInfo, AclPolicy, UserInf
 from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, Credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.policies import PolicyIndex
+from rmqkit.rights import needed
 from rmqkit.standalone import Standalone
 from tests.broker.operations.test_admission import CLIENTS_OWN, GUARDED, OF_SERVERS, READING
 from tests.elsewhere import BELIEVES_US, ask_from_elsewhere

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from rmqkit.broker.access.policies import message_at
-from rmqkit.broker.access.rights import NotReadable, needed
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.command import Command, decode_fields
@@ -16,6 +15,7 @@ from rmqkit.protocol.ids import decode_offset_id, offset_id
 from rmqkit.protocol.record import BatchEntry, encode_batch, pack_host
 from rmqkit.remoting.authentication import AuthenticationSettings, Credentials
 from rmqkit.remoting.client import RemotingClient
+from rmqkit.rights import NotReadable, needed
 from rmqkit.standalone import Standalone
 from tests.store.stores import message, opened, small_settings
 

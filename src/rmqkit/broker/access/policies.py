@@ -1,5 +1,5 @@
 """What a known user may do (``AclAuthorizationHandler``): a request is refused unless a policy of its user allows all
-that it needs (`rmqkit.broker.access.rights`). Super users and the broker's own requests need no policy.
+that it needs (`rmqkit.rights`). Super users and the broker's own requests need no policy.
 
 Each need of a request is judged once, however often its body or header names it, and by an index of the user's
 policies (`PolicyIndex`), which holds until policies change. What lies at a physical offset is taken for a message only
@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from rmqkit.broker.access.rights import NotReadable, needed
 from rmqkit.broker.access.users import AccessTable
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.record import Record, decode_record
 from rmqkit.remoting.policies import SUPER, Actions, PolicyIndex, Resource, topic_resource
+from rmqkit.rights import NotReadable, needed
 from rmqkit.store.message_store import MessageStore
 
 _PUBLISHES = frozenset(["Pub"])
