@@ -182,3 +182,30 @@ def test_a_change_is_all_or_nothing_and_covers_secrets():
     described = {row.key: (row.source, row.default, row.bounds) for row in configuration.described()}
     assert described["size"] == ("request", "10", "a whole number at least 1")
     assert described["listenPort"] == ("default", "1", "a whole number at least 0")
+
+
+def test_a_proxys_json_is_read_like_properties(tmp_path):
+    path = tmp_path / "rmq-proxy.json"
+    lines = ["{", '"port": 8081,', '"on": true,', '"off": null,', r'"user": "{\"a\":1}",', '"own": {"b": [2]}', "}"]
+    path.write_text("\n".join(lines))
+    assert given_by_file(path) == {
+        "port": Given("8081", f"{path}:2"),
+        "on": Given("true", f"{path}:3"),
+        "user": Given('{"a":1}', f"{path}:5"),
+        "own": Given('{"b":[2]}', f"{path}:6"),
+    }
+    path.write_text("")
+    assert given_by_file(path) == {}
+
+
+@pytest.mark.parametrize("text", ["[]", "port=1", '{"port": 1'])
+def test_json_that_is_no_object_of_settings_is_named(tmp_path, text):
+    path = tmp_path / "rmq-proxy.json"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=r"rmq-proxy.json has to be one JSON object of settings: "):
+        given_by_file(path)
+
+
+def test_changes_are_not_written_to_json(tmp_path):
+    with pytest.raises(SettingsError, match="changes are kept in properties files only"):
+        write_properties(tmp_path / "rmq-proxy.json", {"a": "1"})

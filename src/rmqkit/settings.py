@@ -6,7 +6,8 @@ Each field is declared once, beside the component that uses it::
         flush_interval_ms: Annotated[int, Setting("flushIntervalCommitLog", low=1, help="...")] = 500
 
 and that one declaration feeds file parsing, bounds, ``--print-config``, the admin requests and the documentation. The
-files are Java properties (``broker.conf``, ``namesrv.conf``) and work as they are: a key without effect here is
+files are Java properties (``broker.conf``, ``namesrv.conf``) or a proxy's JSON (``rmq-proxy.json``) and work as they
+are: a key without effect here is
 accepted, an unknown key is reported with the nearest known name, a wrong value is an error.
 
 A running server has a `Configuration`: its settings, who gave each, and two ways to change those marked hot: a request
@@ -174,6 +175,7 @@ class Described(msgspec.Struct, rename="camel", kw_only=True):
     help: str
 
 
+_JSON = ".json"
 _NEAREST_MAX = 16
 """Unknown keys for which the nearest known one is looked for."""
 
@@ -316,9 +318,12 @@ def read_properties(path: Path) -> dict[str, str]:
 
 
 def given_by_file(path: Path) -> dict[str, Given]:
-    """What a Java properties file says, and in which line (of the last, if a key is there twice).
-    Raises SettingsError: the file cannot be read or is not text."""
+    """What a Java properties file says, and in which line (of the last, if a key is there twice); or a file whose name
+    ends with ``.json``: one object, as Apache's proxy has it.
+    Raises SettingsError: the file cannot be read or is not text, or not such an object."""
     text = _content(path)
+    if path.suffix == _JSON:
+        return _given_by_json(text, path)
     return {entry.key: Given(entry.value, f"{path}:{entry.first + 1}") for entry in _entries(text)}
 
 
@@ -327,6 +332,8 @@ def write_properties(path: Path, changes: Mapping[str, str]) -> None:
     returns, and whole at any time.
     Raises SettingsError: it cannot be read or written; it is unchanged then."""
     path = path.resolve()
+    if path.suffix == _JSON:
+        raise SettingsError(f"cannot write {path}: changes are kept in properties files only; nothing was changed")
     text = _content(path) if path.exists() else ""
     lines, missing = text.splitlines(keepends=True), dict(changes)
     for entry in reversed(list(_entries(text))):  # the last line of a key is the one that counts
@@ -347,6 +354,24 @@ def write_properties(path: Path, changes: Mapping[str, str]) -> None:
         whole.replace(path)
     except OSError as error:
         raise SettingsError(f"cannot write {path}: {error.strerror}; nothing was changed") from error
+
+
+def _given_by_json(text: str, path: Path) -> dict[str, Given]:
+    try:
+        entries = msgspec.json.decode(text, type=dict[str, Any]) if text.strip() else {}
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"{path} has to be one JSON object of settings: {error}") from None
+    return {
+        key: Given(value if isinstance(value, str) else msgspec.json.encode(value).decode(), _place(key, text, path))
+        for key, value in entries.items()
+        if value is not None
+    }
+
+
+def _place(key: str, text: str, path: Path) -> str:
+    """The file and the line of a key in JSON; the file alone where the key is written with escapes."""
+    at = text.find(msgspec.json.encode(key).decode())
+    return str(path) if at < 0 else f"{path}:{text.count(chr(10), 0, at) + 1}"
 
 
 def _content(path: Path) -> str:
