@@ -106,6 +106,10 @@ soak: $(STAMP) ## clients of every kind under load, SECONDS=1800 long: nothing l
 grpc-restart: $(STAMP) ## 100 clients of gRPC while the broker is stopped and killed 20 times: nothing lost; ARGS="--rounds 5"
 	@GRPC_VERBOSITY=ERROR $(BIN)/python -m tests.faults.grpc_restart $(ARGS)
 
+.PHONY: sdk-restart
+sdk-restart: $(STAMP) ## 100 clients of Apache's SDKs while the broker is restarted: seconds until they receive again; ARGS="--clients 12"
+	@$(BIN)/python -m tests.faults.sdk_restart $(ARGS)
+
 .PHONY: grpc-soak
 grpc-soak: MINUTES ?= 60
 grpc-soak: $(STAMP) ## clients of gRPC that come and go, MINUTES=60 long: nothing lost, no table grows, nor memory
