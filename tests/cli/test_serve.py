@@ -88,9 +88,27 @@ def test_a_proxy_runs_before_a_name_server(tmp_path):
             tmp_path, "proxy", "-n", names.wait_ready(r"^ready namesrv=(\S+)$", SECONDS_MAX)[1], "--port", 0
         ) as proxy,
     ):
-        proxy.wait_ready(r"^ready grpc=\S+:\d+$", SECONDS_MAX)
+        proxy.wait_ready(r"^ready grpc=\S+:\d+ remoting=\S+:\d+$", SECONDS_MAX)
         assert proxy.stop(signal.SIGTERM, SECONDS_MAX) == 0
         assert names.stop(signal.SIGTERM, SECONDS_MAX) == 0
+
+
+def test_a_proxy_reads_apaches_json(tmp_path):
+    config = tmp_path / "rmq-proxy.json"
+    own = {
+        "rocketMQClusterName": "DefaultCluster",
+        "proxyMode": "CLUSTER",
+        "grpcServerPort": 0,
+        "remotingListenPort": -1,
+    }
+    others = {"proxyName": "proxy-a", "tlsTestModeEnable": True, "namesrvAdr": "127.0.0.1:1"}
+    config.write_text(json.dumps({**own, **others, "namesrvAddr": "127.0.0.1:1", "bindAddress": "127.0.0.1"}))
+    with server(tmp_path, "proxy", "-c", config, "--port", 0) as proxy:
+        proxy.wait_ready(r"^ready grpc=127\.0\.0\.1:\d+$", SECONDS_MAX)
+        assert proxy.stop(signal.SIGTERM, SECONDS_MAX) == 0
+    said = proxy.log.read_text()
+    assert f"{config}:1: unknown key namesrvAdr is ignored, did you mean namesrvAddr?" in said
+    assert f"{config}: without effect here: proxyName, tlsTestModeEnable" in said
 
 
 def test_a_broker_without_a_name_server_says_so_and_runs(tmp_path):

@@ -74,9 +74,26 @@ def run_broker(
 
 @contextmanager
 def run_proxy(work_dir: Path, name_servers: str, conf: Mapping[str, object]) -> Iterator[tuple[ServerProcess, str]]:
-    """`rmq proxy` on a free port, and its address. Killed at the end if it still runs."""
+    """`rmq proxy` on free ports, and where it answers gRPC. Killed at the end if it still runs."""
+    with _run_proxy(work_dir, name_servers, conf) as (process, grpc_addr, _):
+        yield process, grpc_addr
+
+
+@contextmanager
+def run_remoting_proxy(work_dir: Path, name_servers: str) -> Iterator[str]:
+    """Where an `rmq proxy` on free ports answers remoting clients. Its stop has to be clean."""
+    with _run_proxy(work_dir, name_servers, {}) as (process, _, remoting_addr):
+        yield remoting_addr
+        assert process.stop(signal.SIGTERM, STOP_SECONDS) == 0, process.log_tail()
+
+
+@contextmanager
+def _run_proxy(
+    work_dir: Path, name_servers: str, conf: Mapping[str, object]
+) -> Iterator[tuple[ServerProcess, str, str]]:
     config = work_dir / "rmq-proxy.conf"
     config.write_text("".join(f"{key}={value}\n" for key, value in conf.items()))
     command: list[str | Path] = [RMQ, "proxy", "--host", "127.0.0.1", "--port", "0", "-n", name_servers, "-c", config]
     with ServerProcess(command, work_dir / "rmq-proxy.log") as process:
-        yield process, process.wait_ready(r"^ready grpc=(\S+)", READY_SECONDS)[1]
+        ready = process.wait_ready(r"^ready grpc=(\S+) remoting=(\S+)", READY_SECONDS)
+        yield process, ready[1], ready[2]

@@ -111,7 +111,9 @@ async def test_a_proxy_has_a_port_of_its_own(tmp_path):
     async with servers(tmp_path, grpc_port=-1) as running:
         running.broker.context.topics.ensure("T", 1)
         await running.broker.context.topics_published()
-        settings = ProxySettings(namesrv_addr=running.namesrv_address, grpc_port=0, bind_address="127.0.0.1")
+        settings = ProxySettings(
+            namesrv_addr=running.namesrv_address, grpc_port=0, remoting_port=-1, bind_address="127.0.0.1"
+        )
         async with Proxy(settings) as proxy, grpc.aio.insecure_channel(proxy.address) as channel:
             request = METHODS["SendMessage"].request(messages=[message()])
             assert (await Stubs(channel).SendMessage(request, metadata=METADATA)).status.code == OK
@@ -122,7 +124,7 @@ async def test_who_a_balancer_names_is_the_peer_of_a_proxy(tmp_path):
     async with servers(tmp_path, grpc_port=-1) as running:
         running.broker.context.topics.ensure("T", 1)
         await running.broker.context.topics_published()
-        at = {"namesrv_addr": running.namesrv_address, "grpc_port": 0, "bind_address": "127.0.0.1"}
+        at = {"namesrv_addr": running.namesrv_address, "grpc_port": 0, "remoting_port": -1, "bind_address": "127.0.0.1"}
         async with Proxy(ProxySettings(**at, proxy_addresses=AdminAddresses("loopback"))) as proxy:
             assert await born_host_behind_a_balancer(proxy.address) == "203.0.113.9:4321"
 
@@ -140,6 +142,7 @@ async def test_a_proxy_tells_prometheus_what_it_answers(tmp_path):
         settings = ProxySettings(
             namesrv_addr=running.namesrv_address,
             grpc_port=0,
+            remoting_port=-1,
             bind_address="127.0.0.1",
             exporter_type=ExporterType.PROM,
             exporter_port=0,

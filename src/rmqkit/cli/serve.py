@@ -207,18 +207,28 @@ def proxy(
     host: _Host = None,
     **common: Any,
 ) -> None:
-    """Run a gRPC endpoint in front of a cluster, for the RocketMQ 5.x SDKs."""
+    """Run a proxy in front of a cluster: a gRPC endpoint for the RocketMQ 5.x SDKs, and a remoting port."""
     with extras.needed("grpc", "rmq proxy"):
-        from rmqkit.proxy.server import Proxy, ProxySettings
+        from rmqkit.proxy.server import WITHOUT_EFFECT, Proxy, ProxySettings
         from rmqkit.proxy.users import ProxyUserSettings
     types = (ProxySettings, ProxyUserSettings, LoggingSettings, ServerTlsSettings, ClientTlsSettings)
-    running = Running.of({types: {}}, bindAddress=host, grpcServerPort=port, namesrvAddr=name_servers, **common)
+    running = Running.of(
+        {types: {}},
+        without_effect=WITHOUT_EFFECT,
+        defaults=_remoting_default,
+        bindAddress=host,
+        grpcServerPort=port,
+        namesrvAddr=name_servers,
+        **common,
+    )
     (everything,) = running.configurations
     settings, users, _, *tls = everything.settings
     sides = _tls(*tls)
     _run(
         lambda: Proxy(settings, users, **sides),
-        lambda server: f"ready grpc={server.address}{_metrics(server.metrics_address)}",
+        lambda server: (
+            f"ready grpc={server.address}{_remoting(server.remoting_address)}{_metrics(server.metrics_address)}"
+        ),
         running.reload,
     )
 
@@ -255,6 +265,17 @@ def _grpc_default(given: Mapping[str, Given]) -> dict[str, Given]:
     except OSError as error:
         _log.warning("no gRPC port for the 5.x SDKs: %s:%d: %s; set grpcServerPort", host, _GRPC_PORT, error.strerror)
         return {}
+
+
+def _remoting_default(given: Mapping[str, Given]) -> dict[str, Given]:
+    """A free remoting port for a proxy whose other port is any free one, too, where nobody names one."""
+    takes_any = "grpcServerPort" in given and given["grpcServerPort"].text == "0"
+    return {"remotingListenPort": Given("0", "rmq")} if takes_any and "remotingListenPort" not in given else {}
+
+
+def _remoting(address: str) -> str:
+    """What the ready line says of the port for remoting clients, if there is one."""
+    return f" remoting={address}" if address else ""
 
 
 def _grpc(address: str) -> str:

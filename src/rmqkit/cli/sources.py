@@ -55,7 +55,12 @@ _log = logging.getLogger("rmqkit")
 
 Config = Annotated[
     Path | None,
-    typer.Option("-c", "--config", help="Settings file, in the format of Java's broker.conf.", show_default=False),
+    typer.Option(
+        "-c",
+        "--config",
+        help="Settings file, in the format of Java's broker.conf; JSON if it ends with .json.",
+        show_default=False,
+    ),
 ]
 NameServers = Annotated[
     str | None,
@@ -121,13 +126,21 @@ class Sources:
         types: the settings there are; other keys are told and ignored, and refused on the command line.
         config: the file of ``-c``.
         options: the settings of the command line.
+        without_effect: keys that Apache's servers have and that are accepted here.
 
     Attributes:
         file: the file that is read and that requests keep their changes in.
     """
 
-    def __init__(self, types: Sequence[type[msgspec.Struct]], config: Path | None, options: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        types: Sequence[type[msgspec.Struct]],
+        config: Path | None,
+        options: Mapping[str, str],
+        without_effect: frozenset[str] = WITHOUT_EFFECT,
+    ) -> None:
         self._types = types
+        self._without_effect = without_effect
         self._config = config
         self._options = dict(options)
         self._environment = {
@@ -145,7 +158,7 @@ class Sources:
         for key in PROMISES.keys() & given.keys():
             text, source = given[key]
             refuse_unsupported({key: text}, source=source, promises={key: PROMISES[key]})
-        accepted = WITHOUT_EFFECT | _UNUSED | PROMISES.keys()
+        accepted = self._without_effect | _UNUSED | PROMISES.keys()
         loaded = configuration.load(self._types, given, without_effect=accepted)
         notes = []
         for key, nearest in loaded.unknown:
@@ -202,14 +215,16 @@ class Running:
         config: Path | None,
         print_config: bool,
         as_json: bool,
+        without_effect: frozenset[str] = WITHOUT_EFFECT,
         defaults: Callable[[Mapping[str, Given]], Mapping[str, Given]] = lambda given: {},
         **options: Any,
     ) -> Running:
         """Settings objects from all sources; the log begins here. With ``print_config`` they are printed, and that is
         all. ``defaults``: told what was given, says what holds of settings that nobody gave.
+        ``without_effect``: as of `Sources`.
         Raises SettingsError: something of it cannot be used."""
         types = list(dict.fromkeys(one for part in parts for one in part))
-        sources = Sources(types, config, options_of(**options))
+        sources = Sources(types, config, options_of(**options), without_effect)
         given, notes = sources.read()
         others = defaults(given)
         made = [Configuration.load(part, {**others, **given, **own}, file=sources.file) for part, own in parts.items()]

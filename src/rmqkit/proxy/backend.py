@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.schemas.clients import HeartbeatData
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.remoting.policies import Actions, Resource
 
 __all__ = [
     "ASK_TIMEOUT_MS",
@@ -37,7 +38,7 @@ OnRequest = Callable[[Command], "asyncio.Future[Command] | None"]
 
 Unclaimed = Callable[[Command], None]
 
-Wanted = tuple[str, frozenset[str]]
+Wanted = tuple[Resource, Actions]
 """A resource such as ``Topic:T``, and the actions of which any one is enough: ``Pub``, ``Sub``."""
 
 GrpcRefusal = Callable[["str | None", Iterable[Wanted], Sequence[str]], "str | None"]

@@ -6,6 +6,7 @@ Apache's proxy tells that it is up, and no more. Source: grpc.md §11; behaviour
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from rmqkit.clock import Clock
 from rmqkit.metrics import ExporterSettings, Gathered, histogram
@@ -25,7 +26,7 @@ class ProxyMetrics:
         self._lag_ms = histogram("rmqkit_event_loop_lag")
         self._exporter = Exporter()
         self._endpoint: Endpoint
-        self._server: RemotingServer
+        self._servers: Sequence[RemotingServer]
 
     @property
     def address(self) -> str:
@@ -35,8 +36,8 @@ class ProxyMetrics:
         """Take the port. Raises ListenFailed: it is taken, or the address is not this machine's."""
         await self._exporter.bind(self._settings.exporter_host or host, self._settings.exporter_port)
 
-    async def serve(self, endpoint: Endpoint, server: RemotingServer, node_id: str) -> None:
-        self._endpoint, self._server = endpoint, server
+    async def serve(self, endpoint: Endpoint, servers: Sequence[RemotingServer], node_id: str) -> None:
+        self._endpoint, self._servers = endpoint, servers
         endpoint.answered = Counter()
         common = {**self._settings.metric_labels.pairs, "node_type": "proxy", "node_id": node_id}
         await self._exporter.serve(self.gather, common, self._lag_ms, self._clock)
@@ -59,5 +60,5 @@ class ProxyMetrics:
                 (name, code): count for (name, code), count in sorted(endpoint.answered.items())
             },
             "rmqkit_proxy_held_messages": {(): endpoint.held_messages},
-            **lane_values({}, [self._server]),
+            **lane_values({}, self._servers),
         }

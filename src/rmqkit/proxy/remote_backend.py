@@ -65,8 +65,8 @@ class RemoteBackend:
         users = users or ProxyUserSettings()
         inner = inner_credentials(users.inner_credentials)
         self._cluster = users.cluster
-        self._users = Users(users, inner, self._ask_cluster, clock)
-        self.has_policies = self._users.has_policies
+        self.users = Users(users, inner, self._ask_cluster, clock)
+        self.has_policies = self.users.has_policies
         router = Router()
         router.register(RequestCode.CHECK_TRANSACTION_STATE, self._check_back)
         self._remoting = remoting(router, inner)
@@ -75,6 +75,9 @@ class RemoteBackend:
         self._routes = Kept(self._fetch_route, clock)
         self._groups = Kept(self._fetch_group, clock)
         self._clusters = Kept(self._fetch_cluster, clock)
+        self._topics = Kept(self._fetch_topic, clock)
+        self._named = Kept(self._fetch_master, clock)
+        self._all = Kept(self._fetch_names, clock)
         self._masters: dict[str, str] = {}
         self._producers: dict[str, list[_RemotePeer]] = {}
         self._turn = itertools.count()
@@ -119,10 +122,28 @@ class RemoteBackend:
         return _RemotePeer(self, on_request, on_close)
 
     async def identify(self, metadata: Mapping[str, str]) -> str | None:
-        return await self._users.signer(metadata)
+        return await self.users.signer(metadata)
 
     async def authorize(self, user: str | None, wanted: Sequence[Wanted], addresses: Sequence[str]) -> None:
-        await self._users.check(user, wanted, addresses)
+        await self.users.check(user, wanted, addresses)
+
+    # -- what the remoting port asks
+
+    async def topic(self, name: str) -> TopicRoute | None:
+        """Where a topic is, as name servers tell it. Raises RemotingError."""
+        return await self._topics.find(name)
+
+    async def master(self, broker: str) -> str | None:
+        """The address of a broker's master; None: name servers know none. Raises RemotingError."""
+        return self._masters.get(broker) or await self._named.find(broker)
+
+    async def brokers(self) -> list[str]:
+        """The names of all brokers that have a master. Raises RemotingError."""
+        return await self._all.find("") or []
+
+    def not_reached(self, broker: str) -> None:
+        """Have the address of a broker's master looked up again: nobody answers at the one that is known."""
+        self._masters.pop(broker, None)
 
     # -- what peers ask
 
@@ -183,10 +204,9 @@ class RemoteBackend:
         return decode_record(command.payload).topic
 
     async def _fetch_route(self, topic: str) -> Route | None:
-        found = await self._name_servers.route(topic)
+        found = await self._fetch_topic(topic)
         if found is None:
             return None
-        self._take_masters(found.broker_datas)
         message_type = await self._message_type(topic, found)
         by_name = {data.broker_name: data for data in found.broker_datas}
         queues = [
@@ -202,6 +222,20 @@ class RemoteBackend:
             if data.broker_name in by_name and 0 in by_name[data.broker_name].broker_addrs
         ]
         return Route(message_type, queues)
+
+    async def _fetch_topic(self, name: str) -> TopicRoute | None:
+        found = await self._name_servers.route(name)
+        if found is not None:
+            self._take_masters(found.broker_datas)
+        return found
+
+    async def _fetch_names(self, _: str) -> list[str]:
+        brokers = (await self._learn_masters()).broker_addr_table
+        return sorted(name for name, data in brokers.items() if 0 in data.broker_addrs)
+
+    async def _fetch_master(self, broker: str) -> str | None:
+        await self._learn_masters()
+        return self._masters.get(broker)
 
     async def _message_type(self, topic: str, route: TopicRoute) -> str:
         """The value of ``message.type``, of the first broker that tells it."""

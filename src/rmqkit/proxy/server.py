@@ -6,7 +6,9 @@ Source: grpc.md §11, §16.5.
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,9 +20,11 @@ from rmqkit.metrics import ExporterType
 from rmqkit.proxy.endpoint import Endpoint
 from rmqkit.proxy.grpc_call import GrpcService
 from rmqkit.proxy.remote_backend import HEARTBEAT_SECONDS, RemoteBackend
+from rmqkit.proxy.remoting_port import RemotingPort
 from rmqkit.proxy.users import ProxyUserSettings
 from rmqkit.remoting.address import AdminAddresses, advertised_ip, join_address
 from rmqkit.remoting.client import RemotingClient
+from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.limits import ConnectionSettings, Limits
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
@@ -31,9 +35,55 @@ from rmqkit.settings import Setting
 if TYPE_CHECKING:  # it loads prometheus-client, which a proxy without metrics does not need
     from rmqkit.proxy.metrics import ProxyMetrics
 
-__all__ = ["Proxy", "ProxySettings"]
+__all__ = ["WITHOUT_EFFECT", "Proxy", "ProxySettings"]
 
 _log = logging.getLogger(__name__)
+
+
+WITHOUT_EFFECT = frozenset(
+    """
+    aclConfigCacheExpiredSeconds aclConfigCacheMaxNum aclConfigCacheRefreshSeconds authenticationMetadataProvider
+    authenticationProvider authenticationStrategy authorizationMetadataProvider authorizationProvider
+    authorizationStrategy channelExpiredTimeout consumerProxyForwardThreadPoolNums
+    consumerProxyForwardThreadPoolQueueCapacity defaultInvisibleTimeMills enableACL enableAclRpcHookForClusterMode
+    enableBatchAck enablePrintJstack enableProxyAutoRenew enableRemotingLocalProxyGrpc enableTopicMessageTypeCheck
+    grpcBossLoopNum grpcClientChannelMaxInactiveTimeMills grpcClientConsumerLongPollingBatchSize
+    grpcClientConsumerMaxLongPollingTimeoutMillis grpcClientConsumerMinLongPollingTimeoutMillis
+    grpcClientIdleTimeMills grpcClientManagerThreadPoolNums grpcClientManagerThreadQueueCapacity
+    grpcClientProducerBackoffInitialMillis grpcClientProducerBackoffMaxMillis grpcClientProducerBackoffMultiplier
+    grpcClientProducerMaxAttempts grpcConsumerThreadPoolNums grpcConsumerThreadQueueCapacity
+    grpcMaxInboundMessageSize grpcProducerThreadPoolNums grpcProducerThreadQueueCapacity grpcRouteThreadPoolNums
+    grpcRouteThreadQueueCapacity grpcThreadPoolNums grpcThreadPoolQueueCapacity grpcTransactionThreadPoolNums
+    grpcTransactionThreadQueueCapacity grpcWorkerLoopNum heartbeatSyncerTopicClusterName heartbeatSyncerTopicName
+    invisibleTimeMillisWhenClear lockTimeoutMsInHandleGroup localServeAddr maxDelayTimeMills
+    maxInvisibleTimeMills maxMessageGroupSize maxMessageSize maxRenewRetryTimes maxTransactionRecoverySecond
+    maxUserPropertySize metricCollectorMode minInvisibleTimeMillsForRecv printJstackInMillis
+    printThreadPoolStatusInMillis producerProxyForwardThreadPoolNums producerProxyForwardThreadPoolQueueCapacity
+    proxyName renewAheadTimeMillis renewMaxTimeMillis renewSchedulePeriodMillis renewThreadPoolNums
+    remotingConsumerThreadPoolNums remotingDefaultThreadPoolNums remotingHeartbeatThreadPoolNums
+    remotingProducerThreadPoolNums remotingPullMessageThreadPoolNums remotingTopicRouteThreadPoolNums
+    remotingUpdateOffsetThreadPoolNums subscriptionGroupConfigCacheExpiredSeconds
+    subscriptionGroupConfigCacheMaxNum subscriptionGroupConfigCacheRefreshSeconds tlsCertPath tlsKeyPath
+    tlsTestModeEnable topicConfigCacheExpiredSeconds topicConfigCacheMaxNum topicConfigCacheRefreshSeconds
+    topicRouteServiceCacheExpiredSeconds topicRouteServiceCacheMaxNum topicRouteServiceCacheRefreshSeconds
+    topicRouteServiceThreadPoolNums topicRouteServiceThreadPoolQueueCapacity transactionDataExpireMillis
+    transactionDataMaxNum transactionDataMaxWaitClearMillis transactionHeartbeatPeriodSecond
+    transactionHeartbeatThreadPoolNums useDelayLevel useEndpointPortFromRequest userCacheExpiredSeconds
+    userCacheMaxNum userCacheRefreshSeconds userPropertyMaxNum
+    """.split()
+)
+"""Keys of ``rmq-proxy.json`` that Apache's proxy has and that mean nothing here."""
+
+
+class ProxyMode(enum.Enum):
+    """Where brokers are."""
+
+    CLUSTER = "cluster"
+    LOCAL = "local"
+
+    @classmethod
+    def _missing_(cls, value: object) -> ProxyMode | None:
+        return next((one for one in cls if isinstance(value, str) and value.lower() == one.value), None)
 
 
 class ProxySettings(ConnectionSettings, kw_only=True):
@@ -43,6 +93,26 @@ class ProxySettings(ConnectionSettings, kw_only=True):
     grpc_port: Annotated[
         int, Setting("grpcServerPort", "gRPC port for the 5.x SDKs; 0 means a free port", low=0, high=65535)
     ] = 8081
+    remoting_port: Annotated[
+        int,
+        Setting(
+            "remotingListenPort",
+            "port for clients of the remoting protocol; 0 means a free port, -1 none",
+            low=-1,
+            high=65535,
+        ),
+    ] = 8080
+    remoting_host: Annotated[
+        str, Setting("remotingAccessAddr", "host that routes name; default: the address that the client has reached")
+    ] = ""
+    mode: Annotated[
+        ProxyMode,
+        Setting(
+            "proxyMode",
+            "cluster: brokers are other processes; one that answers gRPC itself is `rmq broker`",
+            only="cluster",
+        ),
+    ] = ProxyMode.CLUSTER
     bind_address: Annotated[str, Setting("bindAddress", "address to listen on")] = "0.0.0.0"
     proxy_addresses: Annotated[
         AdminAddresses,
@@ -64,6 +134,7 @@ class Proxy:
 
     Attributes:
         address: where SDKs reach it, as ``host:port``; set by `start`.
+        remoting_address: where remoting clients do; empty where they do not.
     """
 
     def __init__(
@@ -84,6 +155,7 @@ class Proxy:
         self._stopping = asyncio.Event()
         self._metrics: ProxyMetrics | None = None
         self.address = ""
+        self.remoting_address = ""
 
     @property
     def metrics_address(self) -> str:
@@ -103,13 +175,8 @@ class Proxy:
                 self._metrics = ProxyMetrics(settings, self._clock)
                 self._stack.push_async_callback(self._metrics.close)
                 await self._metrics.bind(settings.bind_address)
-            server = RemotingServer(
-                Router(),
-                clock=self._clock,
-                tls=self._tls,
-                balancers=lambda: settings.proxy_addresses,
-                limits=Limits(settings),
-            )
+            limits = Limits(settings)
+            server = self._server(Router(), limits)
             port = await server.bind(settings.bind_address, settings.grpc_port)
             self.address = join_address(advertised_ip(settings.bind_address), port)
             backend = RemoteBackend(
@@ -126,21 +193,53 @@ class Proxy:
                     "authenticationEnabled is not set: anyone who reaches %s has the rights of the brokers' own user",
                     self.address,
                 )
+            servers = [server]
+            if settings.remoting_port >= 0:
+                servers.append(await self._listen_to_remoting(backend, limits))
             endpoint = Endpoint(backend, self._clock, port=port)
             endpoint.start()
             beating = repeat(backend.heartbeat, name="heartbeat", seconds=HEARTBEAT_SECONDS, end=self._stopping)
             heartbeats = asyncio.create_task(beating, name="heartbeat")
             self._stack.push_async_callback(asyncio.wait, [heartbeats])
             self._stack.push_async_callback(endpoint.stop)
-            self._stack.push_async_callback(server.close)  # first: no call comes while the endpoint stops
+            for one in servers:  # closed before: no call comes while the endpoint stops
+                self._stack.push_async_callback(one.close)
             self._stack.push_async_callback(endpoint.drain)
-            server.http2 = GrpcService(endpoint).connection
-            await server.serve()
+            for one in servers:  # both take gRPC, as Apache's
+                one.http2 = GrpcService(endpoint).connection
+                await one.serve()
             if self._metrics is not None:
-                await self._metrics.serve(endpoint, server, self.address)
+                await self._metrics.serve(endpoint, servers, self.address)
         except BaseException:
             await self.stop()
             raise
+
+    def _server(
+        self, router: Router, limits: Limits, on_close: Callable[[Connection], None] | None = None
+    ) -> RemotingServer:
+        return RemotingServer(
+            router,
+            clock=self._clock,
+            on_close=on_close,
+            tls=self._tls,
+            balancers=lambda: self._settings.proxy_addresses,
+            limits=limits,
+        )
+
+    async def _listen_to_remoting(self, backend: RemoteBackend, limits: Limits) -> RemotingServer:
+        """Take the port for remoting clients. Raises ListenFailed."""
+        settings = self._settings
+        # Known when routes are asked for; the handlers come first.
+        port = RemotingPort(
+            backend,
+            lambda router: RemotingClient(router, clock=self._clock, tls=self._client_tls),
+            host=settings.remoting_host,
+        )
+        self._stack.push_async_callback(port.close)
+        server = self._server(port.router, limits, port.closed)
+        port.port = await server.bind(settings.bind_address, settings.remoting_port)
+        self.remoting_address = join_address(advertised_ip(settings.bind_address), port.port)
+        return server
 
     async def stop(self) -> None:
         """Take no further calls, give back what clients hold, and close."""

@@ -12,14 +12,16 @@ brokers' own, ``innerClientAuthenticationCredentials``, which needs no policy. S
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Annotated, TypeVar
 
 from msgspec import Struct
 
 from rmqkit.clock import Clock
 from rmqkit.errors import HeaderError, RmqError, SettingsError
+from rmqkit.protocol.acl import ACCESS_KEY, verify, verify_fully
 from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.schemas.access import AclInfo, SubjectRequest, UserInfo, UserRequest
 from rmqkit.proxy.backend import Wanted
@@ -97,10 +99,28 @@ class Users:
             raise Refused(Code.UNAUTHORIZED, str(error)) from None
         return signature.user
 
-    async def check(self, user: str | None, wanted: Sequence[Wanted], addresses: Sequence[str]) -> None:
+    async def sender(self, command: Command) -> str | None:
+        """`signer` of a request of the remoting protocol. Whether it is new is for its broker to know."""
+        if not self._must_sign:
+            return None
+        try:
+            fields = decode_fields(command)
+            name = fields.get(ACCESS_KEY)
+            found = None if not name or self._is_inner(name) else await self._user(name)
+            secret, remark = secret_of(name, self._inner, lambda _: found)
+            if remark is None and not verify(fields, command.body, secret):
+                remark = "check signature failed."
+            if remark is not None:
+                raise Refused(Code.UNAUTHORIZED, remark)
+            verify_fully(command.code, fields, command.body, secret)
+        except HeaderError as error:
+            raise Refused(Code.UNAUTHORIZED, f"check signature failed: {error}.") from None
+        return name
+
+    async def check(self, user: str | None, wanted: Iterable[Wanted], addresses: Sequence[str]) -> None:
         """Raises Refused: policies do not allow the user all of it, or no broker tells."""
         assert user is not None, "policies hold where calls are signed"
-        if not wanted or self._is_inner(user):
+        if not (wanted := list(wanted)) or self._is_inner(user):
             return
         if (found := await self._user(user)) is None:
             raise Refused(Code.UNAUTHORIZED, f"User:{user} not found.")
@@ -109,7 +129,7 @@ class Users:
         policies = await self._told(self._policies, user)
         index = PolicyIndex(user, None) if policies is None else policies
         for resource, actions in wanted:
-            if (remark := index.remark(resource, actions, addresses)) is not None:
+            if (remark := index.refusal(resource, actions, addresses)) is not None:
                 raise Refused(Code.UNAUTHORIZED, remark)
 
     # -- inside

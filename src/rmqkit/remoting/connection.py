@@ -138,6 +138,12 @@ class Link(asyncio.Protocol):
         """What the peer has not taken of what was written."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
+    @property
+    def own_host(self) -> str:
+        """This side's IP address, as the other side reached it; empty without TCP."""
+        own = None if self._transport is None else self._transport.get_extra_info("sockname")
+        return str(own[0]) if isinstance(own, tuple) else ""
+
     def flush(self) -> None:
         """Write what was sent; done at the end of each tick without being asked for."""
         if self._unsent:
