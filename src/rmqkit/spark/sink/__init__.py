@@ -10,3 +10,7 @@ module              does
 `ledger`            says what entries mean (pure); `ledger_topic` writes and reads them
 ==================  ================================================================================================
 """
+
+from rmqkit.spark.daemon import keep_quiet
+
+keep_quiet()  # the first thing of ours that a worker of Spark imports

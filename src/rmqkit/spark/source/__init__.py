@@ -9,3 +9,7 @@ module                 does
 
 What a task does with a part of a store is `rmqkit.arrow`, which needs no Spark.
 """
+
+from rmqkit.spark.daemon import keep_quiet
+
+keep_quiet()  # the first thing of ours that a worker of Spark imports
