@@ -35,7 +35,7 @@ check: $(STAMP) ## format, lint, types, import contracts
 	@echo "check: import contracts"
 	@$(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
 
-.PHONY: ready
+.PHONY: ready measure-history
 ready: $(STAMP)
 	@$(MAKE) -j2 check $(FUZZER) $(CLASSES) $(NATIVE)
 
@@ -79,6 +79,9 @@ archive-kills: $(STAMP) ## 200 SIGKILLs while a store archives its log: nothing 
 	@$(BIN)/python -m tests.faults.archive $(ARGS)
 
 .PHONY: screenshots
+measure-history: $(STAMP) ## 90 simulated days of the web console's history at full size (ARGS="DAYS SERIES CHANGING"): bytes, memory, times
+	@$(BIN)/python -m tests.console.measure_history $(ARGS)
+
 screenshots: $(STAMP) ## pictures of every page of the web console, light and dark, wide and narrow, in .cache/screenshots (needs chromium-headless-shell)
 	@$(BIN)/python -m tests.console.screenshots .cache/screenshots $(ARGS)
 

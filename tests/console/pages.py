@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import urllib.parse
 import urllib.request
 
 ENV = "local"
@@ -36,6 +38,13 @@ def pages(broker: str) -> dict[str, str]:
         "name-servers": f"{at}/name-servers",
         "ha": f"{at}/ha",
         "clients": f"{at}/clients",
+        "history": f"{at}/history",
+        "series": f"{at}/history/lag/warehouse",
+        "series-week": f"{at}/history/lag/warehouse?range=7d",
+        "alerts": f"{at}/alerts",
+        "rule": f"{at}/alerts/behind",
+        "new-rule": f"{at}/new-rule",
+        "channel": f"{at}/channels/hook",
         "new-topic": f"{at}/new-topic",
         "delete-topic": f"{at}/topics/Orders/delete",
         "edit-group": f"{at}/groups/mailer/edit",
@@ -61,6 +70,27 @@ def known(base: str) -> dict[str, str]:
     return {
         name: path.format(binary=binary, client=urllib.request.quote(client, safe="")) for name, path in found.items()
     }
+
+
+def make_rules(base: str) -> None:
+    """A channel to which nobody listens, a rule that fires, one that does not."""
+    at = f"{base.rstrip('/')}/{ENV}"
+    rule = {"figure": "lag", "selector": "*", "operator": ">", "value": "5", "samples": "1", "channel": "hook"}
+    for path, form in (
+        ("new-channel", {"name": "hook", "kind": "webhook", "url": "http://127.0.0.1:9/in?key=1", "secret": "x"}),
+        ("new-rule", {"name": "behind", **rule}),
+        ("new-rule", {"name": "disk", **rule, "figure": "disk", "value": "0.999"}),
+    ):
+        text = _post(f"{at}/{path}", form)
+        found = re.search(r'name="review" value="([^"]+)"', text)
+        assert found, text
+        _post(f"{at}/{path}", {"review": found[1]})
+
+
+def _post(address: str, form: dict[str, str]) -> str:
+    request = urllib.request.Request(address, urllib.parse.urlencode(form).encode(), {"sec-fetch-site": "same-origin"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return answer.read().decode()
 
 
 def fetch(base: str, path: str) -> dict:

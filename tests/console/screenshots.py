@@ -23,7 +23,7 @@ from playwright.async_api import Browser, async_playwright
 
 from rmqkit import Producer
 from tests.console import world
-from tests.console.pages import known
+from tests.console.pages import known, make_rules
 
 WIDTHS = {"1280": 1280, "390": 390}
 SCHEMES = ("light", "dark")
@@ -110,6 +110,7 @@ async def running(rush: int = 0) -> AsyncIterator[str]:
             # After the shop is open: the console's first look finds everybody.
             _serving(environment, "console", "-n", broker["namesrv"], "--port", "0") as console,
         ):
+            await asyncio.to_thread(make_rules, console["console"])
             rushing = asyncio.create_task(_rush(producer, rush))
             yield console["console"]
             rushing.cancel()

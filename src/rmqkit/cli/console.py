@@ -55,6 +55,18 @@ def console(
         Path | None,
         typer.Option(help="File of the audit (default ~/.local/state/rmqkit/console-audit.jsonl).", show_default=False),
     ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder of history and alerts (default ~/.local/state/rmqkit/console).",
+            show_default=False,
+        ),
+    ] = None,
+    rules: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON of alert rules and channels, taken at start.", show_default=False),
+    ] = None,
     jobs: Annotated[
         Path | None,
         typer.Option(help="Folder of replays (default ~/.local/state/rmqkit/console-jobs).", show_default=False),
@@ -99,6 +111,8 @@ def console(
         banner=_BANNER if is_open else "",
         host_names=[*(host_names or ()), host, *(["*"] if is_open else [])],
         audit=audit,
+        state=state,
+        rules=rules,
         jobs=jobs,
         is_secure=cert is not None or bool(behind_proxy),
         common=common,
@@ -127,6 +141,7 @@ def _serve(
     behind_proxy: list[str],
     ends_with_stdin: bool,
     audit: Path | None,
+    state: Path | None,
     jobs: Path | None,
     common: dict[str, Any],
     **options: Any,
@@ -143,6 +158,7 @@ def _serve(
     async def run() -> None:
         console = Console(
             **options,
+            state=state or state_folder() / "console",
             audit=audit or state_folder() / "console-audit.jsonl",
             jobs=jobs or state_folder() / "console-jobs",
             credentials=signing,

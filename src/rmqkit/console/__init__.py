@@ -13,6 +13,8 @@ module                  what it does
 `security` `logins`     what may ask, who it is, sessions, users in a file
 `reviews` `audit`       a change is a form, a review, a confirmation and lines in the audit
 `watch`                 one task per cluster keeps a snapshot, within a budget of requests; list pages ask nobody
+`history` `alerts`      figures over time in a file, and rules that look at them; `figures` says which there are
+`notices`               where alerts are sent, and how
 `live`                  a page's refreshes, and the tail of a topic, as server-sent events
 `render` `charts`       HTML from templates, SVG
 `hooks`                 what other packages add: decoders of bodies, pages

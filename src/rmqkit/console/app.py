@@ -52,6 +52,8 @@ class Console(Hub):
         hide_all_bodies: nobody does.
         host_names: names in the Host header besides those of loopback; ``*`` for all, where another app checks it.
         audit: file for the audit's lines; None: in memory alone.
+        state: folder for the history and the rules of alerts of each cluster; None: in memory alone.
+        rules: a file of rules and channels, taken by each cluster at the start.
         jobs: folder of the replays; None: none can be begun. What ran there when a console ended goes on.
         banner: a sentence that stands on every page.
         is_secure: browsers reach it by https, whatever the connection here is.

@@ -46,17 +46,40 @@ def thinned(points: Sequence[Point], count_max: int = POINTS_MAX) -> list[Point]
     return found
 
 
-def line_chart(title: str, unit: str, lines: Sequence[Line], show: Callable[[float], str]) -> Markup:
+class Mark(Struct):
+    """Something that happened, at a time of the axis."""
+
+    at: int
+    text: str
+
+
+def line_chart(
+    title: str,
+    unit: str,
+    lines: Sequence[Line],
+    show: Callable[[float], str],
+    *,
+    top_of: Callable[[float], float],
+    span: tuple[int, int] | None = None,
+    marks: Sequence[Mark] = (),
+    note: Markup | str = "",
+) -> Markup:
     """A figure with the chart and its table; without two known points, a sentence instead.
-    ``show`` writes a value with its unit."""
+    ``show`` writes a value with its unit, ``top_of`` says where the axis of the highest value ends, ``span`` is from
+    when to when it goes, ``note`` stands beside the title."""
     known = [point for line in lines for point in line.points if point[1] is not None]
     if len({at for at, _ in known}) < 2:
-        return Markup('<p class="empty">{}: not enough figures yet; the console looks every 10 s.</p>').format(title)
-    begin, end = min(at for at, _ in known), max(at for at, _ in known)
-    top = _nice(max(_value(point) for point in known))
+        return Markup(
+            '<p class="empty">{}: not enough figures of this time; the console looks once a minute,'
+            " and every 10 s while somebody looks. {}</p>"
+        ).format(title, note)
+    begin, end = span if span and span[0] < span[1] else (min(at for at, _ in known), max(at for at, _ in known))
+    marks = [one for one in marks if begin <= one.at <= end]
+    top = top_of(max(_value(point) for point in known))
     parts = [_frame(begin, end, top, show)]
     for number, line in enumerate(lines):
         parts += _paths(line, number, begin, end, top)
+    parts += (_mark(one, number, begin, end) for number, one in enumerate(marks, 1))
     described = "; ".join(f"{line.name}: {_summary(line, show)}" for line in lines)
     shape = Markup(
         '<svg class="chart" viewBox="0 0 {w} {h}" role="img"'
@@ -67,8 +90,8 @@ def line_chart(title: str, unit: str, lines: Sequence[Line], show: Callable[[flo
         h=_HEIGHT,
         title=title,
         unit=unit,
-        begin=_clock(begin),
-        end=_clock(end),
+        begin=_clock(begin, end - begin),
+        end=_clock(end, end - begin),
         text=described,
         first=begin,
         last=end,
@@ -81,9 +104,9 @@ def line_chart(title: str, unit: str, lines: Sequence[Line], show: Callable[[flo
         for number, line in enumerate(lines)
     )
     return Markup(
-        '<figure class="chart-figure"><figcaption>{} <span class="unit">{}</span></figcaption>'
-        '{}<ul class="keys">{}</ul>{}</figure>'
-    ).format(title, unit, shape, keys, _table(title, lines, show))
+        '<figure class="chart-figure"><figcaption>{} <span class="unit">{}</span> {}</figcaption>'
+        '{}<ul class="keys">{}</ul>{}{}</figure>'
+    ).format(title, unit, note, shape, keys, _marks(marks, end - begin), _table(title, lines, show, end - begin))
 
 
 def _frame(begin: int, end: int, top: float, show: Callable[[float], str]) -> Markup:
@@ -99,13 +122,28 @@ def _frame(begin: int, end: int, top: float, show: Callable[[float], str]) -> Ma
         )
     for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
         at = begin + round((end - begin) * share)
-        text = _clock(at) + (" UTC" if share == 1.0 else "")
+        text = _clock(at, end - begin) + (" UTC" if share == 1.0 else "")
         parts.append(
             Markup('<text class="tick" x="{}" y="{}" text-anchor="{}">{}</text>').format(
                 _x(at, begin, end), _HEIGHT - 8, anchor, text
             )
         )
     return Markup("").join(parts)
+
+
+def _mark(mark: Mark, number: int, begin: int, end: int) -> Markup:
+    x = _x(mark.at, begin, end)
+    return Markup(
+        '<line class="mark" x1="{x}" x2="{x}" y1="{}" y2="{}"/><text class="tick" x="{}" y="{}">{}</text>'
+    ).format(_TOP, _HEIGHT - _BOTTOM, f"{float(x) + 3:.1f}", _TOP + 9, number, x=x)
+
+
+def _marks(marks: Sequence[Mark], span: int) -> Markup:
+    """What the numbers of the marks stand for."""
+    if not marks:
+        return Markup("")
+    items = Markup("").join(Markup("<li>{} UTC: {}</li>").format(_clock(one.at, span), one.text) for one in marks)
+    return Markup('<ol class="marks">{}</ol>').format(items)
 
 
 def _paths(line: Line, number: int, begin: int, end: int, top: float) -> Iterable[Markup]:
@@ -123,7 +161,7 @@ def _paths(line: Line, number: int, begin: int, end: int, top: float) -> Iterabl
             yield Markup('<polyline class="line-{}" points="{}"/>').format(number, " ".join(run))
 
 
-def _table(title: str, lines: Sequence[Line], show: Callable[[float], str]) -> Markup:
+def _table(title: str, lines: Sequence[Line], show: Callable[[float], str], span: int) -> Markup:
     times = sorted({at for line in lines for at, _ in line.points})
     step = max(1, math.ceil(len(times) / _TABLE_ROWS_MAX))
     chosen = times[::-step]
@@ -131,7 +169,7 @@ def _table(title: str, lines: Sequence[Line], show: Callable[[float], str]) -> M
     heads = Markup("").join(Markup('<th scope="col" class="n">{}</th>').format(line.name) for line in lines)
     rows = Markup("").join(
         Markup('<tr><th scope="row">{}</th>{}</tr>').format(
-            _clock(at),
+            _clock(at, span),
             Markup("").join(Markup('<td class="n">{}</td>').format(_shown(known.get(at), show)) for known in values),
         )
         for at in chosen
@@ -162,14 +200,6 @@ def _value(point: Point) -> float:
     return point[1] or 0.0
 
 
-def _nice(highest: float) -> float:
-    """The top of the axis: 1, 2 or 5 times a power of ten that is not below."""
-    if highest <= 0:
-        return 1.0
-    size = 10.0 ** math.floor(math.log10(highest))
-    return next(size * factor for factor in (1, 2, 5, 10) if size * factor >= highest)
-
-
 def _x(at: int, begin: int, end: int) -> str:
     return f"{_LEFT + (at - begin) * (_WIDTH - _LEFT - _RIGHT) / max(1, end - begin):.1f}"
 
@@ -178,5 +208,7 @@ def _y(value: float, top: float) -> str:
     return f"{_TOP + (1 - min(value, top) / top) * (_HEIGHT - _TOP - _BOTTOM):.1f}"
 
 
-def _clock(at: int) -> str:
-    return f"{datetime.fromtimestamp(at / 1000, UTC):%H:%M:%S}"
+def _clock(at: int, span: int) -> str:
+    """A time, as exact as an axis so long needs it."""
+    form = "%H:%M:%S" if span <= 2 * 3_600_000 else "%H:%M" if span <= 86_400_000 else "%m-%d %H:%M"
+    return f"{datetime.fromtimestamp(at / 1000, UTC):{form}}"

@@ -8,6 +8,7 @@ attribute                              what it is
 ``decode_body(topic, message)``        the text of a message's body, or None where it is not this hook's; pages of
                                        messages show the first text that a hook gives
 ``routes(console)``                    pages of its own, an `OwnPage` each, which the navigation shows
+``alert_channel``                      a kind of channel for alerts (`rmqkit.console.notices.AlertChannel`)
 =====================================  ===========================================================================
 
 A decoder that raises is logged and said in place of the body: the page stays. Where bodies are hidden, none is called.

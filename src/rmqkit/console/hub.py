@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -15,8 +16,11 @@ from starlette.responses import Response
 
 from rmqkit.admin import Admin
 from rmqkit.admin import read_only as refuse_changes
+from rmqkit.admin.health import Snapshot
 from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.console.alerts import Alerts
 from rmqkit.console.audit import Audit
+from rmqkit.console.history import History
 from rmqkit.console.hooks import Hooks, installed
 from rmqkit.console.jobs import Job, Jobs
 from rmqkit.console.logins import FileUsers, Sessions, Tries, User
@@ -65,6 +69,24 @@ class Env:
         self.costs: dict[str, Cost] = {}
         self.clock = hub.clock
         self.watcher = Watcher(hub.new_admin(self, None, may_change=False))
+        self.history = History(hub.state_file(name, name_servers, "history"), hub.clock)
+        self.alerts = Alerts(name, hub.state_file(name, name_servers, "alerts.json"), hub.clock)
+        self.watcher.followers += [self.history.follow, self.look]
+
+    def start(self) -> None:
+        self.watcher.start()
+        self.history.start()
+        self.alerts.start()
+
+    async def close(self) -> None:
+        await self.watcher.close()
+        await self.history.close()
+        await self.alerts.close()
+
+    def look(self, snapshot: Snapshot) -> None:
+        """A follower: have the rules look at a snapshot."""
+        self.watcher.is_needed = self.alerts.is_needed
+        self.alerts.look(snapshot)
 
     def count(self, address: str, command: Command) -> None:
         """A guard: count a request."""
@@ -90,6 +112,8 @@ class Hub:
         hide_all_bodies: bool = False,
         host_names: Sequence[str] = (),
         audit: Path | None = None,
+        state: Path | None = None,
+        rules: Path | None = None,
         jobs: Path | None = None,
         banner: str = "",
         is_secure: bool = False,
@@ -115,7 +139,11 @@ class Hub:
         self.host_names = frozenset(name.lower() for name in host_names)
         self.is_secure = is_secure
         self._admins: dict[tuple[str, str, str, bool], Admin] = {}
+        self._state, self._has_names = state, not isinstance(env, str)
         self.envs = {name: Env(name, servers, self) for name, servers in _named(env).items()}
+        if rules is not None:
+            for one in self.envs.values():
+                one.alerts.take(rules)
         self._is_started = False
         self.hooks = Hooks(self, installed() if hooks is None else hooks)
         self.jobs = Jobs(jobs, credentials=credentials, tls=tls, told=self._note_job)
@@ -131,21 +159,28 @@ class Hub:
         await self.close()
 
     def start(self) -> None:
-        """Start the watchers, if they have not started."""
+        """Start the watchers and what follows them, if they have not started."""
         if not self._is_started:
             self._is_started = True
             for env in self.envs.values():
-                env.watcher.start()
+                env.start()
             if not self.read_only:
                 self.jobs.resume_own({env.name: env.name_servers for env in self.envs.values()})
 
     async def close(self) -> None:
-        """Stop the watchers and what jobs send, and close every connection."""
+        """Stop the watchers and what jobs send, write what is kept, and close every connection."""
         await self.jobs.close()
         for env in self.envs.values():
-            await env.watcher.close()
+            await env.close()
         await asyncio.gather(*(admin.close() for admin in self._admins.values()))
         self.audit.close()
+
+    def state_file(self, name: str, name_servers: str, kind: str) -> Path | None:
+        """Where something of a cluster is kept. A cluster without a name of its own is told by its name servers."""
+        if self._state is None:
+            return None
+        own = name if self._has_names else f"{name}-{re.sub(r'[^A-Za-z0-9.-]+', '_', name_servers)[:120]}"
+        return self._state / f"{own}.{kind}"
 
     # -- for views
 

@@ -118,6 +118,18 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route("/{env}/name-servers", "brokers:name_servers", "Settings of the name servers, explained and compared."),
     Route("/{env}/ha", "brokers:ha", "Replication: slaves, bytes behind, in sync.", live_s=5),
+    Route("/{env}/history", "history:kept", "What is kept over time, where and since when; `figure`, `q`."),
+    Route(
+        "/{env}/history/{figure}/{name}",
+        "history:series",
+        "One series, as JSON its points; `range` from `1h` to `90d`, `until`, as on each page with charts.",
+        live_s=30,
+    ),
+    Route("/{env}/alerts", "alerts:alerts", "What fires, rules, channels, what was sent and what waits.", live_s=10),
+    Route("/{env}/alerts/{r}", "alerts:rule", "One rule: what it sees; change, silence or delete it.", posts=True),
+    Route("/{env}/new-rule", "alerts:new_rule", "Add a rule; `figure` and `selector` fill its form.", posts=True),
+    Route("/{env}/channels/{c}", "alerts:channel", "Where notices go: change, test or delete a channel.", posts=True),
+    Route("/{env}/new-channel", "alerts:new_channel", "Add a channel: a webhook, or a chat's robot.", posts=True),
     Route(
         "/{env}/clients", "clients:clients", "Producers and consumers: language, version, address, groups.", live_s=60
     ),

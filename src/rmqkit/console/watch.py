@@ -12,8 +12,9 @@ topics without groups      the masters of that topic    in turn, 20 a round, tho
 members of groups          every master                 in turn, 50 a round, those on somebody's screen first
 =========================  ===========================  =============================================================
 
-Consumer statistics also tell where consumed topics end, so their put rates cost nothing. Apache's brokers read their
-store for each queue to answer them: the pause of a hundred times what an answer took keeps that small.
+Rules of alerts look all the time. Consumer statistics also tell where consumed topics end, so their put rates cost
+nothing. Apache's brokers read their store for each queue to answer them: the pause of a hundred times what an answer
+took keeps that small.
 
 Budget: 2 requests at a time and 20 a second for each broker, 3 s for each. What did not answer is *unknown since*,
 never zero. A snapshot is replaced as a whole. Loop only.
@@ -55,16 +56,10 @@ TABLES_MS = 30_000
 STATS_PAUSE = 100
 TOPICS_A_ROUND, GROUPS_A_ROUND = 20, 50
 AT_ONCE, PER_SECOND = 2, 20
-SAMPLES_MAX = 360
-SERIES_MAX = 700
 TREND_MS = 60_000
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-
-
-Series = deque[tuple[int, float | None]]
-"""The last hour of a figure, for charts: ms and value, None where it was unknown."""
 
 
 class _Tables(Struct):
@@ -101,13 +96,15 @@ class Watcher:
 
     Attributes:
         snapshot: what is known; replaced by each round.
-        history: figures of the last hour: ``in``, ``out`` by broker, ``lag`` and ``age`` by group.
+        followers: are called with each snapshot.
+        is_needed: rules look at it, so that it asks often though nobody looks.
         trouble: why the last round failed as a whole, or empty.
     """
 
     def __init__(self, admin: Admin) -> None:
         self.snapshot = Snapshot()
-        self.history: dict[tuple[str, str], Series] = {}
+        self.followers: list[Callable[[Snapshot], None]] = []
+        self.is_needed = False
         self.trouble = ""
         self._admin = admin
         self._clock = admin.calls.clock
@@ -169,21 +166,25 @@ class Watcher:
         while True:
             self._wake.clear()
             try:
-                await self.round()
-                self.trouble = ""
-            except RmqError as error:
-                self.trouble = str(error)
-                for state in self._brokers.values():
-                    state.trouble = state.trouble or str(error)
-                self._publish()
+                await self._round_or_trouble()
             except Exception:  # noqa: BLE001 - the outer edge of the task: pages say how old the snapshot is
                 _log.exception("console watcher: a round failed")
                 self.trouble = "the console failed while it asked: its log has the reason"
             self._known.set()
             is_looked_at = self._clock.monotonic_ms() - self._looked_ms < LOOKED_MS
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ROUND_S if is_looked_at else IDLE_ROUND_S):
+                async with asyncio.timeout(ROUND_S if is_looked_at or self.is_needed else IDLE_ROUND_S):
                     await self._wake.wait()
+
+    async def _round_or_trouble(self) -> None:
+        try:
+            await self.round()
+            self.trouble = ""
+        except RmqError as error:
+            self.trouble = str(error)
+            for state in self._brokers.values():
+                state.trouble = state.trouble or str(error)
+            self._publish()
 
     async def round(self) -> None:
         """Ask everything that is due, and replace the snapshot. Raises RmqError: no name server answers."""
@@ -345,7 +346,6 @@ class Watcher:
         producers = [row for tables in self._tables.values() for row in tables.producers]
         consumers = {group: one for group, one in self._members.items() if one is not None}
         brokers = list(self._brokers.values())
-        self._remember(now_ms, brokers, groups)
         self.snapshot = Snapshot(
             at_ms=now_ms,
             brokers=brokers,
@@ -355,6 +355,8 @@ class Watcher:
             clients=fleet(producers, consumers),
             troubles=dict(self._troubles),
         )
+        for follow in self.followers:
+            follow(self.snapshot)
 
     def _topics(self, found: dict[tuple[str, str], GroupLag], then_ms: float) -> dict[str, TopicState]:
         topics: dict[str, TopicState] = {}
@@ -442,29 +444,12 @@ class Watcher:
     def _add_dead(self, group: GroupState, topics: dict[str, TopicState]) -> None:
         dead = topics.get(names.dlq_topic(group.name))
         if dead is None:
-            group.dead = 0 if self._tables and not self._troubles else None
+            if self._tables and not self._troubles:
+                group.dead = group.dead_grew = self._dead_first[group.name] = 0
             return
         if dead.stored is not None and dead.end is not None:
             group.dead = dead.stored
             group.dead_grew = max(0, dead.end - self._dead_first.setdefault(group.name, dead.end))
-
-    def _remember(self, now_ms: int, brokers: list[BrokerState], groups: dict[str, GroupState]) -> None:
-        for broker in brokers:
-            if broker.is_master:
-                is_known = not broker.trouble and bool(broker.figures)
-                self._point("in", broker.row.broker_name, now_ms, broker.row.in_tps if is_known else None)
-                self._point("out", broker.row.broker_name, now_ms, broker.row.out_tps if is_known else None)
-        for group in sorted(groups.values(), key=lambda one: -(one.lag or 0))[: SERIES_MAX // 2]:
-            self._point("lag", group.name, now_ms, group.lag)
-            age_ms = now_ms - group.behind_since_ms if group.behind_since_ms else 0 if group.lag == 0 else None
-            self._point("age", group.name, now_ms, None if age_ms is None else age_ms / 1000)
-
-    def _point(self, figure: str, name: str, now_ms: int, value: float | None) -> None:
-        key = figure, name
-        if key not in self.history and len(self.history) >= SERIES_MAX:
-            oldest = min(self.history, key=lambda one: self.history[one][-1][0])
-            del self.history[oldest]
-        self.history.setdefault(key, deque(maxlen=SAMPLES_MAX)).append((now_ms, value))
 
 
 def _silently(_: str) -> None:

@@ -1,5 +1,5 @@
 // A line under the pointer, and the time it stands at. The figures themselves are in the chart's table.
-const clock = (at) => new Date(at).toISOString().slice(11, 19);
+const clock = (at, span) => new Date(at).toISOString().slice(...(span > 864e5 ? [5, 16] : [11, 19])).replace("T", " ");
 
 document.addEventListener("pointermove", (event) => {
   const chart = event.target.closest?.("svg.chart");
@@ -17,5 +17,5 @@ document.addEventListener("pointermove", (event) => {
   };
   make("line", { class: "cursor", x1: x, x2: x, y1: 10, y2: 142 });
   const at = Number(begin) + ((x - left) / (right - left)) * (end - begin);
-  make("text", { class: "tick cursor-at", x: Math.min(x + 5, right - 60), y: 22 }).textContent = `${clock(at)} UTC`;
+  make("text", { class: "tick cursor-at", x: Math.min(x + 5, right - 60), y: 22 }).textContent = `${clock(at, end - begin)} UTC`;
 });

@@ -8,8 +8,7 @@ from typing import Any
 from rmqkit.admin.health import BrokerState
 from rmqkit.admin.settings import Compared, SettingRow, compared, described
 from rmqkit.console.asking import Ask, Page, Part, part
-from rmqkit.console.charts import Line, line_chart
-from rmqkit.console.render import rate
+from rmqkit.console.views import history
 from rmqkit.errors import UnknownName
 
 _ABOUT = {
@@ -80,24 +79,22 @@ async def broker(ask: Ask) -> Page:
         "about": {key: text for key, text in _ABOUT.items() if key in state.figures},
         "replication": state.ha,
     }
-    charts = (
-        [_chart(ask, "in", name, "Messages in"), _chart(ask, "out", name, "Messages out")] if state.is_master else []
-    )
+    key = name if state.is_master else f"{name}:{state.row.broker_id}"
+    wanted: list[history.Wanted] = [("disk", [key])]
+    if state.is_master:
+        wanted = [("in", [name]), ("out", [name]), *wanted]
+        if slaves := ask.env.history.names("slave", f"{name}@"):
+            wanted.append(("slave", slaves))
+    charts = await history.charts(ask, wanted, await history.marks_of(ask, brokers=[key]))
     return Page(
         template="broker.html",
         title=name if state.is_master else f"{name}, slave {state.row.broker_id}",
         values=values,
-        more={"charts": charts, "key": ask.params["b"]},
+        more={"charts": charts, "key": ask.params["b"], "tabs": history.tabs(ask, "brokers", ask.params["b"])},
         live_s=10,
         command=f"rmq admin broker status -b {state.row.addr}",
         crumbs=[("Brokers", ask.link("brokers"))],
     )
-
-
-def _chart(ask: Ask, figure: str, name: str, title: str) -> object:
-    series = ask.env.watcher.history.get((figure, name))
-    lines = [Line(name, tuple(series))] if series is not None else []
-    return line_chart(title, "messages per second", lines, lambda value: str(rate(value)))
 
 
 async def settings(ask: Ask) -> Page:

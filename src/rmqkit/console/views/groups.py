@@ -10,9 +10,9 @@ from msgspec.structs import asdict
 
 from rmqkit.admin.clients import GroupStatus
 from rmqkit.admin.groups import GroupProgress
-from rmqkit.admin.health import GroupState, span_text
+from rmqkit.admin.health import GroupState
 from rmqkit.console.asking import Ask, Page, Part, part, rows_of
-from rmqkit.console.charts import Line, line_chart
+from rmqkit.console.views import history
 from rmqkit.console.views.topics import QUEUES_MAX, config_rows
 from rmqkit.errors import PeerRefused, UnknownName
 from rmqkit.protocol.codes import ResponseCode, version_name
@@ -86,7 +86,13 @@ async def group(ask: Ask) -> Page:
         "verdict": found.verdict if found is not None else None,
         "config": config_rows(state.configs if state is not None else {}),
     }
-    more = {"number": number, "pages": max(1, -(-len(queues) // QUEUES_MAX)), "charts": _charts(ask, name)}
+    marks = await history.marks_of(ask, group=name, brokers=sorted(state.configs) if state is not None else ())
+    more = {
+        "number": number,
+        "pages": max(1, -(-len(queues) // QUEUES_MAX)),
+        "tabs": history.tabs(ask, "groups", name),
+        "charts": await history.charts(ask, [("lag", [name]), ("age", [name])], marks),
+    }
     return Page(
         template="group.html",
         title=name,
@@ -122,20 +128,6 @@ def _owners(found: GroupStatus | None) -> dict[tuple[str, str, int], str]:
         for queue in (*info.mq_table, *info.mq_pop_table) if info is not None else ():
             owners.setdefault((queue.topic, queue.broker_name, queue.queue_id), []).append(client)
     return {place: ", ".join(clients) for place, clients in owners.items()}
-
-
-def _charts(ask: Ask, name: str) -> list[object]:
-    history = ask.env.watcher.history
-    lag, age = history.get(("lag", name)), history.get(("age", name))
-    return [
-        line_chart("Lag", "messages", [Line("behind", tuple(lag) if lag else ())], lambda value: f"{value:,.0f}"),
-        line_chart(
-            "Age of the oldest unread",
-            "time",
-            [Line("age", tuple(age) if age else ())],
-            lambda value: span_text(value * 1000),
-        ),
-    ]
 
 
 async def client(ask: Ask) -> Page:

@@ -6,8 +6,7 @@ from msgspec import Struct
 
 from rmqkit.admin.health import Snapshot, findings
 from rmqkit.console.asking import Ask, Page
-from rmqkit.console.charts import Line, line_chart
-from rmqkit.console.render import rate
+from rmqkit.console.views import alerts, history
 
 _SHOWN = 10
 
@@ -45,7 +44,15 @@ async def overview(ask: Ask) -> Page:
         "trouble": ask.env.watcher.trouble,
         "unasked": snapshot.troubles,
     }
-    more = {"charts": [_rates(ask, "in", "Messages in"), _rates(ask, "out", "Messages out")]}
+    masters = sorted(one.row.broker_name for one in snapshot.brokers if one.is_master)
+    firing = [one for one in ask.env.alerts.alerts.values() if one.state == "firing"]
+    values["alerts"] = sorted(firing, key=lambda one: one.fired_ms)
+    more = {
+        "charts": await history.charts(ask, [("in", masters), ("out", masters)]),
+        "tabs": history.tabs(ask),
+        "rules": ask.env.alerts.rules,
+        "limit": alerts.limit,
+    }
     return Page(
         template="overview.html",
         title="Overview",
@@ -54,13 +61,6 @@ async def overview(ask: Ask) -> Page:
         live_s=10,
         command="rmq admin cluster findings",
     )
-
-
-def _rates(ask: Ask, figure: str, title: str) -> object:
-    lines = [
-        Line(name, tuple(series)) for (kind, name), series in sorted(ask.env.watcher.history.items()) if kind == figure
-    ]
-    return line_chart(title, "messages per second", lines[:6], lambda value: str(rate(value)))
 
 
 def totals(snapshot: Snapshot) -> Totals:

@@ -15,6 +15,7 @@ from rmqkit.admin.listing import Budget, page
 from rmqkit.admin.tail import Span
 from rmqkit.admin.topics import QueueStatus
 from rmqkit.console.asking import Ask, Page, part, rows_of
+from rmqkit.console.views import history
 from rmqkit.errors import UnknownName
 
 QUEUES_MAX = 1_000
@@ -101,7 +102,16 @@ async def topic(ask: Ask) -> Page:
         "config": config_rows(config.value or {}),
         "configTrouble": config.trouble,
     }
-    more = {"number": number, "pages": max(1, -(-len(queues) // QUEUES_MAX)), "looked_at": _SENDERS_LOOKED_AT}
+    state = ask.snapshot.topics.get(name)
+    marks = await history.marks_of(ask, brokers=state.brokers if state is not None else ())
+    wanted: list[history.Wanted] = [("put", [name])] if state is None or state.kind == "normal" else []
+    more = {
+        "number": number,
+        "pages": max(1, -(-len(queues) // QUEUES_MAX)),
+        "looked_at": _SENDERS_LOOKED_AT,
+        "tabs": history.tabs(ask, "topics", name),
+        "charts": await history.charts(ask, [*wanted, ("lag", groups)] if groups else wanted, marks),
+    }
     return Page(
         template="topic.html",
         title=name,

@@ -1,0 +1,319 @@
+"""Alerts: what fires, rules and channels, and the forms that change them, each with a review and lines in the audit.
+
+They make the console send to addresses, and no broker knows them: admins alone change them. A channel's address and its
+secret are written into a form and never shown again: an empty field keeps what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from msgspec.structs import asdict, replace
+
+from rmqkit.console.alerts import OPERATORS, Alert, Rule
+from rmqkit.console.asking import Ask, Fault, Page
+from rmqkit.console.figures import FIGURES
+from rmqkit.console.logins import Role
+from rmqkit.console.notices import Channel, kinds
+from rmqkit.console.reviews import Review
+
+_HOUR_MS = 3_600_000
+_EMPTY = {"name": "", "figure": "lag", "selector": "*", "operator": ">", "value": "", "samples": "3", "channel": ""}
+_SHOWN = 100
+
+
+def limit(rule: Rule, alert: Alert) -> str:
+    """An alert in words."""
+    known = FIGURES[rule.figure]
+    value, end = known.show(alert.value), known.show(rule.value)
+    return f"{known.title} of {known.of} {alert.target} is {value}, limit {rule.operator} {end}"
+
+
+async def alerts(ask: Ask) -> Page:
+    """What fires, and everything around it."""
+    found = ask.env.alerts
+    states = sorted(found.alerts.values(), key=lambda one: (one.state, -one.since_ms))
+    values = {
+        "alerts": [{**asdict(one), "text": limit(found.rules[one.rule], one)} for one in states[:_SHOWN]],
+        "alertCount": len(states),
+        "rules": [{**asdict(one), "words": one.words, "firing": _count(ask, one.name)} for one in found.rules.values()],
+        "channels": [_shown(one) for one in found.channels.values()],
+        "waiting": [
+            {"channel": one.channel, "text": one.event.text, "tries": one.tries, "trouble": one.trouble}
+            for one in list(found.waiting)[:_SHOWN]
+        ],
+        "waitingCount": len(found.waiting),
+        "happened": list(reversed(found.happened))[:_SHOWN],
+        "lost": found.lost,
+        "trouble": found.trouble,
+        "mayChange": _may_change(ask),
+    }
+    return Page(template="alerts.html", title="Alerts", values=values, live_s=10)
+
+
+def _count(ask: Ask, rule: str) -> int:
+    return sum(one.rule == rule and one.state == "firing" for one in ask.env.alerts.alerts.values())
+
+
+def _shown(channel: Channel) -> dict[str, Any]:
+    """A channel without its keys."""
+    return {"name": channel.name, "kind": channel.kind, "place": channel.place, "hasSecret": bool(channel.secret)}
+
+
+# -- rules
+
+
+async def new_rule(ask: Ask) -> Page:
+    """A form for a rule."""
+    if ask.request.method != "POST":
+        asked = {key: ask.text(key, text) for key, text in _EMPTY.items()}
+        return _rule_form(ask, None, asked, "")
+    return await _save_rule(ask, None)
+
+
+async def rule(ask: Ask) -> Page:
+    """One rule, with what it sees, and what may be done to it."""
+    name = ask.params["r"]
+    known = ask.env.alerts.rules.get(name)
+    if ask.request.method != "POST":
+        if known is None:
+            raise _none("rule", name, ask.env.alerts.rules)
+        return _rule_form(ask, known, _texts(known), "")
+    if ask.form.get("review"):
+        return await _confirmed(ask, "alert rule", name)
+    if known is None:
+        raise _none("rule", name, ask.env.alerts.rules)
+    match ask.form.get("do"):
+        case "silence":
+            _require_admin(ask, "silence alert rule", name)
+            hours = ask.form.get("hours", "")
+            if not hours.isdecimal() or int(hours) > 24 * 90:
+                return _rule_form(ask, known, _texts(known), f"hours {hours!r} must be a number from 0 to 2160")
+            until = ask.console.clock.now_ms() + int(hours) * _HOUR_MS if int(hours) else 0
+            changed = replace(known, silent_until_ms=until)
+            rows = [("Rule", name), ("Silent", f"for {hours} h" if until else "no longer")]
+            return _review(ask, "silence alert rule", name, rows, _put(ask, changed, known))
+        case "delete":
+            _require_admin(ask, "delete alert rule", name)
+            rows = [("Rule", name), ("Looks at", known.words), ("Fires now", str(_count(ask, name)))]
+
+            async def delete() -> None:
+                _same(ask.env.alerts.rules.get(name), known)
+                await ask.env.alerts.delete_rule(name)
+
+            return _review(ask, "delete alert rule", name, rows, delete)
+    return await _save_rule(ask, known)
+
+
+async def _save_rule(ask: Ask, known: Rule | None) -> Page:
+    name = known.name if known is not None else ask.form.get("name", "").strip()
+    if ask.form.get("review"):
+        return await _confirmed(ask, "alert rule", name)
+    _require_admin(ask, "save alert rule", name[:64])
+    form = {key: ask.form.get(key, "").strip() for key in _EMPTY} | {"name": name}
+    try:
+        wanted = Rule(
+            name=name,
+            figure=form["figure"],
+            selector=form["selector"],
+            operator=form["operator"],
+            value=_number(form["value"], "value"),
+            samples=int(_number(form["samples"], "samples")),
+            channel=form["channel"],
+            silent_until_ms=known.silent_until_ms if known is not None else 0,
+        )
+        wanted.check(ask.env.alerts.channels)
+        if known is None and name in ask.env.alerts.rules:
+            raise ValueError(f"there is a rule {name}: change it, or take another name")
+    except ValueError as error:
+        return _rule_form(ask, known, form, str(error))
+    rows = [("Rule", name), ("Looks at", wanted.words), ("Fires after", f"{wanted.samples} samples in a row")]
+    rows.append(("Tells", wanted.channel or "this page alone"))
+    return _review(ask, "save alert rule", name, rows, _put(ask, wanted, known))
+
+
+def _put(ask: Ask, wanted: Rule, known: Rule | None) -> Callable[[], Awaitable[None]]:
+    async def put() -> None:
+        _same(ask.env.alerts.rules.get(wanted.name), known)
+        await ask.env.alerts.put_rule(wanted)
+
+    return put
+
+
+def _texts(known: Rule) -> dict[str, str]:
+    return {key: str(getattr(known, key)) for key in _EMPTY} | {"value": f"{known.value:.15g}"}
+
+
+def _rule_form(ask: Ask, known: Rule | None, form: dict[str, str], trouble: str) -> Page:
+    found = ask.env.alerts
+    own = [one for one in found.alerts.values() if known is not None and one.rule == known.name]
+    values = {
+        "rule": known,
+        "form": form,
+        "trouble": trouble,
+        "alerts": [{**asdict(one), "text": limit(found.rules[one.rule], one)} for one in own[:_SHOWN]],
+        "alertCount": len(own),
+        "mayChange": _may_change(ask),
+    }
+    more = {"figures": FIGURES, "operators": list(OPERATORS), "channels": list(found.channels)}
+    title = f"Rule {known.name}" if known is not None else "New rule"
+    return _form(ask, "rule.html", title, values, more, trouble)
+
+
+# -- channels
+
+
+async def new_channel(ask: Ask) -> Page:
+    """A form for a channel."""
+    if ask.request.method != "POST":
+        return _channel_form(ask, None, {"name": "", "kind": "webhook"}, "")
+    return await _save_channel(ask, None)
+
+
+async def channel(ask: Ask) -> Page:
+    """One channel, and what may be done to it."""
+    name = ask.params["c"]
+    known = ask.env.alerts.channels.get(name)
+    if known is None and not ask.form.get("review"):
+        raise _none("channel", name, ask.env.alerts.channels)
+    if ask.request.method != "POST" or known is None:
+        if ask.form.get("review"):
+            return await _confirmed(ask, "alert channel", name)
+        assert known is not None
+        return _channel_form(ask, known, _shown(known), "")
+    match ask.form.get("do"):
+        case "test":
+            _require_admin(ask, "test alert channel", name)
+
+            async def test() -> dict[str, str]:
+                if trouble := await ask.env.alerts.test(name):
+                    raise Fault(502, "Not delivered", f"channel {name}: {trouble}")
+                return {"delivered": "yes"}
+
+            return _review(ask, "test alert channel", name, _channel_rows(known), test)
+        case "delete":
+            _require_admin(ask, "delete alert channel", name)
+
+            async def delete() -> None:
+                _same(ask.env.alerts.channels.get(name), known)
+                await _or_fault(ask.env.alerts.delete_channel(name))
+
+            return _review(ask, "delete alert channel", name, _channel_rows(known), delete)
+    return await _save_channel(ask, known)
+
+
+async def _save_channel(ask: Ask, known: Channel | None) -> Page:
+    name = known.name if known is not None else ask.form.get("name", "").strip()
+    if ask.form.get("review"):
+        return await _confirmed(ask, "alert channel", name)
+    _require_admin(ask, "save alert channel", name[:64])
+    url, secret = ask.form.get("url", "").strip(), ask.form.get("secret", "")
+    form = {"name": name, "kind": ask.form.get("kind", "webhook")}
+    if known is not None:
+        # A key goes to the host that it was given for: another address needs it again.
+        is_same_host = not url or url.split("/")[:3] == known.url.split("/")[:3]
+        url, secret = url or known.url, secret or (known.secret if is_same_host else "")
+    try:
+        wanted = Channel(name=name, kind=form["kind"], url=url, secret="" if ask.form.get("no_secret") else secret)
+        wanted.check()
+        if known is None and name in ask.env.alerts.channels:
+            raise ValueError(f"there is a channel {name}: change it, or take another name")
+    except ValueError as error:
+        return _channel_form(ask, known, form, str(error))
+
+    async def put() -> None:
+        _same(ask.env.alerts.channels.get(name), known)
+        await _or_fault(ask.env.alerts.put_channel(wanted))
+
+    return _review(ask, "save alert channel", name, _channel_rows(wanted), put)
+
+
+def _channel_rows(wanted: Channel) -> list[tuple[str, str]]:
+    secret = "one, which is not shown" if wanted.secret else "none"
+    return [("Channel", wanted.name), ("Kind", wanted.kind), ("Address", wanted.place), ("Secret", secret)]
+
+
+def _channel_form(ask: Ask, known: Channel | None, form: dict[str, Any], trouble: str) -> Page:
+    rules = [one.name for one in ask.env.alerts.rules.values() if known is not None and one.channel == known.name]
+    values = {
+        "channel": _shown(known) if known is not None else None,
+        "form": form,
+        "trouble": trouble,
+        "usedBy": rules,
+        "mayChange": _may_change(ask),
+    }
+    title = f"Channel {known.name}" if known is not None else "New channel"
+    return _form(ask, "channel.html", title, values, {"kinds": kinds()}, trouble)
+
+
+# -- both
+
+
+def _form(ask: Ask, template: str, title: str, values: dict[str, Any], more: dict[str, Any], trouble: str) -> Page:
+    crumbs = [("Alerts", ask.link("alerts"))]
+    return Page(template=template, title=title, values=values, more=more, status=400 if trouble else 200, crumbs=crumbs)
+
+
+def _review(ask: Ask, action: str, target: str, rows: list[tuple[str, str]], run: Callable[[], Awaitable[Any]]) -> Page:
+    what = "one POST to the channel" if action.startswith("test") else "nothing: the console keeps it"
+
+    async def done() -> dict[str, str]:
+        return await run() or {"kept": "in memory alone" if ask.env.alerts.is_in_memory else "yes"}
+
+    return ask.review(
+        Review(
+            user=ask.user.name,
+            env=ask.env.name,
+            action=action,
+            target=target,
+            rows=rows,
+            requests=[what],
+            command="",
+            back=ask.link("alerts"),
+            run=done,
+        )
+    )
+
+
+async def _confirmed(ask: Ask, what: str, name: str) -> Page:
+    ask.require_change(f"change {what}", name[:64])
+    return await ask.confirmed(ask.form["review"])
+
+
+def _may_change(ask: Ask) -> bool:
+    return ask.may_change and ask.user.role is Role.ADMIN
+
+
+def _require_admin(ask: Ask, action: str, name: str) -> None:
+    """Raises Fault: rules and channels are the console's own, and no broker decides who changes them."""
+    ask.require_change(action, name)
+    if not _may_change(ask):
+        why = f"{ask.user.name} is no admin: alerts make the console send to addresses"
+        ask.audit(action, name, "refused", why)
+        raise Fault(403, "Not allowed", f"{action} {name} was not done: {why}")
+
+
+def _same(found: Rule | Channel | None, known: Rule | Channel | None) -> None:
+    """Raises Fault: somebody changed it since it was looked at."""
+    if found != known:
+        is_there = "it is not there now" if found is None else "it is another now"
+        raise Fault(409, "Changed since you looked", f"somebody changed it meanwhile: {is_there}; look again")
+
+
+async def _or_fault(changing: Awaitable[None]) -> None:
+    try:
+        await changing
+    except ValueError as error:
+        raise Fault(409, "Not done", str(error)) from None
+
+
+def _none(what: str, name: str, known: dict[str, Any]) -> Fault:
+    return Fault(404, f"No such {what}", f"there is no {what} {name}: there are {', '.join(known) or 'none'}")
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{what} {text!r} must be a number") from None

@@ -1,0 +1,167 @@
+"""Charts of figures over time, for the pages of groups, topics and brokers; one series alone; and what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from markupsafe import Markup
+from msgspec.structs import asdict
+
+from rmqkit.console.asking import Ask, Fault, Page
+from rmqkit.console.charts import Line, Mark, line_chart
+from rmqkit.console.figures import BOOT, FIGURES
+from rmqkit.console.views.messages import time_of
+
+LINES_MAX, MARKS_MAX = 6, 9
+_HOUR_MS = 3_600_000
+RANGES = {"1h": 1, "6h": 6, "24h": 24, "7d": 7 * 24, "30d": 30 * 24, "90d": 90 * 24}
+"""Hours of each range that an address may name."""
+_NOT_ACTIONS = frozenset({"login", "refused"})
+
+Wanted = tuple[str, Sequence[str]]
+"""A figure, and the names whose lines its chart has."""
+
+
+def span_of(ask: Ask) -> tuple[int, int]:
+    """From when to when charts go: ``range``, and ``until``, which is now unless the address says.
+    Raises Fault: one of them is none."""
+    hours = RANGES.get(ask.text("range", "1h"))
+    if hours is None:
+        raise Fault(400, "Not a range", f"range={ask.text('range')} must be one of {', '.join(RANGES)}")
+    until = time_of(ask, "until")
+    now_ms = ask.console.clock.now_ms()
+    end = max(ask.snapshot.at_ms, now_ms - 60_000) if until is None else max(hours * _HOUR_MS, min(until, now_ms))
+    return end - hours * _HOUR_MS, end
+
+
+async def charts(ask: Ask, wanted: Iterable[Wanted], marks: Sequence[Mark] = ()) -> list[Markup]:
+    """A chart per figure."""
+    return list(await asyncio.gather(*(_chart(ask, figure, names, marks) for figure, names in wanted)))
+
+
+async def _chart(ask: Ask, figure: str, names: Sequence[str], marks: Sequence[Mark]) -> Markup:
+    known, (begin, end), history = FIGURES[figure], span_of(ask), ask.env.history
+    shown = names[:LINES_MAX]
+    found = await asyncio.gather(*(history.read(figure, name, begin, end) for name in shown))
+    lines = [Line(name, points) for name, (_, points) in zip(shown, found, strict=True)]
+    if not ask.text("range") and not ask.text("until"):
+        # A console that began lately: its axis begins with its figures, so that there is something to see.
+        firsts = [line.points[0][0] for line in lines if line.points]
+        begin = max(begin, min(firsts, default=begin))
+    query = {"range": ask.text("range"), "until": ask.text("until")}
+    alone = [
+        Markup('<a href="{}" aria-label="{} of {} alone">{}</a>').format(
+            ask.link("history", figure, name, **query), known.title, name, name if len(shown) > 1 else "alone"
+        )
+        for name in shown
+        if ask.params.get("figure") != figure
+    ]
+    note = Markup('<span class="alone">{}</span>').format(Markup(" ").join(alone)) if alone else ""
+    if len(names) > len(shown):
+        note += Markup(' <span class="unit">first {} of {}</span>').format(len(shown), len(names))
+    return line_chart(
+        known.title, known.unit, lines, known.show, top_of=known.top, span=(begin, end), marks=marks, note=note
+    )
+
+
+def tabs(ask: Ask, *parts: str) -> Markup:
+    """Links to the other ranges of a page, and to the time before and after."""
+    begin, end = span_of(ask)
+    chosen, until = ask.text("range", "1h"), ask.text("until")
+    links = [
+        Markup('<a href="{}"{}>{}</a>').format(
+            ask.link(*parts, range=name, until=until), Markup(' aria-current="true"') if name == chosen else "", name
+        )
+        for name in RANGES
+    ]
+    links.append(Markup('<a href="{}">earlier</a>').format(ask.link(*parts, range=chosen, until=begin)))
+    if until:
+        links.append(Markup('<a href="{}">later</a>').format(ask.link(*parts, range=chosen, until=2 * end - begin)))
+        links.append(Markup('<a href="{}">now</a>').format(ask.link(*parts, range=chosen)))
+    return Markup('<nav class="tabs range" aria-label="Time of the charts">{}</nav>').format(Markup("").join(links))
+
+
+async def marks_of(ask: Ask, *, group: str = "", brokers: Sequence[str] = ()) -> list[Mark]:
+    """What happened in the time of the charts: restarts of brokers, members that came and went, changes of the group
+    that the audit has. The last ones, at most `MARKS_MAX`."""
+    begin, end = span_of(ask)
+    marks: dict[tuple[int, str], Mark] = {}
+    for name in brokers:
+        _, points = await ask.env.history.read(BOOT, name, begin, end)
+        boots = {int(value) for _, value in points if value}
+        marks |= {(at, name): Mark(at, f"{name} started") for at in boots if begin <= at <= end}
+    if group:
+        before: float | None = None
+        for at, value in (await ask.env.history.read("members", group, begin, end))[1]:
+            if value is not None and before is not None and value != before:
+                way = f"{value - before:g} joined" if value > before else f"{before - value:g} left"
+                marks[at, "members"] = Mark(at, f"{way}: {value:g} online")
+            before = value if value is not None else before
+        for line in ask.console.audit.lines(group):
+            is_own = line.target == group and line.env == ask.env.name and line.outcome == "done"
+            if is_own and begin <= line.at <= end and line.action not in _NOT_ACTIONS:
+                marks[line.at, "audit"] = Mark(line.at, f"{line.action}, by {line.user}")
+    return [marks[key] for key in sorted(marks)][-MARKS_MAX:]
+
+
+async def series(ask: Ask) -> Page:
+    """One series: its chart, and as JSON its points."""
+    figure, name = ask.params["figure"], ask.params["name"]
+    known = FIGURES.get(figure)
+    if known is None or not known.is_kept:
+        kept = ", ".join(key for key, one in FIGURES.items() if one.is_kept)
+        raise Fault(404, "No such figure", f"there is no history of {figure}: there is one of {kept}")
+    if name not in ask.env.history.names(figure):
+        raise Fault(404, "No such history", f"nothing is known of {known.title} of {known.of} {name}")
+    begin, end = span_of(ask)
+    step, points = await ask.env.history.read(figure, name, begin, end)
+    marks = await marks_of(ask, group=name if known.of == "group" else "", brokers=_brokers(ask, known.of, name))
+    values = {
+        "figure": figure,
+        "name": name,
+        "unit": known.unit,
+        "stepMs": step,
+        "fromMs": begin,
+        "untilMs": end,
+        "points": points,
+        "marks": marks,
+        "trouble": ask.env.history.trouble,
+    }
+    place, where = f"{known.of}s", name.partition("@")[0]
+    return Page(
+        template="series.html",
+        title=f"{known.title}: {name}",
+        values=values,
+        more={"charts": await charts(ask, [(figure, [name])], marks), "tabs": tabs(ask, "history", figure, name)},
+        live_s=30,
+        command=f"rmq admin group progress {name}" if known.of == "group" else "",
+        crumbs=[(place.capitalize(), ask.link(place)), (where, ask.link(place, where))],
+    )
+
+
+def _brokers(ask: Ask, of: str, name: str) -> list[str]:
+    if of == "broker":
+        return [name.partition("@")[0]]
+    state = ask.snapshot.groups.get(name) if of == "group" else ask.snapshot.topics.get(name)
+    return sorted(getattr(state, "configs", None) or getattr(state, "brokers", None) or ())
+
+
+async def kept(ask: Ask) -> Page:
+    """What is kept, where, and since when."""
+    found = await ask.env.history.kept()
+    names = {key: len(ask.env.history.names(key)) for key, one in FIGURES.items() if one.is_kept}
+    wanted, figure = ask.text("q").lower(), ask.text("figure", "lag")
+    figure = figure if figure in names else "lag"
+    matched = [name for name in ask.env.history.names(figure) if wanted in name.lower()]
+    values: dict[str, Any] = {
+        **{key: value for key, value in asdict(found).items() if key != "trouble"},
+        "trouble": found.trouble,
+        "counts": names,
+        "figure": figure,
+        "names": matched[:200],
+        "matched": len(matched),
+    }
+    more = {"q": ask.text("q"), "titles": {key: FIGURES[key].title for key in names}}
+    return Page(template="history.html", title="History", values=values, more=more)

@@ -1,0 +1,108 @@
+"""The history at full size: ``python -m tests.console.measure_history [DAYS] [SERIES] [CHANGING]`` (``make
+measure-history``) prints the size of the file, memory, and what writing and reading take.
+
+Each simulated hour fills the blocks of all series as a console would that asks once a minute, and writes once, where a
+real one writes twelve times. Series that do not change keep one value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import resource
+import sys
+import tempfile
+import time
+from array import array
+from pathlib import Path
+
+from rmqkit.console import history
+from rmqkit.console.history import DAY_MS, HOUR_MS, History
+
+START = 1_800_000_000_000 - 1_800_000_000_000 % DAY_MS
+
+
+class At:
+    """A clock that stands where it is put."""
+
+    ms = START
+
+    def now_ms(self) -> int:
+        return self.ms
+
+
+def walk(rng: random.Random, slots: int) -> array[int]:
+    """A lag that goes up and down."""
+    values, value = array("q"), rng.randrange(1_000_000)
+    for _ in range(slots):
+        value = max(0, value + round(rng.gauss(0, 200)))
+        values.append(value)
+    return values
+
+
+async def main(days: int, series: int, changing: int) -> None:
+    rng, clock = random.Random(1), At()
+    hours, long = [walk(rng, 60) for _ in range(300)], [walk(rng, 96) for _ in range(300)]
+    idle = array("q", [5]) * 60
+    names = [("lag", f"group-{number}") for number in range(series)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "history"
+        kept = History(path, clock)  # type: ignore[arg-type]
+        await kept.open()
+        _, minutes, quarters = kept._levels
+        write_s, largest, began = [], 0, time.process_time()
+        for hour in range(days * 24):
+            clock.ms = START + hour * HOUR_MS
+            for key in names:
+                kept._names.add(key)
+            day = clock.ms - clock.ms % DAY_MS
+            if quarters.start != day:
+                quarters.end(day)
+                for number, key in enumerate(names):
+                    slots = rng.choice(long) if number < changing else array("q", [5]) * 96
+                    quarters.current[key] = array("q", slots)
+            minutes.end(clock.ms)
+            for number, key in enumerate(names):
+                minutes.current[key] = rng.choice(hours) if number < changing else idle
+            at = time.perf_counter()
+            await kept.write(clock.ms + 1)
+            write_s.append(time.perf_counter() - at)
+            largest = max(largest, sum(one.stat().st_size for one in Path(folder).iterdir()))  # noqa: ASYNC240
+        cpu_s = time.process_time() - began
+        read_ms = {}
+        for label, back in (("24h", DAY_MS), ("7d", 7 * DAY_MS - HOUR_MS), ("90d", 90 * DAY_MS)):
+            at = time.perf_counter()
+            _, points = await kept.read("lag", "group-3", clock.ms - back, clock.ms)
+            read_ms[label] = [round((time.perf_counter() - at) * 1000, 1), len(points)]
+        found = await kept.kept()
+        await kept.close()
+        at = time.perf_counter()
+        await (again := History(path, clock)).open()  # type: ignore[arg-type]
+        open_s = time.perf_counter() - at
+        await again.close()
+        print(
+            json.dumps(
+                {
+                    "days": days,
+                    "series": series,
+                    "changing": changing,
+                    "file_mib": round(found.file_bytes / (1 << 20), 1),
+                    "largest_with_log_mib": round(largest / (1 << 20), 1),
+                    "cap_mib": history.FILE_BYTES_MAX >> 20,
+                    "oldest_days": round((clock.ms - (found.oldest_ms or 0)) / DAY_MS, 1),
+                    "write_s_median": round(sorted(write_s)[len(write_s) // 2], 3),
+                    "write_s_max": round(max(write_s), 3),
+                    "read_ms_and_points": read_ms,
+                    "open_s": round(open_s, 2),
+                    "cpu_s": round(cpu_s, 1),
+                    "process_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+                    "trouble": found.trouble,
+                }
+            )
+        )
+
+
+if __name__ == "__main__":
+    numbers = [int(one) for one in sys.argv[1:]]
+    asyncio.run(main(*(numbers + [90, 12_000, 12_000][len(numbers) :])))
