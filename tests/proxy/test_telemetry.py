@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import msgspec
 import pytest
@@ -227,6 +229,23 @@ async def test_a_client_without_a_stream_stays_until_it_is_silent(inside):
     await asyncio.sleep(CLIENT_SILENT_MS_MAX / 1000)
     assert members(inside) == []
     assert len(inside.endpoint.clients) == 0
+
+
+async def test_what_is_forgotten_is_freed_at_once(inside):
+    """Servers let reference cycles lie for long: thousands of clients that came and went would stay in memory."""
+    stream, _ = await inside.consumer()
+    await until(lambda: members(inside), "the consumer in the table")
+    client = inside.endpoint.clients.find("c1")
+    gone, peer_gone = weakref.ref(client), weakref.ref(client.peer)
+    del client
+    await stream.end()
+    gc.disable()
+    try:
+        await asyncio.sleep(3 * CLIENT_SILENT_MS_MAX / 1000)
+        assert len(inside.endpoint.clients) == 0
+        assert (gone(), peer_gone()) == (None, None)
+    finally:
+        gc.enable()
 
 
 async def test_two_processes_with_one_id_are_one_client(inside):

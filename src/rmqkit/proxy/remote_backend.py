@@ -335,3 +335,12 @@ class _RemotePeer:
             self._is_open = False
             self._backend.forget(self)
             self._on_close()
+            self._on_close, self.on_request = _tell_nobody, _ask_nobody  # both hold the client, which holds this
+
+
+def _tell_nobody() -> None:
+    """What is told of a peer that is closed."""
+
+
+def _ask_nobody(command: Command) -> None:
+    """What brokers ask a client that has gone."""

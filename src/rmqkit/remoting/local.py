@@ -127,6 +127,12 @@ class LocalConnection(Connection):
             self.closed.set_result(None)
         if self._on_close is not None:
             self._on_close(self)
+        # Both hold the client, which holds this: servers collect cycles too seldom to leave these to them.
+        self._on_close, self._on_request = None, _ask_nobody
 
     def abort(self) -> None:
         self.close()
+
+
+def _ask_nobody(command: Command) -> None:
+    """What is told to a client that has gone."""

@@ -59,6 +59,7 @@ async def test_an_entry_of_a_delay_level_that_points_elsewhere_is_told(tmp_path,
         put_all(delays.store, message("Other"))
         size = delays.store.max_physical_offset
         put_three(delays)
+        delays.store.flusher.flush_queues()  # until then entries are read from memory
         file = tmp_path / "consumequeue" / SCHEDULE_TOPIC / "0" / f"{0:020d}"
         with file.open("r+b") as queue:
             queue.seek(20)
