@@ -47,6 +47,8 @@ def test_a_page_with_spark_does_what_it_says(
         run_page(name, blocks, spark_folder, tmp_path, Here())
     finally:
         clear(spark_folder)
+        for row in spark.sql("SHOW VIEWS").collect():
+            spark.catalog.dropTempView(row.viewName)
 
 
 def run_page(name: str, blocks: list[Block], folder: Path, tmp_path: Path, here: Here | None = None) -> None:

@@ -7,6 +7,8 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -37,15 +39,22 @@ def test_workers_run_this_python(spark: SparkSession) -> None:
     assert found == [os.environ["PYSPARK_PYTHON"]] == [sys.executable]
 
 
+@pytest.fixture
+def short_path() -> Iterator[str]:
+    """A folder for a socket, whose path has 107 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="rmq-") as path:
+        yield path
+
+
 @pytest.mark.parametrize("ends", ["", "true"])
-def test_a_reader_that_has_enough_is_no_error(ends: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_reader_that_has_enough_is_no_error(ends: str, spark: SparkSession, short_path: str) -> None:
     """Spark closes the connection of a worker that still writes, after ``show()`` and ``limit()``."""
     assert spark.sparkContext.getConf().get("spark.python.daemon.module") == "rmqkit.spark.daemon"
     running = subprocess.Popen(
         [sys.executable, "-m", "rmqkit.spark.daemon", "pyspark.worker"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={
-            **os.environ, "PYTHON_UNIX_DOMAIN_ENABLED": "true", "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path),
+            **os.environ, "PYTHON_UNIX_DOMAIN_ENABLED": "true", "PYTHON_WORKER_FACTORY_SOCK_DIR": short_path,
             "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": ends,
         },
     )  # fmt: skip
@@ -103,6 +112,8 @@ def test_jvm_and_python_wait_for_each_other_while_the_machine_is_busy(spark: Spa
 
 _ON_OTHER_JAVA = """
 import sys
+import tempfile
+from collections.abc import Iterator
 from rmqkit.spark import spark_session
 spark = spark_session("java", "local[1]")
 count = spark.read.format("rocketmq-store").load(sys.argv[1]).count()
