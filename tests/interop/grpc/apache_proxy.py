@@ -16,7 +16,6 @@ from tests.interop.apache import (
     CLUSTER,
     HOST,
     READY_SECONDS,
-    WITHOUT_TLS,
     register_now,
     run_apache_name_server,
 )
@@ -123,9 +122,9 @@ def run_apache_cluster_proxy(
 
 
 def proxy_command(kit: ApacheKit, arguments: Sequence[object], work_dir: Path) -> list[str]:
+    """Starts a proxy, with TLS: without it the gRPC port refuses Java's SDK, which speaks nothing else."""
     main = "org.apache.rocketmq.proxy.ProxyStartup"
-    java, *rest = kit.jvm(main, arguments, heap_mb=BROKER_HEAP_MB, work_dir=work_dir)
-    return [java, *(WITHOUT_TLS if kit.is_short_lived else ()), *rest]
+    return kit.jvm(main, arguments, heap_mb=BROKER_HEAP_MB, work_dir=work_dir)
 
 
 def listens(port: int) -> bool:
