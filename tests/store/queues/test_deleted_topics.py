@@ -174,3 +174,19 @@ def test_a_topic_stays_when_its_deletion_cannot_be_noted(tmp_path: Path) -> None
         with pytest.raises(StoreUnavailable, match="deletedTopics"):
             store.delete_topic(GONE)
         assert len(read_all(store, GONE)) == 5
+
+
+def test_entries_of_a_topic_made_again_are_written_at_once(tmp_path: Path) -> None:
+    """After a kill Apache's broker, which knows of no deleted topics, goes by what the queue's files have."""
+    with opened(tmp_path / "s", quiet()) as store:
+        put_some(store, b"old")
+        store.delete_topic(GONE)
+        put_some(store, b"new")
+        put_some(store, b"held", topic="Kept")
+        content = {topic: (store.root / f"consumequeue/{topic}/0/{0:020d}").read_bytes() for topic in (GONE, "Kept")}
+        places = [store.queues.table[GONE, 0].place(number) for number in range(5)]
+        assert content[GONE][:100] == b"".join(
+            at.to_bytes(8) + size.to_bytes(4) + content[GONE][20 * n + 12 : 20 * n + 20]
+            for n, (at, size) in enumerate(places)
+        )
+        assert not any(content["Kept"])

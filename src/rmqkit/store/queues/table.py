@@ -186,7 +186,7 @@ class ConsumeQueues:
             ext_folder = self._ext_folder and self._ext_folder / topic / str(queue_id)
             ext = QueueExt(ext_folder, self._ext_file_bytes) if ext_folder else None
             queue = ConsumeQueue(topic, queue_id, folder, self._file_bytes, self.dirty, ext)
-            queue.held_bytes_max = self._held_bytes_max
+            queue.held_bytes_max = self._held_bytes_max_of(topic)
         queue.on_open = self._on_open
         queue.on_gap = self._on_gap
         return queue
@@ -283,7 +283,12 @@ class ConsumeQueues:
         self._held_bytes_max = HELD_BYTES_MAX
         for queue in self:
             if isinstance(queue, ConsumeQueue):
-                queue.held_bytes_max = HELD_BYTES_MAX
+                queue.held_bytes_max = self._held_bytes_max_of(queue.topic)
+
+    def _held_bytes_max_of(self, topic: str) -> int:
+        """None are held of a topic that was made again: after a kill Apache's broker would enter the messages of the
+        deleted one, which it does not know of, into queues that have no later entries."""
+        return 0 if topic in self.deleted_ends else self._held_bytes_max
 
     def write_held(self) -> bool:
         """Write the entries that are held in memory; any thread. False when the disk refused some, which are held on:
