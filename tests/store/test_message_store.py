@@ -502,3 +502,19 @@ def test_golden_store_goes_on_with_new_messages(tmp_path: Path) -> None:
     with opened(golden.root, settings, is_batch_topic="GoldInnerBatch".__eq__) as store:
         assert store.max_offset("GoldPlain", 0) == before + 300
         assert len(read_all(store, "GoldPlain")) == before + 300
+
+
+def test_a_store_that_was_killed_is_recovered_where_abort_is_missing(tmp_path: Path) -> None:
+    """What its queues held in memory is only in the log: without the recovery it would be lost in silence."""
+    store = MessageStore(tmp_path / "s", small_settings(queue_flush_interval_ms=3_600_000))
+    store.open()
+    try:
+        put_all(store, *(message(body=b"%d" % i) for i in range(10)), message(queue_id=1))
+        store.flusher.flush_log()
+        store.queues.table["TopicTest", 1].write_held()  # a start that believes in a stop reads behind this alone
+        copy_store(tmp_path / "s", tmp_path / "killed")
+    finally:
+        store.close()
+    (tmp_path / "killed" / "abort").unlink(missing_ok=True)
+    with opened(tmp_path / "killed") as again:
+        assert again.max_offset("TopicTest", 0) == 10

@@ -240,7 +240,9 @@ class MessageStore:
             self._index.check()
 
     def _load_and_recover(self) -> None:
-        is_clean = not self._abort_path.exists()
+        # Where `abort` is missing after a kill the note still tells. (Apache's broker, which closed the store since,
+        # leaves the note: the recovery is longer then, and finds nothing.)
+        is_clean = not self._ends.read() and not self._abort_path.exists()
         self.log.queue.load()
         self._deleted.load()
         self.queues.load()

@@ -18,8 +18,9 @@ numbers     by topic and queue id, the number of the next message at the last st
 
 The note counts while nothing was appended to the log since: a broker that does not know it makes it stale by its first
 message. A start compares it and replaces it by one with ``goes_on`` and ``numbers`` alone, for the start after a kill:
-it tells a queue that is lost with its directory. Queues that are made later are noted before the checkpoint says that
-they are on the disk, as recovery then reads their messages no more. A note that cannot be read is left out.
+it tells a queue that is lost with its directory, and, where ``abort`` is missing, that the store was not closed. Queues
+that are made later are noted before the checkpoint says that they are on the disk, as recovery then reads their
+messages no more. A note that cannot be read is left out.
 Cost: one read of the last file of each queue at a start, and of each queue that changed at a stop; one flush of
 the log and one write of the note in a minute that queues were made in.
 """
@@ -35,7 +36,7 @@ from msgspec import Struct, field
 
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol.record import decode_record, is_blank
-from rmqkit.store.files import read_note, remove_note, write_note
+from rmqkit.store.files import read_note, write_note
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.file_queue import FileQueue
 from rmqkit.store.log.mapped_file import MappedFile
@@ -86,9 +87,15 @@ class QueueEnds:
         self._note = _Note()
         self._measured: dict[ConsumeQueueBase, tuple[int, QueueNote]] = {}
 
+    def read(self) -> bool:
+        """Read the note; whether a broker renewed it at its start and did not save it: it was killed, whether or not
+        ``abort`` tells of that, and what its queues held in memory is only in the log."""
+        found = read_note(self._path, _Note, "the ends of the queues are not compared with it")
+        self._note = found or _Note()
+        return found is not None and found.log_end < 0
+
     def load(self, *, clean: bool) -> None:
-        """Read the note, when the log was loaded. ``clean``: whether the store was closed in order."""
-        self._note = read_note(self._path, _Note, "the ends of the queues are not compared with it") or _Note()
+        """Compare the note with the log, which was loaded. ``clean``: whether the store was closed in order."""
         self.is_current = clean and self._note.log_end >= 0 and not self._is_appended()
 
     def _is_appended(self) -> bool:
@@ -162,10 +169,7 @@ class QueueEnds:
         for queue in () if self._is_replica else queues:
             if queue.next_offset:
                 note.numbers.setdefault(queue.topic, {})[queue.queue_id] = queue.next_offset
-        if note.numbers:
-            write_note(self._path, note)
-        else:
-            remove_note(self._path)
+        write_note(self._path, note)
         self._note = note
 
     def note_new(self, queues: ConsumeQueues, flush_log: Callable[[], bool]) -> None:
