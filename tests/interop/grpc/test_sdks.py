@@ -80,7 +80,7 @@ OTHERWISE: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("go", "fifo"): {
         "came": [
             *(["f0", 1], ["f1", 1], ["fails once", 1], ["f3", 1], ["f4", 1]),
-            *(["fails", 1], ["f6", 1], ["fails once", 2], ["fails", 2]),
+            *(["fails", 1], ["f6", 1], ["fails", 2], ["fails once", 2]),  # these two in any order
         ]
     },
     # Version 5.1.2 does not count the attempts that it makes itself.
@@ -264,7 +264,7 @@ def language(request: pytest.FixtureRequest) -> str:
 def test_an_sdk_tells_the_same_of_every_place(told: Told, language: str, scenario: str) -> None:
     facts = told.facts(language, scenario)
     if (language, scenario) == ("go", "fifo"):
-        facts = facts | {"came": sorted(facts["came"], key=lambda one: one[1])}
+        facts = facts | {"came": sorted(facts["came"], key=lambda one: (one[1], one[0] if one[1] > 1 else ""))}
     if scenario == "retries":
         facts = facts | {"came": sorted(facts["came"])}
     if scenario == "transaction":  # who is slow may be asked before it ends one itself
