@@ -9,7 +9,7 @@ CLASSES := .cache/spark-classes.jsa
 NATIVE := $(VENV)/.native
 CARGO_PATH := $(PATH):$(HOME)/.cargo/bin
 UV     := requirements/uv.sh $(VENV)
-LOCKS  := requirements/run.txt requirements/spark.txt requirements/otel.txt requirements/grpc.txt requirements/console.txt requirements/lake.txt requirements/report.txt requirements/query.txt requirements/examples.txt requirements/dev.txt requirements/docs.txt requirements/frameworks.txt
+LOCKS  := requirements/run.txt requirements/spark.txt requirements/otel.txt requirements/grpc.txt requirements/connect.txt requirements/console.txt requirements/lake.txt requirements/report.txt requirements/query.txt requirements/examples.txt requirements/dev.txt requirements/docs.txt requirements/frameworks.txt
 ARGS   ?=
 JOBS   ?= $(shell [ "$$(getconf _NPROCESSORS_ONLN)" -gt 1 ] && echo 3 || echo 1)
 SECONDS ?= 600
@@ -171,7 +171,7 @@ fuzz: $(FUZZER) ## look for bytes that break a decoder, SECONDS=600 long
 	@$(BIN)/python -m tests.fuzz.fuzz_decoders --seconds $(SECONDS)
 
 lock: $(STAMP) ## compile requirements/*.in to exact versions with hashes
-	@for name in uv run client spark otel grpc console lake report query dev docs examples frameworks fuzz peers choosers sdk native release; do \
+	@for name in uv run client spark otel grpc connect console lake report query dev docs examples frameworks fuzz peers choosers sdk native release; do \
 	  echo "lock: requirements/$$name.txt"; \
 	  (cd requirements && ./uv.sh ../$(VENV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-header --no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade) $$name.in -o $$name.txt) || exit 1; \

@@ -17,6 +17,8 @@ __all__ = ["install", "needed"]
 _PACKAGES = {
     "fast_depends": "faststream",
     "google": "protobuf",
+    "grpc": "grpcio",
+    "grpc_status": "grpcio-status",
     "opentelemetry": "OpenTelemetry",
     "prometheus_client": "prometheus-client",
     "py4j": "pyspark",

@@ -83,7 +83,7 @@ def test_pairs_are_read_and_mistakes_named():
     ],
 )
 def test_a_store_that_is_not_there_is_told_before_spark_starts(arguments, tmp_path, monkeypatch):
-    def start(*_: object) -> None:
+    def start(*_: object, **__: object) -> None:
         raise AssertionError("Spark was started")
 
     monkeypatch.chdir(tmp_path)
@@ -96,7 +96,7 @@ def test_a_store_that_is_not_there_is_told_before_spark_starts(arguments, tmp_pa
 
 
 def test_whether_an_address_is_there_is_left_to_spark(monkeypatch):
-    def start(*_: object) -> None:
+    def start(*_: object, **__: object) -> None:
         raise SettingsError("Spark was started")
 
     monkeypatch.setattr("rmqkit.spark.spark_session", start)

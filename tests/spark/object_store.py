@@ -1,17 +1,20 @@
-"""An object store on loopback: as much of S3's HTTP as listing and reading take, over a directory.
+"""An object store on loopback: as much of S3's HTTP as listing, reading and writing take, over a directory.
 
-``GET /bucket?list-type=2&prefix=..&delimiter=..``, ``GET`` with ``Range`` and ``HEAD`` of an object, both only for
-requests that are signed with the one access key it knows. A listing has few keys to a page. What was read is counted.
+``GET /bucket?list-type=2&prefix=..&delimiter=..``, ``GET`` with ``Range`` and ``HEAD`` of an object, ``PUT`` of an
+object, whole or in parts. Reading is only for requests that are signed with the one access key it knows. A listing has
+few keys to a page. What was read is counted.
 """
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import BinaryIO
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
@@ -31,6 +34,7 @@ class ObjectStore(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.root = root
         self.reads: list[tuple[str, int]] = []
+        self.tokens: set[str] = set()
 
     def address(self, below: str, *, user: str = f"{ACCESS_KEY}:{quote(SECRET_KEY, safe='')}@") -> str:
         """The address of a directory."""
@@ -59,12 +63,19 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = 1 << 16  # head and body in one packet
     server: ObjectStore
 
+    def handle_expect_100(self) -> bool:
+        is_answered = super().handle_expect_100()
+        self.wfile.flush()  # or the client waits a second for it
+        return is_answered
+
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
         _, bucket, *key = unquote(url.path).split("/", 2)
+        if token := self.headers.get("X-Amz-Security-Token"):
+            self.server.tokens.add(token)
         path = self.server.root / "/".join(key)
         if f"Credential={ACCESS_KEY}/" not in self.headers.get("Authorization", ""):
             self._answer(403, _error("AccessDenied"))
@@ -78,6 +89,38 @@ class _Handler(BaseHTTPRequestHandler):
             self._object("/".join(key), path)
         else:
             self._answer(404, _error("NoSuchKey"))
+
+    def do_PUT(self) -> None:
+        content = b"".join(self._content())
+        url = urlsplit(self.path)
+        path = self.server.root.joinpath(*unquote(url.path).split("/")[2:])
+        number = parse_qs(url.query).get("partNumber")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (path if number is None else path.with_name(f"{path.name}.part{int(number[0]):05d}")).write_bytes(content)
+        self._answer(200, headers={"ETag": '"0"'})
+
+    def _content(self) -> Iterator[bytes]:
+        """The body, without the chunks in which the SDK sends it, each with a signature or none."""
+        if "aws-chunked" not in self.headers.get("Content-Encoding", ""):
+            yield self.rfile.read(int(self.headers["Content-Length"]))
+            return
+        body = self.rfile
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            body = io.BytesIO(b"".join(iter(lambda: _chunk(self.rfile), b"")))
+        yield from iter(lambda: _chunk(body), b"")
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        url = urlsplit(self.path)
+        path = self.server.root.joinpath(*unquote(url.path).split("/")[2:])
+        if "uploadId" not in parse_qs(url.query):
+            self._answer(200, b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>")
+            return
+        with path.open("wb") as whole:
+            for part in sorted(path.parent.glob(f"{path.name}.part*")):
+                whole.write(part.read_bytes())
+                part.unlink()
+        self._answer(200, b"<CompleteMultipartUploadResult><ETag>0</ETag></CompleteMultipartUploadResult>")
 
     def _object(self, key: str, path: Path) -> None:
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
@@ -131,3 +174,15 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _error(code: str) -> bytes:
     return f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
+
+
+def _chunk(body: BinaryIO) -> bytes:
+    """The next chunk of a body; nothing when it was the last one, behind which lines of a trailer may follow."""
+    size = int(body.readline().partition(b";")[0], 16)
+    if size:
+        content = body.read(size)
+        body.readline()
+        return content
+    while body.readline().strip():
+        pass
+    return b""

@@ -7,7 +7,8 @@ bytes        mapped: stay readable when the       fetched by ranges, each to its
              broker deletes the file              its own: what was not fetched costs nothing, reads as 0
 behind the   told by the file system (`data_end`) found by looking at a few places (`rmqkit.arrow.splits`)
 last write
-credentials  none                                 of the environment, or in the address; `RemotePath` has
+credentials  none                                 of the environment (``AWS_*``), or in the address, where
+                                                  `with_s3_settings` puts those of Hadoop; `RemotePath` has
                                                   them, and nobody sees them
 ===========  ===================================  =========================================================
 
@@ -23,11 +24,13 @@ import itertools
 import mmap
 import os
 import re
+import shutil
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from msgspec import Struct
 
@@ -37,10 +40,12 @@ from rmqkit.store.log.scan import RECORD_BYTES_MIN, Buffer
 _SEGMENT_NAME = re.compile(r"\d{20}")
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/+", re.IGNORECASE)
 _USER = re.compile(r"(:/+)(?:[^@/]*@|[^@/]*:(?!\d+(?:/|$))[^@]*@)")  # slashes in a secret should be %2F, but may not be
+_TOKEN = "session_token"
 _HADOOP_S3 = ("s3a", "s3n")  # Spark people write s3a://, pyarrow knows s3:// alone
 _SIZE = struct.Struct(">i")
 _NEAR_BYTES = 1 << 20  # what lies between two ranges is fetched with them when it costs less than one more request
 _RECORD_GUESS_BYTES = 4096
+_COPIED_BYTES = 4 << 20
 
 
 class RemotePath(str):
@@ -87,6 +92,36 @@ def resolve(text: str) -> str:
     if isinstance(text, RemotePath) or scheme is None:
         return text if isinstance(text, RemotePath) else str(Path(text).absolute())
     return f"/{text[scheme.end() :]}" if scheme[1].lower() == "file" else RemotePath(text)
+
+
+def with_s3_settings(text: str, settings: Mapping[str, str]) -> str:
+    """Put into an address of S3 what settings of Hadoop's connector (``fs.s3a.access.key``, ``spark.hadoop.fs.s3a.…``,
+    ``fs.s3a.bucket.NAME.…``) say and the address does not; any other path or address stays as it is."""
+    scheme = _SCHEME.match(text)
+    if isinstance(text, RemotePath) or scheme is None or scheme[1].lower() not in ("s3", *_HADOOP_S3):
+        return text
+    place, _, query = text[scheme.end() :].partition("?")
+    user, _, place = place.rpartition("@") if _USER.match(f":/{place}") else ("", "", place)
+    bucket = place.partition("/")[0]
+    told = {name.lower().removeprefix("spark.hadoop."): value for name, value in settings.items()}
+
+    def setting(name: str) -> str:
+        return told.get(f"fs.s3a.bucket.{bucket}.{name}") or told.get(f"fs.s3a.{name}", "")
+
+    asked = dict(parse_qsl(query))
+    if not user and setting("access.key"):
+        user = f"{quote(setting('access.key'), safe='')}:{quote(setting('secret.key'), safe='')}"
+        if setting("session.token"):
+            asked.setdefault(_TOKEN, setting("session.token"))
+    if setting("endpoint"):
+        kind, _, host = setting("endpoint").rpartition("://")
+        is_plain = kind == "http" or (not kind and setting("connection.ssl.enabled").lower() == "false")
+        asked.setdefault("endpoint_override", host.rstrip("/"))
+        asked.setdefault("scheme", "http" if is_plain else "https")
+    if setting("endpoint.region"):
+        asked.setdefault("region", setting("endpoint.region"))
+    more = f"?{urlencode(asked)}" if asked else ""
+    return f"s3://{user}{'@' if user else ''}{place}{more}"
 
 
 def local_path(text: str) -> Path:
@@ -283,6 +318,21 @@ def read_file(path: str) -> bytes | None:
     return None
 
 
+def write_file(source: Path, path: str) -> None:
+    """Copy a file of this machine to a path or address. Raises StoreError: it cannot be written."""
+    try:
+        if not isinstance(path, RemotePath):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, path)
+            return
+        filesystem, inside = _inside(path)
+        with source.open("rb") as file, filesystem.open_output_stream(inside) as stream:
+            shutil.copyfileobj(file, stream, _COPIED_BYTES)
+    except OSError as error:
+        reason = error.strerror or str(error).partition("\n")[0]
+        raise StoreError(f"{path} cannot be written: {reason}") from None
+
+
 @contextmanager
 def open_input(path: str) -> Iterator[Any]:
     """Open a file for a reader of pyarrow. Raises StoreError: it cannot be opened, or what is asked of it meanwhile."""
@@ -332,13 +382,27 @@ def _inside(path: str) -> tuple[Any, str]:
     return filesystem, "/".join(filter(None, (top.rstrip("/"), path.below)))
 
 
+def filesystem_at(address: str) -> tuple[Any, str]:
+    """The file system of pyarrow.fs that has an address, and the name there. Raises what pyarrow raises."""
+    from pyarrow.fs import FileSystem, S3FileSystem
+
+    url = urlsplit(address)
+    asked = dict(parse_qsl(url.query))
+    token = asked.pop(_TOKEN, "")
+    if not token:
+        found: tuple[Any, str] = FileSystem.from_uri(address)
+        return found
+    # pyarrow knows temporary credentials, but takes no token in an address.
+    keys = {"access_key": unquote(url.username or ""), "secret_key": unquote(url.password or "")}
+    return S3FileSystem(**keys, session_token=token, **asked), f"{url.hostname}{unquote(url.path)}"
+
+
 @functools.lru_cache(maxsize=16)
 def _connected(root: str) -> tuple[Any, str]:
     import pyarrow as pa
-    from pyarrow.fs import FileSystem
 
     try:
-        filesystem, top = FileSystem.from_uri(root)
+        filesystem, top = filesystem_at(root)
     except (pa.ArrowException, OSError, ValueError) as error:
         # pyarrow quotes the address, with the secret in it.
         reason = str(error).partition("\n")[0].replace(root, str(RemotePath(root)))

@@ -286,14 +286,17 @@ def print_report(root: Path | str, report: fsck.Report) -> None:
 # ---------------------------------------------------------------- what is asked
 
 
-def settings_of(config: Path | None, store: Path) -> StoreSettings | None:
+def settings_of(config: Path | None, store: Path | None) -> StoreSettings | None:
     """The settings in a broker.conf, for a store that lies where ``store`` says: of a copy, the directories of the log
-    are those of the copy, wherever the configuration has them. None without a configuration.
+    are those of the copy, wherever the configuration has them. Without ``store`` they are as
+    the configuration has them. None without a configuration.
     Raises SettingsError: one of the settings cannot be used, or the copy lacks a directory."""
     if config is None:
         return None
     texts = configuration.read_properties(config)
     settings: StoreSettings = configuration.load([StoreSettings], texts, source=str(config)).values[0]
+    if store is None:
+        return settings
     root = Path(settings.store_path_root_dir).expanduser().absolute()
     store = store.absolute()
     if "storePathRootDir" not in texts or root == store or (root.exists() and root.resolve() == store.resolve()):

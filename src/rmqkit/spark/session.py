@@ -16,11 +16,13 @@ drops the flag. It lies in the user's cache directory and is written once, atomi
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -60,6 +62,9 @@ _PYSPARK_MIN = (4, 2)
 
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 
+_CONNECT_PORT = 15002
+_REACH_TIMEOUT_S = 20
+
 _VERSION_MIN = 17
 _VECTOR_FLAG = "--add-modules=jdk.incubator.vector"
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
@@ -67,15 +72,28 @@ _START_TIMEOUT_S = 60
 
 
 def spark_session(
-    app_name: str = "rmqkit", master: str = "local[*]", conf: Mapping[str, str] | None = None
+    app_name: str = "rmqkit",
+    master: str = "local[*]",
+    conf: Mapping[str, str] | None = None,
+    *,
+    remote: str = "",
 ) -> SparkSession:
-    """Get the running session, or make one, with our formats registered; settings in ``conf`` go before ours, but the
-    driver's Java options are put behind ours.
-    Raises SettingsError: no Java runtime can be used, or pyspark is too old.
-    Raises ExtraMissing: pyspark is not installed."""
+    """Get the running session, or make one, with our formats registered.
+
+    Args:
+        conf: settings; they go before ours, but the driver's Java options are put behind ours.
+        remote: the address of a Spark Connect server, ``sc://host:15002``, which has a Spark already: master and our
+            own settings are not used then. By default that of the environment, ``SPARK_REMOTE``.
+
+    Raises:
+        SettingsError: no Java runtime can be used, pyspark is too old, or the server cannot be reached or used.
+        ExtraMissing: pyspark, or what it needs for Connect, is not installed.
+    """
     with extras.needed("spark", "a Spark session"):
         from pyspark.sql import SparkSession
     check_pyspark()
+    if remote := remote or os.environ.get("SPARK_REMOTE", ""):
+        return _connected(remote, app_name, conf or {})
     _prepare(os.environ, is_local=master.startswith("local"))
     given = dict(conf or {})
     java_options = f"-Dlog4j2.configurationFile={_LOG4J.as_uri()} {given.pop(_JAVA_OPTIONS, '')}".strip()
@@ -91,15 +109,71 @@ def spark_session(
     return spark
 
 
+def _connected(remote: str, app_name: str, conf: Mapping[str, str]) -> SparkSession:
+    """A session on a server of Spark Connect."""
+    with extras.needed("connect", "Spark Connect"):
+        for package in ("google.rpc", "grpc", "grpc_status", "pandas"):
+            importlib.import_module(package)
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    # The address may hold a token behind its path: it is not told.
+    shown = re.sub(r"(:/+[^/;]*).*", r"\1", remote)
+    _check_reached(shown)
+    try:
+        builder = SparkSession.builder.remote(remote).appName(app_name)
+        for key, value in conf.items():
+            builder = builder.config(key, value)
+        spark = builder.getOrCreate()
+        register(spark)
+    except PySparkException as error:
+        if error.getCondition() == "SESSION_ALREADY_EXIST":
+            raise SettingsError(
+                f"this process runs Spark itself, so it cannot use {shown}: stop that session, or use another process"
+            ) from None
+        line = " ".join(str(error).split("\n\nJVM", 1)[0].split())
+        raise SettingsError(f"Spark Connect at {shown} cannot be used: {line}") from None
+    return spark
+
+
+def _check_reached(shown: str) -> None:
+    """Raises SettingsError: nobody listens there. PySpark itself would try again for minutes."""
+    place = re.fullmatch(r"sc://(\[[^]]+\]|[^:/]+)(?::(\d+))?", shown)
+    if place is None:
+        raise SettingsError(f"{shown} is no address of Spark Connect: write sc://host:15002")
+    host, port = place[1].strip("[]"), int(place[2] or _CONNECT_PORT)
+    try:
+        socket.create_connection((host, port), _REACH_TIMEOUT_S).close()
+    except OSError as error:
+        raise SettingsError(
+            f"no Spark Connect at {shown}: {error.strerror or error}; start it with start-connect-server.sh,"
+            " or give its address"
+        ) from None
+
+
+def address(spark: SparkSession, path: str) -> str:
+    """A path or address of a store, with what the session's ``spark.hadoop.fs.s3a.*`` say of an address of S3."""
+    from rmqkit.arrow.fs import with_s3_settings
+
+    return with_s3_settings(path, dict(spark.conf.getAll)) if path[:2].lower() == "s3" else path
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether a session is one of Spark Connect: the driver runs elsewhere, there is no ``sparkContext``."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
 def register(spark: SparkSession) -> None:
-    """Register the formats `rocketmq` and `rocketmq-store` in a Spark session.
+    """Register the formats `rocketmq` and `rocketmq-store` in a Spark session, also in one of Spark Connect, whose
+    server needs this package, too.
     Raises SettingsError: pyspark is too old."""
     check_pyspark()
     from rmqkit.spark.broker_format import BrokerSource
     from rmqkit.spark.source.archive import ArchiveSource
     from rmqkit.spark.source.store import StoreSource
+    from rmqkit.spark.source.tasks import TaskSource
 
-    for source in (StoreSource, BrokerSource, ArchiveSource):
+    for source in (StoreSource, BrokerSource, ArchiveSource, TaskSource):
         spark.dataSource.register(source)
 
 

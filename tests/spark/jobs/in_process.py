@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from pyspark import cloudpickle
@@ -12,13 +12,17 @@ from pyspark.sql import SparkSession
 __all__ = ["in_process"]
 
 
-def in_process() -> SparkSession:
+def in_process(conf: Mapping[str, str] | None = None) -> SparkSession:
     """What a job takes for a session. Functions, items and results are pickled, as on their way to a worker."""
-    return cast("SparkSession", _Session())
+    return cast("SparkSession", _Session(conf or {}))
 
 
 class _Session:
     defaultParallelism = 2  # noqa: N815 - Spark's name
+
+    def __init__(self, conf: Mapping[str, str]) -> None:
+        self.conf = self
+        self.getAll = conf
 
     @property
     def sparkContext(self) -> _Session:  # noqa: N802 - Spark's name

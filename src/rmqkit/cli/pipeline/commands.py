@@ -15,9 +15,12 @@ from rmqkit.cli.pipeline.session import (
     Json,
     Master,
     Options,
+    Remote,
     Rows,
     Store,
+    WorkDir,
     collect,
+    disk_path,
     fields,
     pairs,
     session,
@@ -35,10 +38,15 @@ _Limit = Annotated[int, typer.Option(min=1, help="Maximum number of rows to show
 
 
 def summary(
-    store: Store, options: Options = None, master: Master = LOCAL, conf: Conf = None, as_json: Json = False
+    store: Store,
+    options: Options = None,
+    master: Master = LOCAL,
+    remote: Remote = "",
+    conf: Conf = None,
+    as_json: Json = False,
 ) -> None:
     """Summarize every topic and tag: messages, bytes, first and last time."""
-    with session("summary", master, conf, store, as_json=as_json) as spark:
+    with session("summary", master, remote, conf, store, as_json=as_json) as spark:
         from rmqkit.spark.jobs.summary import summary as summarise
 
         found = collect(summarise(spark, store, pairs(options)))
@@ -56,11 +64,12 @@ def audit(
     hot_keys: Annotated[int, typer.Option(min=0, help="Number of the most frequent keys to show.")] = 20,
     options: Options = None,
     master: Master = LOCAL,
+    remote: Remote = "",
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
     """Report on a store: traffic, latency, sizes, hot keys, lag, retries, pending messages."""
-    with session("audit", master, conf, store, as_json=as_json) as spark:
+    with session("audit", master, remote, conf, store, as_json=as_json) as spark:
         from rmqkit.spark.jobs.audit import audit as audited
         from rmqkit.spark.jobs.audit_report import findings, write_report
 
@@ -89,11 +98,12 @@ def diff(
     limit: _Limit = 50,
     options: Options = None,
     master: Master = LOCAL,
+    remote: Remote = "",
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
     """Compare two stores: messages, queues, configuration. The exit code is 1 if they differ."""
-    with session("diff", master, conf, left, right, as_json=as_json) as spark:
+    with session("diff", master, remote, conf, left, right, as_json=as_json) as spark:
         from rmqkit.spark.jobs.diff import diff as compare
 
         found = compare(spark, left, right, pairs(options), content_only=content_only)
@@ -110,16 +120,18 @@ def verify(
         bool, typer.Option("--read-only", help="Read the store although a broker is using it.")
     ] = False,
     log_only: Annotated[bool, typer.Option("--log-only", help="Check only the commit log.")] = False,
+    work_dir: WorkDir = "",
     master: Master = LOCAL,
+    remote: Remote = "",
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
     """Check every record, queue entry, extension unit and index chain. The exit code is 1 if anything is damaged."""
-    with session("verify", master, conf, store, as_json=as_json) as spark:
-        from rmqkit.arrow.fs import local_path
+    with session("verify", master, remote, conf, store, as_json=as_json) as spark:
         from rmqkit.spark.jobs.verify import verify as verified
 
-        found = verified(spark, store, settings_of(config, local_path(store)), read_only=read_only, log_only=log_only)
+        settings = settings_of(config, disk_path(store))
+        found = verified(spark, store, settings, read_only=read_only, log_only=log_only, work_dir=work_dir)
     if as_json:
         print_report_json(found)
     else:
@@ -135,19 +147,30 @@ def rebuild(
         bool, typer.Option("--queues", help="Rebuild only consume queues, batch and extension files.")
     ] = False,
     index: Annotated[bool, typer.Option("--index", help="Rebuild only index files.")] = False,
+    target: Annotated[
+        str,
+        typer.Option("--target", metavar="URL", help="Where the files of a store at a URL go: a URL or a folder."),
+    ] = "",
+    work_dir: WorkDir = "",
     config: Config = None,
     master: Master = LOCAL,
+    remote: Remote = "",
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
     """Rebuild consume queues and index files from the commit log. Stop the broker first."""
-    with session("rebuild", master, conf, store, as_json=as_json) as spark:
-        from rmqkit.arrow.fs import local_path
+    with session("rebuild", master, remote, conf, store, as_json=as_json) as spark:
         from rmqkit.spark.jobs.rebuild import rebuild as make_anew
 
         is_all = queues == index
         made = make_anew(
-            spark, store, settings_of(config, local_path(store)), queues=queues or is_all, index=index or is_all
+            spark,
+            store,
+            settings_of(config, disk_path(store)),
+            queues=queues or is_all,
+            index=index or is_all,
+            target=target,
+            work_dir=work_dir,
         )
     show(made, as_json=as_json)
 
@@ -177,11 +200,12 @@ def archive(
     ] = None,
     options: Options = None,
     master: Master = LOCAL,
+    remote: Remote = "",
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
     """Add the sealed commit log files of a store to a Parquet, Delta or Iceberg table, each file once."""
-    with session("archive", master, conf, store, as_json=as_json) as spark:
+    with session("archive", master, remote, conf, store, as_json=as_json) as spark:
         from rmqkit.spark.jobs.archive import archive as add_to_archive
 
         done = add_to_archive(
@@ -234,11 +258,12 @@ def replay(
     ] = None,
     options: Options = None,
     master: Master = LOCAL,
+    remote: Remote = "",
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
     """Send the messages of a store or an archive to a topic. Each is sent once, even if you interrupt the replay."""
-    with session("replay", master, conf, store, as_json=as_json) as spark:
+    with session("replay", master, remote, conf, store, as_json=as_json) as spark:
         from rmqkit.spark.jobs.replay import Filter
         from rmqkit.spark.jobs.replay import replay as send_again
 
@@ -277,13 +302,14 @@ def query(
     limit: _RowLimit = None,
     options: Options = None,
     master: Master = LOCAL,
+    remote: Remote = "",
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
     """Find messages by topic, key, id and time."""
     begin_ms, end_ms = (None if text is None else time_ms(text) for text in (begin, end))
     given = pairs(options)
-    with session("query", master, conf, path, as_json=as_json) as spark:
+    with session("query", master, remote, conf, path, as_json=as_json) as spark:
         from rmqkit.spark.jobs.query import query as find
 
         frame = find(spark, path, given, topic=topic, key=key, msg_id=msg_id, begin_ms=begin_ms, end_ms=end_ms)
@@ -298,6 +324,7 @@ def sql(
     limit: _RowLimit = None,
     options: Options = None,
     master: Master = LOCAL,
+    remote: Remote = "",
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
@@ -306,7 +333,7 @@ def sql(
     The tables are messages, consumequeue, index, commitlog_raw, topics,
     offsets, delay and transactions."""
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # a page for each mistake in a statement
-    with session("sql", master, conf, path, as_json=as_json) as spark:
+    with session("sql", master, remote, conf, path, as_json=as_json) as spark:
         from rmqkit.spark.jobs.query import sql as ask
 
         _print_rows(ask(spark, path, text, pairs(options)), limit, as_json=as_json)

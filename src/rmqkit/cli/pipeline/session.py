@@ -41,8 +41,20 @@ Options = Annotated[
     _only("-o", "--option", metavar="NAME=VALUE", help="Option of the rocketmq-store format; repeatable."),
 ]
 Master = Annotated[str, typer.Option(help="Spark master: local[2], spark://host:7077, k8s://...")]
+Remote = Annotated[
+    str, typer.Option(metavar="sc://HOST:PORT", help="Spark Connect server to use in place of a master.")
+]
 Conf = Annotated[list[str] | None, _only(metavar="KEY=VALUE", help="Setting of the Spark session; repeatable.")]
+WorkDir = Annotated[
+    str, _only("--work-dir", metavar="DIR", help="Where a store at a URL is copied to meanwhile. (default: temporary)")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def disk_path(store: str) -> Path | None:
+    """Where a store is on a disk; None for one at an address."""
+    path = resolve(store)
+    return None if isinstance(path, RemotePath) else Path(path)
 
 
 def pairs(texts: list[str] | None) -> dict[str, str]:
@@ -57,7 +69,9 @@ def pairs(texts: list[str] | None) -> dict[str, str]:
 
 
 @contextmanager
-def session(name: str, master: str, conf: list[str] | None, *stores: str, as_json: bool) -> Iterator[SparkSession]:
+def session(
+    name: str, master: str, remote: str, conf: list[str] | None, *stores: str, as_json: bool
+) -> Iterator[SparkSession]:
     """A Spark session for one job that reads ``stores``, with a bar on stderr when a person looks at it; it is stopped
     in the end, unless this process had it before. Raises RmqError, with one line, for whatever fails in the job, and
     StoreError before Spark starts: a store that is not an address is no directory."""
@@ -66,12 +80,15 @@ def session(name: str, master: str, conf: list[str] | None, *stores: str, as_jso
         if not isinstance(path, RemotePath) and not exists(path):
             raise StoreError(f"{path} is not a directory: give the store directory, which contains commitlog")
     if not as_json:
-        print(f"rmq: {name} starts Spark at {master}", file=sys.stderr)
+        print(
+            f"rmq: {name} starts Spark at {master}" if not remote else f"rmq: {name} uses Spark Connect",
+            file=sys.stderr,
+        )
     from rmqkit.spark import spark_session
 
     has_session = _has_session()
     with _ended_if_interrupted():
-        spark = spark_session(f"rmq pipeline {name}", master, settings)
+        spark = spark_session(f"rmq pipeline {name}", master, settings, remote=remote)
     try:
         with _one_line(), _stage_bars(spark, is_hidden=as_json):
             yield spark
@@ -124,8 +141,10 @@ def _one_line() -> Iterator[None]:
 @contextmanager
 def _stage_bars(spark: SparkSession, *, is_hidden: bool) -> Iterator[None]:
     """A bar for each stage that runs, tasks being what is counted."""
+    from rmqkit.spark.session import is_connect
+
     console = Console(stderr=True)
-    if is_hidden or not console.is_terminal:
+    if is_hidden or not console.is_terminal or is_connect(spark):
         yield
         return
     done = threading.Event()

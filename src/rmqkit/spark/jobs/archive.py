@@ -33,6 +33,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,12 +47,13 @@ from rmqkit.arrow.reader import ReadPlan, matches, read_parts
 from rmqkit.arrow.schema import arrow_schema
 from rmqkit.arrow.splits import Split, plan_splits
 from rmqkit.errors import SettingsError, StoreError, StoreLocked, StoreMismatch
-from rmqkit.spark.failures import one_line
 from rmqkit.spark.jobs.archive_files import PARTITION_COLUMNS, ArchivedFile, PartitionFiles, difference
 from rmqkit.spark.jobs.archive_target import ArchivedSegment, ArchiveSettings, Run, Target
 from rmqkit.spark.jobs.lake import committer
-from rmqkit.spark.jobs.log_ranges import SegmentCounts, add_up, counted, run_tasks
+from rmqkit.spark.jobs.log_ranges import SegmentCounts, add_up, counted
+from rmqkit.spark.jobs.tasks import core_count, run_tasks
 from rmqkit.spark.options import StoreOptions, words
+from rmqkit.spark.session import address
 from rmqkit.spark.source.store import read_plan, store_options
 from rmqkit.store.files import StoreLock, sync_directory
 from rmqkit.store.log import scan
@@ -131,6 +133,7 @@ def archive(
             at work; nothing was published.
         StoreMismatch: the archive is of another store.
     """
+    path, target = address(spark, path), address(spark, target)
     parsed, settings = _settings(path, options or {}, table_format, partition_by, verify)
     if delete_after_hours is not None:
         _check_is_whole(settings)
@@ -282,21 +285,21 @@ def _verify_files(
     """Open files again, in the workers. Raises StoreError: one is not as it was written."""
     if not files:
         return
-    tasks = min(len(files), 4 * spark.sparkContext.defaultParallelism)
-    todo = spark.sparkContext.parallelize(files, tasks)
-    with one_line():
-        wrong = todo.mapPartitions(partial(_differences, target, folder, reads_all)).collect()
+    check = partial(_differences, target, folder, reads_all)
+    tasks = min(len(files), 4 * core_count(spark))
+    wrong = list(chain.from_iterable(run_tasks(spark, check, [files[i::tasks] for i in range(tasks)])))
     if wrong:
         more = f" (and {len(wrong) - 1} more files)" if len(wrong) > 1 else ""
         raise StoreError(f"{wrong[0]}{more}: restore it, or archive the log again into another target")
 
 
-def _differences(target: Target, folder: str, reads_all: bool, files: Iterator[ArchivedFile]) -> Iterator[str]:
-    filesystem = target.filesystem()
+def _differences(target: Target, folder: str, reads_all: bool, files: Sequence[ArchivedFile]) -> list[str]:
+    filesystem, found = target.filesystem(), []
     for file in files:
         path = f"{folder}/{file.path}" if folder else file.path
         if reason := difference(filesystem, path, file, reads_all=reads_all):
-            yield f"{target.root}/{path} {reason}"
+            found.append(f"{target.root}/{path} {reason}")
+    return found
 
 
 # ---------------------------------------------------------------- deleting

@@ -31,7 +31,7 @@ import pyarrow as pa
 from msgspec import Struct
 from pyarrow import fs as pafs
 
-from rmqkit.arrow.fs import RemotePath, resolve
+from rmqkit.arrow.fs import RemotePath, filesystem_at, resolve
 from rmqkit.errors import SettingsError, StoreError, StoreLocked
 from rmqkit.spark.jobs.archive_files import ArchivedFile
 from rmqkit.store.files import StoreLock, sync_directory
@@ -108,7 +108,7 @@ class Target(Struct, frozen=True):
         if not isinstance(self.root, RemotePath):
             return pafs.SubTreeFileSystem(self.root, pafs.LocalFileSystem())
         try:
-            filesystem, path = pafs.FileSystem.from_uri(self.root.root)
+            filesystem, path = filesystem_at(self.root.root)
         except (pa.ArrowException, OSError) as error:
             reason = str(error).partition("\n")[0].replace(self.root.root, self.root)
             raise SettingsError(f"target {self.root} cannot be opened: {reason}") from None

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,10 +41,11 @@ from rmqkit.protocol.names import (
     group_of_retry_topic,
     is_system_topic,
 )
-from rmqkit.spark.failures import one_line
 from rmqkit.spark.jobs.audit_tables import READ, REDUCED, Reduced, add, reduce_split
 from rmqkit.spark.jobs.log_ranges import SegmentCounts
+from rmqkit.spark.jobs.tasks import core_count, reduce_tasks, run_tasks
 from rmqkit.spark.options import Entity, StoreOptions, words
+from rmqkit.spark.session import address
 from rmqkit.spark.source.store import read_plan, store_options
 from rmqkit.spark.source.tables import TABLES
 from rmqkit.store.log import scan
@@ -178,23 +180,19 @@ def audit(
     ``corruptRecordMode`` says otherwise. Further options are those of ``rocketmq-store``.
     Raises SettingsError: an option cannot be used.
     Raises StoreError: there is no readable store."""
-    parsed = store_options({"corruptRecordMode": "skip", **(options or {}), "path": path})
+    parsed = store_options({"corruptRecordMode": "skip", **(options or {}), "path": address(spark, path)})
     plan = read_plan(parsed, READ)
     segments = find_segments(parsed.path, words(parsed.log_paths))
     splits = plan_splits(segments, parsed.split_bytes)
-    context = spark.sparkContext
     reduced = Reduced({}, 0, [])
     if splits:
-        with one_line():
-            tasks = context.parallelize(splits, len(splits))
-            reduced = tasks.map(lambda split: reduce_split(split, plan, period_seconds)).treeReduce(add)
+        reduced = reduce_tasks(spark, lambda split: reduce_split(split, plan, period_seconds), splits, add)
     found = _found(str(resolve(path)), period_seconds, reduced, hot_keys)
 
     # What stands in other files may be missing or damaged; the log's own figures are told all the same.
     def noted(what: str, look: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
         try:
-            with one_line():
-                return look(context, parsed, segments, *arguments)
+            return look(spark, parsed, segments, *arguments)
         except StoreError as error:
             found.notes.append(f"{what} not known: {error}")
             return []
@@ -338,8 +336,10 @@ def _time(microseconds: int) -> datetime:
 # ---------------------------------------------------------------- lag and what waits
 
 
-def _lags(context: Any, options: StoreOptions, segments: Sequence[Segment], newest: datetime | None) -> list[Lag]:
-    rows = context.parallelize([options], 1).flatMap(lambda one: _lag_rows(one, segments, newest)).collect()
+def _lags(
+    spark: SparkSession, options: StoreOptions, segments: Sequence[Segment], newest: datetime | None
+) -> list[Lag]:
+    (rows,) = run_tasks(spark, lambda one: list(_lag_rows(one, segments, newest)), [options])
     return sorted(rows, key=lambda one: (-one.lag, one.group, one.topic, one.queue_id))
 
 
@@ -374,7 +374,7 @@ def _stored_ms(root: str, segments: Sequence[Segment], topic: str, queue_id: int
 
 
 def _waiting(
-    context: Any,
+    spark: SparkSession,
     options: StoreOptions,
     segments: Sequence[Segment],
     splits: Sequence[Split],
@@ -384,7 +384,8 @@ def _waiting(
     """The waiting messages of an entity by the first column, with the least and the greatest of the second one."""
     parts, plan = list(TABLES[entity].parts(options, segments, splits)), read_plan(options, ())
     sums: dict[str, Waiting] = {}
-    for one in context.parallelize(parts).flatMap(lambda part: _waiting_rows(entity, part, plan, *columns)).collect():
+    found = run_tasks(spark, lambda part: list(_waiting_rows(entity, part, plan, *columns)), parts, core_count(spark))
+    for one in chain.from_iterable(found):
         known = sums.setdefault(one.name, Waiting(one.name, 0, one.first, one.last))
         known.messages += one.messages
         known.first, known.last = min(known.first, one.first), max(known.last, one.last)

@@ -37,7 +37,9 @@ from rmqkit.arrow.splits import Split
 from rmqkit.errors import BodyError, StoreError
 from rmqkit.protocol import fastjson
 from rmqkit.spark.failures import one_line
-from rmqkit.spark.jobs.log_ranges import SegmentCounts, add_up, counted, run_tasks, task_count
+from rmqkit.spark.jobs.log_ranges import SegmentCounts, add_up, counted, task_count
+from rmqkit.spark.jobs.tasks import core_count, regroup_tasks, run_tasks
+from rmqkit.spark.session import address
 from rmqkit.spark.source.store import store_options, store_splits
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Records
@@ -118,9 +120,9 @@ def diff(
     compared, they count changes.
     Raises SettingsError: an option cannot be used.
     Raises StoreError: one of them is no readable store."""
+    left, right = address(spark, left), address(spark, right)
     ours, theirs = (store_options({**(options or {}), "path": path}) for path in (left, right))
     left_splits, right_splits = store_splits(ours), store_splits(theirs)
-    context = spark.sparkContext
     with one_line():
         ends = run_tasks(
             spark,
@@ -130,8 +132,8 @@ def diff(
         )
         equal = [_bounds(split) for split, end in zip(left_splits, ends, strict=True) if end == _bounds(split)[1]]
         sides = (_without(left_splits, equal), _without(right_splits, equal))
-        found = _compared(context, *sides, content_only=content_only) if any(sides) else []
-        queues, notes = _queues(context, left, right)
+        found = _compared(spark, *sides, content_only=content_only) if any(sides) else []
+        queues, notes = _queues(spark, left, right)
     begin = max((splits[0].base_offset for splits in (left_splits, right_splits) if splits), default=0)
     log_ends = [_bounds(splits[-1])[1] if splits else 0 for splits in (left_splits, right_splits)]
     highs = [_bounds(split)[1] for split in left_splits]
@@ -211,18 +213,23 @@ def _without(splits: Sequence[Split], equal: Sequence[tuple[int, int]]) -> list[
 
 
 def _compared(
-    context: Any, left: Sequence[Split], right: Sequence[Split], *, content_only: bool
+    spark: SparkSession, left: Sequence[Split], right: Sequence[Split], *, content_only: bool
 ) -> list[SegmentCounts | tuple[Any, ...]]:
     """What was walked over, and the ranges that differ."""
 
-    def packed(splits: Sequence[Split]) -> Any:
-        tasks = context.parallelize(splits, max(1, len(splits)))
-        return tasks.flatMap(lambda split: pack(split, content_only=content_only))
+    def packed(one: tuple[int, Split]) -> Iterator[tuple[Block | None, tuple[int, Any]]]:
+        side, split = one
+        for block, entries in pack(split, content_only=content_only):
+            yield block, (side, entries)
 
-    blocks = packed(left).cogroup(packed(right), context.defaultParallelism)
-    rows = blocks.flatMap(lambda row: compare_block(row[0], *row[1]) if row[0] else itertools.chain(*row[1]))
-    compared: list[SegmentCounts | tuple[Any, ...]] = rows.collect()
-    return compared
+    def compare(block: Block | None, found: Iterable[tuple[int, Any]]) -> Iterable[SegmentCounts | tuple[Any, ...]]:
+        sides: tuple[list[Any], list[Any]] = ([], [])
+        for side, entries in found:
+            sides[side].append(entries)
+        return itertools.chain(*sides) if block is None else compare_block(block, *sides)
+
+    splits = [(side, split) for side, one in enumerate((left, right)) for split in one]
+    return regroup_tasks(spark, packed, splits, compare)
 
 
 def pack(split: Split, *, content_only: bool) -> Iterator[tuple[Block | None, Any]]:
@@ -312,7 +319,7 @@ def _ranges(
 # ---------------------------------------------------------------- queues and configuration
 
 
-def _queues(context: Any, left: str, right: str) -> tuple[list[QueueDifference], list[str]]:
+def _queues(spark: SparkSession, left: str, right: str) -> tuple[list[QueueDifference], list[str]]:
     """Bounds that differ, and why there may be none to compare."""
     files: defaultdict[tuple[str, int], tuple[list[QueueFile], list[QueueFile]]] = defaultdict(lambda: ([], []))
     try:
@@ -321,9 +328,13 @@ def _queues(context: Any, left: str, right: str) -> tuple[list[QueueDifference],
                 files[file.topic, file.queue_id][side].append(file)
     except StoreError as error:
         return [], [f"queues not compared: {error}"]
-    pairs = context.parallelize([(*key, *sides) for key, sides in files.items()])
-    compared = pairs.map(lambda row: QueueDifference(row[0], row[1], *_queue_bounds(row[2]), *_queue_bounds(row[3])))
-    unequal = compared.filter(lambda one: (one.left_min, one.left_max) != (one.right_min, one.right_max)).collect()
+
+    def compare(pair: tuple[tuple[str, int], tuple[list[QueueFile], list[QueueFile]]]) -> QueueDifference:
+        (topic, queue_id), (ours, theirs) = pair
+        return QueueDifference(topic, queue_id, *_queue_bounds(ours), *_queue_bounds(theirs))
+
+    compared = run_tasks(spark, compare, list(files.items()), core_count(spark)) if files else []
+    unequal = (one for one in compared if (one.left_min, one.left_max) != (one.right_min, one.right_max))
     return sorted(unequal, key=lambda one: (one.topic, one.queue_id)), []
 
 

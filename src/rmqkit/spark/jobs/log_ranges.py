@@ -8,9 +8,9 @@ rules by which one walk of `LogView` finds its end::
     task     walked(split, ...) ─→ (LogRange, result of its records), a further one behind each damage
     driver   in_log(log, ...)   ─→ what `LogView.runs` yields, with a result in place of each range
 
-A split ends at a record, so damage ends in the split where it begins. Jobs that need only the records of a split use
-`map_splits`. Every job says what it came across in each file (`SegmentCounts`), damage included: a task counts its
-split while it walks (`counted`), the driver adds up the splits of each file (`add_up`).
+A split ends at a record, so damage ends in the split where it begins. Every job says what it came across in each file
+(`SegmentCounts`), damage included: a task counts its split while it walks (`counted`), the driver adds up the splits of
+each file (`add_up`). How tasks are run is said in `rmqkit.spark.jobs.tasks`.
 Source: store.md §2, §12.1; spark.md §0, §3, §5.
 """
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -27,18 +27,13 @@ from rmqkit.arrow.anchors import Anchors
 from rmqkit.arrow.plan import SPLIT_BYTES
 from rmqkit.arrow.splits import Split, grouped
 from rmqkit.errors import StoreError
-from rmqkit.spark.failures import one_line
 from rmqkit.store.bulk import DispatchColumns
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Damage, Records
 from rmqkit.store.log.view import LogView, Segment
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 Result_co = TypeVar("Result_co", covariant=True)
 Result = TypeVar("Result")
-Item = TypeVar("Item")
 
 
 class LogRange(Struct):
@@ -202,31 +197,3 @@ def add_up(counts: Iterable[SegmentCounts]) -> list[SegmentCounts]:
 def task_count(splits: Sequence[Split]) -> int:
     """How many tasks some splits are worth."""
     return max(1, len(grouped(splits, SPLIT_BYTES)))
-
-
-def run_tasks(
-    spark: SparkSession, work: Callable[[Item], Result], items: Sequence[Item], task_count: int | None = None
-) -> list[Result]:
-    """Run ``work`` on every item, one task per item if no other number is given; the results are in the order of the
-    items.
-    Raises RmqError: what a task ended with, as one line."""
-    if not items:
-        return []
-    with one_line():
-        results: list[Result] = spark.sparkContext.parallelize(items, task_count or len(items)).map(work).collect()
-    assert len(results) == len(items), "each task has its result"
-    return results
-
-
-def map_splits(
-    spark: SparkSession, splits: Sequence[Split], work: Callable[[Split], Iterator[tuple[Any, ...]]], schema: str
-) -> DataFrame:
-    """Run ``work`` on every split, small ones together in a task; the data frame has the few rows that it yields.
-
-    Shipping rows into the JVM costs more than decoding them, so a job that reduces does it in the Python workers,
-    before Spark sees anything. (``mapInArrow`` would do as well, but pyspark refuses it without pandas, which nothing
-    here needs.)
-
-    ``work`` is a function of an importable module, or a closure over what can be pickled; ``schema`` is Spark DDL."""
-    todo = spark.sparkContext.parallelize(splits, task_count(splits))
-    return spark.createDataFrame(todo.flatMap(work), schema)

@@ -21,12 +21,12 @@ import contextlib
 import io
 import json
 import re
-import tempfile
+import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from functools import reduce
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -42,6 +42,7 @@ from rmqkit.spark.jobs.archive_files import ArchivedFile
 from rmqkit.spark.jobs.archive_target import Run, Target
 from rmqkit.spark.options import Entity, StoreOptions, words
 from rmqkit.spark.schema import to_ddl
+from rmqkit.spark.session import address, is_connect
 from rmqkit.spark.source.archive import FORMAT as ARCHIVE
 from rmqkit.spark.source.store import FORMAT, available_columns, chosen_columns, read_plan, store_options
 from rmqkit.store.log import scan
@@ -57,14 +58,15 @@ VIEWS = {entity.value.replace("-", "_"): entity for entity in Entity}
 """The tables of `sql`, by their names in a statement; an archive has ``messages`` only."""
 
 _TESTED = ("topic", "msgId", "keys", "storeTimestamp", "storeHost", "commitLogOffset")
-_COMPARED = {"EqualTo", "EqualNullSafe", "In", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual"}
-_FLIPPED = {
-    "LessThan": "GreaterThan",
-    "LessThanOrEqual": "GreaterThanOrEqual",
-    "GreaterThan": "LessThan",
-    "GreaterThanOrEqual": "LessThanOrEqual",
-}
-_SCAN = re.compile(r"^Location: (.*)$(?:\n.*)*?\nReadSchema: struct<(.*)>$", re.MULTILINE)
+_EMPTY = "file:/dev/null"
+"""An empty file on every machine: tables of it are planned and never read."""
+_SCAN = re.compile(r"^ReadSchema: struct<(.*)>$", re.MULTILINE)
+_JAVA_TIMES = "spark.sql.datetime.java8API.enabled"
+_PUSHED = (
+    r"(?<=[\[ ])(EqualTo|EqualNullSafe|LessThan|LessThanOrEqual|GreaterThan|GreaterThanOrEqual|In)"
+    r"\(({mark}t\d+c\d+)(?:,([\w%|.:+-]+)|, \[([\w%|.:,+-]+)\])\)(?=, |\]\n)"
+)
+"""Filters of a plan that stand by themselves, not in an Or or a Not, whose values are simple."""
 
 
 def query(
@@ -91,6 +93,7 @@ def query(
         SettingsError: an option cannot be used.
         StoreError: there is no readable store, or it has another number of index slots.
     """
+    path = address(spark, path)
     parsed = store_options({**(options or {}), "path": path})
     columns = [column.name for column in chosen_columns(parsed, ())]
     tests = _tests(topic, key, msg_id, begin_ms, end_ms)
@@ -111,13 +114,16 @@ def sql(spark: SparkSession, path: str, text: str, options: Mapping[str, str] | 
     ``rocketmq-store``. Other views of the session can be joined.
     Raises SettingsError: an option cannot be used, or the session has a view of such a name.
     Raises AnalysisException: Spark does not understand the statement."""
-    given = dict(options or {})
+    given, path = dict(options or {}), address(spark, path)
     parsed = store_options({**given, "path": path})
     runs = Target.of(path).runs()
     names = [name for name in VIEWS if re.search(rf"\b{name}\b", text, re.IGNORECASE)]
     if runs:
         names = [name for name in names if VIEWS[name] is Entity.MESSAGES]
     shapes = {name: _columns_of(parsed, VIEWS[name], runs) for name in names}
+    if is_connect(spark):
+        frames: dict[str, DataFrame] = {}
+        return _narrowest(spark, path, given, runs, shapes, frames.__setitem__, lambda: _selected(spark, text, frames))
     with _views(spark, names) as new_view:
         return _narrowest(spark, path, given, runs, shapes, new_view, lambda: spark.sql(text))
 
@@ -126,7 +132,7 @@ def planned(
     spark: SparkSession, path: str, work: Callable[[DataFrame], DataFrame], options: Mapping[str, str] | None = None
 ) -> DataFrame:
     """Do what `rmqkit.spark.read` says."""
-    given = dict(options or {})
+    given, path = dict(options or {}), address(spark, path)
     parsed = store_options({**given, "path": path})
     runs = Target.of(path).runs()
     (name,) = (name for name, entity in VIEWS.items() if entity is parsed.entity)
@@ -145,8 +151,7 @@ def _narrowest(
     work: Callable[[], DataFrame],
 ) -> DataFrame:
     """Do some work over tables that have nothing but what it uses; ``shapes`` are all columns of each."""
-    with tempfile.TemporaryDirectory(prefix="rmqkit-") as folder:
-        scans, tests = _scans(spark, work, shapes, new_table, Path(folder))
+    scans, tests = _scans(spark, work, shapes, new_table)
     for name, columns in shapes.items():
         read = set().union(*scans[name]) or {columns[0].name}
         needed = [column.name for column in columns if column.name in read]
@@ -154,8 +159,8 @@ def _narrowest(
             frame = _archived(spark, path, runs, lambda file: True, needed)
         else:
             chosen = {**given, "entity": VIEWS[name].value, "columns": ",".join(needed)}
-            if VIEWS[name] is Entity.MESSAGES and len(scans[name]) == 1 and len(tests[name]) == 1:
-                chosen |= _narrowed(tests[name][0], given)
+            if VIEWS[name] is Entity.MESSAGES:
+                chosen |= _narrowed(tests[name], given)
             frame = _loaded(spark, path, chosen)
         new_table(name, frame.selectExpr(*(_shaped(column, needed) for column in columns)))
     # The alias is a border: Spark lets where() use columns of the table that a select had dropped, and here those that
@@ -285,6 +290,16 @@ def _columns_of(options: StoreOptions, entity: Entity, runs: Collection[Run]) ->
     return list(TABLES[entity].columns)
 
 
+def _selected(spark: SparkSession, text: str, frames: Mapping[str, DataFrame]) -> DataFrame:
+    """A statement over data frames, for Spark Connect: its frames are resolved again by every action, when views would
+    be gone. So the frames travel with the statement."""
+    if not frames:
+        return spark.sql(text)
+    tables = ", ".join(f"{name} as (select * from {{{name}}})" for name in frames)
+    statement = text.rstrip().rstrip(";").replace("{", "{{").replace("}", "}}")
+    return spark.sql(f"with {tables} select * from (\n{statement}\n)", None, **frames)
+
+
 @contextmanager
 def _views(spark: SparkSession, names: Collection[str]) -> Iterator[Callable[[str, DataFrame], None]]:
     """Gives a function that makes a view; all are dropped in the end, what was planned with them goes on."""
@@ -303,76 +318,62 @@ def _scans(
     work: Callable[[], DataFrame],
     shapes: Mapping[str, list[Column]],
     new_table: Callable[[str, DataFrame], None],
-    folder: Path,
-) -> tuple[dict[str, list[set[str]]], dict[str, list[list[Condition]]]]:
-    """The columns that some work uses of each table, every time that it reads it, and the conditions that rows have to
-    meet, of those times that are not in a subquery.
+) -> tuple[dict[str, list[set[str]]], dict[str, list[Condition]]]:
+    """The columns that some work uses of each table, every time that it reads it, and the conditions that rows of each
+    table have to meet where it is read once.
 
     Spark does not tell a Python source, but it tells Parquet: the work is planned over empty Parquet tables of the same
-    shapes, and the plan says what it would read. A table that the plan does not have is not read at all."""
-    for name, columns in shapes.items():
-        (folder / name).mkdir()
-        new_table(name, spark.read.schema(to_ddl(columns)).parquet(str(folder / name)))
+    shapes, and the plan says what it would read. A table that the plan does not have is not read at all. All that is
+    known of a plan is its text, over Spark Connect too. So a column has a name that no text of the work can hold."""
+    mark = f"c{uuid.uuid4().hex}"
+    columns = {f"{mark}t{i}c{j}": (name, one) for i, name in enumerate(shapes) for j, one in enumerate(shapes[name])}
+    for name in shapes:
+        own = {alias: column for alias, (table, column) in columns.items() if table == name}
+        ddl = ", ".join(f"{alias} {column.spark}" for alias, column in own.items())
+        empty = spark.read.schema(ddl).parquet(_EMPTY)
+        new_table(name, empty.selectExpr(*(f"{alias} as `{column.name}`" for alias, column in own.items())))
     printed = io.StringIO()
-    frame = work()
-    with contextlib.redirect_stdout(printed):
-        frame.explain("formatted")
+    with _plain_times(spark), contextlib.redirect_stdout(printed):
+        work().explain("formatted")
     scans: dict[str, list[set[str]]] = {name: [] for name in shapes}
-    for location, read in _SCAN.findall(printed.getvalue()):
-        for name, columns in shapes.items():
-            if "..." in location:  # cut by Spark: it may be any of them
-                scans[name].append({column.name for column in columns})
-            elif location.endswith(f"/{folder.name}/{name}]"):
-                scans[name].append(set(re.findall(r"(?:^|,)(\w+):", re.sub(r"<[^>]*>", "", read))))
-    return scans, {name: _conditions_on(frame, f"/{folder.name}/{name}") for name in shapes}
+    for read in _SCAN.findall(printed.getvalue()):
+        found = [columns[alias] for alias in re.findall(rf"{mark}t\d+c\d+(?=:)", read)]
+        for name in {name for name, _ in found} or shapes:  # without columns it may be any of them
+            scans[name].append({column.name for table, column in found if table == name})
+    tests: dict[str, list[Condition]] = {name: [] for name in shapes}
+    for kind, alias, value, values in re.findall(_PUSHED.format(mark=mark), printed.getvalue()):
+        name, column = columns[alias]
+        condition = _condition(column.name, kind, values.split(",") if values else [value])
+        if condition is not None and len(scans[name]) == 1:
+            tests[name].append(condition)
+    return scans, tests
 
 
-def _conditions_on(planned: DataFrame, place: str) -> list[list[Condition]]:
-    """What rows have to meet whenever the Parquet table at a place is read, as far as it can be told of one column."""
-    leaves = planned._jdf.queryExecution().sparkPlan().collectLeaves()
-    found = []
-    for leaf in _of(leaves):
-        if _kind(leaf) == "FileSourceScanExec":
-            roots = [str(root.toString()) for root in _of(leaf.relation().location().rootPaths())]
-            if any(root.endswith(place) for root in roots):
-                tests = map(_condition, _of(leaf.dataFilters()))
-                found.append([test for test in tests if test is not None])
-    return found
+@contextmanager
+def _plain_times(spark: SparkSession) -> Iterator[None]:
+    """Have plans print times in UTC, not in the zone of whatever machine the driver is."""
+    before = spark.conf.get(_JAVA_TIMES)
+    spark.conf.set(_JAVA_TIMES, "true")
+    try:
+        yield
+    finally:
+        spark.conf.set(_JAVA_TIMES, str(before))
 
 
-def _condition(expression: Any) -> Condition | None:
-    """A condition of Spark's optimizer that compares a column with values; None for any other."""
-    kind = _kind(expression)
-    operands = list(_of(expression.children()))
-    if kind == "InSet":
-        values = [_plain(value) for value in _of(expression.hset().toSeq())]
-        kind = "In"
-    elif kind in _COMPARED and operands:
-        if _kind(operands[0]) == "Literal" and len(operands) == 2:
-            operands.reverse()
-            kind = _FLIPPED.get(kind, kind)
-        if not all(_kind(operand) == "Literal" for operand in operands[1:]):
-            return None
-        values = [_plain(operand.value()) for operand in operands[1:]]
-    else:
-        return None
-    if _kind(operands[0]) != "AttributeReference" or not values or None in values:
-        return None
-    return Condition(str(operands[0].name()), kind, tuple(values))
-
-
-def _plain(value: Any) -> Any:
-    """A value of Spark's: numbers come as such, texts as objects."""
-    return value if value is None or isinstance(value, int | float | str) else str(value.toString())
-
-
-def _kind(thing: Any) -> str:
-    return str(thing.getClass().getSimpleName())
-
-
-def _of(things: Any) -> Iterator[Any]:
-    """The elements of a sequence of Scala's."""
-    return (things.apply(number) for number in range(things.size()))
+def _condition(column: str, kind: str, texts: Sequence[str]) -> Condition | None:
+    """A condition of a plan on one of the columns by which a store can be narrowed; None for any other."""
+    try:
+        match column:
+            case "topic":
+                return Condition(column, kind, tuple(texts))
+            case "queueId":
+                return Condition(column, kind, tuple(map(int, texts)))
+            case "storeTimestamp":
+                since = [datetime.fromisoformat(text) - datetime.fromtimestamp(0, UTC) for text in texts]
+                return Condition(column, kind, tuple(time // timedelta(microseconds=1) for time in since))
+    except (ValueError, TypeError):  # a time of no calendar
+        pass
+    return None
 
 
 def _narrowed(tests: Sequence[Condition], given: Mapping[str, str]) -> dict[str, str]:

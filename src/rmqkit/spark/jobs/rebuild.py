@@ -34,8 +34,9 @@ import numpy as np
 from msgspec import Struct, field
 from numpy.typing import NDArray
 
-from rmqkit.arrow.fs import local_path
+from rmqkit.arrow.fs import RemotePath, join, list_files, resolve
 from rmqkit.arrow.splits import Split
+from rmqkit.errors import SettingsError, StoreError
 from rmqkit.protocol.record import INNER_BATCH
 from rmqkit.spark.jobs.log_ranges import (
     LogRange,
@@ -43,10 +44,12 @@ from rmqkit.spark.jobs.log_ranges import (
     disk_errors,
     in_log,
     log_splits,
-    run_tasks,
     task_count,
     walked,
 )
+from rmqkit.spark.jobs.staged import settings_at, staged, upload
+from rmqkit.spark.jobs.tasks import core_count, run_tasks
+from rmqkit.spark.session import address
 from rmqkit.store.bulk import QUEUE_ENTRY, DispatchColumns, append_entries, queue_entries
 from rmqkit.store.index.file import IndexFile
 from rmqkit.store.index.index import file_name
@@ -67,6 +70,7 @@ if TYPE_CHECKING:
 
 __all__ = ["IndexTask", "QueueTask", "Rebuilt", "Spilled", "Spilling", "build", "rebuild", "spill_split"]
 
+_TREES = (*store_rebuild.QUEUE_TREES, "index")
 _SPLIT_BYTES = 128 << 20
 _SHARES_PER_CORE = 3
 _KEYS_AT_ONCE = 1 << 19
@@ -141,22 +145,51 @@ def rebuild(
     queues: bool = True,
     index: bool = True,
     split_bytes: int = _SPLIT_BYTES,
+    target: str = "",
+    work_dir: str = "",
 ) -> Rebuilt:
     """Rebuild the consume queues, the index, or both.
 
     Args:
         settings: what the store was written with; without them the sizes are those of the files that are there.
+        target: where the files of a store at an address are written to: an address or a directory. A broker needs them
+            beside the log.
+        work_dir: where such a store is copied to meanwhile (`rmqkit.spark.jobs.staged`).
 
     Raises:
+        SettingsError: there is no target for the files of a store at an address, or one for those of another.
         StoreLocked: a broker holds the store.
         StoreError: there is no store, its index sizes have to be said, or a disk refused; the old files are in place.
     """
-    root = local_path(path)
+    path, target, settings = address(spark, path), address(spark, target), settings_at(path, settings)
+    if isinstance(resolve(path), RemotePath) != bool(target):
+        raise SettingsError(
+            f"rebuild: {resolve(path)} is "
+            + ("in its place, where its new files go: give no target" if target else "an address: give a target")
+        )
+    with staged(spark, path, work_dir, lambda tree: tree not in _TREES) as root:
+        if target:
+            for tree in _TREES:
+                if list_files(join(resolve(target), tree)):
+                    raise StoreError(f"{join(resolve(target), tree)} has files already: give another target")
+        rebuilt = _rebuilt(spark, root, settings, queues, index, split_bytes)
+        if target:
+            upload(
+                spark, root, [*(store_rebuild.QUEUE_TREES if queues else ()), *(("index",) if index else ())], target
+            )
+    for segment in rebuilt.segments:
+        segment.segment = segment.segment.replace(str(root), resolve(path))
+    return rebuilt
+
+
+def _rebuilt(
+    spark: SparkSession, root: Path, settings: StoreSettings | None, queues: bool, index: bool, split_bytes: int
+) -> Rebuilt:
     log, sizes = open_log(root, settings, Report()), store_rebuild.sizes_of(root, settings)
     if index:
         index_bytes(root, sizes, is_set=settings is not None)
     folder = root / store_rebuild.FOLDER
-    plan = Spilling(folder, sizes, queues, index, _SHARES_PER_CORE * spark.sparkContext.defaultParallelism)
+    plan = Spilling(folder, sizes, queues, index, _SHARES_PER_CORE * core_count(spark))
     rebuilt = Rebuilt(0, 0, 0)
     with store_rebuild.held(root, folder):
         (folder / "spills").mkdir(parents=True)

@@ -195,7 +195,10 @@ class _Source(Struct):
         if wanted.tag:
             frame = frame.where(f.col("tags") == wanted.tag)
         try:
-            return frame.where(wanted.where) if wanted.where else frame
+            if wanted.where:
+                frame = frame.where(wanted.where)
+                frame.schema  # noqa: B018 - Spark Connect looks at a condition only now
+            return frame
         except (AnalysisException, ParseException) as error:
             line = str(error).strip().splitlines()[0]
             raise SettingsError(

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from rmqkit.arrow.reader import ReadPlan, read_split
 from rmqkit.arrow.splits import Split
-from rmqkit.spark.jobs.log_ranges import map_splits
+from rmqkit.spark.jobs.log_ranges import task_count
+from rmqkit.spark.jobs.tasks import rows_of_tasks
+from rmqkit.spark.session import address
 from rmqkit.spark.source.store import read_plan, store_options, store_splits
 
 if TYPE_CHECKING:
@@ -42,9 +44,10 @@ def summary(spark: SparkSession, path: str, options: Mapping[str, str] | None = 
     Raises StoreError: there is no readable store."""
     from pyspark.sql import functions
 
-    parsed = store_options({**(options or {}), "path": path})
+    parsed = store_options({**(options or {}), "path": address(spark, path)})
     plan = read_plan(parsed, _READ)
-    parts = map_splits(spark, store_splits(parsed), lambda split: _reduced(split, plan), _SCHEMA)
+    splits = store_splits(parsed)
+    parts = rows_of_tasks(spark, lambda split: _reduced(split, plan), splits, task_count(splits), _SCHEMA)
     return (
         parts.groupBy("topic", "tags")
         .agg(

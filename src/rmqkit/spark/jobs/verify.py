@@ -13,8 +13,9 @@ driver  –                                                    where the log end
                                                              checkpoint and configuration
 ======  ===================================================  ===========================================================
 
-All work is done in the Python workers, by the code of `rmqkit.store.offline.check`; what comes back are counts,
-findings and ranges of numbers. Workers read the store by the driver's path. Source: store.md §2-§8, §12.1; spark.md §5.
+A store at an address is copied first (`rmqkit.spark.jobs.staged`). All work is done in the Python workers, by the code
+of `rmqkit.store.offline.check`; what comes back are counts, findings and ranges of numbers. Workers read the store by
+the driver's path. Source: store.md §2-§8, §12.1; spark.md §5.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from rmqkit.arrow.fs import local_path
+from rmqkit.arrow.fs import RemotePath, resolve
 from rmqkit.arrow.splits import Split
 from rmqkit.spark.jobs.log_ranges import (
     LogRange,
@@ -35,10 +36,12 @@ from rmqkit.spark.jobs.log_ranges import (
     disk_errors,
     in_log,
     log_splits,
-    run_tasks,
     task_count,
     walked,
 )
+from rmqkit.spark.jobs.staged import settings_at, staged
+from rmqkit.spark.jobs.tasks import core_count, run_tasks
+from rmqkit.spark.session import address
 from rmqkit.store.bulk import DispatchColumns
 from rmqkit.store.log.view import LogView, Segment
 from rmqkit.store.offline.bulk_compare import Ranges
@@ -108,6 +111,7 @@ def verify(
     read_only: bool = False,
     log_only: bool = False,
     split_bytes: int = _SPLIT_BYTES,
+    work_dir: str = "",
 ) -> Verified:
     """Check every record, queue entry, extension unit and index chain of a store.
 
@@ -115,12 +119,29 @@ def verify(
         settings: what the store was written with; without them a file's length is compared with those of its kind.
         read_only: take a store that a broker holds as it is at this moment.
         log_only: leave out all files but the commit log.
+        work_dir: where a store at an address is copied to meanwhile (`rmqkit.spark.jobs.staged`).
 
     Raises:
         StoreLocked: a broker holds the store.
         StoreError: there is no store, its index sizes have to be said, or a file cannot be read.
     """
-    root, used = local_path(path), settings or StoreSettings()
+    path, settings = address(spark, path), settings_at(path, settings)
+    with staged(spark, path, work_dir, lambda tree: not log_only or tree == "commitlog") as root:
+        report = _verified(spark, root, settings, read_only, log_only, split_bytes)
+    source = resolve(path)
+    if isinstance(source, RemotePath):
+        for named in [*report.findings, *report.open_ends, *filter(None, [report.tail])]:
+            named.path = named.path.replace(str(root), source)
+        report.gaps = {(name.replace(str(root), source), at): end for (name, at), end in report.gaps.items()}
+        for segment in report.segments:
+            segment.segment = segment.segment.replace(str(root), source)
+    return report
+
+
+def _verified(
+    spark: SparkSession, root: Path, settings: StoreSettings | None, read_only: bool, log_only: bool, split_bytes: int
+) -> Verified:
+    used = settings or StoreSettings()
     report = Verified(is_live=is_held(root, read_only), is_unclean=(root / "abort").exists())
     log = open_log(root, settings, report)
     sizes = None if log_only else FileSizes.of(root, used, are_set=settings is not None)
@@ -129,7 +150,7 @@ def verify(
     derived = DerivedFiles(root, log, used, report, sizes) if sizes is not None else None
     seen = joined(log, report, found, derived)
     if derived is not None:
-        queues, index = _shared(log, report, derived, seen.equal, spark.sparkContext.defaultParallelism)
+        queues, index = _shared(log, report, derived, seen.equal, core_count(spark))
         checked = run_tasks(spark, partial(check_files, plan), [*queues, *index])
         for part, ends in checked[: len(queues)]:
             report.join(part)

@@ -42,7 +42,7 @@ from msgspec.structs import replace
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from rmqkit.arrow.fs import find_segments, resolve
+from rmqkit.arrow.fs import find_segments, resolve, with_s3_settings
 from rmqkit.arrow.options import CorruptRecords, VerifyCrc
 from rmqkit.arrow.plan import Part, conditions_on, plan_parts, read_part
 from rmqkit.arrow.reader import Condition, ReadPlan
@@ -54,6 +54,7 @@ from rmqkit.spark.schema import check_types, to_ddl
 from rmqkit.spark.source.tables import TABLES, read_table
 
 FORMAT = "rocketmq-store"
+_S3 = ("fs.s3a.", "spark.hadoop.fs.s3a.")
 _PARTITIONS_MAX = 256
 _TOLD_BYTES = 1 << 30
 _READS_ALL = (
@@ -130,8 +131,10 @@ class TableReader(DataSourceReader):
 
 
 def store_options(given: Mapping[str, str]) -> StoreOptions:
-    """Parse the options of a read. Raises SettingsError: one is unknown or cannot be used, or there is no path."""
-    options = parse_options(StoreOptions, given, FORMAT)
+    """Parse the options of a read; settings of Hadoop's connector to S3 (``fs.s3a.…``) go into the path.
+    Raises SettingsError: one is unknown or cannot be used, or there is no path."""
+    s3 = {name: value for name, value in given.items() if name.lower().startswith(_S3)}
+    options = parse_options(StoreOptions, {name: given[name] for name in given.keys() - s3.keys()}, FORMAT)
     if not options.path and not options.log_paths:
         raise SettingsError(f"{FORMAT}: no path: give the store directory to load(...)")
     if options.filter_pushdown:
@@ -147,7 +150,7 @@ def store_options(given: Mapping[str, str]) -> StoreOptions:
         ):
             if value:
                 raise SettingsError(f"{FORMAT}: {name} is for entity=messages: use where(...) instead")
-    return replace(options, path=resolve(options.path)) if options.path else options
+    return replace(options, path=resolve(with_s3_settings(options.path, s3))) if options.path else options
 
 
 def store_splits(options: StoreOptions) -> list[Split]:

@@ -1,0 +1,150 @@
+"""How jobs run their functions in Spark's tasks: with RDDs, or over Spark Connect, which has none.
+
+=================  ==========================================  =====================================================
+function           session in the driver's process             session of Spark Connect (``sc://``)
+=================  ==========================================  =====================================================
+`run_tasks`        ``parallelize(items).map(work).collect()``  a read of `rmqkit.spark.source.tasks`, results pickled
+`reduce_tasks`     the same with ``treeReduce``                the same, added up in the program
+`regroup_tasks`    ``flatMap(work).groupByKey()``              the same with ``groupBy(key).applyInArrow``
+`rows_of_tasks`    ``createDataFrame`` of an RDD               the same, with a schema
+=================  ==========================================  =====================================================
+
+Over Connect the server's Python needs this package and the same minor version of Python, since functions travel
+pickled. A job plans in the program that calls it, so that must reach the store by the same path or address, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+
+from rmqkit.spark.failures import one_line
+from rmqkit.spark.session import is_connect
+from rmqkit.spark.source.tasks import FORMAT, task_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["core_count", "reduce_tasks", "regroup_tasks", "rows_of_tasks", "run_tasks"]
+
+Result = TypeVar("Result")
+Item = TypeVar("Item")
+
+_PROBE_ROWS = 1 << 16
+
+
+def core_count(spark: SparkSession) -> int:
+    """How many tasks Spark runs at once, as far as it tells (its default parallelism)."""
+    if not is_connect(spark):
+        return spark.sparkContext.defaultParallelism
+    # Connect does not tell; but it cuts a range in so many parts.
+    parts = spark.range(_PROBE_ROWS).selectExpr("spark_partition_id() as part").distinct()
+    return parts.count()
+
+
+def run_tasks(
+    spark: SparkSession, work: Callable[[Item], Result], items: Sequence[Item], task_count: int | None = None
+) -> list[Result]:
+    """Run ``work`` on every item, one task per item if no other number is given; the results are in the order of the
+    items.
+    Raises RmqError: what a task ended with, as one line."""
+    if not items:
+        return []
+    with one_line():
+        if is_connect(spark):
+            rows = _read(
+                spark,
+                lambda one: [(one[0], pickle.dumps(work(one[1])))],
+                list(enumerate(items)),
+                task_count,
+                "number int, result binary",
+            ).collect()
+            results: list[Result] = [pickle.loads(row[1]) for row in sorted(rows, key=lambda row: int(row[0]))]
+        else:
+            results = spark.sparkContext.parallelize(items, task_count or len(items)).map(work).collect()
+    assert len(results) == len(items), "each task has its result"
+    return results
+
+
+def reduce_tasks(
+    spark: SparkSession,
+    work: Callable[[Item], Result],
+    items: Sequence[Item],
+    add: Callable[[Result, Result], Result],
+) -> Result:
+    """Run ``work`` on every item, at least one, and add the results up.
+    Raises RmqError: as `run_tasks`."""
+    if is_connect(spark):
+        return functools.reduce(add, run_tasks(spark, work, items))
+    with one_line():
+        return spark.sparkContext.parallelize(items, len(items)).map(work).treeReduce(add)
+
+
+def regroup_tasks(
+    spark: SparkSession,
+    work: Callable[[Item], Iterable[tuple[Any, Any]]],
+    items: Sequence[Item],
+    fold: Callable[[Any, Iterable[Any]], Iterable[Result]],
+) -> list[Result]:
+    """Run ``work`` on every item; it yields keys with values. Then run ``fold`` on every key with all its values, in no
+    order; returns what that yields. Keys are tuples of numbers and texts.
+    Raises RmqError: as `run_tasks`."""
+    if not items:
+        return []
+    with one_line():
+        if not is_connect(spark):
+            context = spark.sparkContext
+            groups = context.parallelize(items, len(items)).flatMap(work).groupByKey(context.defaultParallelism)
+            results: list[Result] = groups.flatMap(lambda row: fold(*row)).collect()
+            return results
+
+        def pickled(item: Item) -> Iterator[tuple[bytes, bytes]]:
+            for key, value in work(item):
+                # The text of a key and not its pickle, which differs between equal keys.
+                yield repr(key).encode(), pickle.dumps((key, value))
+
+        def folded(table: pa.Table) -> pa.Table:
+            pairs = [pickle.loads(one) for one in table["pair"].to_pylist()]
+            results = [pickle.dumps(one) for one in fold(pairs[0][0], [value for _, value in pairs])]
+            return pa.table({"result": pa.array(results, pa.binary())})
+
+        frame = _read(spark, pickled, items, None, "key binary, pair binary")
+        rows = frame.groupBy("key").applyInArrow(folded, "result binary").collect()
+        return [pickle.loads(row[0]) for row in rows]
+
+
+def rows_of_tasks(
+    spark: SparkSession,
+    work: Callable[[Item], Iterable[tuple[Any, ...]]],
+    items: Sequence[Item],
+    task_count: int,
+    schema: str,
+) -> DataFrame:
+    """Run ``work`` on every item; the data frame has the few rows that it yields.
+
+    Shipping rows into the JVM costs more than decoding them, so a job that reduces does it in the Python workers,
+    before Spark sees anything. (``mapInArrow`` would do as well, but pyspark refuses it without pandas, which nothing
+    here needs.)
+
+    ``work`` is a function of an importable module, or a closure over what can be pickled; ``schema`` is Spark DDL."""
+    if is_connect(spark):
+        return _read(spark, work, items, task_count, schema)
+    todo = spark.sparkContext.parallelize(items, task_count)
+    return spark.createDataFrame(todo.flatMap(work), schema)
+
+
+def _read(
+    spark: SparkSession,
+    work: Callable[[Any], Iterable[tuple[Any, ...]]],
+    items: Sequence[Any],
+    task_count: int | None,
+    schema: str,
+) -> DataFrame:
+    """The rows that ``work`` yields of items, neighbours in one task, by a source."""
+    count = min(task_count or len(items), len(items))
+    groups = [items[len(items) * i // count : len(items) * (i + 1) // count] for i in range(count)]
+    return spark.read.format(FORMAT).schema(schema).options(**task_options(work, groups)).load()
