@@ -7,7 +7,8 @@
     spark.read.format("rocketmq-store").load("/data/store").show()
 
 `spark_session` finds a Java runtime and makes a session; `register` adds the formats to a session that exists; `read`
-reads only the columns and messages that some work needs; `backlog` says how far a stream is behind;
+reads only the columns and messages that some work needs; `backlog` says how far a stream is behind; `from_body_json`
+and its like make columns of bodies;
 ``with one_line():`` around an action raises our error itself, not Spark's page about it. Source: spark.md.
 
 Below it `source` has what reads, `sink` what writes, `jobs` whole jobs over a store.
@@ -15,9 +16,19 @@ Below it `source` has what reads, `sink` what writes, `jobs` whole jobs over a s
 
 from __future__ import annotations
 
+from rmqkit.spark.bodies import from_body_avro, from_body_json, from_body_protobuf
 from rmqkit.spark.failures import one_line
 from rmqkit.spark.progress import backlog
 from rmqkit.spark.reading import read
 from rmqkit.spark.session import register, spark_session
 
-__all__ = ["backlog", "one_line", "read", "register", "spark_session"]
+__all__ = [
+    "backlog",
+    "from_body_avro",
+    "from_body_json",
+    "from_body_protobuf",
+    "one_line",
+    "read",
+    "register",
+    "spark_session",
+]

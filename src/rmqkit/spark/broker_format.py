@@ -16,7 +16,6 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from rmqkit.errors import SettingsError
-from rmqkit.spark.schema import to_ddl
 from rmqkit.spark.sink.writers import BatchWriter, StreamWriter, sink_options
 from rmqkit.spark.source.broker import (
     FORMAT,
@@ -26,6 +25,7 @@ from rmqkit.spark.source.broker import (
     live_options,
     read_columns,
 )
+from rmqkit.spark.source.catalog import declared, given_options
 
 
 class BrokerSource(DataSource):
@@ -36,24 +36,26 @@ class BrokerSource(DataSource):
         """What ``format`` is given."""
         return FORMAT
 
-    def schema(self) -> str:
+    def schema(self) -> str | StructType:
         """The columns when the caller gives no schema."""
-        return to_ddl(read_columns(live_options(self.options), ()))
+        return declared(read_columns(live_options(given_options(self.options)), ()), self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make a reader of the messages that there are."""
-        return BrokerReader(live_options(self.options), checked_names(self.options, schema))
+        given = given_options(self.options, schema)
+        return BrokerReader(live_options(given), checked_names(given, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Make a reader of the messages that there will be."""
-        options = live_options(self.options)
+        given = given_options(self.options, schema)
+        options = live_options(given)
         for name, value in (
             ("endingOffsetsByTimestamp", options.ending_timestamps),
             ("endingTimestamp", options.ending_timestamp_ms),
         ):
             if value:
                 raise SettingsError(f"{FORMAT}: {name} is for batches: a stream has no end")
-        return BrokerStreamReader(options, checked_names(self.options, schema))
+        return BrokerStreamReader(options, checked_names(given, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Make a writer of rows that are there."""

@@ -50,7 +50,8 @@ from rmqkit.arrow.schema import CORRUPT, CORRUPT_COLUMN, Column, choose, message
 from rmqkit.arrow.splits import Split, grouped, plan_splits
 from rmqkit.errors import SettingsError
 from rmqkit.spark.options import Entity, StoreOptions, parse_options, words
-from rmqkit.spark.schema import check_types, to_ddl
+from rmqkit.spark.schema import check_types
+from rmqkit.spark.source.catalog import declared, given_options
 from rmqkit.spark.source.tables import TABLES, read_table
 
 FORMAT = "rocketmq-store"
@@ -73,13 +74,13 @@ class StoreSource(DataSource):
         """Name what ``spark.read.format`` is given."""
         return FORMAT
 
-    def schema(self) -> str:
+    def schema(self) -> str | StructType:
         """The columns when the caller gives no schema."""
-        return to_ddl(chosen_columns(store_options(self.options), ()))
+        return declared(chosen_columns(store_options(given_options(self.options)), ()), self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make a reader of the columns in ``schema``, which is the caller's or ours."""
-        options = store_options(self.options)
+        options = store_options(given_options(self.options, schema))
         columns = chosen_columns(options, schema.names)
         check_types(columns, schema, FORMAT)
         if options.entity is not Entity.MESSAGES:
