@@ -9,6 +9,7 @@
 mod header;
 mod index;
 mod properties;
+mod read;
 mod record;
 
 use std::collections::HashMap;
@@ -26,11 +27,11 @@ use properties::{Keys, Rules, STORED_BYTES_MAX, Span, java_hash, java_hash_behin
 use record::{Message, Shared};
 
 /// Raised whenever calls or their results change: Python takes a core of its own number only.
-const FORMAT: u32 = 4;
+const FORMAT: u32 = 5;
 const JSON: u8 = 0;
 const BINARY: u8 = 1;
 const START_BYTES: usize = 8;
-const ENTRY_BYTES: usize = 20;
+pub const ENTRY_BYTES: usize = 20;
 const MEMBER_HEAD_BYTES: usize = 20;
 const MEMBERS_MAX: usize = 2048;
 const MEMBERS_PROPERTIES_BYTES_MAX: usize = 32 << 10;
@@ -725,6 +726,7 @@ fn rmqkit_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("PanicException", module.py().get_type::<PanicException>())?;
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::set_slots, module)?)?;
+    module.add_function(wrap_pyfunction!(read::select_records, module)?)?;
     module.add_class::<Core>()?;
     module.add_class::<Run>()
 }

@@ -177,7 +177,11 @@ def test_test_of_the_record_itself(tmp_path: Path) -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 300), st.sampled_from(["TagA", "TagB"])), min_size=1, max_size=40),
+    st.lists(
+        st.tuples(st.integers(0, 300), st.sampled_from(["TagA", "TagB"]), st.sampled_from([0, 0, 1])),
+        min_size=1,
+        max_size=40,
+    ),
     st.integers(0, 39),
     st.integers(1, 40),
     st.integers(300, 3000),
@@ -186,7 +190,7 @@ def test_test_of_the_record_itself(tmp_path: Path) -> None:
 @examples(40)
 def test_fast_way_equals_the_general_one(
     tmp_path_factory: pytest.TempPathFactory,
-    sent: list[tuple[int, str]],
+    sent: list[tuple[int, str, int]],
     start: int,
     count_max: int,
     bytes_max: int,
@@ -194,12 +198,42 @@ def test_fast_way_equals_the_general_one(
 ) -> None:
     limits = {"transfer_bytes_in_memory_max": bytes_max, "transfer_count_in_memory_max": messages_max}
     with opened(tmp_path_factory.mktemp("s"), small_settings(**limits)) as store:
-        put_all(store, *(message(body=bytes(size), TAGS=tags) for size, tags in sent))
+        put_all(store, *(message(queue_id=at, body=bytes(size), TAGS=tags) for size, tags, at in sent))
         fast = store.get("TopicTest", 0, start, count_max=count_max)
         general = store.get("TopicTest", 0, start, count_max=count_max, accept=lambda record: True)
         assert fast == general
         both = store.get("TopicTest", 0, start, count_max=count_max, codes=frozenset([TAG_A, TAG_B]))
         assert fast == both
+        for codes in (None, frozenset([TAG_A])):
+            pieces = store.get("TopicTest", 0, start, count_max=count_max, codes=codes)
+            assert_joined_alike(store, pieces, start, count_max, codes)
+
+
+def assert_joined_alike(
+    store: MessageStore, pieces: GetResult, start: int, count_max: int, codes: frozenset[int] | None
+) -> None:
+    """Records that come joined, by the core and by its twin, are those that come one by one."""
+    core = store.reader._select
+    for select in {core, None}:
+        store.reader._select = select
+        joined = store.get("TopicTest", 0, start, count_max=count_max, codes=codes, joins=True)
+        assert b"".join(joined.records) == b"".join(pieces.records)
+        assert joined.count == pieces.count == len(pieces.records)
+        assert (joined.size, joined.next_begin_offset) == (pieces.size, pieces.next_begin_offset)
+        assert (joined.status, joined.max_offset) == (pieces.status, pieces.max_offset)
+    store.reader._select = core
+
+
+def test_records_of_batches_are_one_slice_of_the_log(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", roomy()) as store:
+        put_all(store, *(message(body=bytes([i])) for i in range(6)))
+        found = store.get("TopicTest", 0, 1, count_max=4, joins=True)
+        assert (found.count, len(found.records)) == (4, 1)
+        if store.reader._select is not None:
+            assert found.records[0].obj is store.log.queue.files[-1].view.obj
+        put_all(store, message(queue_id=1), message(body=b"6"))
+        found = store.get("TopicTest", 0, 1, count_max=9, joins=True)
+        assert (found.count, len(found.records), isinstance(found.records[0].obj, bytes)) == (6, 1, True)
 
 
 # ---- what is gone

@@ -10,7 +10,7 @@ Source: remoting.md §1.2, §1.3, §4.3.1, §7.3; store.md §3.4, §4.1, §7.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from mmap import mmap
 from typing import Any, Protocol
 
@@ -27,10 +27,11 @@ __all__ = [
     "compiled_reader",
     "core_fault",
     "index_entries",
+    "record_selector",
     "set_slots",
 ]
 
-FORMAT = 4
+FORMAT = 5
 """What the calls below are numbered by: a core of another number is not used."""
 
 CoreFault: type[BaseException] = getattr(_native, "PanicException", SystemError)
@@ -139,6 +140,23 @@ def compiled_reader(
     names = list(timed.items())
     reader: SendsReader = _native.Core(list(stamps.items()), list(not_plain), names, frame_bytes_max, header_bytes_max)
     return reader
+
+
+SelectRecords = Callable[
+    [bytes, memoryview, int, int, "frozenset[int] | None", int, int], "tuple[int, int, int, int, bytes | None] | None"
+]
+"""``(entries, log, start, end, codes, count_max, bytes_max)``: takes the records of the entries of a queue that are
+wanted, all out of one file of the log: up to ``count_max`` of them and, but for the first, ``bytes_max`` bytes.
+``log`` is the file, written from the physical offset ``start`` to ``end``; ``codes`` are the tag codes that are wanted,
+None for all. Returns how many records were taken, how many entries were passed, the bytes of the records, where in the
+file the first lies, and a copy of them one behind the other, or None when they lie so in the file; None alone when a
+record lies elsewhere, or not behind the one before, or an entry has no tag code but the address of one."""
+
+
+def record_selector(environment: Mapping[str, str]) -> SelectRecords | None:
+    """The core's `SelectRecords`; None without a core: its twin is the loop in `rmqkit.store.reader`."""
+    selector: SelectRecords | None = None if core_fault(environment) else _native.select_records
+    return selector
 
 
 def index_entries(

@@ -2,7 +2,7 @@
 
 A *template* (`answer_template`) is the header of an answer, encoded once from a sample by `encode_command`, with places
 for what differs; filled, it is equal to it byte for byte at a fifth of the cost. `answer_pieces` are those to stored
-messages, which `Sends.answers` fills; `found_frame` and `success_frame` answer pops and acks.
+messages, which `Sends.answers` fills; `pulled_frame`, `found_frame` and `success_frame` answer pulls, pops and acks.
 Source: remoting.md §1.2, §4.3.1, §4.6.1.
 """
 
@@ -21,6 +21,7 @@ from rmqkit.protocol.command import (
     header_fields,
 )
 from rmqkit.protocol.schemas.pop import PopMessageResponse
+from rmqkit.protocol.schemas.pull import PullMessageResponse
 
 _SAMPLE_OPAQUE = 1_234_567_890
 _START_BYTES = 8
@@ -68,6 +69,24 @@ _SUCCESS = answer_template(None, {})
 _FOUND = answer_template(
     {name: f"<{name}>" for name in _FOUND_NAMES}, {f"<{name}>": "%b" for name in _FOUND_NAMES}, remark="FOUND"
 )
+_PULLED_NAMES = list(header_fields(PullMessageResponse(0, 0, 0, 0, 0, 0)))
+_PULLED = answer_template(
+    {name: f"<{name}>" for name in _PULLED_NAMES}, {f"<{name}>": "%d" for name in _PULLED_NAMES}, remark="FOUND"
+).replace(b'"opaque":%b', b'"opaque":%d')
+
+
+def pulled_frame(opaque: int, answer: PullMessageResponse, body_bytes: int) -> bytes:
+    """What stands before the records in the answer to a pull that found some, not of a static topic."""
+    header = _PULLED % (
+        answer.suggest_which_broker_id,
+        answer.next_begin_offset,
+        answer.min_offset,
+        answer.max_offset,
+        answer.topic_sys_flag,
+        answer.group_sys_flag,
+        opaque,
+    )
+    return frame_start(JSON, len(header), body_bytes) + header
 
 
 def success_frame(opaque: int) -> bytes:

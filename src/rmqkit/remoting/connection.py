@@ -348,10 +348,10 @@ class Connection(Link):
         if not self._flush_due:
             self._flush_soon()
 
-    def send_frame(self, frame: bytes) -> None:
-        """`send` for a reply that is encoded already, with a JSON header."""
+    def send_frame(self, *pieces: Body) -> None:
+        """`send` for a reply that is encoded already, with a JSON header; its pieces are not joined."""
         if self._transport is not None and not self._transport.is_closing():
-            self._unsent.append(frame)
+            self._unsent += pieces
             if not self._flush_due:
                 self._flush_soon()
 
@@ -468,6 +468,9 @@ class Connection(Link):
         remaining = self._router.remaining(self, units)
         if not remaining:
             return  # one run of plain sends: most reads of a busy port
+        if remaining is units:  # a single request that is no plain send
+            self._handle(units[0])  # type: ignore[arg-type]
+            return
         left = iter(remaining)
         if len(units) == 1 or self._router.batch is None:
             self._handle_left(left)

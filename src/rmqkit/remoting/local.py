@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ConnectionLost
-from rmqkit.protocol.command import RESPONSE, Command, FrameSplitter, decode_command, each_frame, encode_command
+from rmqkit.protocol.command import RESPONSE, Body, Command, FrameSplitter, decode_command, each_frame, encode_command
 from rmqkit.remoting.connection import Connection, RequestHandling
 
 
@@ -91,8 +91,8 @@ class LocalConnection(Connection):
         elif (answer := self._asked.pop(command.opaque, None)) is not None and not answer.done():
             answer.set_result(command)
 
-    def send_frame(self, frame: bytes) -> None:
-        for one in each_frame(FrameSplitter().feed(frame)):
+    def send_frame(self, *pieces: Body) -> None:
+        for one in each_frame(FrameSplitter().feed(b"".join(pieces))):
             self.send(decode_command(one))
 
     def call(self, command: Command, timeout_ms: float) -> asyncio.Future[Command]:

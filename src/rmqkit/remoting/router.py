@@ -126,7 +126,7 @@ class Router:
         if self.fast_path is None or self._refusal is not None or self._is_going_away:
             return each_frame(units)
         if len(units) == 1 and isinstance(first := units[0], Frame) and not first.body:
-            return [first]
+            return units  # type: ignore[return-value]
         return self.fast_path(connection, units)
 
     def handle(self, connection: Connection, command: Command) -> None:

@@ -521,6 +521,7 @@ class MessageStore:
         codes: frozenset[int] | None = None,
         accept: Callable[[memoryview], bool] | None = None,
         accept_entry: EntryTest | None = None,
+        joins: bool = False,
     ) -> GetResult:
         """Read messages from an offset on. Source: store.md §16.1.
 
@@ -528,11 +529,12 @@ class MessageStore:
             codes: tag codes (i32) wanted, None for everything.
             accept: a further test of the stored record.
             accept_entry: a further test of the queue entry, made before the record is touched.
+            joins: whether records may come joined, as fewer pieces than there are.
         """
         queue = self._readable(topic, queue_id)
         if queue is None:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
-        return self.reader.get(queue, queue_offset, count_max, codes, accept, accept_entry)
+        return self.reader.get(queue, queue_offset, count_max, codes, accept, accept_entry, joins=joins)
 
     def _readable(self, topic: str, queue_id: int) -> ConsumeQueueBase | None:
         # Puts of an open batch(): a reader must see what was put before, as it would without the batch.

@@ -1,8 +1,10 @@
-"""Reading: a pull is one slice of a consume queue and slices of the log (``DefaultMessageStore.getMessage``).
+"""Reading: a pull is one slice of a consume queue and records of the log (``DefaultMessageStore.getMessage``).
 
 Entries are unpacked in one call, filtered by tag code, and turned into memoryviews of the mapped log: nothing is copied
-or decoded. A pull ends at the first of: messages wanted, bytes or messages allowed from memory or disk, entries
-scanned, end of the queue file. The first message is always returned whole.
+or decoded. Who sends all of them on has them *joined*, as a write of many pieces costs more than a copy: they are one
+slice of the log where they lie one behind the other, else one copy, made by the compiled core where there is one
+(`rmqkit.protocol.core.SelectRecords`). A pull ends at the first of: messages wanted, bytes or messages allowed from
+memory or disk, entries scanned, end of the queue file. The first message is always returned whole.
 Also here: finding an offset by store time. Owner thread only. Source: store.md §16, §17.1.
 """
 
@@ -18,6 +20,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from rmqkit.protocol.core import record_selector
 from rmqkit.protocol.names import is_light
 from rmqkit.protocol.record import has_sound_body, record_topic
 from rmqkit.store.log.commit_log import CommitLog
@@ -55,12 +58,17 @@ class GetStatus(enum.Enum):
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 
 
+_FOUND, _NO_MATCHED = GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE  # asking an enumeration costs a call
+
+
 class GetResult(Struct):
     """What a read found.
 
     Attributes:
         next_begin_offset: queue offset to read from next.
-        records: stored records, as slices of the mapped log that stay valid for as long as they are held.
+        records: stored records, as slices of the mapped log that stay valid for as long as they are held; or all of
+            them in one piece, or in several.
+        joined_count: how many records these pieces are, where they are not one each; else 0.
         suggest_slave: whether the reader is so far behind that a slave should serve it.
         size: bytes of the records.
     """
@@ -72,6 +80,12 @@ class GetResult(Struct):
     records: list[memoryview] = []
     suggest_slave: bool = False
     size: int = 0
+    joined_count: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many records were found."""
+        return self.joined_count or len(self.records)
 
 
 class Reader:
@@ -87,6 +101,7 @@ class Reader:
         self._settings = settings
         self.doubted_end = 0
         self._logged_lost: set[ConsumeQueueBase] = set()
+        self._select = record_selector(os.environ)
         self._memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * settings.memory_ratio_max // 100
 
     def get(
@@ -97,6 +112,8 @@ class Reader:
         codes: frozenset[int] | None,
         accept: Callable[[memoryview], bool] | None = None,
         accept_entry: EntryTest | None = None,
+        *,
+        joins: bool = False,
     ) -> GetResult:
         """Read from an offset on.
 
@@ -104,6 +121,7 @@ class Reader:
             codes: tag codes wanted, None for all.
             accept: a further test of the record itself.
             accept_entry: a further test of the entry, made before the record is touched.
+            joins: whether records may come joined.
         """
         low, high = queue.min_offset, queue.max_offset
         if high == 0:
@@ -116,16 +134,17 @@ class Reader:
             return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
         count_max = max(1, count_max)
         if accept is None and accept_entry is None and isinstance(queue, ConsumeQueue):
-            found = self._common(queue, queue_offset, count_max, codes)
+            found = self._common(queue, queue_offset, count_max, codes, joins=joins)
             if found is not None:
                 return found
         return self._general(queue, queue_offset, count_max, codes, accept, accept_entry)
 
     def _common(
-        self, queue: ConsumeQueue, queue_offset: int, count_max: int, codes: frozenset[int] | None
+        self, queue: ConsumeQueue, queue_offset: int, count_max: int, codes: frozenset[int] | None, *, joins: bool
     ) -> GetResult | None:
         """The common pull: from memory, out of one log file, by plain tag codes; None when it is not that simple.
-        Equal to `_general`, tested so; it skips the checks whose outcome is known."""
+        Equal to `_general`, tested so; it skips the checks whose outcome is known. The loop is the plain twin of the
+        core's `SelectRecords`."""
         settings, log = self._settings, self._log
         scan_bytes = max(settings.filter_bytes_max, count_max * ENTRY_BYTES)
         count_max = min(count_max, settings.transfer_count_in_memory_max)
@@ -133,12 +152,21 @@ class Reader:
         if not raw:  # a file is missing in between: the general walk says where the next one begins
             return None
         first = int.from_bytes(raw[:8], "big", signed=True)
-        file = log.queue.find(first)
+        files = log.queue.files
+        # Mostly the newest, and found without a call.
+        file = files[-1] if files and first >= files[-1].start else log.queue.find(first)
         if file is None or log.max_offset - first > self._memory_bytes:
             return None
         doubted_end = self.doubted_end
         view, start, end = file.view, file.start, file.start + file.wrote
-        left = settings.transfer_bytes_in_memory_max
+        bytes_max = left = settings.transfer_bytes_in_memory_max
+        if joins and self._select is not None and first >= doubted_end:  # those that follow lie behind it
+            selected = self._select(raw, view, start, end, codes, count_max, bytes_max)
+            if selected is None:
+                return None
+            count, passed, size, at, copied = selected
+            joined = view[at : at + size] if copied is None else memoryview(copied)
+            return _found(queue, queue_offset + passed, [joined] if count else [], size, count)
         records: list[memoryview] = []
         add = records.append
         following = queue_offset
@@ -147,7 +175,7 @@ class Reader:
             if records and (size > left or len(records) == count_max):
                 break
             position = physical_offset - start
-            if position < 0 or physical_offset + size > end:
+            if position < 0 or size <= 0 or physical_offset + size > end:
                 return None
             following += 1
             if codes is not None and code not in codes:
@@ -159,9 +187,10 @@ class Reader:
                 return None
             left -= size
             add(record)
-        status = GetStatus.FOUND if records else GetStatus.NO_MATCHED_MESSAGE
-        size = settings.transfer_bytes_in_memory_max - left
-        return GetResult(status, following, queue.min_offset, queue.max_offset, records, size=size)
+        count = len(records)
+        if joins and count > 1:
+            records = [memoryview(b"".join(records))]
+        return _found(queue, following, records, bytes_max - left, count if joins else 0)
 
     def _general(
         self,
@@ -335,6 +364,12 @@ class Reader:
         if physical_offset < self._log.min_offset:
             return 0
         return self._log.store_timestamp(physical_offset, size)
+
+
+def _found(queue: ConsumeQueue, following: int, records: list[memoryview], size: int, count: int) -> GetResult:
+    """The result of a common pull. ``count``: as of `GetResult.joined_count`."""
+    status = _FOUND if records else _NO_MATCHED
+    return GetResult(status, following, queue.min_offset, queue.max_offset, records, False, size, count)
 
 
 def _shift(record: memoryview, queue: ConsumeQueueBase, queue_offset: int, physical_offset: int) -> int | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
@@ -40,10 +40,14 @@ from rmqkit.protocol.names import RETRY_PREFIX
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.pull import ForbiddenType, PullFlag, PullMessageRequest, PullMessageResponse
 from rmqkit.protocol.schemas.topics import Permission, TopicConfig
+from rmqkit.protocol.templates import pulled_frame
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import OVERLOADED
 from rmqkit.store.message_store import GetResult, GetStatus, MessageStore
 from rmqkit.store.settings import StoreSettings
+
+if TYPE_CHECKING:
+    from rmqkit.broker.counts import Counts
 
 __all__ = ["SLOW_ROUND_SECONDS", "PullHandlers", "stop_slow_groups"]
 
@@ -68,6 +72,10 @@ _GONE = (GetStatus.OFFSET_TOO_SMALL, GetStatus.MESSAGE_WAS_REMOVING, GetStatus.N
 _READ, _COMMIT = Permission.READ.value, PullFlag.COMMIT_OFFSET.value
 _SUSPEND, _SUBSCRIPTION = PullFlag.SUSPEND.value, PullFlag.SUBSCRIPTION.value
 """As plain numbers: ``&`` of an enumeration's members is a call of a microsecond, and every pull had five."""
+_SLAVE, _FOUND, _OFFSET_MOVED = BrokerRole.SLAVE, GetStatus.FOUND, ResponseCode.PULL_OFFSET_MOVED
+_LITE_PULL = RequestCode.LITE_PULL_MESSAGE.value
+# Up to here a copy costs less than a write of several pieces.
+_COPIED_BYTES_MAX = 256 << 10
 
 _MAY_MISS = {"commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0"}
 _NO_GROUP_INFO = f"the consumer's group info not exist{FAQ}"
@@ -81,6 +89,7 @@ class PullContext(Protocol):
     archive: LogArchive | None
     clients: ClientTable
     clock: Clock
+    counts: Counts | None
     filters: FilterTable
     groups: GroupTable
     identity: OwnAddress
@@ -127,26 +136,27 @@ class PullHandlers(Handlers[PullContext]):
 
     @property
     def _is_slave(self) -> bool:
-        return self._context.settings.broker_role is BrokerRole.SLAVE
+        return self._context.settings.broker_role is _SLAVE
 
     def _pull(
         self, connection: Connection, command: Command, header: PullMessageRequest, *, may_hold: bool
     ) -> Command | Awaitable[Command | None] | None:
-        if self._is_slave and not (self._context.settings.slave_read and self._context.may_serve()):
+        context = self._context
+        if self._is_slave and not (context.settings.slave_read and context.may_serve()):
             return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
         group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
         try:
             config = self._check_group(command.code, group)
-            topic_config = self._check_queue(connection, header, self._context.topics.get(topic))
+            topic_config = self._check_queue(connection, header, context.topics.get(topic))
             wanted = self._wanted(connection, header, config)
         except _Refused as refused:
             why = None if refused.forbidden is None else {"forbiddenType": str(refused.forbidden.value)}
             return reply(command, refused.code, refused.remark, fields=why)
         # Before the read: an old client that was moved would otherwise go on, and commit, from where it was.
-        reset_to = self._context.offsets.take_reset(group, topic, queue_id)
+        reset_to = context.offsets.take_reset(group, topic, queue_id)
         if reset_to is not None:
             return self._moved(command, header, reset_to)
-        found = self._context.store.get(
+        found = context.store.get(
             topic,
             queue_id,
             header.queue_offset,
@@ -154,26 +164,28 @@ class PullHandlers(Handlers[PullContext]):
             codes=wanted.codes,
             accept=wanted.accept,
             accept_entry=wanted.accept_entry,
+            joins=True,
         )
         if self._is_archived(header, found):
             if may_hold:
                 if header.sys_flag & _COMMIT:
-                    self._context.offsets.commit(group, topic, queue_id, header.commit_offset)
+                    context.offsets.commit(group, topic, queue_id, header.commit_offset)
                 return self._from_archive(connection, command, header, found, wanted, topic_config, config)
             found = GetResult(GetStatus.NO_MATCHED_MESSAGE, header.queue_offset, found.min_offset, found.max_offset)
-        self._context.offsets.pulled(group, topic, queue_id, found.next_begin_offset)
-        if found.records:
-            ms = self._context.clock.monotonic_ms() - connection.active_ms if may_hold else 0.0
-            self._context.statistics.given(topic, group, queue_id, len(found.records), found.size, ms)
+        context.offsets.pulled(group, topic, queue_id, found.next_begin_offset)
+        is_found = bool(found.records)
+        if is_found:
+            ms = context.clock.monotonic_ms() - connection.active_ms if may_hold else 0.0
+            context.statistics.given(topic, group, queue_id, found.count, found.size, ms)
         else:
-            self._context.statistics.pulls_missed += 1
+            context.statistics.pulls_missed += 1
         # Not again when it is woken: the group may have committed further on another connection meanwhile.
         if may_hold:
             if header.sys_flag & _COMMIT:
-                self._context.offsets.commit(group, topic, queue_id, header.commit_offset)
-            if header.sys_flag & _SUSPEND and _code_of(found, header) == ResponseCode.PULL_NOT_FOUND:
+                context.offsets.commit(group, topic, queue_id, header.commit_offset)
+            if not is_found and header.sys_flag & _SUSPEND and _code_of(found, header) == ResponseCode.PULL_NOT_FOUND:
                 return self._hold(connection, command, header, wanted)
-        return self._answer(command, header, found, topic_config, config)
+        return self._answer(connection, command, header, found, topic_config, config)
 
     def _hold(
         self, connection: Connection, command: Command, header: PullMessageRequest, wanted: PullFilter
@@ -201,34 +213,40 @@ class PullHandlers(Handlers[PullContext]):
 
     def _answer(
         self,
+        connection: Connection,
         command: Command,
         header: PullMessageRequest,
         found: GetResult,
         topic: TopicConfig,
         group: SubscriptionGroupConfig,
-    ) -> Command:
-        assert not found.records or found.status is GetStatus.FOUND, "records are an answer that found some"
-        code, following, broker_id = _code_of(found, header), found.next_begin_offset, 0
-        archive = self._context.archive
-        if self._context.settings.slave_read:
+    ) -> Command | None:
+        """The answer; None when it was sent, as nearly every one with records is."""
+        context, settings, records = self._context, self._context.settings, found.records
+        assert not records or found.status is _FOUND, "records are an answer that found some"
+        code = ResponseCode.SUCCESS if records else _code_of(found, header)
+        following, broker_id, archive = found.next_begin_offset, 0, context.archive
+        if settings.slave_read:
             broker_id = group.which_broker_when_consume_slowly if found.suggest_slave else group.broker_id
-        if (
-            self._is_slave
-            and code == ResponseCode.PULL_OFFSET_MOVED
-            and not self._context.settings.offset_check_in_slave
-        ):
+        if not records and self._is_slave and code == _OFFSET_MOVED and not settings.offset_check_in_slave:
             # A slave that lags behind does not move consumers: they ask again, or somebody else.
             code, following = ResponseCode.PULL_RETRY_IMMEDIATELY, header.queue_offset
         answer = PullMessageResponse(
-            suggest_which_broker_id=broker_id,
-            next_begin_offset=following,
-            min_offset=found.min_offset if archive is None else archive.min_offset(header.topic, header.queue_id),
-            max_offset=found.max_offset,
-            topic_sys_flag=topic.topic_sys_flag,
-            group_sys_flag=group.group_sys_flag,
+            broker_id,
+            following,
+            found.min_offset if archive is None else archive.min_offset(header.topic, header.queue_id),
+            found.max_offset,
+            topic.topic_sys_flag,
+            group.group_sys_flag,
             offset_delta=self._offset_delta(header.topic),
         )
-        return reply(command, code, found.status.name, header=answer, body=[*found.records])
+        if records and context.counts is None and not command.flag and answer.offset_delta is None:
+            frame = pulled_frame(command.opaque, answer, found.size)
+            if found.size > _COPIED_BYTES_MAX:
+                connection.send_frame(frame, *records)
+            else:
+                connection.send_frame(b"".join((frame, *records)))
+            return None
+        return reply(command, code, found.status.name, header=answer, body=[*records])
 
     def _is_archived(self, header: PullMessageRequest, found: GetResult) -> bool:
         """Whether a pull is for messages that are not in the log any more, and are archived."""
@@ -245,7 +263,7 @@ class PullHandlers(Handlers[PullContext]):
         wanted: PullFilter,
         topic: TopicConfig,
         group: SubscriptionGroupConfig,
-    ) -> Command:
+    ) -> Command | None:
         """Answer a pull from the archive. ``gone``: what the log said."""
         archive, statistics = self._context.archive, self._context.statistics
         assert archive is not None, "it was asked whether it has the message"
@@ -268,8 +286,8 @@ class PullHandlers(Handlers[PullContext]):
         self._context.offsets.pulled(name, header.topic, queue_id, found.next_begin_offset)
         if found.records:
             ms = self._context.clock.monotonic_ms() - began_ms
-            statistics.given(header.topic, name, queue_id, len(found.records), found.size, ms)
-        return self._answer(command, header, found, topic, group)
+            statistics.given(header.topic, name, queue_id, found.count, found.size, ms)
+        return self._answer(connection, command, header, found, topic, group)
 
     def _moved(self, command: Command, header: PullMessageRequest, offset: int) -> Command:
         """The answer that carries out a reset; what the client had to commit is void."""
@@ -287,7 +305,7 @@ class PullHandlers(Handlers[PullContext]):
         if not settings.broker_permission & _READ:
             remark = f"the broker[{self._context.identity.ip}] pulling message is forbidden"
             raise _Refused(ResponseCode.NO_PERMISSION, remark, ForbiddenType.BROKER)
-        if code == RequestCode.LITE_PULL_MESSAGE and not settings.lite_pull:
+        if code == _LITE_PULL and not settings.lite_pull:
             remark = f"the broker[{self._context.identity.ip}] for lite pull consumer is forbidden"
             raise _Refused(ResponseCode.NO_PERMISSION, remark, ForbiddenType.BROKER)
         group = self._context.groups.get(name)
