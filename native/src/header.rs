@@ -78,7 +78,7 @@ pub fn read_json(header: &[u8]) -> Option<Header<'_>> {
     plain(code?, opaque?, fields?)
 }
 
-fn once(seen: &mut bool) -> Option<()> {
+pub fn once(seen: &mut bool) -> Option<()> {
     (!std::mem::replace(seen, true)).then_some(())
 }
 
@@ -160,7 +160,7 @@ fn plain<'a>(code: i64, opaque: i64, fields: Fields<'a>) -> Option<Header<'a>> {
 }
 
 /// A number in plain digits, without sign or leading zeros, up to `most`.
-fn digits(text: &str, most: i64) -> Option<i64> {
+pub fn digits(text: &str, most: i64) -> Option<i64> {
     let bytes = text.as_bytes();
     if bytes.is_empty() || bytes.len() > 19 || (bytes[0] == b'0' && bytes.len() > 1) || !bytes.iter().all(u8::is_ascii_digit) {
         return None;
@@ -169,9 +169,9 @@ fn digits(text: &str, most: i64) -> Option<i64> {
 }
 
 /// Reads the JSON that clients write: no space but one behind a colon or a comma, no nesting.
-struct Reader<'a> {
-    text: &'a str,
-    at: usize,
+pub struct Reader<'a> {
+    pub text: &'a str,
+    pub at: usize,
 }
 
 impl<'a> Reader<'a> {
@@ -179,7 +179,7 @@ impl<'a> Reader<'a> {
         self.text.as_bytes().get(self.at).copied()
     }
 
-    fn expect(&mut self, wanted: u8) -> Option<()> {
+    pub fn expect(&mut self, wanted: u8) -> Option<()> {
         (self.peek()? == wanted).then(|| self.at += 1)?;
         if wanted != b'{' && self.peek() == Some(b' ') {
             self.at += 1;
@@ -188,7 +188,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Whether a comma follows; at the end of an object it does not.
-    fn goes_on(&mut self) -> Option<bool> {
+    pub fn goes_on(&mut self) -> Option<bool> {
         match self.peek()? {
             b',' => self.expect(b',').map(|()| true),
             b'}' => {
@@ -199,7 +199,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn number(&mut self) -> Option<i64> {
+    pub fn number(&mut self) -> Option<i64> {
         let start = self.at;
         while self.peek().is_some_and(|byte| byte.is_ascii_digit()) {
             self.at += 1;
@@ -208,14 +208,14 @@ impl<'a> Reader<'a> {
     }
 
     /// A string without an escape.
-    fn plain_string(&mut self) -> Option<&'a str> {
+    pub fn plain_string(&mut self) -> Option<&'a str> {
         match self.string()? {
             Cow::Borrowed(text) => Some(text),
             Cow::Owned(_) => None,
         }
     }
 
-    fn string(&mut self) -> Option<Cow<'a, str>> {
+    pub fn string(&mut self) -> Option<Cow<'a, str>> {
         if self.peek()? != b'"' {
             return None;
         }

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod acks;
 mod header;
 mod index;
 mod properties;
@@ -124,10 +125,13 @@ impl Core {
     }
 
     /// The plain sends that some bytes begin with, from a place on, at most so many, or the batch of them; None when the
-    /// first frame is none.
+    /// first frame is none. Acks that they begin with are taken as such.
     #[pyo3(signature = (chunk, start = 0, count_max = usize::MAX))]
-    fn read(&self, chunk: Bound<'_, PyBytes>, start: usize, count_max: usize) -> Option<Run> {
+    fn read(&self, chunk: Bound<'_, PyBytes>, start: usize, count_max: usize) -> Option<Taken> {
         let data = chunk.as_bytes();
+        if let Some(acks) = acks::read(chunk.clone().unbind(), start, |at| self.bare_header(data, at)) {
+            return Some(Taken::Acks(acks));
+        }
         let mut run = Run::of(chunk.clone().unbind(), start, self.rules.clone());
         let mut known: HashMap<(String, i32), usize> = HashMap::new();
         while run.sent.len() < count_max && let Some(request) = self.request(data, run.end) {
@@ -144,8 +148,15 @@ impl Core {
             }
             run.end = end;
         }
-        (!run.sent.is_empty()).then_some(run)
+        (!run.sent.is_empty()).then_some(Taken::Run(run))
     }
+}
+
+/// What `Core.read` takes together.
+#[derive(IntoPyObject)]
+enum Taken {
+    Run(Run),
+    Acks(acks::Acks),
 }
 
 /// A request that may be a plain send: its header, and where its body lies.
@@ -180,6 +191,14 @@ impl Core {
             _ => return None,
         };
         Some(Request { header, body })
+    }
+
+    /// The JSON header of a request without a body that begins at a place, and where the request ends.
+    fn bare_header<'a>(&self, data: &'a [u8], at: usize) -> Option<(&'a [u8], usize)> {
+        let (length, header_bytes) = self.lengths(data.get(at..)?.first_chunk()?)?;
+        let end = at + 4 + length;
+        let header = data.get(at + START_BYTES..end)?;
+        (data[at + 4] == JSON && header.len() == header_bytes).then_some((header, end))
     }
 
     /// Take a send; None, with the run as it was, when it is no plain one.
@@ -728,5 +747,6 @@ fn rmqkit_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(index::set_slots, module)?)?;
     module.add_function(wrap_pyfunction!(read::select_records, module)?)?;
     module.add_class::<Core>()?;
+    module.add_class::<acks::Acks>()?;
     module.add_class::<Run>()
 }

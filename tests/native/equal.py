@@ -4,7 +4,7 @@ and for the fuzzer."""
 from __future__ import annotations
 
 import struct
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from rmqkit.errors import FrameError, HeaderError
@@ -17,11 +17,14 @@ from rmqkit.protocol.command import (
     decode_command,
     decode_header,
     each_frame,
+    frames_of,
 )
-from rmqkit.protocol.core import compiled_reader, core_fault
+from rmqkit.protocol.core import ACKS, compiled_reader, core_fault
+from rmqkit.protocol.ids import decode_pop_handle
 from rmqkit.protocol.names import RETRY_PREFIX
 from rmqkit.protocol.properties import decode_properties, encode_in_stored_order, find_keys
 from rmqkit.protocol.record import INNER_BATCH, TRANSACTION_MASK, batch_bounds, has_sound_crc
+from rmqkit.protocol.schemas.pop import AckMessageRequest
 from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Request
 from rmqkit.protocol.sends import PlainSendsReader
 from rmqkit.protocol.templates import answer_pieces
@@ -104,6 +107,8 @@ def check(data: bytes) -> int:
     if run is None:
         return 0
     assert run.end <= len(data)
+    if type(run) is ACKS:
+        return check_acks(data)
     twin = TWIN.read(data[: run.end], 0)
     assert twin is not None
     frames = FrameSplitter(header_bytes_max=REQUEST_HEADER_BYTES_MAX).feed(data[: run.end])
@@ -115,6 +120,29 @@ def check(data: bytes) -> int:
         assert found == [plain(frame) for frame in frames]
     compare(run, twin)
     return len(run)
+
+
+def decoded_ack(frame: Frame) -> tuple[Any, ...]:
+    """What the Python decoders say of an ack."""
+    command = decode_command(frame)
+    assert (command.code, command.flag, command.body) == (RequestCode.ACK_MESSAGE, 0, b"")
+    header = decode_header(command, AckMessageRequest)
+    handle = decode_pop_handle(header.extra_info)
+    key = header.topic, header.consumer_group, header.queue_id, handle.check_point_offset, handle.pop_time
+    return (*key, handle.revive_queue_id), header.offset, command.opaque
+
+
+def check_acks(data: bytes) -> int:
+    """Compare the acks that the core takes of some bytes with what the decoders say; returns how many."""
+    acks = CORE.read(data)
+    if type(acks) is not ACKS:
+        return 0
+    assert (acks.start, acks.chunk) == (0, data)
+    pops = acks.pops
+    found = [(pop[:6], *one) for pop in pops for one in zip(pop[6], pop[7], strict=True)]
+    assert found == [decoded_ack(frame) for frame in frames_of(acks)]
+    assert all(one[:6] != other[:6] for one, other in pairwise(pops))
+    return len(found)
 
 
 def batch_members(frame: Any) -> list[tuple[Any, ...]]:

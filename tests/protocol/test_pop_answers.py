@@ -24,7 +24,7 @@ def test_they_are_what_the_plain_encoder_writes(opaque, answer, found, body) -> 
     answer.msg_offset_info = encode_message_offsets(found)
     request = Command(200050, opaque)
     for frame, plain in (
-        (found_frame(opaque, answer, memoryview(body)), reply(request, remark="FOUND", header=answer, body=body)),
+        (found_frame(opaque, answer, [memoryview(body)]), reply(request, remark="FOUND", header=answer, body=body)),
         (success_frame(opaque), reply(request)),
     ):
         assert frame == b"".join(encode_command(plain))

@@ -40,7 +40,7 @@ from msgspec import Raw, Struct
 
 from rmqkit.errors import FrameError, HeaderError
 from rmqkit.protocol.codes import CURRENT_VERSION, LANGUAGES, ResponseCode
-from rmqkit.protocol.core import Sends, SendsReader
+from rmqkit.protocol.core import Acks, Sends, SendsReader
 
 FRAME_BYTES_MAX = 16 << 20
 """Largest frame, its length field included (``com.rocketmq.remoting.frameMaxLength``)."""
@@ -69,7 +69,8 @@ class Frame(Struct, gc=False):
 class FrameSplitter:
     """Cuts a byte stream into frames, one call per read; a frame over ``frame_bytes_max`` is refused.
     ``header_bytes_max``: a power of two that headers have to stay below; None: any header that fits into its frame.
-    ``sends``: takes plain sends that follow one another together, as a `Sends` in the place of their frames.
+    ``sends``: takes plain sends that follow one another together, as a `Sends` in the place of their frames, and acks
+    of popped messages as an `Acks`.
     ``buffered_bytes``: how much of an incomplete frame is held."""
 
     __slots__ = ("_frame_bytes_max", "_held", "_refused_bits", "_sends", "_wanted_bytes", "buffered_bytes")
@@ -92,7 +93,7 @@ class FrameSplitter:
             assert header_bytes_max.bit_count() == 1, "a power of two"
             self._refused_bits |= _HEADER_BYTES_MAX & -header_bytes_max
 
-    def feed(self, chunk: bytes) -> list[Frame | Sends]:
+    def feed(self, chunk: bytes) -> list[Frame | Sends | Acks]:
         """Take what one read delivered and return the frames it completes, in order.
         Raises FrameError: lengths that cannot be, an unknown serialize type or a frame over the limit. Frames before
         the broken one in the same chunk are lost with the connection, as the reference does."""
@@ -105,7 +106,7 @@ class FrameSplitter:
             if self.buffered_bytes < self._wanted_bytes:
                 return []  # joined only once, when the frame is whole: a large one must not be copied per read
             chunk = b"".join(self._held)
-        frames: list[Frame | Sends] = []
+        frames: list[Frame | Sends | Acks] = []
         sends = self._sends
         position, available, wanted = 0, len(chunk), 8
         while available - position >= 8:
@@ -148,13 +149,13 @@ class FrameSplitter:
         return FrameError(f"header of {header_bytes} bytes: requests must have less than {REQUEST_HEADER_BYTES_MAX}")
 
 
-def frames_of(sends: Sends) -> list[Frame]:
-    """The frames of plain sends that were taken together, before their bodies are forgotten."""
+def frames_of(sends: Sends | Acks) -> list[Frame]:
+    """The frames of plain sends or acks that were taken together, before their bodies are forgotten."""
     return cast("list[Frame]", FrameSplitter().feed(sends.chunk[sends.start : sends.end]))
 
 
-def each_frame(units: Iterable[Frame | Sends]) -> list[Frame]:
-    """What was read, with the frames of plain sends one by one."""
+def each_frame(units: Iterable[Frame | Sends | Acks]) -> list[Frame]:
+    """What was read, with the frames of plain sends and of acks one by one."""
     return [frame for unit in units for frame in ([unit] if isinstance(unit, Frame) else frames_of(unit))]
 
 

@@ -20,7 +20,9 @@ except ImportError:  # no wheel for this machine, or not installed
     _native = None
 
 __all__ = [
+    "ACKS",
     "FORMAT",
+    "Acks",
     "CoreFault",
     "Sends",
     "SendsReader",
@@ -111,10 +113,34 @@ class Sends(Protocol):
         """Let go of the bytes they came in, when the records are stored."""
 
 
-class SendsReader(Protocol):
-    """Takes plain sends out of bytes."""
+class Acks(Protocol):
+    """Requests to acknowledge one popped message each that came one behind the other. Only the core takes them: without
+    it each is a frame.
 
-    def read(self, chunk: bytes, start: int, count_max: int = sys.maxsize, /) -> Sends | None:
+    Attributes:
+        chunk: the bytes they came in, from ``start`` to ``end``.
+        pops: topic, group, queue id, start offset, pop time and revive queue by which they name a pop; then the offsets
+            that are acknowledged, and the opaques of these requests.
+    """
+
+    @property
+    def chunk(self) -> bytes: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def pops(self) -> list[tuple[str, str, int, int, int, int, list[int], list[int]]]: ...
+
+
+ACKS: Any = getattr(_native, "Acks", None)
+"""The type of the core's `Acks`, None without a core: what was taken out of a chunk is one if it has this type."""
+
+
+class SendsReader(Protocol):
+    """Takes plain sends out of bytes, and acks."""
+
+    def read(self, chunk: bytes, start: int, count_max: int = sys.maxsize, /) -> Sends | Acks | None:
         """Those that begin at a place, as many as follow one another; None when the first frame there is none."""
 
 

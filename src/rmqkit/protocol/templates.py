@@ -8,7 +8,7 @@ Source: remoting.md §1.2, §4.3.1, §4.6.1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.command import (
@@ -66,6 +66,11 @@ def answer_pieces(
 
 _FOUND_NAMES = list(header_fields(PopMessageResponse(start_offset_info="", msg_offset_info="")))
 _SUCCESS = answer_template(None, {})
+# By the number of digits of the opaque, which tells the lengths at the start of the frame.
+_SUCCESSES = [
+    frame_start(JSON, len(_SUCCESS % bytes(count)), 0).replace(b"%", b"%%") + _SUCCESS
+    for count in range(len(str(-(1 << 31))) + 1)
+]
 _FOUND = answer_template(
     {name: f"<{name}>" for name in _FOUND_NAMES}, {f"<{name}>": "%b" for name in _FOUND_NAMES}, remark="FOUND"
 )
@@ -91,12 +96,17 @@ def pulled_frame(opaque: int, answer: PullMessageResponse, body_bytes: int) -> b
 
 def success_frame(opaque: int) -> bytes:
     """A success that says nothing else."""
-    header = _SUCCESS % (b"%d" % opaque)
-    return frame_start(JSON, len(header), 0) + header
+    digits = b"%d" % opaque
+    return _SUCCESSES[len(digits)] % digits
 
 
-def found_frame(opaque: int, answer: PopMessageResponse, body: Body) -> bytes:
-    """What a pop found that was not in order, with a body that is copied."""
+def success_frames(opaques: Iterable[int]) -> bytes:
+    """`success_frame` of several requests, one behind the other."""
+    return b"".join([_SUCCESSES[len(digits)] % digits for digits in map(b"%d".__mod__, opaques)])
+
+
+def found_frame(opaque: int, answer: PopMessageResponse, records: Sequence[Body]) -> bytes:
+    """What a pop found that was not in order, with records that are copied."""
     header = _FOUND % (
         b"%d" % answer.pop_time,
         b"%d" % answer.invisible_time,
@@ -106,4 +116,4 @@ def found_frame(opaque: int, answer: PopMessageResponse, body: Body) -> bytes:
         (answer.msg_offset_info or "").encode(),
         b"%d" % opaque,
     )
-    return b"".join((frame_start(JSON, len(header), len(body)), header, body))
+    return b"".join((frame_start(JSON, len(header), sum(map(len, records))), header, *records))

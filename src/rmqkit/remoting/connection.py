@@ -34,7 +34,7 @@ from rmqkit.protocol.command import (
     decode_command,
     encode_command,
 )
-from rmqkit.protocol.core import CoreFault, Sends, SendsReader
+from rmqkit.protocol.core import Acks, CoreFault, Sends, SendsReader
 from rmqkit.protocol.record import pack_host
 from rmqkit.remoting.address import IpAddress, join_address
 from rmqkit.remoting.limits import Limits
@@ -282,7 +282,7 @@ class RequestHandling(Protocol):
     batch: Callable[[], AbstractContextManager[None]] | None
     sends: SendsReader | None
 
-    def remaining(self, connection: Connection, units: list[Frame | Sends]) -> Iterable[Frame]: ...
+    def remaining(self, connection: Connection, units: list[Frame | Sends | Acks]) -> Iterable[Frame]: ...
     def handle(self, connection: Connection, command: Command) -> None: ...
 
 
@@ -328,7 +328,7 @@ class Connection(Link):
         self._incomplete_bytes = 0
         self._is_held = False
         self._left: Iterator[Frame] | None = None
-        self._later: list[Frame | Sends] = []
+        self._later: list[Frame | Sends | Acks] = []
         self._taken: asyncio.Future[None] | None = None
         self._calls: dict[int, _Call] = {}
         self._opaque = 0
@@ -411,7 +411,7 @@ class Connection(Link):
         self.active_ms = self._clock.monotonic_ms()
         self._chunks += 1
         self._flush_due = True  # everything answered below leaves in the one write at the end
-        units: list[Frame | Sends] = []
+        units: list[Frame | Sends | Acks] = []
         try:
             if self._sniffer is not None:
                 data = self._open(self._sniffer, data)
@@ -462,7 +462,7 @@ class Connection(Link):
 
     # -- inside
 
-    def _handle_all(self, units: list[Frame | Sends]) -> None:
+    def _handle_all(self, units: list[Frame | Sends | Acks]) -> None:
         """Handle what was read in its order, up to a request that holds the connection."""
         assert not self._is_held, "what comes behind a request that holds the connection waits for it"
         remaining = self._router.remaining(self, units)

@@ -35,7 +35,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -43,7 +43,7 @@ from typing import Any, TypeVar
 from rmqkit.errors import BodyError, PeerRefused, ProtocolError, SettingsError
 from rmqkit.protocol.codes import ResponseCode, request_name, version_number
 from rmqkit.protocol.command import Command, Frame, each_frame, reply
-from rmqkit.protocol.core import Sends, SendsReader
+from rmqkit.protocol.core import ACKS, Acks, Sends, SendsReader
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.remoting.address import AdminAddresses
 from rmqkit.remoting.connection import Connection
@@ -55,6 +55,8 @@ Handler = Callable[[Connection, Command], "Command | Awaitable[Command | None] |
 # Looks at a request before it is handled: the remark for one that is not let in (NO_PERMISSION), else None.
 Refusal = Callable[[Connection, Command], str | None]
 
+# Takes acks of popped messages that came together; False, with nothing done, when each has to be handled alone.
+TakeAcks = Callable[[Connection, Acks], bool]
 FastPath = Callable[[Connection, list[Frame | Sends]], Iterable[Frame]]
 
 # The reference's remark for a full lane.
@@ -82,7 +84,7 @@ class Router:
     """The handlers of one listening port or one client; loop only.
     ``refusal``: looks at every request first.
     ``batch``: wraps the handling of several requests that one read brought.
-    ``sends``: takes plain sends out of what connections read, for `fast_path`.
+    ``sends``: takes plain sends out of what connections read, for `fast_path`, and acks, for ``take_acks``.
     ``fast_path(connection, frames)`` stores and answers runs of plain sends and yields every other frame. Handle each
     yielded frame before asking for the next: order within a connection depends on it. It is not asked about a single
     frame without a body, which is no send."""
@@ -90,6 +92,7 @@ class Router:
     def __init__(self, refusal: Refusal | None = None) -> None:
         self.batch: Callable[[], AbstractContextManager[None]] | None = None
         self.fast_path: FastPath | None = None
+        self.take_acks: TakeAcks | None = None
         self.sends: SendsReader | None = None
         self._refusal = refusal
         self._handlers: dict[int, tuple[Handler, Lane | None]] = {}
@@ -120,14 +123,30 @@ class Router:
         """Answer new requests with GO_AWAY from now on, where the peer knows it. Source: remoting.md §2."""
         self._is_going_away = True
 
-    def remaining(self, connection: Connection, units: list[Frame | Sends]) -> Iterable[Frame]:
+    def remaining(self, connection: Connection, units: list[Frame | Sends | Acks]) -> Iterable[Frame]:
         """The requests of one read that have to be handled one by one, after `fast_path` has answered those before."""
         # Where every request has to be looked at first, or sent away, none is plain.
         if self.fast_path is None or self._refusal is not None or self._is_going_away:
             return each_frame(units)
-        if len(units) == 1 and isinstance(first := units[0], Frame) and not first.body:
-            return units  # type: ignore[return-value]
-        return self.fast_path(connection, units)
+        if len(units) == 1:  # mostly: without a loop, then
+            first = units[0]
+            has_acks = type(first) is ACKS
+            if not has_acks and isinstance(first, Frame) and not first.body:
+                return units  # type: ignore[return-value]
+        else:
+            has_acks = any(type(unit) is ACKS for unit in units)
+        if has_acks:
+            return self._remaining_of_acks(connection, units)
+        return self.fast_path(connection, units)  # type: ignore[arg-type]
+
+    def _remaining_of_acks(self, connection: Connection, units: list[Any]) -> Iterator[Frame]:
+        """`remaining` where acks are among them."""
+        assert self.fast_path is not None, "it was looked at"
+        for unit in units:
+            if type(unit) is not ACKS:
+                yield from self.fast_path(connection, [unit])
+            elif self.take_acks is None or not self.take_acks(connection, unit):
+                yield from each_frame([unit])
 
     def handle(self, connection: Connection, command: Command) -> None:
         """Answer one request; the reply goes out with the others of this tick."""

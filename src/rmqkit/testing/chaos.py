@@ -32,7 +32,7 @@ from rmqkit.broker.tables.clients import ClientTable
 from rmqkit.errors import HeaderError, SettingsError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, Frame, decode_fields, decode_header, each_frame, reply, request
-from rmqkit.protocol.core import Sends
+from rmqkit.protocol.core import Acks, Sends
 from rmqkit.protocol.schemas.clients import ConsumerGroupRequest
 from rmqkit.protocol.schemas.pull import PullMessageRequest
 from rmqkit.remoting.connection import Connection
@@ -143,7 +143,7 @@ class ChaosDispatch(Router):
         self.turn(None)
         await super().close()
 
-    def remaining(self, connection: Connection, units: list[Frame | Sends]) -> Iterable[Frame]:
+    def remaining(self, connection: Connection, units: list[Frame | Sends | Acks]) -> Iterable[Frame]:
         return each_frame(units) if self._chaos is not None else super().remaining(connection, units)
 
     def handle(self, connection: Connection, command: Command) -> None:

@@ -455,8 +455,8 @@ def _by_queue(several: Iterable[InFlightPop]) -> dict[int, list[int]]:
     return {queue: [one.revive_offset for one in those] for queue, those in groups}
 
 
-Waiting = list[tuple[Connection, Command]]
-"""Who waits to be answered."""
+Waiting = list[tuple[Connection, Command | list[int]]]
+"""Who waits to be answered: a request, or the opaques of several that came together."""
 
 AnswerAcks = Callable[[AckKey, PutResult | None, Waiting], None]
 """Called with what became of the acks of a pop: None when there was nothing to store."""
@@ -495,6 +495,17 @@ class PopWriteBatch:
             gathered = self._acks[key] = [], [], answer
         gathered[0].append(offset)
         gathered[1].append((connection, command))
+
+    def ack_all(
+        self, key: AckKey, offsets: list[int], connection: Connection, opaques: list[int], answer: AnswerAcks
+    ) -> None:
+        """`ack` for messages of one pop whose requests came together."""
+        self._begin(connection)
+        gathered = self._acks.get(key)
+        if gathered is None:
+            gathered = self._acks[key] = [], [], answer
+        gathered[0].extend(offsets)
+        gathered[1].append((connection, opaques))
 
     def end(self) -> None:
         """Store and answer what came in this tick; each connection is written once."""

@@ -22,6 +22,7 @@ Source: behaviour.md §4.6, §4.8, §4.10, §4.11, §4.14; remoting.md §4.6.1.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -34,6 +35,7 @@ from rmqkit.broker.pop.service import PopContext, PopLongPolling, PopService, Wa
 from rmqkit.broker.tables.filters import PullFilter, inline_filter
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, reply
+from rmqkit.protocol.core import Acks
 from rmqkit.protocol.ids import NORMAL_TOPIC, RETRY_TOPIC_V2, PopHandle, decode_acked, decode_pop_handle
 from rmqkit.protocol.names import pop_retry_topic
 from rmqkit.protocol.schemas.pop import (
@@ -51,18 +53,21 @@ from rmqkit.protocol.schemas.pop import (
     PopMessageResponse,
 )
 from rmqkit.protocol.schemas.topics import Permission
-from rmqkit.protocol.templates import found_frame, success_frame
+from rmqkit.protocol.templates import found_frame, success_frame, success_frames
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.router import OVERLOADED, decode_body
+from rmqkit.remoting.router import OVERLOADED, Router, decode_body
 from rmqkit.store.message_store import DispatchRequest, PutResult, PutStatus
 
 __all__ = ["PopAckHandlers", "PopHandlers"]
+
+_log = logging.getLogger(__name__)
 
 _COUNT_MAX = 32
 _READ = int(Permission.READ)  # an operation with the member itself costs two calls, asking for it one
 _OK = PutStatus.OK
 _LATE_MS = 500
-_COPIED_BYTES_MAX = 4096
+# Up to here a copy costs less than a write of several pieces.
+_COPIED_BYTES_MAX = 256 << 10
 NO_REMARK = "not set any response code"
 """What the reference answers where it sets no remark of its own."""
 _NOTHING = "NO_MESSAGE_IN_QUEUE"
@@ -241,8 +246,8 @@ class PopHandlers(PopHandlerBase):
             connection.send(reply(command, *refusal, header=PopMessageResponse()))
             return None
         answer, records = read.answer(header), read.records
-        if self._is_plain and len(records) == 1 and len(records[0]) <= _COPIED_BYTES_MAX:
-            return connection.send_frame(found_frame(command.opaque, answer, records[0]))
+        if self._is_plain and sum(map(len, records)) <= _COPIED_BYTES_MAX:
+            return connection.send_frame(found_frame(command.opaque, answer, records))
         found = reply(command, remark="FOUND", header=answer, body=records)
         return self._when_safe(
             put.end_offset, lambda late: connection.send(found if late is None else reply(command, *late))
@@ -297,6 +302,11 @@ class PopAckHandlers(PopHandlerBase):
         super().__init__(context)
         self._latest: tuple[str, PopHandle | None] = "", None
 
+    def register(self, router: Router) -> None:
+        """Answer acks from a port, those of one read all at once."""
+        super().register(router)
+        router.take_acks = self._take_all
+
     @answers(RequestCode.ACK_MESSAGE)
     def ack(self, connection: Connection, command: Command) -> Command | None:
         """A message is consumed."""
@@ -349,6 +359,28 @@ class PopAckHandlers(PopHandlerBase):
         return self._change(connection, command, header, handle)
 
     # -- inside
+
+    def _take_all(self, connection: Connection, acks: Acks) -> bool:
+        """`ack` for requests that came together; False, with nothing done, when one of them has to be looked at."""
+        if not self._is_plain:
+            return False
+        pops = acks.pops
+        try:
+            for topic, _, queue_id, _, _, revive_queue_id, offsets, _ in pops:
+                config = self._context.topics.get(topic)
+                if config is None or queue_id >= config.read_queue_nums or revive_queue_id == ORDER_REVIVE_QUEUE:
+                    return False
+                low, high = self._context.store.bounds(topic, queue_id)
+                if min(offsets) < low or max(offsets) > high:
+                    return False
+        except Exception:  # noqa: BLE001 - the outer edge of these requests: none is answered, each is tried alone
+            _log.exception("cannot take acks of %s together", connection.peer)
+            return False
+        batch = self._pop.batch
+        for topic, group, queue_id, start_offset, pop_time, _, offsets, opaques in pops:
+            key = topic, group, queue_id, start_offset, pop_time
+            batch.ack_all(key, offsets, connection, opaques, self._answer_acks)
+        return True
 
     def _refusal(self, connection: Connection, header: AckMessageRequest) -> Refusal | None:
         topic = self._context.topics.get(header.topic)
@@ -440,14 +472,20 @@ class PopAckHandlers(PopHandlerBase):
 
     def _answer_acks(self, key: AckKey, put: PutResult | None, waiting: Waiting) -> None:
         """Answer the acks of a pop."""
-        self._context.statistics.popped(key[0], key[1], "ACK", len(waiting))
+        count = 0
         is_stored = put is None or put.status is _OK
+        for connection, asked in waiting:
+            if isinstance(asked, list):
+                count += len(asked)
+                if is_stored:
+                    connection.send_frame(success_frames(asked))
+            else:
+                count += 1
+                if is_stored and self._is_plain and not asked.is_one_way:
+                    connection.send_frame(success_frame(asked.opaque))
+        self._context.statistics.popped(key[0], key[1], "ACK", count)
         if not is_stored or not self._is_plain:
-            return self._answer_stored([put], waiting)
-        for connection, command in waiting:
-            if not command.is_one_way:
-                connection.send_frame(success_frame(command.opaque))
-        return None
+            self._answer_stored([put], waiting)
 
     def _answer_stored(
         self, puts: Iterable[PutResult | None], waiting: Waiting, success: Command | None = None
@@ -464,11 +502,20 @@ class PopAckHandlers(PopHandlerBase):
             else:
                 refusal = ResponseCode.SYSTEM_ERROR, put.reason or put.status.value
 
+        # Of those that came together only what is refused is answered here.
+        each = [
+            (connection, command)
+            for connection, asked in waiting
+            for command in (
+                [Command(RequestCode.ACK_MESSAGE, one) for one in asked] if isinstance(asked, list) else [asked]
+            )
+        ]
+
         def answer(late: Refusal | None) -> None:
-            for connection, command in waiting:
+            for connection, command in each:
                 if not command.is_one_way:
                     connection.send((success or reply(command)) if late is None else reply(command, *late))
 
         if refusal is not None:
             return answer(refusal)
-        return self._when_safe(end_offset, answer, answers=len(waiting))
+        return self._when_safe(end_offset, answer, answers=len(each))

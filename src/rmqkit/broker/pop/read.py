@@ -19,7 +19,8 @@ Source: behaviour.md §4.8, §4.14.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -56,7 +57,8 @@ ORDER_REVIVE_QUEUE = 999
 _VERSIONS = ((RETRY_TOPIC_V2, "+"), (RETRY_TOPIC_V1, "_"))
 _MOVED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.OFFSET_FOUND_NULL)
 _FROM_END = 1
-_QUEUE_OFFSET = slice(20, 28)
+_HEAD = struct.Struct(">i16xq")
+"""size and queueOffset at the start of a record."""
 _PRIORITY_FACTOR_MAX = 100
 _READ = int(Permission.READ)  # an operation with the member itself costs two calls
 
@@ -65,7 +67,8 @@ class PopRead:
     """Reads the messages of one pop, queue after queue, and makes their check points.
 
     Attributes:
-        records: stored records, or such that were written anew.
+        records: stored records, joined where they can be, or such that were written anew.
+        taken: how many these are.
         rest: messages that the queues have beyond these.
         check_points: those to be stored before the records leave.
         blocked_until: when a queue that is blocked for a pop in order is free, ms since the epoch.
@@ -92,6 +95,7 @@ class PopRead:
         self._revive_queue = 0
         self._is_by_priority = False
         self.records: list[Body] = []
+        self.taken = 0
         self.rest = 0
         self.check_points: list[NewCheckPoint] = []
         self.blocked_until: int | None = None
@@ -109,7 +113,7 @@ class PopRead:
                 for number, queue_id in enumerate(queue_ids):
                     if header.order:
                         self._pop_in_order(header, name, queue_id)
-                    elif len(self.records) < self._count:
+                    elif self.taken < self._count:
                         self._pop_queue(header, name, mark, queue_id)
                     else:
                         self._add_rests(header, name, queue_ids[number:])
@@ -124,9 +128,10 @@ class PopRead:
         for topic, _, queue_ids in self._topics(with_retries=True, retries_first=random.randrange(5) == 0):
             for queue_id in queue_ids:
                 offset = self._offset(topic, queue_id)
-                if len(self.records) < self._count:
+                if self.taken < self._count:
                     found = self._get(topic, queue_id, offset)
                     self.records += found.records
+                    self.taken += found.count
                     offset = found.next_begin_offset
                 self._add_rest(topic, queue_id, offset)
 
@@ -222,7 +227,7 @@ class PopRead:
 
     def _pop_in_order(self, header: PopMessageRequest, topic: str, queue_id: int) -> None:
         offset = self._start(header, topic, queue_id)
-        if self._is_blocked(topic, queue_id, header.attempt_id) or len(self.records) >= self._count:
+        if self._is_blocked(topic, queue_id, header.attempt_id) or self.taken >= self._count:
             return
         found = self._get(topic, queue_id, offset)
         if found.status in _MOVED:
@@ -255,7 +260,8 @@ class PopRead:
         self._starts[queue] = offsets[0]
         self._found[queue] = offsets
         settings = self._context.settings
-        self._context.statistics.given(topic, self._group, queue.queue_id, len(found.records), found.size, 0.0)
+        self.taken += found.count
+        self._context.statistics.given(topic, self._group, queue.queue_id, found.count, found.size, 0.0)
         if not header.order:
             self._context.statistics.popped(topic, self._group, "CK")
         if queue.retry == NORMAL_TOPIC or settings.pops_keep_retry_topic:
@@ -357,10 +363,11 @@ class PopRead:
             topic,
             queue_id,
             offset,
-            count_max=self._count - len(self.records),
+            count_max=self._count - self.taken,
             codes=wanted.codes,
             accept=wanted.accept,
             accept_entry=wanted.accept_entry,
+            joins=topic == self._topic,  # those of retry topics are written anew, one by one
         )
 
     def _add_rest(self, topic: str, queue_id: int, offset: int) -> None:
@@ -385,9 +392,18 @@ class PopRead:
 
 def _offsets_of(found: GetResult, offset: int) -> list[int]:
     """The offsets of what was read from an offset on; mostly one behind the other."""
-    if found.next_begin_offset - offset == len(found.records):
+    if found.next_begin_offset - offset == found.count:
         return list(range(offset, found.next_begin_offset))
-    return [int.from_bytes(record[_QUEUE_OFFSET], "big") for record in found.records]
+    return [number for piece in found.records for number in _numbers(piece)]
+
+
+def _numbers(records: memoryview) -> Iterator[int]:
+    """The queue offsets of records that lie one behind the other."""
+    at = 0
+    while at < len(records):
+        size, number = _HEAD.unpack_from(records, at)
+        yield number
+        at += size
 
 
 def _is_by_priority(topic: TopicConfig | None, group: SubscriptionGroupConfig | None, chance: float) -> bool:

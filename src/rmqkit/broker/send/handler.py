@@ -635,7 +635,7 @@ class SendRun:
             one = self.reader.read(sends.chunk, at, 1)
             assert one is not None, "it was read before"
             at = one.end
-            if not self._store_all(connection, one):
+            if not self._store_all(connection, one):  # type: ignore[arg-type]
                 yield from frames_of(one)
 
     def _refuse_all(self, connection: Connection, opaques: Iterable[int], reason: str) -> None:
