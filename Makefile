@@ -39,11 +39,17 @@ check: $(STAMP) ## format, lint, types, import contracts
 ready: $(STAMP)
 	@$(MAKE) -j2 check $(FUZZER) $(CLASSES) $(NATIVE)
 
+PROCESSES = $(if $(filter-out 1,$(JOBS)),-n $(JOBS))
+SHORT = --ignore=tests/interop --hypothesis-profile=short -m
 PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/.cache/bytecode $(BIN)/python -m pytest
 
-test: ready ## check, then every test that needs Python alone, and Java for Spark
+test: ready ## check, then the tests that need Python alone, and Java for Spark: 6 minutes on two cores
 	@echo "test: pytest"
-	@$(PYTEST) $(if $(filter-out 1,$(JOBS)),-n $(JOBS)) --ignore=tests/interop $(ARGS)
+	@$(PYTEST) $(PROCESSES) $(SHORT) "not slow" $(ARGS)
+
+.PHONY: slow
+slow: $(STAMP) ## the tests that `make test` leaves out: programs of ours under load and kills, clusters of Spark, the benches
+	@$(PYTEST) $(PROCESSES) --ignore=tests/interop -m slow $(ARGS)
 
 interop: $(STAMP) ## the tests beside Apache's brokers and clients, Go, Node and C++; skipped, with the reason, where these are missing
 	@$(PYTEST) tests/interop $(ARGS)
@@ -54,15 +60,15 @@ PLAIN = tests/broker/send tests/broker/transaction tests/protocol tests/remoting
 # Then one run for both: while the tests of other programs wait, the others compute.
 ci: ready
 	@echo "ci: on plain Python"
-	@RMQKIT_NATIVE=0 $(PYTEST) -q $(if $(filter-out 1,$(JOBS)),-n $(JOBS)) $(PLAIN)
-	@$(PYTEST) $(if $(filter-out 1,$(JOBS)),-n $(JOBS)) --second-try $(ARGS)
+	@RMQKIT_NATIVE=0 $(PYTEST) -q $(PROCESSES) -m "not slow" $(PLAIN)
+	@$(PYTEST) $(PROCESSES) --second-try $(ARGS)
 
 .PHONY: test-plain
 test-plain: ready ## the tests of `make test`, but those of Spark, on plain Python in place of the compiled core
-	@RMQKIT_NATIVE=0 $(PYTEST) $(if $(filter-out 1,$(JOBS)),-n $(JOBS)) --ignore=tests/interop -m "not spark" $(ARGS)
+	@RMQKIT_NATIVE=0 $(PYTEST) $(PROCESSES) $(SHORT) "not slow and not spark" $(ARGS)
 
-test-unit: $(STAMP) ## the tests that need only Python
-	@$(PYTEST) --ignore=tests/interop -m "not spark" $(ARGS)
+test-unit: $(STAMP) ## those of the tests of `make test` that need only Python
+	@$(PYTEST) $(SHORT) "not slow and not spark" $(ARGS)
 
 crash: $(STAMP) ## 2,000 simulated power cuts and 500 SIGKILLs under the store, 10 minutes; ARGS="--seed 7" repeats
 	@$(BIN)/python -m tests.faults.crash $(ARGS)

@@ -1,9 +1,10 @@
 """Which examples Hypothesis makes up.
 
-========  ==================================================================================
-``same``  the same ones in every run, as many as each test says: what fails once fails again
-``long``  `LONGER` times as many, others in each run (``make examples``)
-========  ==================================================================================
+=========  ==================================================================================
+``same``   the same ones in every run, as many as each test says: what fails once fails again
+``short``  the first of them, one in `SHORTER` (``make test``; continuous integration does all)
+``long``   `LONGER` times as many, others in each run (``make examples``)
+=========  ==================================================================================
 
 Tests that choose at random themselves, when to kill a process for instance, do so from `chosen_seed`, by the same rule.
 How long an example takes, or making one up, is the machine's affair: Hypothesis's limits fail a test on a busy one.
@@ -16,24 +17,26 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-SAME, LONG = "same", "long"
-LONGER = 20
+SAME, SHORT, LONG = "same", "short", "long"
+LONGER, SHORTER = 20, 3
 _EXAMPLES = 100
 """Of tests that do not say how many."""
 
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(SAME, _PATIENT, max_examples=_EXAMPLES, derandomize=True, database=None)
+settings.register_profile(SHORT, _PATIENT, max_examples=_EXAMPLES // SHORTER, derandomize=True, database=None)
 settings.register_profile(LONG, _PATIENT, max_examples=_EXAMPLES * LONGER, derandomize=False)
 
 
 def examples(count: int, *, suppress: list[HealthCheck] | None = None, **more: Any) -> settings:
-    """As many examples for a test, or `LONGER` times as many. ``suppress``: checks that are of no use there."""
+    """As many examples for a test, or what `many` makes of them. ``suppress``: checks that are of no use there."""
     return settings(max_examples=many(count), suppress_health_check=[HealthCheck.too_slow, *(suppress or [])], **more)
 
 
 def many(count: int) -> int:
-    """So many of what a test makes up itself, or `LONGER` times as many."""
-    return count * (LONGER if settings.get_current_profile_name() == LONG else 1)
+    """So many of what a test makes up itself, or `LONGER` times as many, or one in `SHORTER`."""
+    profile = settings.get_current_profile_name()
+    return count * LONGER if profile == LONG else -(-count // SHORTER) if profile == SHORT else count
 
 
 def chosen_seed() -> int:

@@ -136,6 +136,7 @@ print(sorted({"typer", "rich", "uvloop", "prometheus_client"} & set(sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_a_bare_installation_is_small_and_has_client_and_broker(built, tmp_path):
     python = installed(built, tmp_path / "venv", "client.txt")
     (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
@@ -148,6 +149,7 @@ def test_a_bare_installation_is_small_and_has_client_and_broker(built, tmp_path)
     assert done.stderr == told
 
 
+@pytest.mark.slow
 def test_a_wheel_works_in_an_environment_of_its_own(built, tmp_path):
     """With exactly the pinned versions of what servers need, and nothing for tests or Spark."""
     home = tmp_path / "venv"

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 RMQ = Path(sys.executable).with_name("rmq")
 
 
+@pytest.mark.slow
 def test_bench_broker_prints_every_load_as_json() -> None:
     command = [RMQ, "bench", "broker", "--messages", "1000", "--body-bytes", "100", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench.commands import console as console_figures
 
 
+@pytest.mark.slow
 def test_bench_console_has_every_figure_with_its_budget() -> None:
     said: list[str] = []
     rows = console_figures.measure(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench.commands import pop as pop_figures
 from bench.commands.served import serve_standalone
 
 
+@pytest.mark.slow
 def test_bench_pop_tells_of_both_brokers() -> None:
     said: list[str] = []
     with serve_standalone() as (name_servers, pid):

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bench.commands.naive_store import NaiveStore, naive_walk
 from rmqkit.protocol.record import iter_records
 from rmqkit.store.queues.consume_queue import ENTRY
@@ -40,6 +42,7 @@ def test_naive_walk_reads_every_record(tmp_path: Path) -> None:
     assert naive_walk(memoryview(log), end, check_crc=True) == (12, sum(len(record.body) for record in records))
 
 
+@pytest.mark.slow
 def test_bench_prints_every_figure_as_json(tmp_path: Path) -> None:
     command = [RMQ, "bench", "store", "--messages", "256", "--json", "--directory", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)

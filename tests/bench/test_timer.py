@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench.commands import timer as timer_figures
 from bench.commands.served import serve_standalone
 
 
+@pytest.mark.slow
 def test_every_load_is_measured_at_both_brokers(monkeypatch):
     monkeypatch.setattr(timer_figures, "DUE_SECONDS", range(1, 2))
     told = []

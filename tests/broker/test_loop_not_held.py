@@ -10,6 +10,7 @@ import uvloop
 from tests.loop_held import MAX_SECONDS, held, table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "has_users"), [(asyncio.run, False), (uvloop.run, True)], ids=["asyncio", "users on uvloop"]
 )

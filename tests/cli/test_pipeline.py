@@ -211,6 +211,7 @@ def test_a_bar_follows_each_stage(monkeypatch):
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_a_program_gets_json_alone(golden, tmp_path):
     """With a Java machine of its own: what Java and the workers write to the process's streams is part of it."""
     command = [RMQ, "pipeline", "summary", golden.root, "--master", "local[1]", "--json", "-o", "topic=GoldTag"]

@@ -39,7 +39,7 @@ CONF = {
 TOPICS = {"Popped": "NORMAL", "Pushed": "NORMAL", "Halves": "MIXED"}
 SENT = 20
 
-pytestmark = [pytest.mark.faults, pytest.mark.real_time]
+pytestmark = [pytest.mark.faults, pytest.mark.real_time, pytest.mark.slow]
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from tests.faults.grpc_restart import restart
 
 
 @pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.real_time
 @pytest.mark.timeout(900)
 async def test_a_hundred_clients_go_on_and_nothing_answered_is_lost(tmp_path: Path) -> None:

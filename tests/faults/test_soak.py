@@ -87,6 +87,7 @@ def test_deliveries_are_counted_in_memory_that_does_not_grow() -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.timeout(1000)
 def test_a_short_soak_delivers_everything_and_grows_nothing(
     short_runs: list[tuple[subprocess.CompletedProcess[str], Path]],
@@ -104,6 +105,7 @@ def test_a_short_soak_delivers_everything_and_grows_nothing(
 
 
 @pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_leak_is_seen(short_runs: list[tuple[subprocess.CompletedProcess[str], Path]]) -> None:
     done, _ = short_runs[1]

@@ -37,6 +37,7 @@ def test_what_the_test_process_holds_does_not_count_against_the_limit():
     assert peak_kib < 256 << 10
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("atheris") is None,
     reason="fuzzing needs atheris, which has no wheel for this Python or is not installed: make fuzz",

@@ -27,7 +27,7 @@ from tests.spark import cluster_program
 from tests.spark.session import SHORT_LIVED, SMALL, spark_home
 from tests.spark.test_tables import rows, slots
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 COUNT = 200
 _HIDE = """

@@ -141,6 +141,7 @@ def bench_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 @pytest.mark.usefixtures("bench_session")
 def test_every_ratio_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_figures, "_SMALL_BATCHES", 6)
@@ -155,6 +156,7 @@ def test_every_ratio_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 @pytest.mark.usefixtures("bench_session")
 def test_growth_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.commands.sample_store.SEGMENT_BYTES", 1 << 20)

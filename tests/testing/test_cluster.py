@@ -151,6 +151,7 @@ def test_a_held_port_is_nobody_elses_and_the_brokers():
             assert server.getsockname()[1] == port
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_hundred_brokers():
     """In a process of its own: threads, files and memory of other tests come and go."""
     command = [sys.executable, "-c", "from tests.testing.test_cluster import a_hundred; a_hundred()"]

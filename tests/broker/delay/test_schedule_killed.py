@@ -150,8 +150,8 @@ async def _finish(running, traffic):
     ("flush_disk_type", "delay"),
     [
         pytest.param("ASYNC_FLUSH", by_level, id="async"),
-        pytest.param("SYNC_FLUSH", by_level, id="sync"),
-        pytest.param("ASYNC_FLUSH", by_time, id="async timed"),
+        pytest.param("SYNC_FLUSH", by_level, id="sync", marks=pytest.mark.slow),
+        pytest.param("ASYNC_FLUSH", by_time, id="async timed", marks=pytest.mark.slow),
     ],
 )
 def test_delays_and_retries_survive_kills(tmp_path, flush_disk_type, delay):

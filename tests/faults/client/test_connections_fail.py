@@ -17,7 +17,7 @@ from tests.faults.client.proxy import Cut, Dials, Proxy
 from tests.faults.client.servers import PROXIED_HOST, Servers
 from tests.faults.client.trial import CONF, Trial, on_real_loop
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 CUTS = 30
 CUT_BYTES_MAX = 20_000

@@ -15,6 +15,7 @@ SECONDS, PROCESSES = 4.0, 2
 
 
 @pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("kills", "is_ordered"), [(1, False), (0, True)], ids=["concurrent", "ordered"])
 def test_a_storm_of_rebalances_loses_nothing_and_stops_no_queue(tmp_path: Path, kills: int, is_ordered: bool) -> None:

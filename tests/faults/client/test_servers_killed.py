@@ -15,7 +15,7 @@ from tests.faults.client.servers import Servers
 from tests.faults.client.trial import CONF, PATIENT, Trial, on_real_loop
 from tests.waiting import SECONDS
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 
 @on_real_loop

@@ -12,7 +12,7 @@ from bench.ha_load import Load
 from tests.interop.replicas import log_difference
 from tests.interop.standalone import run_name_server
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 _BEHIND_BYTES = 64 << 20
 

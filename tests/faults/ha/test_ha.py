@@ -19,6 +19,7 @@ from tests.store.stores import message, opened
 pytestmark = pytest.mark.faults
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_four_kills_lose_nothing_acknowledged_and_leave_one_history(tmp_path: Path) -> None:
     seed = chosen_seed()

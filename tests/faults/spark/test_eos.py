@@ -32,6 +32,7 @@ def test_lost_and_repeated_rows_are_counted(rows: list[tuple[int, int]], told: t
 
 
 @pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(1200)
 def test_three_kills_lose_no_row_and_repeat_none(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def test_a_batch_whose_send_failed_may_be_in_the_log_twice() -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_every_acknowledged_message_is_in_the_result_once(tmp_path: Path) -> None:
