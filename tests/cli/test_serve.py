@@ -1,4 +1,4 @@
-"""`rmq standalone`, `rmq broker`, `rmq namesrv` as processes: the ready line, the clean stop, and bad input."""
+"""`rmq standalone`, `rmq broker`, `rmq namesrv` as processes: the ready line and the clean stop; bad input, in this one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.in_process import rmq
 from tests.golden_stores import unpack_golden
 from tests.interop.apache import free_ports
 from tests.interop.server_process import ServerProcess
@@ -31,8 +32,8 @@ def server(tmp_path: Path, *arguments: object, env: dict[str, str] | None = None
 
 
 def run_failing(*arguments: object, code: int = 1) -> str:
-    """Run a command that must not start; its stderr."""
-    done = subprocess.run([RMQ, *map(str, arguments)], capture_output=True, text=True, timeout=SECONDS_MAX)
+    """Run a command that must not start, in this process; its stderr."""
+    done = rmq(*arguments)
     assert done.returncode == code
     assert done.stdout == ""
     return done.stderr
@@ -236,11 +237,12 @@ def test_a_process_that_was_killed_leaves_its_abort_file_and_starts_again(tmp_pa
 
 
 def test_help_names_every_command():
-    done = subprocess.run([RMQ, "--help"], capture_output=True, text=True, timeout=SECONDS_MAX)
+    done = rmq("--help")
     assert done.returncode == 0
     assert {"standalone", "broker", "namesrv", "bench"} <= set(re.findall(r"\w+", done.stdout))
 
 
+@pytest.mark.slow
 def test_bench_start_prints_json():
     command = [RMQ, "bench", "start", "--runs", "1", "--brokers", "8", "--json"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -38,6 +38,7 @@ def namespace(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_notebook_runs_from_its_first_cell_to_its_last(namespace: dict[str, Any]) -> None:
     notebook = nbformat.read(ROOT / "examples/pipeline.ipynb", 4)

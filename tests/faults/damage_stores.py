@@ -28,6 +28,7 @@ from rmqkit.protocol.schemas.offsets import QueryConsumerOffsetRequest, UpdateCo
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, PullMessageResponse, QueryMessageRequest
 from rmqkit.protocol.schemas.send import EndTransactionRequest, SendMessageResponse, SendMessageV2Request
 from rmqkit.remoting.client import RemotingClient
+from rmqkit.store.index.index import full_files
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import StoreSettings
 from rmqkit.testing.clock import StandingClock
@@ -94,6 +95,7 @@ class Found(Struct):
 def settings() -> StoreSettings:
     """Small files, of everything several."""
     return small_settings(
+        queue_flush_interval_ms=20,
         timer_log_file_bytes=1040,
         timer_precision_ms=STEP_MS,
         timer_delay_seconds_max=1000,
@@ -361,7 +363,10 @@ async def _written(one: Served) -> None:
     store, timer = one.parts.store, one.parts.timer
     assert timer is not None
     store.request_flush()
-    await until(lambda: store.durable_offset == store.max_physical_offset)
+    await until(lambda: store.durable_offset == store.dispatched_offset == store.max_physical_offset)
+    # Full index files are noted by a later round, of the queues: without the note nobody can miss one.
+    index = one.root / "index"
+    await until(lambda: len(full_files(index)) >= len(list(index.iterdir())) - 1)
     await timer.flush_round()
     await one.parts.topics.write_new()
     await one.parts.groups.write_new()

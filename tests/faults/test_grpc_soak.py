@@ -41,7 +41,7 @@ async def test_clients_that_come_and_go_leave_nothing_behind(
         await caller.published()
         await visits.prepare()
         found = []
-        for seconds in (30, 120):
+        for seconds in (30, 60):
             visiting = asyncio.create_task(visits.run(seconds))
             await asyncio.sleep(seconds - 5)
             at_work = sizes(caller.endpoint, caller.context)
