@@ -13,6 +13,7 @@ SEEDS = list(range(3076, 3106))
 
 
 @pytest.mark.faults
+@pytest.mark.slow
 def test_no_damage_is_silent(tmp_path: Path) -> None:
     results = asyncio.run(rounds(SEEDS, tmp_path))
     failed = [f"{one}\n  " + "\n  ".join(one.failures) for one in results if one.failures]
