@@ -1,4 +1,4 @@
-"""`rmq standalone`, `rmq broker`, `rmq namesrv` as processes: the ready line and the clean stop; bad input, in this one."""
+"""`rmq standalone`, `rmq broker`, `rmq namesrv`: the ready line and the clean stop as processes, and bad input."""
 
 from __future__ import annotations
 

@@ -327,6 +327,7 @@ def test_a_celery_worker_runs_unchanged(url):
 
 
 @pytest.mark.faults
+@pytest.mark.slow
 def test_a_task_of_a_killed_worker_is_done_by_another(url):
     call(url, "deadly", 17)
     with worker(url, VISIBILITY="2", DEADLY="1") as process:

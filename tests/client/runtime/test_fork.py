@@ -251,7 +251,9 @@ def test_coroutine_clients_say_that_they_are_the_parents(tmp_path, loop):
     ]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver"))]
+)
 def test_pools_of_processes_send(tmp_path, method):
     assert run(tmp_path, POOL, method, messages=14) == "sent\n"
 
