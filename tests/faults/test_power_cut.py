@@ -1,6 +1,7 @@
 """Power cuts in five workloads, six in each, and that the disk they are made with forgets what a disk may forget.
 
-``make crash`` does thousands. A failure names its seed and cut: ``python -m tests.faults.crash --seed S --cut N``.
+``make test`` has two of the workloads, ``make crash`` does thousands.
+A failure names its seed and cut: ``python -m tests.faults.crash --seed S --cut N``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples import chosen_seed
+from tests.examples import chosen_seed, many
 from tests.faults.disk import CutStyle, Recorder
 from tests.faults.power_cut import PowerCuts
 
@@ -21,7 +22,7 @@ _seed = chosen_seed()
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("number", range(WORKLOADS))
+@pytest.mark.parametrize("number", range(min(WORKLOADS, many(WORKLOADS))))
 def test_store_survives_power_cuts(tmp_path: Path, number: int) -> None:
     print(f"seed {_seed + number}")
     cuts = PowerCuts(_seed + number, tmp_path)
