@@ -8,6 +8,7 @@ from tests.faults.archive import run
 
 
 @pytest.mark.faults
+@pytest.mark.slow
 def test_twenty_kills_lose_nothing(tmp_path):
     outcome = run(tmp_path, 20, 5, most_turns=3)
     assert (outcome.lost, outcome.twice, outcome.is_ordered) == ([], [], True)
