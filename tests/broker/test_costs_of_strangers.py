@@ -73,6 +73,7 @@ def shortest(times, attempt):
     return min(took)
 
 
+@pytest.mark.slow
 def test_a_new_group_costs_the_same_however_many_there_are(beside):
     def program(cluster, connect):
         address, context = broker_of(cluster)
