@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.errors import BodyError
-from rmqkit.protocol.fastjson import ObjectKey, decode_as, dumps, loads
+from rmqkit.protocol.fastjson import ObjectKey, _Reader, decode_as, dumps, loads, read
 from rmqkit.protocol.schemas.brokers import RegisterBrokerBody
 from rmqkit.protocol.schemas.clients import HeartbeatData, MessageQueue
 from rmqkit.protocol.schemas.topics import BrokerData, TopicRoute
@@ -229,3 +229,27 @@ def test_any_bytes_are_a_value_or_a_body_error(noise):
         loads(noise)
     except BodyError as error:
         assert str(error)
+
+
+QUEUE_KEYS = st.builds(
+    ObjectKey, st.fixed_dictionaries({"topic": st.text('ab{}:,"\\', max_size=4), "queueId": st.integers(0, 3)})
+)
+WITH_OBJECT_KEYS = st.recursive(
+    st.integers(-3, 3) | st.text('a{}:,"\\', max_size=5) | st.none(),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(QUEUE_KEYS | st.text("a{", max_size=2), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+TOKENS = st.sampled_from(["{", "}", "[", "]", ",", ":", '"', "\\", "a", "0", '{"a":1}', '{{"a":1}:2}', '"a,{"', "1L"])
+
+
+@given(WITH_OBJECT_KEYS.map(lambda value: dumps(value).decode()) | st.lists(TOKENS, max_size=9).map("".join))
+def test_keys_put_in_quotes_read_as_character_by_character(text):
+    try:
+        value = _Reader(text, False).document()
+    except BodyError:
+        with pytest.raises(BodyError):
+            read(text.encode())
+    else:
+        assert repr(read(text.encode())) == repr(value)

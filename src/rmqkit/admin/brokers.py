@@ -5,6 +5,7 @@ A broker is given as ``host:port`` or by name, a cluster means its masters. Sour
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from msgspec import Struct
@@ -12,6 +13,7 @@ from msgspec import Struct
 from rmqkit.admin.calls import AdminCalls, Done
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header, request
+from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.names import AUTO_CREATE_TOPIC
 from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
 from rmqkit.protocol.schemas.offsets import AllConsumeStatsRequest, ConsumeStatsList
@@ -33,6 +35,8 @@ STORED: dict[int, str] = {
 }
 """What a send that was stored is called, by the code of its answer."""
 _PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
+_AT_ONCE_BYTES = 1 << 16
+"""An answer with more is read in a thread: of a thousand groups it is megabytes, which would hold the event loop."""
 
 
 class GroupProgress(Struct, rename="camel", kw_only=True):
@@ -95,25 +99,10 @@ class Brokers:
     async def consume_stats(self, broker: str, *, is_order: bool = False, diff_min: int = 0) -> list[GroupProgress]:
         """How far every group is in every queue of a broker, where it is at least ``diff_min`` behind."""
         address, header = await self._calls.address(broker), AllConsumeStatsRequest(is_order)
-        code = RequestCode.GET_BROKER_CONSUME_STATS
-        listed = (await self._calls.fetch(ConsumeStatsList, address, code, header)).consume_stats_list
-        rows = [
-            GroupProgress(
-                topic=queue.topic,
-                group=group,
-                broker_name=queue.broker_name,
-                queue_id=queue.queue_id,
-                broker_offset=offsets.broker_offset,
-                consumer_offset=offsets.consumer_offset,
-                diff=offsets.broker_offset - offsets.consumer_offset,
-                last_timestamp=offsets.last_timestamp,
-            )
-            for by_group in listed
-            for group, all_stats in by_group.items()
-            for stats in all_stats
-            for queue, offsets in sorted(stats.offset_table.items())
-        ]
-        return [row for row in rows if row.diff >= diff_min]
+        answer = await self._calls.ask(address, RequestCode.GET_BROKER_CONSUME_STATS, header)
+        if len(answer.payload) <= _AT_ONCE_BYTES:
+            return _progress(answer.payload, diff_min)
+        return await asyncio.to_thread(_progress, answer.payload, diff_min)
 
     async def ha_status(self, broker: str | None = None, cluster: str | None = None) -> dict[str, HaRuntimeInfo]:
         """How far slaves are behind, by the address that was asked."""
@@ -142,3 +131,24 @@ class Brokers:
         addresses = await self._calls.addresses(broker, cluster)
         await self._calls.fan_out(addresses, lambda address: self._calls.ask(address, code, body=body))
         return [Done(address, told) for address in addresses]
+
+
+def _progress(body: bytes | memoryview, diff_min: int) -> list[GroupProgress]:
+    """The queues in an answer, group by group, in which a group is so far behind."""
+    return [
+        GroupProgress(
+            topic=queue.topic,
+            group=group,
+            broker_name=queue.broker_name,
+            queue_id=queue.queue_id,
+            broker_offset=offsets.broker_offset,
+            consumer_offset=offsets.consumer_offset,
+            diff=offsets.broker_offset - offsets.consumer_offset,
+            last_timestamp=offsets.last_timestamp,
+        )
+        for by_group in decode_as(body, ConsumeStatsList).consume_stats_list
+        for group, all_stats in by_group.items()
+        for stats in all_stats
+        for queue, offsets in sorted(stats.offset_table.items())
+        if offsets.broker_offset - offsets.consumer_offset >= diff_min
+    ]

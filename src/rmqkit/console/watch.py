@@ -184,7 +184,7 @@ class Watcher:
             self.trouble = str(error)
             for state in self._brokers.values():
                 state.trouble = state.trouble or str(error)
-            self._publish()
+            await self._publish()
 
     async def round(self) -> None:
         """Ask everything that is due, and replace the snapshot. Raises RmqError: no name server answers."""
@@ -206,7 +206,7 @@ class Watcher:
             *(self._read_tables(name, address) for name, address in alive.items()),
         )
         await asyncio.gather(self._topics_in_turn(alive), self._groups_in_turn(alive))
-        self._publish()
+        await self._publish()
 
     async def _ask(self, address: str, asking: Callable[[], Awaitable[T]], note: Callable[[str], object]) -> T | None:
         """An answer within the budget; None, and a note, when there is none."""
@@ -338,11 +338,15 @@ class Watcher:
 
     # -- the snapshot
 
-    def _publish(self) -> None:
+    async def _publish(self) -> None:
+        """Make the next snapshot; with many topics in steps, between which the event loop goes on."""
         now_ms, then_ms = self._clock.now_ms(), self._clock.monotonic_ms()
         found = lags(row for tables in self._tables.values() for row in tables.progress)
+        await asyncio.sleep(0)
         topics = self._topics(found, then_ms)
+        await asyncio.sleep(0)
         groups = self._groups(found, topics, then_ms)
+        await asyncio.sleep(0)
         producers = [row for tables in self._tables.values() for row in tables.producers]
         consumers = {group: one for group, one in self._members.items() if one is not None}
         brokers = list(self._brokers.values())
@@ -356,6 +360,7 @@ class Watcher:
             troubles=dict(self._troubles),
         )
         for follow in self.followers:
+            await asyncio.sleep(0)
             follow(self.snapshot)
 
     def _topics(self, found: dict[tuple[str, str], GroupLag], then_ms: float) -> dict[str, TopicState]:

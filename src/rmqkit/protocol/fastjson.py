@@ -10,7 +10,8 @@ Strict JSON is a subset and takes the fast way through msgspec. When read, integ
 JSON would have them) and object keys become `ObjectKey`, which `decode_as` turns into the key type of the map, such as
 ``dict[MessageQueue, int]``. When written, integer keys are bare and object keys inline, which every Java release reads.
 
-What msgspec cannot read is read character by character. The grammar is JSON's, where a key may also be an integer or an
+Object keys, which are in large bodies, are put in quotes by one regular expression, so that msgspec reads the rest.
+What it cannot read then, either, is read character by character. The grammar is JSON's, where a key may also be an integer or an
 object, a number may end in Java's ``L``, ``B``, ``S``, ``F`` or ``D``, and a string may have control characters as they
 are (Go clients tell their stacks so). References are resolved by copying, so the value is a tree again; the copies
 together may not have more values than the text has characters, which bounds what a short text can grow into. A
@@ -22,6 +23,7 @@ Source: remoting.md §6.1, §6.3, store.md §9.1.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Iterator, Mapping
@@ -165,7 +167,36 @@ def read(body: bytes | bytearray | memoryview, *, has_quoted_objects: bool = Fal
         text = str(body, "utf-8")
     except UnicodeDecodeError as error:
         raise BodyError(f"JSON body is not UTF-8: byte {error.start} cannot be decoded") from None
+    if not has_quoted_objects and '"{' not in text and '"$ref"' not in text:
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            return _with_objects(msgspec.json.decode(_OBJECT_KEY.sub(_quoted, text)))
     return _Reader(text, has_quoted_objects).document()
+
+
+_MEMBER = r'"[A-Za-z]+":(?:"[^"\\]*"|-?[0-9]+)'
+_OBJECT_KEY = re.compile(rf"(?<=[{{,])\{{{_MEMBER}(?:,{_MEMBER})*\}}(?=:)")
+"""An object key as Java and we write it. No string holds a match: its ``{"`` would end that string before a letter."""
+
+
+def _quoted(key: re.Match[str]) -> str:
+    return '"' + key[0].replace('"', '\\"') + '"'
+
+
+def _with_objects(value: Any) -> Any:
+    """The value with `ObjectKey` in place of the keys that were put in quotes; lists and maps are changed in place."""
+    if type(value) is list:
+        for index, element in enumerate(value):
+            if type(element) in (dict, list):
+                value[index] = _with_objects(element)
+    elif type(value) is dict:
+        has_objects = False
+        for name, member in value.items():
+            has_objects = has_objects or name[:1] == "{"
+            if type(member) in (dict, list):
+                value[name] = _with_objects(member)
+        if has_objects:
+            return {ObjectKey(msgspec.json.decode(key)) if key[:1] == "{" else key: one for key, one in value.items()}
+    return value
 
 
 class ObjectKey(Mapping[str, Any]):
