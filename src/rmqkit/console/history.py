@@ -13,9 +13,14 @@ and nobody told), or missing (-2: nobody asked). Every 5 minutes, and when the c
 transaction. A kill loses what was not written: at most 5 minutes, which then are a hole. After a start the block under
 way is read back and goes on.
 
-A stored block is a number when all slots are the same, which idle series are; else a letter, the first value (8 bytes,
-little-endian), and the differences as an array of that letter's width; deflated, with a capital letter, where that is
-shorter. 12,000 series take 17 MB of memory. The file is kept at `FILE_BYTES_MAX`: the oldest blocks go first.
+A row of the file is the block of 256 series, a *chunk*: the differences from slot to slot (the first one from missing),
+zigzag, the first slots of all series before the second ones, eight bytes each, little-endian. All lowest bytes come
+first, then all that are next to them, and so on while one is not 0; each of these planes is deflated. So a figure that
+stays costs nothing, and one that changes by hundreds a byte and a quarter for each slot.
+
+The file is kept at `FILE_BYTES_MAX`: 12,000 series that change all the time fit in it for 90 days of quarters of an
+hour and 4 of minutes (``make measure-history``). The oldest blocks of minutes go first, until they are one day's, then
+the oldest of all. 12,000 series take 17 MB of memory.
 
 A damaged file is given another name and a new one begins; what happened stands in ``trouble``, which pages show. A
 second console cannot open the file: it says so, and keeps in memory what it sees. All calls of SQLite run in one
@@ -26,6 +31,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import sqlite3
 import sys
@@ -33,12 +39,11 @@ import zlib
 from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate
 from operator import sub
 from pathlib import Path
 from typing import TypeVar
 
-from msgspec import Struct
+from msgspec import MsgspecError, Struct, msgpack
 
 from rmqkit.admin.health import Snapshot
 from rmqkit.clock import Clock
@@ -46,7 +51,7 @@ from rmqkit.console import figures
 from rmqkit.console.charts import Point
 from rmqkit.console.figures import FIGURES
 
-__all__ = ["HOUR_MS", "History", "packed", "unpacked"]
+__all__ = ["HOUR_MS", "History", "column", "packed", "slots_of", "unpacked"]
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -62,16 +67,14 @@ GAP_MS = 150_000
 """Points this far apart are joined: a console that nobody looks at asks once a minute."""
 UNKNOWN, MISSING = -1, -2
 _VALUE_MAX = 1 << 61
-_WIDTHS = (("b", 7), ("h", 15), ("i", 31), ("q", 63))
-_VERSION = 1
+_CHUNK = 256
+_VERSION = 2
 _FINISHED_MAX = 4
 
 Key = tuple[str, str]
 Block = dict[Key, "array[int]"]
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-
-assert [array(code).itemsize for code, _ in _WIDTHS] == [1, 2, 4, 8], "differences are stored in these widths"
 
 
 class Level(Struct, frozen=True):
@@ -94,41 +97,47 @@ LEVELS = (
 _FINE, _MINUTES, _LONG = range(len(LEVELS))
 
 
-def packed(values: array[int]) -> bytes | int:
-    """A block as it is stored."""
-    first = values[0]
-    if values.count(first) == len(values):
-        return first
-    differences = list(map(sub, values[1:], values))
-    low, high = min(differences), max(differences)
-    code = next(code for code, bits in _WIDTHS if -(1 << bits) <= low and high < 1 << bits)
-    plain = first.to_bytes(8, "little", signed=True) + _swapped(array(code, differences)).tobytes()
-    deflated = zlib.compress(plain, 6)
-    return code.upper().encode() + deflated if len(deflated) < len(plain) else code.encode() + plain
+def column(slots: array[int]) -> array[int]:
+    """What a chunk holds of the slots of one series."""
+    if slots.count(slots[0]) == len(slots):
+        return array("q", [(slots[0] - MISSING) << 1]) + array("q", bytes(8 * len(slots) - 8))
+    differences = map(sub, slots, itertools.chain((MISSING,), slots))
+    return array("q", [one << 1 if one >= 0 else ~(one << 1) for one in differences])
 
 
-def unpacked(stored: bytes | int, slots: int) -> array[int]:
-    """The slots of a block. Raises ValueError: it is damaged."""
-    if isinstance(stored, int):
-        return array("q", [stored]) * slots
+def slots_of(column: array[int]) -> array[int]:
+    """The slots of one series in a chunk. Raises ValueError: it is damaged."""
     try:
-        code, plain = chr(stored[0]), stored[1:]
-        if code.isupper():
-            inflater = zlib.decompressobj()
-            code, plain = code.lower(), inflater.decompress(plain, 8 * slots + 1)
-        if code not in "bhiq":
-            raise ValueError(f"no such form: {code!r}")
-        first = int.from_bytes(plain[:8], "little", signed=True)
-        values = array("q", accumulate(_swapped(array(code, plain[8:])), initial=first))
-    except (IndexError, OverflowError, zlib.error) as error:
+        differences = [one >> 1 if one & 1 == 0 else ~(one >> 1) for one in column]
+        return array("q", list(itertools.accumulate(differences, initial=MISSING))[1:])
+    except OverflowError as error:
         raise ValueError(str(error)) from None
-    if len(values) != slots:
-        raise ValueError(f"{len(values)} slots in place of {slots}")
-    return values
+
+
+def packed(chunk: array[int]) -> bytes:
+    """A chunk as it is stored."""
+    plain = _swapped(chunk).tobytes()
+    planes = -(-max(chunk).bit_length() // 8)
+    return msgpack.encode([zlib.compress(plain[number::8], 6) for number in range(planes)])
+
+
+def unpacked(stored: bytes, slots: int) -> array[int]:
+    """A chunk of blocks with so many slots. Raises ValueError: it is damaged."""
+    plain = bytearray(8 * slots * _CHUNK)
+    try:
+        for number, deflated in enumerate(msgpack.decode(stored, type=list[bytes])):
+            plane = zlib.decompressobj().decompress(deflated, slots * _CHUNK + 1)
+            if number > 7 or len(plane) != slots * _CHUNK:
+                raise ValueError(f"plane {number} of {len(plane)} bytes in place of {slots * _CHUNK}")
+            plain[number::8] = plane
+    except (MsgspecError, zlib.error) as error:
+        raise ValueError(str(error)) from None
+    return _swapped(array("q", bytes(plain)))
 
 
 def _swapped(values: array[int]) -> array[int]:
     if sys.byteorder == "big":
+        values = values[:]
         values.byteswap()
     return values
 
@@ -199,6 +208,7 @@ class History:
         self._levels = [_Level(level) for level in LEVELS]
         self._names: set[Key] = set()
         self._ids: dict[Key, int] = {}
+        self._last: dict[int, int] = {}
         self._filled: set[tuple[int, int]] = set()
         self._file: sqlite3.Connection | None = None
         self._thread: ThreadPoolExecutor | None = None
@@ -286,22 +296,24 @@ class History:
         stretch in which nobody asked."""
         await self._opened.wait()
         key, now_ms = (figure, name), self._clock.now_ms()
-        is_fine = now_ms - begin_ms <= LEVELS[_FINE].kept
-        level = self._levels[_MINUTES if now_ms - begin_ms <= LEVELS[_MINUTES].kept else _LONG]
-        found = await self._slots(level, key, begin_ms, end_ms)
-        step = level.level.step
-        if is_fine and (finer := await self._slots(self._levels[_FINE], key, begin_ms, end_ms)):
-            minutes = {at - at % step for at in finer}
-            found = {at: value for at, value in found.items() if at not in minutes} | finer
-            step = LEVELS[_FINE].step
+        found: dict[int, tuple[int, int]] = {}
+        for one in reversed(self._levels):  # what is finer takes the place of what it is a part of
+            step = one.level.step
+            if one.level is LEVELS[_LONG] or now_ms - begin_ms <= one.level.kept:
+                finer = await self._slots(one, key, begin_ms, end_ms)
+                parts = {at - at % coarse.step for coarse in LEVELS if coarse.step > step for at in finer}
+                found = {at: told for at, told in found.items() if at not in parts or told[0] <= step}
+                found |= {at: (step, value) for at, value in finer.items()}
         scale = FIGURES[figure].scale if figure in FIGURES else 1
         points: list[Point] = []
+        before_ms = 0
         for at in sorted(found):
-            if points and at - points[-1][0] > max(GAP_MS, 2 * step) and points[-1][1] is not None:
-                points.append((points[-1][0] + step, None))
-            value = found[at]
+            step, value = found[at]
+            if points and at - points[-1][0] > max(GAP_MS, 2 * before_ms) and points[-1][1] is not None:
+                points.append((points[-1][0] + before_ms, None))
             points.append((at, None if value < 0 else value / scale if scale > 1 else value))
-        return step, points
+            before_ms = step
+        return min((step for step, _ in found.values()), default=LEVELS[_LONG].step), points
 
     async def _slots(self, level: _Level, key: Key, begin_ms: int, end_ms: int) -> dict[int, int]:
         """What is known of a series at one resolution, by time."""
@@ -412,28 +424,43 @@ class History:
         with file:
             file.execute(
                 "CREATE TABLE IF NOT EXISTS series"
-                " (id INTEGER PRIMARY KEY, figure TEXT NOT NULL, name TEXT NOT NULL, UNIQUE (figure, name))"
+                " (id INTEGER PRIMARY KEY, figure TEXT NOT NULL, name TEXT NOT NULL, last INTEGER NOT NULL,"
+                " UNIQUE (figure, name))"
             )
             file.execute(
-                "CREATE TABLE IF NOT EXISTS block (step INTEGER, start INTEGER, series INTEGER, slots,"
-                " PRIMARY KEY (step, start, series)) WITHOUT ROWID"
+                "CREATE TABLE IF NOT EXISTS block (step INTEGER, start INTEGER, chunk INTEGER, slots BLOB,"
+                " PRIMARY KEY (step, start, chunk)) WITHOUT ROWID"
             )
             file.execute(f"PRAGMA user_version = {_VERSION}")
-        self._ids = {(figure, name): number for number, figure, name in file.execute("SELECT * FROM series")}
+        self._read_series()
+
+    def _read_series(self) -> None:
+        assert self._file is not None
+        rows = self._file.execute("SELECT * FROM series").fetchall()
+        self._ids = {(figure, name): number for number, figure, name, _ in rows}
+        self._last = {number: last for number, _, _, last in rows}
 
     def _under_way(self, now_ms: int) -> list[tuple[_Level, int, Block]]:
         assert self._file is not None
         keys = {number: key for key, number in self._ids.items()}
         found = []
-        for one in self._levels:
-            level = one.level
+        for memory in self._levels:
+            level = memory.level
             start = now_ms - now_ms % level.block
-            rows = self._file.execute(
-                "SELECT series, slots FROM block WHERE step = ? AND start = ?", (level.step, start)
-            )
-            block = {keys[number]: unpacked(slots, level.slots) for number, slots in rows if number in keys}
-            found.append((one, start, block))
+            block: Block = {}
+            for chunk, stored in self._chunks(level, start).items():
+                columns = unpacked(stored, level.slots)
+                for place in range(_CHUNK):
+                    if (key := keys.get(chunk * _CHUNK + place)) and any(one := columns[place::_CHUNK]):
+                        block[key] = slots_of(one)
+            found.append((memory, start, block))
         return found
+
+    def _chunks(self, level: Level, start: int) -> dict[int, bytes]:
+        """What is stored of a block."""
+        assert self._file is not None
+        where = "SELECT chunk, slots FROM block WHERE step = ? AND start = ?"
+        return dict(self._file.execute(where, (level.step, start)))
 
     def _begin_anew(self, why: str) -> None:
         """Give a damaged file another name, for who wants to look at it, and begin one."""
@@ -450,20 +477,21 @@ class History:
     def _close(self) -> None:
         if self._file is not None:
             self._file.close()
-            self._file, self._ids, self._filled = None, {}, set()
+            self._file, self._ids, self._last, self._filled = None, {}, {}, set()
 
     def _select(self, level: Level, starts: list[int], key: Key) -> dict[int, array[int]]:
         if self._file is None or (number := self._ids.get(key)) is None:
             return {}
         marks = ",".join("?" * len(starts))
+        chunk, place = divmod(number, _CHUNK)
         rows = self._file.execute(
-            f"SELECT start, slots FROM block WHERE step = ? AND series = ? AND start IN ({marks})",
-            (level.step, number, *starts),
+            f"SELECT start, slots FROM block WHERE step = ? AND chunk = ? AND start IN ({marks})",
+            (level.step, chunk, *starts),
         )
         found = {}
-        for start, slots in rows:
+        for start, stored in rows:
             try:
-                found[start] = unpacked(slots, level.slots)
+                found[start] = slots_of(unpacked(stored, level.slots)[place::_CHUNK])
             except ValueError as error:
                 self.trouble = f"history file {self.path}: a block of {key[0]} of {key[1]} cannot be read: {error}"
                 _log.warning("%s", self.trouble)
@@ -473,49 +501,63 @@ class History:
         """Make room, then write blocks, in one transaction."""
         if self._file is None:
             return
-        file = self._file
-        with file:
-            for level in LEVELS:
-                ended = now_ms - level.kept - level.block
-                file.execute("DELETE FROM block WHERE step = ? AND start <= ?", (level.step, ended))
-            while self._used_bytes() > self.bytes_max - _ROOM_BYTES and self._drop_oldest():
-                pass
-            for level, start, block in taken:
-                self._fill_up(level, start, dict(block))
-                # The loop goes on filling slots: what is packed is a copy.
-                rows = [(level.step, start, self._number(key), packed(slots[:])) for key, slots in block]
-                file.executemany("INSERT OR REPLACE INTO block VALUES (?, ?, ?, ?)", rows)
-            if any(level is LEVELS[_LONG] and start + level.block <= now_ms for level, start, _ in taken):
-                self._forget_series()
+        file, before = self._file, (dict(self._ids), dict(self._last), set(self._filled))
+        try:
+            with file:
+                self._store_all(taken, now_ms)
+        except BaseException:
+            self._ids, self._last, self._filled = before  # as the file has them
+            raise
         file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    def _fill_up(self, level: Level, start: int, block: Block) -> None:
-        """Before a block is first written here, take from the file what is missing in it: after the clock stepped it
-        may have been written before."""
+    def _store_all(self, taken: list[tuple[Level, int, list[tuple[Key, array[int]]]]], now_ms: int) -> None:
         assert self._file is not None
-        if (level.step, start) in self._filled:
-            return
-        self._filled.add((level.step, start))
-        keys = {self._ids[key]: key for key in block if key in self._ids}
-        where = "SELECT series, slots FROM block WHERE step = ? AND start = ?"
-        for number, stored in self._file.execute(where, (level.step, start)):
-            if (key := keys.get(number)) is not None:
-                with contextlib.suppress(ValueError):  # damaged: what is written now takes its place
-                    _fill(block[key], unpacked(stored, level.slots))
+        for level in LEVELS:
+            ended = now_ms - level.kept - level.block
+            self._file.execute("DELETE FROM block WHERE step = ? AND start <= ?", (level.step, ended))
+        while self._used_bytes() > self.bytes_max - _ROOM_BYTES and self._drop_oldest(now_ms):
+            pass
+        for level, start, block in taken:
+            self._store_block(level, start, block)
+        ended = now_ms - LEVELS[_LONG].kept - 2 * LEVELS[_LONG].block
+        if self._file.execute("DELETE FROM series WHERE last < ?", (ended,)).rowcount:
+            self._read_series()
 
-    def _number(self, key: Key) -> int:
+    def _store_block(self, level: Level, start: int, block: list[tuple[Key, array[int]]]) -> None:
+        """Put series into what is stored of a block; of others there it stays as it is."""
+        assert self._file is not None
+        is_first, stored = (level.step, start) not in self._filled, self._chunks(level, start)
+        self._filled.add((level.step, start))
+        chunks: dict[int, array[int]] = {}
+        for key, slots in block:
+            number = self._number(key, start)
+            chunk, place = divmod(number, _CHUNK)
+            if chunk not in chunks:
+                chunks[chunk] = array("q", bytes(8 * level.slots * _CHUNK))
+                with contextlib.suppress(ValueError, KeyError):  # damaged: what is written now takes its place
+                    chunks[chunk] = unpacked(stored[chunk], level.slots)
+            columns = chunks[chunk]
+            if is_first and any(older := columns[place::_CHUNK]):
+                with contextlib.suppress(ValueError):
+                    _fill(slots, slots_of(older))  # after the clock stepped it may have been written before
+            columns[place::_CHUNK] = column(slots[:])  # a copy: the loop goes on filling slots
+        rows = [(level.step, start, chunk, packed(columns)) for chunk, columns in chunks.items()]
+        self._file.executemany("INSERT OR REPLACE INTO block VALUES (?, ?, ?, ?)", rows)
+
+    def _number(self, key: Key, start: int) -> int:
+        """The number of a series. It stays as long as a block may have it: that of another would tell of both."""
         assert self._file is not None
         if (number := self._ids.get(key)) is None:
-            number = self._file.execute("INSERT INTO series (figure, name) VALUES (?, ?)", key).lastrowid
+            where = "INSERT INTO series (figure, name, last) VALUES (?, ?, ?)"
+            number = self._file.execute(where, (*key, start)).lastrowid
             assert number is not None
             self._ids[key] = number
+        elif start >= self._last[number] + DAY_MS:
+            self._file.execute("UPDATE series SET last = ? WHERE id = ?", (start, number))
+        else:
+            return number
+        self._last[number] = start
         return number
-
-    def _forget_series(self) -> None:
-        """Once a day: names of which nothing is left."""
-        assert self._file is not None
-        self._file.execute("DELETE FROM series WHERE id NOT IN (SELECT DISTINCT series FROM block)")
-        self._ids = {(figure, name): number for number, figure, name in self._file.execute("SELECT * FROM series")}
 
     def _used_bytes(self) -> int:
         assert self._file is not None
@@ -524,29 +566,27 @@ class History:
         )
         return int((pages - free) * size)
 
-    def _oldest(self) -> tuple[int, int] | None:
-        """Start and step of the oldest block."""
+    def _oldest(self) -> list[tuple[int, int]]:
+        """Start and step of the oldest block of each resolution, the finest first."""
         assert self._file is not None
-        found = [
-            (start, level.step)
-            for level in LEVELS
-            for (start,) in self._file.execute("SELECT min(start) FROM block WHERE step = ?", (level.step,))
-            if start is not None
-        ]
-        return min(found, default=None)
+        where = "SELECT min(start), step FROM block WHERE step = ?"
+        found = [self._file.execute(where, (level.step,)).fetchone() for level in LEVELS]
+        return [one for one in found if one[0] is not None]
 
-    def _drop_oldest(self) -> bool:
-        """Delete the oldest block of all series. False: there is nothing to delete."""
+    def _drop_oldest(self, now_ms: int) -> bool:
+        """Delete a block of all series: the oldest of the finest resolution with one that is older than a day, or the
+        oldest of all. False: there is nothing to delete."""
         assert self._file is not None
-        if (oldest := self._oldest()) is None:
+        if not (oldest := self._oldest()):
             return False
-        self._file.execute("DELETE FROM block WHERE start = ? AND step = ?", oldest)
+        chosen = next((one for one in oldest if one[0] < now_ms - DAY_MS), min(oldest))
+        self._file.execute("DELETE FROM block WHERE start = ? AND step = ?", chosen)
         return True
 
     def _measure(self) -> tuple[int, int | None]:
         assert self.path is not None
-        oldest = self._oldest() if self._file is not None else None
-        return self.path.stat().st_size, oldest[0] if oldest else None
+        oldest = self._oldest() if self._file is not None else []
+        return self.path.stat().st_size, min(oldest)[0] if oldest else None
 
 
 def _fill(slots: array[int], older: array[int]) -> None:
