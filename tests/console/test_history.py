@@ -305,6 +305,7 @@ def snapshot(
         ha=HaRuntimeInfo(master=True, ha_connection_info=[slave]),
         trouble=trouble,
         since_ms=at_ms,
+        half_since_ms=at_ms - 9_000,
     )
     group = GroupState(
         name="g", lag=lag, behind_since_ms=at_ms - 4_000, members=0, dead=2, dead_grew=0,
@@ -318,6 +319,7 @@ def test_figures_of_a_snapshot() -> None:
     found = {(figure, name): value for figure, name, value in told(snapshot())}
     assert found == {
         ("disk", "b"): 0.5, ("boot", "b"): 1000, ("in", "b"): 1.25, ("out", "b"): 0.0, ("timer", "b"): 3.0,
+        ("half", "b"): 9.0,
         ("unsynced", "b"): 0, ("slave", "b@10.0.0.2"): 7, ("lag", "g"): 5, ("age", "g"): 4.0, ("dead", "g"): 2,
         ("members", "g"): 0, ("offline", "g"): 1.0, ("put", "t"): 2.5,
     }  # fmt: skip

@@ -9,8 +9,10 @@ from pathlib import Path
 from rmqkit.admin import Admin
 from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerSettings
+from rmqkit.client.producer.transaction import TransactionProducer, TransactionState
 from rmqkit.console import Console
-from rmqkit.console.watch import _turn
+from rmqkit.console.figures import told
+from rmqkit.console.watch import Watcher, _turn
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.message import Message
@@ -52,6 +54,30 @@ async def test_rates_come_from_where_topics_end(tmp_path: Path) -> None:
         rows = (await browser.json("/local/topics"))["topics"]["rows"]
         (orders,) = [row for row in rows if row["name"] == "Orders"]
         assert 4 <= orders["inTps"] <= 6
+
+
+async def test_the_age_of_half_messages(tmp_path: Path) -> None:
+    """Check-backs store a half message again and again: it is as old as it was born."""
+    state = TransactionState.UNKNOWN
+    async with Standalone(tmp_path) as both, Admin(both.namesrv_address) as admin:
+        watcher = Watcher(admin)
+
+        async def age() -> float | None:
+            watcher.refresh()
+            await watcher.round()
+            return {figure: value for figure, _, value in told(watcher.snapshot)}["half"]
+
+        await admin.topics.create("Orders", read_queues=1, write_queues=1)
+        assert await age() == 0
+        async with TransactionProducer(
+            "shop", both.namesrv_address, execute=lambda *_: state, check=lambda _: state
+        ) as producer:
+            await producer.send_half(Message(topic="Orders", body=b"x"))
+            await asyncio.sleep(130)
+            assert 130 <= (await age() or 0) < 135
+            state = TransactionState.COMMIT
+            await asyncio.sleep(130)
+        assert await age() == 0
 
 
 async def test_a_broker_that_hangs_makes_its_cells_unknown(tmp_path: Path) -> None:

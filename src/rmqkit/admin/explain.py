@@ -49,7 +49,6 @@ _TOPICS_MAX = 500
 _AT_ONCE = 16
 _OP_PULLS_MAX = 16
 _OP_GROUP = "TOOLS_CONSUMER"
-_HALF_GROUP = "CID_RMQ_SYS_TRANS"
 _READ_FORBIDDEN = 1 << 2
 _PORT_MAX = 65_535
 _LOG_BYTES_MAX = 1 << 48
@@ -251,7 +250,7 @@ class Explainer:
     async def _is_ended(self, address: str, half: ReceivedMessage) -> bool:
         """Whether the check-back service is past a half message, or an op record names it."""
         calls, halves = self._calls, MessageQueue(half.topic, half.broker_name or "", half.queue_id)
-        done = await calls.committed_offset(address, _HALF_GROUP, halves, is_stored=True)
+        done = await calls.committed_offset(address, names.TRANSACTION_GROUP, halves, is_stored=True)
         if done is not None and done > half.queue_offset:
             return True
         ops = replace(halves, topic=names.OP_HALF_TOPIC)

@@ -76,6 +76,8 @@ class BrokerState(Struct, rename="camel", kw_only=True):
         ha: how replication is, None when it does not tell.
         trouble: why there are no fresh figures, or empty.
         since_ms: when it answered last.
+        half_since_ms: when the oldest half message was born that its check-back is not past; 0 when there is none, None
+            when it was not told.
     """
 
     row: BrokerRow
@@ -83,6 +85,7 @@ class BrokerState(Struct, rename="camel", kw_only=True):
     ha: HaRuntimeInfo | None = None
     trouble: str = ""
     since_ms: int | None = None
+    half_since_ms: int | None = None
 
     @property
     def is_master(self) -> bool:

@@ -17,6 +17,7 @@ figure       of                       is
 ``slave``    a broker ``@`` a host    bytes of the master's log that the slave there has not acknowledged
 ``unsynced`` a broker                 slaves that are registered or connected, and not in sync
 ``timer``    a broker                 seconds by which timed messages are late
+``half``     a broker                 seconds since the oldest half message was born that its check-back is not past
 ``gone``     a broker                 seconds since it answered last; alone for rules
 ``boot``     a broker                 when it started, ms; a change of it is a restart
 ===========  =======================  =====================================================================
@@ -127,6 +128,7 @@ FIGURES: dict[str, Figure] = {
     ),
     "unsynced": Figure(of="broker", title="Slaves not in sync", unit="slaves", **_COUNT),
     "timer": Figure(of="broker", title="Timed messages late", **_SECONDS),
+    "half": Figure(of="broker", title="Oldest half message", **_SECONDS),
     "gone": Figure(of="broker", title="Broker does not answer", is_kept=False, **_SECONDS),
 }  # fmt: skip
 """Figures that people look at, by their name in addresses and rules."""
@@ -143,7 +145,7 @@ def told(snapshot: Snapshot) -> Iterator[Told]:
 def _told(snapshot: Snapshot) -> Iterator[Told]:
     silent = {one.row.broker_name for one in snapshot.brokers if one.is_master and one.trouble}
     silent |= {what.rpartition(" ")[2] for what in snapshot.troubles if what.startswith("lags of ")}
-    yield from _brokers(snapshot)
+    yield from _brokers(snapshot, snapshot.at_ms)
     for group in sorted(snapshot.groups.values(), key=lambda one: -(one.lag or 0)):
         is_known = not silent & set(group.configs)
         lag = group.lag if is_known else None
@@ -159,7 +161,7 @@ def _told(snapshot: Snapshot) -> Iterator[Told]:
             yield "put", topic.name, None if silent & set(topic.brokers) else topic.in_tps
 
 
-def _brokers(snapshot: Snapshot) -> Iterator[Told]:
+def _brokers(snapshot: Snapshot, now_ms: int) -> Iterator[Told]:
     registered: dict[str, int] = {}
     for state in snapshot.brokers:
         if not state.is_master:
@@ -177,6 +179,8 @@ def _brokers(snapshot: Snapshot) -> Iterator[Told]:
         late = state.figures.get("timerReadBehind", "") if is_known else ""
         if late or not is_known:
             yield "timer", name, float(late) if late.lstrip("-").isdecimal() else None
+        since_ms = state.half_since_ms if is_known else None
+        yield "half", name, None if since_ms is None else max(0, now_ms - since_ms) / 1000 if since_ms else 0.0
         if not is_known or state.ha is None:
             continue
         slaves = state.ha.ha_connection_info

@@ -7,7 +7,7 @@ who is there               a name server                each round: 10 s; 60 s w
 figures, replication       every broker                 each round
 lags of all groups         every master                 each round, and at most 1 % of the time that it takes
 topics and groups          every master                 30 s
-producers                  every master                 30 s
+producers, half messages   every master                 30 s
 topics without groups      the masters of that topic    in turn, 20 a round, those on somebody's screen first
 members of groups          every master                 in turn, 50 a round, those on somebody's screen first
 =========================  ===========================  =============================================================
@@ -38,11 +38,11 @@ from rmqkit.admin.clients import ProducerRow, fleet
 from rmqkit.admin.clusters import BrokerRow
 from rmqkit.admin.groups import GroupLag, lags
 from rmqkit.admin.health import BrokerState, GroupState, Snapshot, TopicState, topic_kind
-from rmqkit.errors import PeerRefused, RmqError
+from rmqkit.errors import PeerRefused, RmqError, UnknownName
 from rmqkit.protocol import names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
-from rmqkit.protocol.schemas.clients import ConsumerConnection, ConsumerGroupRequest
+from rmqkit.protocol.schemas.clients import ConsumerConnection, ConsumerGroupRequest, MessageQueue
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig, SubscriptionGroupTable
 from rmqkit.protocol.schemas.offsets import TopicStatsTable
 from rmqkit.protocol.schemas.topics import TopicConfig, TopicConfigTable, TopicRequest
@@ -280,6 +280,16 @@ class Watcher:
         if producers is not None:
             tables.producers = producers
             self._heard(f"producers of {name}")
+        self._brokers[address].half_since_ms = await self._ask(address, lambda: self._oldest_half(name), _silently)
+
+    async def _oldest_half(self, name: str) -> int:
+        """When the half message was born at which the check-back of a broker is; 0: it is past all of them."""
+        queue, calls = MessageQueue(names.HALF_TOPIC, name, 0), self._admin.calls
+        at = await calls.committed_offset(await calls.address(name), names.TRANSACTION_GROUP, queue, is_stored=True)
+        try:
+            return (await self._admin.messages.at(queue.topic, name, queue.queue_id, at or 0)).born_timestamp
+        except UnknownName:
+            return 0
 
     async def _topics_in_turn(self, alive: dict[str, str]) -> None:
         consumed = {row.topic for tables in self._tables.values() for row in tables.progress}
@@ -466,7 +476,12 @@ def _next_state(known: BrokerState | None, row: BrokerRow) -> BrokerState:
     if known is None or known.row.broker_id != row.broker_id:
         return BrokerState(row=row)
     return BrokerState(
-        row=replace(known.row), figures=known.figures, ha=known.ha, since_ms=known.since_ms, trouble=known.trouble
+        row=replace(known.row),
+        figures=known.figures,
+        ha=known.ha,
+        since_ms=known.since_ms,
+        trouble=known.trouble,
+        half_since_ms=known.half_since_ms,
     )
 
 

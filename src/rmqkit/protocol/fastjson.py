@@ -11,12 +11,12 @@ JSON would have them) and object keys become `ObjectKey`, which `decode_as` turn
 ``dict[MessageQueue, int]``. When written, integer keys are bare and object keys inline, which every Java release reads.
 
 Object keys, which are in large bodies, are put in quotes by one regular expression, so that msgspec reads the rest.
-What it cannot read then, either, is read character by character. The grammar is JSON's, where a key may also be an integer or an
-object, a number may end in Java's ``L``, ``B``, ``S``, ``F`` or ``D``, and a string may have control characters as they
-are (Go clients tell their stacks so). References are resolved by copying, so the value is a tree again; the copies
-together may not have more values than the text has characters, which bounds what a short text can grow into. A
-reference to an object around it cannot be part of a tree: it reads as None. Java writes such ones only for derived
-properties that no type here declares.
+What it cannot read then, either, is read character by character. The grammar is JSON's, where a key may also be an
+integer or an object, a number may end in Java's ``L``, ``B``, ``S``, ``F`` or ``D``, and a string may have control
+characters as they are (Go clients tell their stacks so). References are resolved by copying, so the value is a tree
+again; the copies together may not have more values than the text has characters, which bounds what a short text can
+grow into. A reference to an object around it cannot be part of a tree: it reads as None. Java writes such ones only for
+derived properties that no type here declares.
 
 Source: remoting.md §6.1, §6.3, store.md §9.1.
 """

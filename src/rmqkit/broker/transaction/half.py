@@ -48,7 +48,7 @@ __all__ = [
     "record_at",
 ]
 
-TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
+TRANSACTION_GROUP = names.TRANSACTION_GROUP
 """The group under which the progress in both topics is kept among the consumer offsets."""
 
 COLLECTED_MAX = 20_000
