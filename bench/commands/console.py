@@ -3,8 +3,10 @@
 ==================  ==================================================================================================
 row                 what is measured
 ==================  ==================================================================================================
+first page          CPU seconds of ``rmq standalone --console`` until its overview came, which shows the broker
 lists               ms of each list page at the server (``Server-Timing``), the median of many; no request to a broker
 round               CPU seconds of one round of the watcher: the first, which asks for everything, and the next ones
+turn                the longest CPU time of one turn of the event loop in a round, in ms
 search              ms of a search without a match in one large topic, again and again from where it stopped
 open pages          share of a core that so many pages cost which are open and refresh themselves
 sends               messages per second that the broker takes, in turn while the console runs and while it is stopped
@@ -39,6 +41,8 @@ import msgspec
 from bench.commands.loaded import TIMEOUT_MS, cpu_seconds, create_topic, expect
 from bench.commands.served import serve_standalone
 from rmqkit.admin import Admin
+from rmqkit.clock import SYSTEM_CLOCK
+from rmqkit.console.history import History
 from rmqkit.console.watch import Watcher
 from rmqkit.errors import RmqError
 from rmqkit.filter import subscription
@@ -59,6 +63,8 @@ _BIG = "BenchSearched"
 _SEARCHES = 4
 _CLIENTS_MAX = 200
 _ROUNDS = 3
+_STARTS = 3
+_FIRST_S, _HELD_MS = 2.0, 50
 _SEND_SECONDS = 3.0
 _LISTS = ("", "topics", "topics?sort=lag", "groups", "groups?sort=age", "brokers", "ha", "clients")
 _LIVE = ("", "topics", "groups", "brokers", "ha", "clients", "topics/BenchTopic-00000", "groups/bench-group-0000")
@@ -81,12 +87,11 @@ def measure(
     tell: Callable[[str], object],
 ) -> list[Figure]:
     """All figures, of a broker and a console that are started. Raises RmqError: one does not become ready."""
+    tell("the first page")
+    first = min((_first_page() for _ in range(_STARTS)), key=lambda figure: float(figure["measured"]))
     with serve_standalone() as (name_servers, broker):
-        return asyncio.run(
-            _Load(name_servers, broker, topics, groups, messages, tell).run(
-                asks=asks, pages=pages, seconds=seconds, pairs=pairs
-            )
-        )
+        load = _Load(name_servers, broker, topics, groups, messages, tell)
+        return [first, *asyncio.run(load.run(asks=asks, pages=pages, seconds=seconds, pairs=pairs))]
 
 
 @contextmanager
@@ -94,7 +99,7 @@ def _serve_console(name_servers: str) -> Iterator[tuple[str, int]]:
     """The address of a console for a cluster, and its process id. Raises RmqError: it does not become ready."""
     with tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder:
         command = [sys.executable, "-m", "rmqkit", "console", "-n", name_servers, "--port", "0"]
-        command += ["--audit", str(Path(folder) / "audit.jsonl")]
+        command += ["--audit", str(Path(folder) / "audit.jsonl"), "--state", str(Path(folder) / "state")]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None, "stdout is piped"
             try:
@@ -105,6 +110,33 @@ def _serve_console(name_servers: str) -> Iterator[tuple[str, int]]:
             finally:
                 process.send_signal(signal.SIGCONT)
                 process.terminate()
+
+
+def _first_page() -> Figure:
+    """From the start of both processes to the overview. Raises RmqError: they do not become ready, or it is empty."""
+    with tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder:
+        command = [sys.executable, "-m", "rmqkit", "standalone", "--host", "127.0.0.1", "--port", "0"]
+        command += ["--namesrv-port", "0", "--store", str(Path(folder) / "store"), "--console", "--console-port", "0"]
+        own = {**os.environ, "XDG_STATE_HOME": folder, "RMQCONF_grpcServerPort": "-1"}
+        began = time.perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=own) as process:
+            try:
+                assert process.stdout is not None, "stdout is piped"
+                line = next((line for line in process.stdout if "console=" in line), "")
+                if not line:
+                    raise RmqError("rmq standalone --console ended before its console was ready")
+                console = line.split("http://")[1].strip().rstrip("/")
+                ms, text = _get(console, "/local/")
+                while "/local/brokers/" not in text and time.perf_counter() - began < TIMEOUT_MS / 1000:
+                    time.sleep(0.01)
+                    ms, text = _get(console, "/local/")
+                passed_s = round(time.perf_counter() - began, 2)
+                children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+                cpu_s = [round(cpu_seconds(pid), 2) for pid in (process.pid, *map(int, children))]
+            finally:
+                process.terminate()
+    more = {"passed_s": passed_s, "page_ms": round(ms, 1), "broker_s": cpu_s[0], "console_s": round(sum(cpu_s[1:]), 2)}
+    return _figure("start of standalone to the first overview", round(sum(cpu_s), 2), "s of CPU", _FIRST_S, **more)
 
 
 class _Load:
@@ -193,12 +225,18 @@ class _Load:
         """The watcher's rounds in this process, whose CPU time tells what they cost."""
         self._tell("rounds of the watcher")
         async with Admin(self._name_servers, timeout_ms=3_000) as admin:
-            watcher, cpu_s = Watcher(admin), []
+            watcher, cpu_s, held_s = Watcher(admin), [], [0.0]
+            watcher.followers.append(History(None, SYSTEM_CLOCK).follow)
             for _ in range(1 + _ROUNDS):
                 watcher.look(topics=self._topics[:100], groups=self._groups[:100])
                 began = time.process_time()
                 await watcher.round()
                 cpu_s.append(round(time.process_time() - began, 3))
+            # Apart from these, as looking at each turn of the loop costs as well.
+            later = Watcher(admin)
+            turns = asyncio.create_task(_turns(held_s))
+            await later.round()
+            turns.cancel()
             snapshot = watcher.snapshot
         known = {"topics": len(snapshot.topics), "groups": len(snapshot.groups), "lags": len(snapshot.lags)}
         if known["lags"] < len(self._groups) * min(_TOPICS_OF_A_GROUP, len(self._topics)):
@@ -207,6 +245,7 @@ class _Load:
         return [
             _figure("first round of the watcher", first, "s of CPU", _ROUND_S, **known),
             _figure("the next rounds, the longest", max(next_ones), "s of CPU", _ROUND_S),
+            _figure("the longest turn of the event loop", round(1000 * max(held_s), 1), "ms of CPU", _HELD_MS),
         ]
 
     async def _settled(self, console: str) -> None:
@@ -303,6 +342,16 @@ class _Load:
 
         await asyncio.gather(*(one_after_the_other(number % _QUEUES) for number in range(_IN_FLIGHT)))
         return sent
+
+
+async def _turns(held_s: list[float]) -> None:
+    """The CPU time of this thread in each turn of the event loop."""
+    began = time.thread_time()
+    while True:
+        await asyncio.sleep(0)
+        now = time.thread_time()
+        held_s.append(now - began)
+        began = now
 
 
 def _figure(what: str, measured: float, unit: str, budget: float, **more: Any) -> Figure:
