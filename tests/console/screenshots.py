@@ -35,6 +35,8 @@ SHOWN = {
     "group": "group-behind-light-1280",
     "explain": "explain-answer-dark-1280",
     "phone": "overview-dark-390",
+    "alerts": "alerts-light-1280",
+    "dead": "dead-kinds-light-1280",
 }
 """Pictures of the documents, ``console-NAME.png``, and what they are made of."""
 SHOWN_HEIGHT, COLOURS = 800, 48
