@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rmqkit.admin.groups import Groups, Offsets
     from rmqkit.admin.messages import Messages
     from rmqkit.admin.topics import Topics
+    from rmqkit.admin.waiting import Waiting
 
 __all__ = ["Admin", "AdminCalls", "Done", "Guard", "read_only"]
 
@@ -47,6 +48,7 @@ _NOUNS = {
     "clients": "Clients",
     "dead": "Dead",
     "access": "Access",
+    "waiting": "Waiting",
 }
 """The class of each."""
 _MODULES = {"name_servers": "clusters", "offsets": "groups"}
@@ -74,6 +76,7 @@ class Admin:
     clients: Clients
     dead: Dead
     access: Access
+    waiting: Waiting
 
     def __init__(
         self,

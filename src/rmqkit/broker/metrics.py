@@ -50,7 +50,6 @@ _BEHIND = (
     *("rocketmq_consumer_lag_latency", "rocketmq_consumer_queueing_latency"),
 )
 _LOCAL = ("local", "disk")
-_TIMER_BOUNDS_S = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400)
 _QUEUES_PER_TICK = 200
 _Key = tuple[str, ...]
 
@@ -185,13 +184,8 @@ class BrokerMetrics:
         timer = self._context.timer
         if timer is None:
             return {}
-        state, now_ms, ahead = timer.state, self._context.clock.now_ms(), dict[_Key, int]()
-        begin_ms = 0
-        for bound in _TIMER_BOUNDS_S:
-            end_ms = bound * 1000
-            ahead[*_LOCAL, str(bound)] = state.files.wheel.pending(now_ms + begin_ms, now_ms + end_ms)
-            begin_ms = end_ms
-            await asyncio.sleep(0)
+        state = timer.state
+        ahead: dict[_Key, int] = {(*_LOCAL, str(bound)): count for bound, count in (await timer.due_within_s()).items()}
         topics: dict[str, Mapping[str, float | Histogram]] = {
             "rocketmq_timing_messages": {topic: one.count for topic, one in timer.metrics.timing_count.items()},
             "rocketmq_timer_enqueue_total": state.enqueued,

@@ -97,6 +97,14 @@ ROUTES: tuple[Route, ...] = (
         "explain:explain_page",
         "Why a message was not consumed: `topic`, and `id`, `key`, or `queue` and `offset`.",
     ),
+    Route(
+        "/{env}/waiting/delays",
+        "waiting:delays",
+        "Delay levels, and timed messages by topic and by when they are due.",
+        live_s=10,
+    ),
+    Route("/{env}/waiting/transactions", "waiting:transactions", "Half messages of transactions, by state.", live_s=10),
+    Route("/{env}/waiting/pop", "waiting:pop", "Popped messages that are not acknowledged, and until when.", live_s=10),
     Route("/{env}/brokers", "brokers:brokers", "Masters and slaves: version, rates, waits, disk.", live_s=10),
     Route("/{env}/brokers/{b}", "brokers:broker", "One broker: every runtime figure.", live_s=10),
     Route(

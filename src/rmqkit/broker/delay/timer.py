@@ -29,6 +29,9 @@ import random
 from collections import deque
 from collections.abc import Callable
 
+from msgspec import UNSET
+from msgspec.structs import replace
+
 from rmqkit.broker.delay.delivery import Dequeue
 from rmqkit.broker.delay.destination import Destination, OnDelivered, RemotePut
 from rmqkit.broker.delay.survey import Survey
@@ -59,6 +62,7 @@ _BROKEN_MS = 10_000
 _WAIT_MS = 86_400_000.0
 _QUIET_MS = 60_000
 _DROP_MS = 30_000
+_BOUNDS_S = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400)
 
 _log = logging.getLogger(__name__)
 
@@ -217,12 +221,24 @@ class Timer:
     def take_counts(self, copied: TimerMetrics) -> None:
         """Put the master's counts in the place of the own ones; not while this broker delivers itself."""
         if self.is_follower and copied.data_version != self.state.metrics.data_version:
-            self.state.metrics = copied
+            # What is due when goes on by itself: it is no part of the file.
+            self.state.metrics = replace(copied, due_within_s=UNSET)
 
     @property
     def metrics(self) -> TimerMetrics:
         """The messages that wait, by their topic."""
         return self.state.metrics
+
+    async def due_within_s(self) -> dict[int, int]:
+        """How many messages are due within some numbers of seconds, and not within the next lower one. The wheel is
+        read for that, slot by slot."""
+        counts, now_ms, begin_ms = dict[int, int](), self._clock.now_ms(), 0
+        for bound in _BOUNDS_S:
+            end_ms = bound * 1000
+            counts[bound] = self.state.files.wheel.pending(now_ms + begin_ms, now_ms + end_ms)
+            begin_ms = end_ms
+            await asyncio.sleep(0)
+        return counts
 
     @property
     def pending(self) -> int:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 
+from msgspec.structs import replace
+
 from rmqkit.broker.archive import ArchiveBusy, LogArchive
 from rmqkit.broker.handlers import Handlers, answers, by_global_number
 from rmqkit.broker.operations import OperationsContext
@@ -147,10 +149,10 @@ class OffsetHandlers(Handlers[OperationsContext]):
         return reply(command, ResponseCode.SYSTEM_ERROR, "The checkpoint is null")
 
     @answers(RequestCode.GET_TIMER_METRICS)
-    def timer_metrics(self, connection: Connection, command: Command) -> Command:
-        """The messages that wait for their time, by topic; slaves copy it."""
-        if self._context.timer is not None:
-            return reply(command, body=fastjson.dumps(self._context.timer.metrics))
+    async def timer_metrics(self, connection: Connection, command: Command) -> Command:
+        """The messages that wait for their time, by topic; slaves copy it. And by when they are due."""
+        if (timer := self._context.timer) is not None:
+            return reply(command, body=fastjson.dumps(replace(timer.metrics, due_within_s=await timer.due_within_s())))
         return reply(command, ResponseCode.SYSTEM_ERROR, "The timer message store is null")
 
     @answers(RequestCode.GET_TOPIC_STATS_INFO)

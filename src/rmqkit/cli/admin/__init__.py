@@ -27,6 +27,7 @@ NOUNS = {
     "producer": "clients",
     "message": "message",
     "dead": "dead",
+    "waiting": "waiting",
     "user": "access",
     "policy": "access",
 }

@@ -373,10 +373,12 @@ class TimingCount(Struct, rename="camel", gc=False):
 
 
 class TimerMetrics(Struct, rename="camel"):
-    """Answer to GET_TIMER_METRICS: topic → waiting messages."""
+    """Answer to GET_TIMER_METRICS: topic → waiting messages.
+    ``due_within_s`` is rmqkit's own: seconds → messages due within them, and not within the next lower number."""
 
     data_version: DataVersion = field(default_factory=DataVersion)
     timing_count: dict[str, TimingCount] = field(default_factory=dict)
+    due_within_s: dict[Int32, Int64] | UnsetType = UNSET
 
 
 def bytes_text(count: int) -> str:

@@ -1,0 +1,97 @@
+"""``rmq admin waiting``: delayed and timed messages, half messages of transactions, popped messages."""
+
+from __future__ import annotations
+
+from rmqkit.admin import Admin
+from rmqkit.admin.health import span_text
+from rmqkit.admin.waiting import Delays
+from rmqkit.cli.admin.frame import Broker, Noun, View
+from rmqkit.cli.printing import time_text
+
+WAITING = Noun("waiting", "What waits inside brokers: delays, transactions, popped messages.")
+
+
+@WAITING.verb("delays", watch=True)
+async def delays(admin: Admin, broker: Broker = None) -> View:
+    """Show how many messages wait in each delay level, and how many timed ones by topic and by when they are due.
+
+    Apache's brokers do not tell when timed messages are due."""
+    found: list[Delays] = await admin.waiting.delays(broker)
+    parts: list[object] = []
+    for one in found:
+        parts.append(f"{one.broker}: {one.trouble or 'delay levels'}")
+        parts.append(
+            [
+                {
+                    "level": level.level,
+                    "delay": "" if level.delay_ms is None else span_text(level.delay_ms),
+                    "waiting": level.waiting,
+                    "next due": time_text(level.next_due_ms) if level.next_due_ms else "",
+                }
+                for level in one.levels
+                if level.waiting
+            ]
+            or "no message with a delay level waits"
+        )
+        if one.timed is None:
+            parts.append("timed messages: unknown, this broker has no timer or does not tell")
+            continue
+        parts.append(f"timed messages: {one.timed:,}, the timer is {span_text(one.behind_ms or 0)} late")
+        if one.due_within_s is None:
+            parts.append("when they are due: unknown, this broker does not tell")
+        elif one.timed:
+            due = [
+                {"due within": span_text(bound * 1000), "messages": count} for bound, count in one.due_within_s.items()
+            ]
+            parts.append([*due, {"due within": "later, or now", "messages": one.due_later}])
+        parts.append([{"topic": topic, "messages": count} for topic, count in one.timed_by_topic.items()] or [])
+    return View(found, [part for part in parts if part])
+
+
+@WAITING.verb("transactions", watch=True)
+async def transactions(admin: Admin, broker: Broker = None) -> View:
+    """Show the half messages of transactions: how many are in each state, and those that nobody has decided.
+
+    At most 20,000 messages are examined, for 3 seconds."""
+    found = await admin.waiting.transactions(broker)
+    rows = [
+        {
+            "state": one.state,
+            "topic": one.topic,
+            "group": one.group,
+            "asked": one.asked,
+            "stored": time_text(one.stored_ms),
+            "id": one.msg_id,
+        }
+        for one in found.rows
+    ]
+    counts = ", ".join(f"{count:,} {state}" for state, count in found.counts.items())
+    return View(
+        found, [rows or "no transaction is open", counts, *_rest(found.examined, found.is_whole, found.troubles)]
+    )
+
+
+@WAITING.verb("pop", watch=True)
+async def pop(admin: Admin, broker: Broker = None) -> View:
+    """Show the popped messages that are not acknowledged: which are invisible, for whom, until when.
+
+    Messages popped in order are not among them. At most 20,000 records are examined, for 3 seconds."""
+    found = await admin.waiting.pops(broker)
+    rows = [
+        {
+            "topic": one.topic,
+            "group": one.group,
+            "queue": f"{one.broker}:{one.queue_id}",
+            "offsets": ", ".join(map(str, one.offsets[:8])) + (" …" if len(one.offsets) > 8 else ""),
+            "until": time_text(one.due_ms),
+            "tries": one.tries,
+        }
+        for one in found.rows
+    ]
+    counts = f"{found.messages:,} messages of {found.check_points:,} pops are invisible, {found.overdue:,} overdue"
+    return View(found, [rows or "nothing is popped", counts, *_rest(found.examined, found.is_whole, found.troubles)])
+
+
+def _rest(examined: int, is_whole: bool, troubles: dict[str, str]) -> list[str]:
+    said = [] if is_whole else [f"examined {examined:,} records, which are not all"]
+    return said + [f"{name}: {text}" for name, text in troubles.items()]
