@@ -34,6 +34,7 @@ def pages(broker: str) -> dict[str, str]:
         "explain-answer": f"{at}/groups/warehouse/explain?topic=Orders&key=order-3",
         "brokers": f"{at}/brokers",
         "broker": f"{at}/brokers/{broker}",
+        "store": f"{at}/brokers/{broker}/store",
         "settings": f"{at}/brokers/{broker}/settings?only=changed",
         "name-servers": f"{at}/name-servers",
         "ha": f"{at}/ha",

@@ -78,7 +78,8 @@ def paths(broker: str) -> list[str]:
         f"{at}/topics/Orders/at/{broker}/1/5",
         f"{at}/groups", f"{at}/groups/billing", f"{at}/groups/billing/explain",
         f"{at}/groups/billing/explain?topic=Orders&key=k3", f"{at}/brokers", f"{at}/brokers/{broker}",
-        f"{at}/brokers/{broker}/settings", f"{at}/brokers/{broker}/settings?only=changed", f"{at}/name-servers",
+        f"{at}/brokers/{broker}/settings", f"{at}/brokers/{broker}/store",
+        f"{at}/brokers/{broker}/settings?only=changed", f"{at}/name-servers",
         f"{at}/ha", f"{at}/clients", f"{at}/waiting/delays",
         f"{at}/waiting/transactions", f"{at}/waiting/pop", "/audit", "/about", "/login",
     ]  # fmt: skip

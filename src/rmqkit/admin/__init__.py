@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rmqkit.admin.dead import Dead
     from rmqkit.admin.groups import Groups, Offsets
     from rmqkit.admin.messages import Messages
+    from rmqkit.admin.stores import Stores
     from rmqkit.admin.topics import Topics
     from rmqkit.admin.waiting import Waiting
 
@@ -49,6 +50,7 @@ _NOUNS = {
     "dead": "Dead",
     "access": "Access",
     "waiting": "Waiting",
+    "stores": "Stores",
 }
 """The class of each."""
 _MODULES = {"name_servers": "clusters", "offsets": "groups"}
@@ -77,6 +79,7 @@ class Admin:
     dead: Dead
     access: Access
     waiting: Waiting
+    stores: Stores
 
     def __init__(
         self,

@@ -108,6 +108,12 @@ ROUTES: tuple[Route, ...] = (
     Route("/{env}/brokers", "brokers:brokers", "Masters and slaves: version, rates, waits, disk.", live_s=10),
     Route("/{env}/brokers/{b}", "brokers:broker", "One broker: every runtime figure.", live_s=10),
     Route(
+        "/{env}/brokers/{b}/store",
+        "stores:store",
+        "Files of the log, what retention deletes next, and when the disk is full.",
+        live_s=60,
+    ),
+    Route(
         "/{env}/brokers/{b}/settings",
         "brokers:settings",
         "Every setting, explained; `q` filters, `only=changed` or `differs`; compared over all brokers.",

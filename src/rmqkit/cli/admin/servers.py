@@ -21,6 +21,7 @@ from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
 if TYPE_CHECKING:
     from rmqkit.admin.brokers import TestSend
     from rmqkit.admin.health import Finding
+    from rmqkit.admin.stores import Store
 
 
 Amount = Annotated[int, typer.Option("-a", "--amount", min=1, help="Number of messages per topic.")]
@@ -147,6 +148,36 @@ async def ha_status(admin: Admin, broker: Broker = None, cluster: Cluster = None
     """Show how far the slaves of a broker, or of all masters of a cluster, are behind."""
     found = await admin.brokers.ha_status(broker, cluster)
     return View(found, [part for address, told in found.items() for part in _replication(address, told)])
+
+
+@BROKER.verb("store")
+async def store(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> View:
+    """Show the files of the log, what retention deletes next, and when the disk is full at the rate of ten minutes.
+
+    The console also knows how the disk filled over days: its page of the store draws a line through that."""
+    found = await admin.stores.of(broker, cluster)
+    return View(found, [part for one in found for part in _store(one)])
+
+
+def _store(one: Store) -> list[object]:
+    from rmqkit.cli.printing import time_text
+
+    if one.trouble:
+        return [f"{one.broker}: {one.trouble}"]
+    facts = {
+        "segments": one.segment_count,
+        "log": None if one.max_offset is None else f"byte {one.min_offset:,} to {one.max_offset:,}",
+        "oldest message": one.oldest_ms and time_text(one.oldest_ms),
+        "oldest file expires": one.expires_ms and f"not before {time_text(one.expires_ms)}, at hour {one.delete_when}",
+        "disk used": None if one.disk_ratio is None else f"{one.disk_ratio:.0%}",
+        "stored": None if one.put_bytes is None else f"{one.put_bytes:,.0f} bytes/s over 10 min",
+        "full": one.full and f"{one.full.ratio:.0%} at {time_text(one.full.at_ms)}, if nothing is deleted",
+    }
+    limits = [{"above": f"{limit.ratio:.0%}", "then": limit.then, "setting": limit.setting} for limit in one.limits]
+    known = {name: "unknown" if value is None else value for name, value in facts.items()}
+    if one.full is None:
+        known["full"] = "not at this rate"
+    return [f"{one.broker} ({one.address})", known, limits]
 
 
 @BROKER.verb("clean-expired-cq")
