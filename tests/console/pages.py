@@ -39,6 +39,8 @@ def pages(broker: str) -> dict[str, str]:
         "name-servers": f"{at}/name-servers",
         "ha": f"{at}/ha",
         "clients": f"{at}/clients",
+        "filter": f"{at}/filter",
+        "filter-parts": f"{at}/filter?expression=amount+BETWEEN+10+AND+50+AND+country+IN+('DE','AT')&topic=Orders",
         "delays": f"{at}/waiting/delays",
         "transactions": f"{at}/waiting/transactions",
         "pop": f"{at}/waiting/pop",

@@ -81,6 +81,8 @@ def paths(broker: str) -> list[str]:
         f"{at}/brokers/{broker}/settings", f"{at}/brokers/{broker}/store",
         f"{at}/brokers/{broker}/settings?only=changed", f"{at}/name-servers",
         f"{at}/ha", f"{at}/clients", f"{at}/waiting/delays",
+        f"{at}/filter", f"{at}/filter?expression=a+%3E+5&properties=a%3D7", f"{at}/filter?expression=%28&properties=a",
+        f"{at}/filter?expression=new&type=TAG&topic=Orders",
         f"{at}/waiting/transactions", f"{at}/waiting/pop", "/audit", "/about", "/login",
     ]  # fmt: skip
 

@@ -28,7 +28,25 @@ def outcome(text, **properties):
     except ValueError:
         verdict = ERROR
     assert expression.matches(encoded) is (verdict is True)
+    part = expression.explain(encoded)
+    if not part.is_property:
+        assert (ERROR if part.error else part.verdict) == verdict
     return verdict
+
+
+def test_each_part_of_an_expression_is_explained():
+    expression = compile_expression("a > 5 AND (b IS NULL OR c IN ('x', 'y')) AND NOT (d > 1)")
+    whole = expression.explain(encode_properties({"a": "7", "b": "1", "c": "z", "d": "cheap"}))
+    assert [(one.text, one.verdict, bool(one.error)) for one in whole.parts] == [
+        ("(a > 5)", True, False),
+        ("((b IS NULL) || (c IN (...)))", False, False),
+        ("(NOT (d > 1))", None, True),
+    ]
+    (a,) = whole.parts[0].parts
+    assert (a.text, a.value, a.is_property) == ("a", "7", True)
+    assert whole.verdict is False
+    missing = expression.explain(b"").parts[0]
+    assert (missing.verdict, missing.parts[0].value) == (None, None)
 
 
 WORKED_EXAMPLES = [

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rmqkit.admin.clients import Clients
     from rmqkit.admin.clusters import Clusters, NameServers
     from rmqkit.admin.dead import Dead
+    from rmqkit.admin.filters import Filters
     from rmqkit.admin.groups import Groups, Offsets
     from rmqkit.admin.messages import Messages
     from rmqkit.admin.stores import Stores
@@ -51,6 +52,7 @@ _NOUNS = {
     "access": "Access",
     "waiting": "Waiting",
     "stores": "Stores",
+    "filters": "Filters",
 }
 """The class of each."""
 _MODULES = {"name_servers": "clusters", "offsets": "groups"}
@@ -80,6 +82,7 @@ class Admin:
     access: Access
     waiting: Waiting
     stores: Stores
+    filters: Filters
 
     def __init__(
         self,

@@ -103,6 +103,11 @@ ROUTES: tuple[Route, ...] = (
         "Delay levels, and timed messages by topic and by when they are due.",
         live_s=10,
     ),
+    Route(
+        "/{env}/filter",
+        "filters:tester",
+        "Test a filter, `expression` and `type`, against `properties` or the last messages of a `topic`, part by part.",
+    ),
     Route("/{env}/waiting/transactions", "waiting:transactions", "Half messages of transactions, by state.", live_s=10),
     Route("/{env}/waiting/pop", "waiting:pop", "Popped messages that are not acknowledged, and until when.", live_s=10),
     Route("/{env}/brokers", "brokers:brokers", "Masters and slaves: version, rates, waits, disk.", live_s=10),

@@ -123,6 +123,7 @@ class Expression:
 
     text: str
     evaluate: Condition
+    _term: _Term | None = None
 
     def matches(self, properties: bytes) -> bool:
         """Whether a message with this property string is wanted."""
@@ -130,6 +131,32 @@ class Expression:
             return self.evaluate(properties) is True  # unknown is not wanted
         except ValueError:
             return False
+
+    def explain(self, properties: bytes) -> Part:
+        """What each part of the expression is for a message with this property string."""
+        assert self._term is not None, "compiled expressions keep their terms"
+        return _explained(self._term, properties)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an expression and what it is for one message.
+
+    Attributes:
+        text: the part, with parentheses where the expression has none.
+        verdict: True, False, None where it is unknown; of a property that stands alone, whether it is there.
+        value: the text of a property, None without it.
+        error: why it cannot be evaluated. Where nothing before it decides, the whole cannot be, either.
+        is_property: whether it is a property, whose ``value`` counts.
+        parts: what it is made of; constants are left out.
+    """
+
+    text: str
+    verdict: bool | None
+    value: str | None = None
+    error: str = ""
+    is_property: bool = False
+    parts: tuple[Part, ...] = ()
 
 
 def compile_expression(text: str) -> Expression:
@@ -152,7 +179,8 @@ def prepare() -> None:
 def _compiled(text: str) -> Expression | str:
     """The expression, or why there is none."""
     try:
-        return Expression(text, _condition(_parse(text)))
+        term = _parse(text)
+        return Expression(text, _condition(term), term)
     except ExpressionRejected as rejected:
         return str(rejected)
 
@@ -222,6 +250,7 @@ class _Term:
         is_orderable: whether ``>`` and its like take it.
         is_literal: whether it is a constant as written: no sign before it.
         depth: how many calls an evaluation nests.
+        parts: the terms it was made of.
     """
 
     text: str
@@ -232,6 +261,19 @@ class _Term:
     is_orderable: bool = False
     is_literal: bool = False
     depth: int = 1
+    parts: tuple[_Term, ...] = ()
+
+
+def _explained(term: _Term, properties: bytes) -> Part:
+    parts = tuple(_explained(part, properties) for part in term.parts if not part.is_literal and part.number is None)
+    if term.is_property:
+        value = term.value(properties)
+        return Part(term.text, value is not None, None if value is None else str(value), is_property=True)
+    try:
+        found = term.value(properties) if term.condition is None else term.condition(properties)
+    except ValueError as error:
+        return Part(term.text, None, error=str(error), parts=parts)
+    return Part(term.text, found if isinstance(found, bool) else None, parts=parts)
 
 
 def _condition(term: _Term) -> Condition:
@@ -244,7 +286,7 @@ def _conditional(text: str, condition: Condition, *parts: _Term) -> _Term:
     depth = 1 + max(part.depth for part in parts)
     if depth > DEPTH_MAX:
         raise ExpressionRejected(f"the expression is nested deeper than {DEPTH_MAX}")
-    return _Term(text, condition, condition, depth=depth)
+    return _Term(text, condition, condition, depth=depth, parts=parts)
 
 
 class _Terms:

@@ -28,6 +28,7 @@ NOUNS = {
     "message": "message",
     "dead": "dead",
     "waiting": "waiting",
+    "filter": "filters",
     "user": "access",
     "policy": "access",
 }

@@ -1,0 +1,39 @@
+"""The filter tester: an expression against pasted properties, or the newest messages of a topic, part by part."""
+
+from __future__ import annotations
+
+from rmqkit.admin.filters import FilterTest, apply_filter, parse_properties
+from rmqkit.console.asking import Ask, Page
+from rmqkit.errors import RmqError, SettingsError
+from rmqkit.filter import SQL92, TAG
+
+_COUNT = 50
+
+
+async def tester(ask: Ask) -> Page:
+    """The form, and what the filter makes of the properties or messages."""
+    expression, kind, topic = ask.text("expression"), ask.text("type", SQL92), ask.text("topic")
+    found: FilterTest | None = None
+    trouble = ""
+    try:
+        if expression and topic:
+            found = await ask.admin.filters.test(topic, expression, kind, _COUNT)
+        elif expression:
+            one = apply_filter(expression, kind, parse_properties(ask.text("properties")))
+            found = FilterTest(expression=expression, type=kind, tested=[one])
+    except RmqError as error:
+        if not isinstance(error, SettingsError) and not topic:
+            raise
+        trouble = str(error)
+    asked = {"expression": expression, "type": kind, "topic": topic, "properties": ask.text("properties")}
+    return Page(
+        template="filter.html",
+        title="Filter tester",
+        values={"found": found, "trouble": trouble, "differ": found.differ if found is not None else 0},
+        more={
+            "asked": asked,
+            "kinds": (SQL92, TAG),
+            "topics": sorted(one.name for one in ask.snapshot.topics.values() if one.kind == "normal")[:1_000],
+        },
+        command=f"rmq admin filter test '{expression or 'EXPRESSION'}'" + (f" -t {topic}" if topic else ""),
+    )
