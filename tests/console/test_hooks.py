@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from google.protobuf import json_format
+from google.protobuf.struct_pb2 import Struct
 from markupsafe import Markup
 
 from rmqkit.admin import Admin
@@ -16,6 +19,7 @@ from rmqkit.console.asking import Ask
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.message import Message, ReceivedMessage
 from tests.admin.things import send
+from tests.client.messages import received
 from tests.console.asgi import served
 
 
@@ -33,6 +37,9 @@ async def stock(ask: Ask) -> Any:
 
 
 STOCK = OwnPage(path="stock", title="Stock", view=stock, live_s=30)
+PROTOBUF = SimpleNamespace(
+    decode_body=lambda topic, message: json_format.MessageToJson(Struct.FromString(message.body), indent=None)
+)
 OURS = SimpleNamespace(decode_body=decode_body, routes=lambda console: [STOCK])
 
 
@@ -53,6 +60,53 @@ async def test_a_decoder_makes_a_text_of_a_body(tmp_path: Path) -> None:
         assert (await browser.json(f"/local/topics/Others/at/{broker}/0/0"))["body"]["text"] == "plain"
         whole = await browser.get(f"/local/topics/Orders/at/{broker}/0/0?download=1")
         assert whole.body == b"\x01\x02"
+
+
+async def test_a_decoder_of_protobuf_is_found_by_its_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = [EntryPoint("bodies", f"{__name__}:PROTOBUF", hooks.GROUP)]
+    monkeypatch.setattr(hooks, "entry_points", lambda *, group: points)
+    order = Struct()
+    order.update({"item": "lamp"})
+    async with served(tmp_path) as (both, _, browser), Admin(both.namesrv_address) as admin:
+        await admin.topics.create("Orders", read_queues=1, write_queues=1)
+        await send(
+            admin, Message(topic="Orders", body=order.SerializeToString()), Message(topic="Orders", body=b"\xff")
+        )
+        at = f"/local/topics/Orders/at/{both.broker.context.settings.broker_name}/0"
+        assert (await browser.json(f"{at}/0"))["body"]["text"] == '{"item": "lamp"}'
+        assert "failed: DecodeError" in (await browser.json(f"{at}/1"))["body"]["text"]
+        rows = (await browser.json("/local/topics/Orders/messages"))["messages"]
+        assert rows[1]["body"] == '{"item": "lamp"}'
+
+
+async def test_a_decoder_that_hangs_is_not_called_again() -> None:
+    end, calls = threading.Event(), list[bytes]()
+
+    def hang(topic: str, message: ReceivedMessage) -> str:
+        calls.append(message.body)
+        if message.body == b"b":
+            end.wait()
+        return "text"
+
+    decoders = hooks.Hooks(None, [SimpleNamespace(decode_body=hang)])
+    messages = [received(number, body) for number, body in enumerate([b"a", b"b", b"c"])]
+    try:
+        first = await decoders.decode(messages)
+        assert first[:1] == ["text"]
+        assert first[1:] == ["not decoded: no time was left for this body"] * 2
+        assert all("did not end in 1 s" in (text or "") for text in await decoders.decode(messages))
+        assert calls == [b"a", b"b"]
+    finally:
+        end.set()
+
+
+async def test_a_body_that_is_too_large_is_not_decoded() -> None:
+    decoders = hooks.Hooks(None, [SimpleNamespace(decode_body=lambda topic, message: "text" * (2 << 20))])
+    (large, small) = await decoders.decode([received(0, bytes(hooks.DECODE_BYTES_MAX + 1)), received(1, b"x")])
+    assert large == "not decoded: the body has 4,194,305 bytes, above 4,194,304"
+    assert len(small or "") == hooks.DECODE_BYTES_MAX
 
 
 async def test_a_page_of_a_hook_is_in_the_frame_and_in_the_navigation(tmp_path: Path) -> None:

@@ -11,12 +11,17 @@ attribute                              what it is
 ``alert_channel``                      a kind of channel for alerts (`rmqkit.console.notices.AlertChannel`)
 =====================================  ===========================================================================
 
-A decoder that raises is logged and said in place of the body: the page stays. Where bodies are hidden, none is called.
+A decoder that raises is logged and said in place of the body: the page stays. So it is with one that takes longer than
+`DECODE_S`, which is not called again; bodies above `DECODE_BYTES_MAX` are not given to any. Decoders run in a thread.
+Where bodies are hidden, none is called.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Protocol
@@ -29,6 +34,8 @@ from rmqkit.protocol.message import ReceivedMessage
 __all__ = ["DecodeBody", "Hooks", "OwnPage", "Routes", "installed"]
 
 GROUP = "rmqkit.console"
+DECODE_S = 1.0
+DECODE_BYTES_MAX = 4 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -68,6 +75,7 @@ class Hooks:
         self._decoders: list[DecodeBody] = [
             decoder for hook in hooks if (decoder := getattr(hook, "decode_body", None)) is not None
         ]
+        self._hung: list[DecodeBody] = []
         self.pages: list[OwnPage] = []
         for hook in hooks:
             routes: Routes | None = getattr(hook, "routes", None)
@@ -78,16 +86,51 @@ class Hooks:
                     raise SettingsError(f"two hooks of the console have a page {page.path}: rename one")
                 self.pages.append(page)
 
-    def decode(self, message: ReceivedMessage) -> str | None:
-        """The text of a body by the first hook that knows it; or what went wrong there; None: no hook knows it."""
+    async def decode(self, messages: Sequence[ReceivedMessage]) -> list[str | None]:
+        """The texts of bodies by the first hook that knows each, or what went wrong there; None: no hook knows it.
+        One thread decodes them, for at most `DECODE_S`. A decoder that does not end by then is not called again: its
+        thread cannot be ended."""
+        if not self._decoders or not messages:
+            return [None] * len(messages)
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+        texts: list[str | None] = ["not decoded: no time was left for this body"] * len(messages)
+        at_work: list[DecodeBody] = []
+
+        def run() -> None:
+            for number, message in enumerate(messages):
+                if done.is_set():
+                    return
+                texts[number] = self._decoded(message, at_work)
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(done.set)
+
+        threading.Thread(target=run, name="decode bodies", daemon=True).start()
+        try:
+            async with asyncio.timeout(DECODE_S):
+                await done.wait()
+        except TimeoutError:
+            done.set()
+            for decoder in at_work[:1]:
+                _log.error("console: a decoder of bodies did not end in %g s and is not called again", DECODE_S)
+                self._hung.append(decoder)
+        return list(texts)
+
+    def _decoded(self, message: ReceivedMessage, at_work: list[DecodeBody]) -> str | None:
         for decoder in self._decoders:
+            if decoder in self._hung:
+                return f"a decoder of bodies did not end in {DECODE_S:g} s: it is not called until the console restarts"
+            if len(message.body) > DECODE_BYTES_MAX:
+                return f"not decoded: the body has {len(message.body):,} bytes, above {DECODE_BYTES_MAX:,}"
+            at_work[:] = [decoder]
             try:
                 text = decoder(message.topic, message)
+                if text is not None:
+                    return str(text)[:DECODE_BYTES_MAX]
             except Exception as error:  # noqa: BLE001 - the outer edge of others' code
                 _log.exception("console: a decoder of bodies failed for %s", message.msg_id)
                 return f"the decoder of this body failed: {type(error).__name__}: {error}"
-            if text is not None:
-                return text
+            finally:
+                at_work.clear()
         return None
 
 

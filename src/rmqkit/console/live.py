@@ -66,7 +66,7 @@ async def _pause(seconds: float) -> AsyncIterator[bytes]:
 
 
 def tail_rows(
-    ask: Ask, topic: str, wanted: Wanted, rows_html: Callable[[list[ReceivedMessage]], str]
+    ask: Ask, topic: str, wanted: Wanted, rows_html: Callable[[list[ReceivedMessage]], Awaitable[str]]
 ) -> StreamingResponse:
     """The rows of a topic as they come, at most 50 a second; the others are counted.
     Raises Fault: too many tails are open."""
@@ -101,7 +101,7 @@ def tail_rows(
                             rows = list(waiting)
                             waiting.clear()
                             shown += len(rows)
-                            yield _event("rows", rows_html(rows))
+                            yield _event("rows", await rows_html(rows))
                             if came > shown:
                                 yield _event("dropped", f"{came - shown:,}")
                             beat = 0.0

@@ -95,7 +95,7 @@ async def _shown(ask: Ask, message: ReceivedMessage) -> Page | Response:
         "tags": message.tags,
         "keys": message.keys,
         "properties": dict(sorted(message.properties.items())),
-        "body": _body(ask, message),
+        "body": await _body(ask, message),
         "timeline": merged(timeline(one) for one in facts) if facts else [],
         "groups": verdicts,
         "groupsTrouble": groups.trouble,
@@ -148,9 +148,10 @@ async def _verdicts(ask: Ask, message: ReceivedMessage, groups: list[str]) -> tu
     return [facts for facts in found if isinstance(facts, Facts)], verdicts
 
 
-def _body(ask: Ask, message: ReceivedMessage) -> Body:
+async def _body(ask: Ask, message: ReceivedMessage) -> Body:
     """A message's body, as a hook decodes it or as it is."""
-    if ask.hides_bodies or (text := ask.console.hooks.decode(message)) is None:
+    (text,) = [None] if ask.hides_bodies else await ask.console.hooks.decode([message])
+    if text is None:
         return body_of(message.body, hidden=ask.hides_bodies)
     text, size = render.clean(text), len(message.body)
     return Body(form="decoded", text=text[:BODY_SHOWN], bytes=size, is_cut=len(text) > BODY_SHOWN)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -51,9 +52,13 @@ class Row(Struct, rename="camel", kw_only=True):
     retries: int
 
 
-def row_of(ask: Ask, message: ReceivedMessage) -> Row:
-    """A message as a row; of its body the beginning."""
-    decoded = None if ask.hides_bodies else ask.console.hooks.decode(message)
+async def message_rows(ask: Ask, messages: Sequence[ReceivedMessage]) -> list[Row]:
+    """Messages as rows; of their bodies the beginnings, as hooks decode them."""
+    texts = await ask.console.hooks.decode([] if ask.hides_bodies else messages)
+    return [_row(ask, one, text) for one, text in zip_longest(messages, texts)]
+
+
+def _row(ask: Ask, message: ReceivedMessage, decoded: str | None) -> Row:
     return Row(
         msg_id=message.msg_id,
         broker=message.broker_name or "",
@@ -104,7 +109,7 @@ async def search(ask: Ask) -> Page | Response:
         matched = [one for one in messages if span.test()(one)]
         values: dict[str, Any] = {
             "name": topic,
-            "messages": [row_of(ask, one) for one in matched],
+            "messages": await message_rows(ask, matched),
             "examined": len(messages),
             "total": None,
             "reachedMs": None,
@@ -125,7 +130,7 @@ async def search(ask: Ask) -> Page | Response:
         matched = found.messages
         values = {
             "name": topic,
-            "messages": [row_of(ask, one) for one in matched],
+            "messages": await message_rows(ask, matched),
             "examined": found.examined,
             "total": found.total,
             "reachedMs": found.reached_ms,
@@ -202,7 +207,7 @@ async def tail(ask: Ask) -> Page:
     _wanted(ask)
     span = Span(tags=ask.text("tags") or "*", sql=ask.text("sql"))
     found = await page(ask.admin.calls, topic, span, count=20, budget=Budget(messages=2_000, ms=1_000))
-    values = {"name": topic, "messages": [row_of(ask, one) for one in found.messages]}
+    values = {"name": topic, "messages": await message_rows(ask, found.messages)}
     filters = {name: ask.text(name) for name in ("tags", "sql", "key", "queue")}
     more = {"asked": ask.query, "stream": ask.link("topics", topic, "tail", "events", **filters)}
     return Page(
@@ -235,8 +240,8 @@ async def tail_events(ask: Ask) -> Response:
     topic = ask.params["t"]
     await ask.admin.calls.route(topic)
 
-    def rows(messages: list[ReceivedMessage]) -> str:
-        shown = [row_of(ask, one) for one in messages]
+    async def rows(messages: list[ReceivedMessage]) -> str:
+        shown = await message_rows(ask, messages)
         return render.html("tail_rows.html", {"messages": shown, "name": topic, "link": ask.link})
 
     return live.tail_rows(ask, topic, _wanted(ask), rows)
