@@ -1,0 +1,21 @@
+"""Each feature of the documents' table has a test that is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "reference" / "console-features.md").read_text()
+ROWS = re.findall(r"^\| (.+?) \| .+? \| `(tests/[\w/]+\.py)::(\w+)`", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("feature", "path", "name"), ROWS, ids=[feature for feature, _, _ in ROWS])
+def test_a_feature_has_its_test(feature: str, path: str, name: str) -> None:
+    assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"{feature}: {path}::{name}"
+
+
+def test_all_features_are_told() -> None:
+    assert len(ROWS) == 36
