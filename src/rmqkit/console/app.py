@@ -26,6 +26,7 @@ from rmqkit.console.asking import Ask, Fault, Page, View
 from rmqkit.console.hub import Env, Hub
 from rmqkit.console.logins import LOCAL, Role, User
 from rmqkit.console.routes import ROUTES, Route
+from rmqkit.console.texts import LANGUAGES
 from rmqkit.errors import NoNameServer, PeerRefused, ReadOnly, RequestTimedOut, RmqError, SettingsError, UnknownName
 from rmqkit.protocol.codes import ResponseCode
 
@@ -232,6 +233,8 @@ class Console(Hub):
             "envs": list(self.envs),
             "here": _here(ask.request),
             "live_s": live_s,
+            "lang": ask.language,
+            "languages": LANGUAGES,
             "now_ms": self.clock.now_ms(),
         }
         return common | page.values | page.more

@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from rmqkit.admin import Admin
 from rmqkit.admin.health import Snapshot
+from rmqkit.console import texts
 from rmqkit.console.hooks import OwnPage
 from rmqkit.console.hub import Env, Hub
 from rmqkit.console.logins import Role, User
@@ -110,6 +111,11 @@ class Ask:
     def snapshot(self) -> Snapshot:
         """What the watcher knows."""
         return self.env.watcher.snapshot
+
+    @property
+    def language(self) -> str:
+        """Of the page's texts: what the user chose, or the browser asks for."""
+        return texts.chosen(self.request.cookies.get("rmq_lang", ""), self.request.headers.get("accept-language", ""))
 
     @property
     def admin(self) -> Admin:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -19,6 +19,7 @@ import msgspec
 from markupsafe import Markup
 
 from rmqkit.admin.health import span_text
+from rmqkit.console import texts
 
 _SAFE_INTEGER = 1 << 53
 UNKNOWN = Markup('<span class="unknown" title="unknown: nobody told it yet">–</span>')
@@ -52,13 +53,13 @@ class Link:
 
 
 def html(template: str, values: Mapping[str, Any]) -> str:
-    """A whole page."""
-    return _environment().get_template(template).render(values)
+    """A whole page, in the language ``lang`` of the values."""
+    return _environment(values.get("lang", "en")).get_template(template).render(values)
 
 
 def block(template: str, values: Mapping[str, Any], name: str = "live") -> str:
     """One block of a page."""
-    found = _environment().get_template(template)
+    found = _environment(values.get("lang", "en")).get_template(template)
     return "".join(found.blocks[name](found.new_context(dict(values))))
 
 
@@ -87,10 +88,23 @@ def _safe(value: Any) -> Any:
     return value
 
 
+class _Loader(jinja2.PackageLoader):
+    """Finds templates, in a language."""
+
+    def __init__(self, language: str) -> None:
+        super().__init__("rmqkit.console")
+        self._language = language
+
+    def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool] | None]:
+        source, name, is_fresh = super().get_source(environment, template)
+        return texts.translated(source, self._language), name, is_fresh
+
+
 @functools.cache
-def _environment() -> jinja2.Environment:
+def _environment(language: str) -> jinja2.Environment:
+    known = texts.catalogue(language)
     found = jinja2.Environment(
-        loader=jinja2.PackageLoader("rmqkit.console"),
+        loader=_Loader(language),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -103,6 +117,7 @@ def _environment() -> jinja2.Environment:
         "span": span,
         "time": time,
         "clean": clean,
+        "text": lambda text: known.get(text, text),
         "percent": lambda value: UNKNOWN if value is None else f"{value:.0%}",
     }
     found.tests["unknown"] = lambda value: value is None

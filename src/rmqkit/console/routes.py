@@ -28,7 +28,7 @@ class Route(Struct, frozen=True):
 ROUTES: tuple[Route, ...] = (
     Route("/", "outside:home", "The first page of the only cluster, or the list of clusters.", live_s=10),
     Route("/login", "outside:login", "Log in, and out: access key and secret, or name and password.", posts=True),
-    Route("/theme", "outside:theme", "Keeps the choice of light or dark in a cookie.", posts=True),
+    Route("/theme", "outside:theme", "Keeps the choice of light or dark, or of the language, in a cookie.", posts=True),
     Route("/audit", "outside:audit", "Who changed what, and what was refused; `q` filters."),
     Route("/about", "outside:about", "Versions, what the console costs each broker, whether it is well.", live_s=10),
     Route("/events", "events", "Refreshes of a page, as server-sent events; `path` names the page."),

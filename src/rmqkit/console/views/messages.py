@@ -242,7 +242,7 @@ async def tail_events(ask: Ask) -> Response:
 
     async def rows(messages: list[ReceivedMessage]) -> str:
         shown = await message_rows(ask, messages)
-        return render.html("tail_rows.html", {"messages": shown, "name": topic, "link": ask.link})
+        return render.html("tail_rows.html", {"messages": shown, "name": topic, "link": ask.link, "lang": ask.language})
 
     return live.tail_rows(ask, topic, _wanted(ask), rows)
 

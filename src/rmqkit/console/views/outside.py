@@ -16,6 +16,7 @@ from rmqkit.console import logins
 from rmqkit.console.asking import Ask, Fault, Page
 from rmqkit.console.logins import Role, User
 from rmqkit.console.security import is_own_path
+from rmqkit.console.texts import LANGUAGES
 from rmqkit.errors import PeerRefused, RmqError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.schemas.access import UserInfo, UserRequest
@@ -141,11 +142,13 @@ async def _role(ask: Ask, name_servers: str, signing: Credentials) -> Role:
 
 
 async def theme(ask: Ask) -> Response:
-    """Light, dark, or as the system has it."""
-    chosen = ask.form.get("theme", "")
+    """Light, dark, or as the system has it; or the language."""
+    chosen, language = ask.form.get("theme", ""), ask.form.get("lang", "")
     back = ask.form.get("back", "")
     response = RedirectResponse(back if is_own_path(back) else ask.link.out(), 303)
-    if chosen in ("light", "dark"):
+    if language in LANGUAGES:
+        response.set_cookie("rmq_lang", language, max_age=_THEME_SECONDS, samesite="strict", path="/")
+    elif chosen in ("light", "dark"):
         response.set_cookie("rmq_theme", chosen, max_age=_THEME_SECONDS, samesite="strict", path="/")
     else:
         response.delete_cookie("rmq_theme", path="/")
