@@ -163,6 +163,19 @@ def test_every_page_in_a_browser(shop: Shop, looker: Looker) -> None:
     assert not looker.faults, "\n".join(looker.faults)
 
 
+def test_the_language_is_switched_and_stays(shop: Shop, looker: Looker) -> None:
+    page = looker.page
+    page.goto(f"{shop.base}/local/groups")
+    page.get_by_role("button", name="中文").click()
+    page.locator("h1", has_text="消费组").wait_for()
+    page.locator("#pause").click()
+    page.locator("#pause", has_text="继续").wait_for()
+    looker.look("groups in Chinese")
+    page.get_by_role("button", name="English").click()
+    page.locator("h1", has_text="Groups").wait_for()
+    assert not looker.faults, "\n".join(looker.faults)
+
+
 def filters(path: str, text: str, words: str) -> Callable[[Shop, Looker], None]:
     """The way through a list's filter."""
 

@@ -4,6 +4,7 @@ import { zones } from "./zones.js";
 const live = document.getElementById("live");
 const pause = document.getElementById("pause");
 const status = document.getElementById("status");
+const texts = document.body.dataset;
 let source = null;
 let isPaused = false;
 
@@ -34,8 +35,8 @@ function open() {
   if (source || isPaused || document.hidden || !live?.dataset.events) return;
   source = new EventSource(live.dataset.events);
   source.addEventListener("live", (event) => put(event.data));
-  source.addEventListener("status", (event) => { if (status && !status.querySelector(".bad")) status.textContent = `as of ${new Date(Number(event.data)).toISOString().slice(11, 19)} UTC`; });
-  source.addEventListener("trouble", (event) => { if (status) status.textContent = `not fresh: ${event.data}`; });
+  source.addEventListener("status", (event) => { if (status && !status.querySelector(".bad")) status.textContent = `${texts.textAsOf} ${new Date(Number(event.data)).toISOString().slice(11, 19)} UTC`; });
+  source.addEventListener("trouble", (event) => { if (status) status.textContent = `${texts.textNotFresh}: ${event.data}`; });
   source.addEventListener("end", close);
 }
 function close() {
@@ -63,7 +64,7 @@ function follow() {
     zones(body);
   });
   source.addEventListener("status", (event) => (status.textContent = event.data));
-  source.addEventListener("dropped", (event) => (document.getElementById("dropped").textContent = `${event.data} more came and are not shown`));
+  source.addEventListener("dropped", (event) => (document.getElementById("dropped").textContent = `${event.data} ${texts.textDropped}`));
   source.addEventListener("end", (event) => { status.textContent = event.data; close(); });
 }
 let hiddenFor = 0;
@@ -82,7 +83,7 @@ if (pause) {
   pause.addEventListener("click", () => {
     isPaused = !isPaused;
     pause.setAttribute("aria-pressed", String(isPaused));
-    pause.textContent = isPaused ? "Go on" : "Pause";
+    pause.textContent = isPaused ? texts.textGoOn : texts.textPause;
     if (isPaused) close();
     else if (tail) follow();
     else open();
