@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rmqkit import TransactionProducer, TransactionState
 from rmqkit.admin import Admin
 from rmqkit.protocol.message import Message
 from tests.admin.things import send
@@ -21,7 +22,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.real_time
 
-TOPIC, GROUP = "ConsoleOrders", "console-billing"
+TOPIC, LATER, GROUP = "ConsoleOrders", "ConsoleLater", "console-billing"
 SECONDS = 60
 WITHOUT_HA = "brokers before 5.0 do not know the request (907)"
 
@@ -48,12 +49,22 @@ def test_every_page_of_two_clusters_at_once(apache: ApachePair, tmp_path: Path) 
 async def fill(name_servers: str) -> None:
     """Six orders, and a group that nobody is in."""
     async with Admin(name_servers) as admin:
-        await admin.topics.create(TOPIC, cluster=CLUSTER, read_queues=2, write_queues=2)
+        for topic in (TOPIC, LATER):
+            await admin.topics.create(topic, cluster=CLUSTER, read_queues=2, write_queues=2)
         await admin.groups.update(GROUP, {}, cluster=CLUSTER)
         async with asyncio.timeout(SECONDS):
-            while TOPIC not in await admin.calls.topic_names():
+            while not {TOPIC, LATER} <= set(await admin.calls.topic_names()):
                 await asyncio.sleep(0.1)
         await send(admin, *(Message(topic=TOPIC, body=b'{"n": %d}' % n, keys=[f"k{n}"]) for n in range(6)))
+    async with TransactionProducer("console-shop", name_servers, execute=never, check=never) as producer:
+        for _ in range(2):
+            await producer.send(Message(topic=LATER, body=b"later", delay_level=18))
+        await producer.send_half(Message(topic=LATER, body=b"half"))
+
+
+async def never(*_: object) -> TransactionState:
+    """Of a transaction that nobody decides."""
+    return TransactionState.UNKNOWN
 
 
 def look_at_every_page(address: str, env: str, apache: ApachePair) -> None:
@@ -64,12 +75,30 @@ def look_at_every_page(address: str, env: str, apache: ApachePair) -> None:
         f"{at}/at/{BROKER_NAME}/0/0", f"{at}/messages?key=k3", f"{at}/send", f"/{env}/groups",
         f"/{env}/groups/{GROUP}", f"/{env}/groups/{GROUP}/explain", explained, f"/{env}/brokers",
         f"/{env}/brokers/{BROKER_NAME}", f"/{env}/brokers/{BROKER_NAME}/settings", f"/{env}/name-servers",
-        f"/{env}/ha", f"/{env}/clients", "/about", "/audit",
+        f"/{env}/ha", f"/{env}/clients", "/about", "/audit", f"/{env}/brokers/{BROKER_NAME}/store",
+        f"/{env}/waiting/delays", f"/{env}/waiting/transactions", f"/{env}/waiting/pop",
+        f"/{env}/filter?type=TAG&expression=x&topic={TOPIC}",
     ]  # fmt: skip
     for path in paths:
         text = page(address, path)
         assert "The console failed" not in text, path
         assert told(address, path)["title"], path
+    (delays,) = told(address, f"/{env}/waiting/delays")["brokers"]
+    (last,) = [one for one in delays["levels"] if one["level"] == 18]
+    assert last["delayMs"] == 4_000  # of tests' settings; other tests may have used the level, too
+    assert last["delivered"] + last["waiting"] >= 2
+    assert (delays["trouble"], delays["dueWithinS"]) == ("", None)
+    assert (delays["timed"] is None) is (env == "old")
+    halves = told(address, f"/{env}/waiting/transactions")["found"]
+    assert halves["counts"]["new"] + halves["counts"]["asked"] + halves["counts"]["given up"] >= 1
+    assert halves["troubles"] == {}
+    pops = told(address, f"/{env}/waiting/pop")["found"]
+    assert ("brokers before 5.0 have none" in str(pops["troubles"])) is (env == "old")
+    store = told(address, f"/{env}/brokers/{BROKER_NAME}/store")["store"]
+    # Apache's brokers do not tell the oldest message while the log has less than 8 MiB.
+    assert store["segmentCount"] and store["diskBytes"] and len(store["limits"]) == 3
+    filtered = told(address, f"/{env}/filter?type=TAG&expression=x&topic={TOPIC}")["found"]
+    assert [(one["wanted"], one["brokerSays"]) for one in filtered["tested"]] == [(False, False)] * 6
     (row,) = told(address, f"/{env}/brokers")["brokers"]
     assert row["addr"] == apache.broker_addr
     messages = told(address, f"{at}/messages")["messages"]
