@@ -36,7 +36,7 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.message import ReceivedMessage, read_messages
-from rmqkit.protocol.schemas.brokers import TimerMetrics
+from rmqkit.protocol.schemas.brokers import TimerMetrics, TimerMetricsRequest
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.offsets import TopicStatsTable
 from rmqkit.protocol.schemas.pop import PopCheckPoint, StoredAck
@@ -227,7 +227,8 @@ class Waiting:
 
     async def _add_timer(self, found: Delays, address: str, figures: dict[str, str]) -> None:
         try:
-            metrics = await self._calls.fetch(TimerMetrics, address, RequestCode.GET_TIMER_METRICS)
+            code, header = RequestCode.GET_TIMER_METRICS, TimerMetricsRequest(due_within=True)
+            metrics = await self._calls.fetch(TimerMetrics, address, code, header)
         except PeerRefused:  # a broker without a timer, or of 4.x
             return
         found.timed_by_topic = {topic: one.count for topic, one in metrics.timing_count.items() if one.count}

@@ -22,6 +22,7 @@ from rmqkit.broker.settings import BrokerRole
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply, request
+from rmqkit.protocol.schemas.brokers import TimerMetricsRequest
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.offsets import (
     CloneGroupOffsetRequest,
@@ -150,9 +151,12 @@ class OffsetHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.GET_TIMER_METRICS)
     async def timer_metrics(self, connection: Connection, command: Command) -> Command:
-        """The messages that wait for their time, by topic; slaves copy it. And by when they are due."""
+        """The messages that wait for their time, by topic; slaves copy it. To who asks, also by when they are due."""
         if (timer := self._context.timer) is not None:
-            return reply(command, body=fastjson.dumps(replace(timer.metrics, due_within_s=await timer.due_within_s())))
+            metrics = timer.metrics
+            if decode_header(command, TimerMetricsRequest).due_within:
+                metrics = replace(metrics, due_within_s=await timer.due_within_s())
+            return reply(command, body=fastjson.dumps(metrics))
         return reply(command, ResponseCode.SYSTEM_ERROR, "The timer message store is null")
 
     @answers(RequestCode.GET_TOPIC_STATS_INFO)

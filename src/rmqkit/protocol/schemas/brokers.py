@@ -372,9 +372,16 @@ class TimingCount(Struct, rename="camel", gc=False):
     time_stamp: Int64 = 0
 
 
+class TimerMetricsRequest(Struct, rename="camel", gc=False):
+    """GET_TIMER_METRICS. ``due_within`` is rmqkit's own: slaves do not ask for it, Apache's brokers pass over it."""
+
+    due_within: bool = False
+
+
 class TimerMetrics(Struct, rename="camel"):
     """Answer to GET_TIMER_METRICS: topic → waiting messages.
-    ``due_within_s`` is rmqkit's own: seconds → messages due within them, and not within the next lower number."""
+    ``due_within_s`` is rmqkit's own, for who asks for it: seconds → messages due within them, and not within the next
+    lower number."""
 
     data_version: DataVersion = field(default_factory=DataVersion)
     timing_count: dict[str, TimingCount] = field(default_factory=dict)
