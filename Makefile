@@ -158,6 +158,10 @@ bench-pop: $(STAMP) ## our broker and Apache's under the same pops and acks in o
 bench-timer: $(STAMP) ## a million timed messages at our broker and at Apache's in one run (needs Java 17 and Maven)
 	@$(BIN)/python bench/beside_apache.py timer $(ARGS)
 
+.PHONY: bench-grpc-cpu
+bench-grpc-cpu: $(STAMP) ## what a send, a receive and an ack of gRPC cost in one process; ARGS="--beside ../other/src" compares
+	@$(BIN)/python bench/grpc_cpu.py $(ARGS)
+
 bench-grpc: $(STAMP) ## gRPC at our broker, at rmq proxy and at Apache's proxy in one run: bench/figures/grpc.json (Java 17, Maven)
 	@$(BIN)/python bench/grpc_bench.py --out bench/figures/grpc.json $(ARGS)
 

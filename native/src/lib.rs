@@ -7,7 +7,9 @@
 #![forbid(unsafe_code)]
 
 mod acks;
+mod grpc;
 mod header;
+mod hpack;
 mod index;
 mod properties;
 mod read;
@@ -28,7 +30,7 @@ use properties::{Keys, Rules, STORED_BYTES_MAX, Span, java_hash, java_hash_behin
 use record::{Message, Shared};
 
 /// Raised whenever calls or their results change: Python takes a core of its own number only.
-const FORMAT: u32 = 5;
+const FORMAT: u32 = 6;
 const JSON: u8 = 0;
 const BINARY: u8 = 1;
 const START_BYTES: usize = 8;
@@ -746,6 +748,8 @@ fn rmqkit_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::set_slots, module)?)?;
     module.add_function(wrap_pyfunction!(read::select_records, module)?)?;
+    module.add_class::<grpc::GrpcSends>()?;
+    module.add_class::<hpack::HeaderTables>()?;
     module.add_class::<Core>()?;
     module.add_class::<acks::Acks>()?;
     module.add_class::<Run>()

@@ -137,8 +137,12 @@ class Caller:
     async def ask(self, name, seconds=None, **fields):
         method = METHODS[name]
         # Through bytes, as any client's: what a field cannot hold is found here.
-        asked = method.request.FromString(method.request(**fields).SerializeToString())
-        return await self.endpoint.unary(method, Call(self.metadata, seconds), asked)
+        content = method.request(**fields).SerializeToString()
+        call, answered = Call(self.metadata, seconds), asyncio.get_running_loop().create_future()
+        if self.endpoint.answer_at_once(method, call, content, answered.set_result):
+            self.endpoint.handle_gathered()
+            return method.response.FromString(await answered)
+        return await self.endpoint.unary(method, call, method.request.FromString(content))
 
     async def send(self, topic="T", body=b"hello", message_id="ID1", properties=None, **system):
         return await self.ask("SendMessage", messages=[message(topic, body, message_id, properties, **system)])

@@ -31,6 +31,12 @@ class Endpoint:
         self.fails = False
         self.holds: asyncio.Future | None = None
 
+    def answer_at_once(self, method, call, content, write):
+        return False
+
+    def handle_gathered(self):
+        """Nothing was gathered."""
+
     async def unary(self, method, call, asked):
         self.asked.append((method.name, call, asked))
         if self.fails:

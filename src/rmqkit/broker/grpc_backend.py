@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 import msgspec
 
@@ -22,10 +22,12 @@ from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.proxy.backend import (
     ASK_TIMEOUT_MS,
+    BackendAtOnce,
     BrokerQueues,
     GrpcRefusal,
     OnRequest,
     Peer,
+    PeerAtOnce,
     Route,
     Unclaimed,
     Wanted,
@@ -40,9 +42,16 @@ from rmqkit.remoting.router import Router
 __all__ = ["LocalBackend"]
 
 
-_READ_WRITE = int(Permission.READ | Permission.WRITE)  # the bits of enums take microseconds to combine
+_READ_WRITE = int(Permission.READ | Permission.WRITE)
 # What is stored: written together when several come at once.
 _GATHERED = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
+
+
+@lru_cache(maxsize=1024)
+def _route(
+    name: str, broker_id: int, ip: str, read_queue_count: int, write_queue_count: int, permission: int, kind: str
+) -> Route:
+    return Route(kind, [BrokerQueues(name, broker_id, ip, read_queue_count, write_queue_count, permission)])
 
 
 class LocalBackend:
@@ -71,28 +80,43 @@ class LocalBackend:
         self.has_policies = authorize is not None
         self._on_closed = on_closed
         self._name = context.settings.broker_name
+        self._gathering: set[LocalConnection] = set()
+        self.at_once: BackendAtOnce | None = self
         self.own: Peer = self.join(lambda command: None, lambda: None)
 
     async def route(self, topic: str) -> Route | None:
+        return self.route_at_once(topic)
+
+    def route_at_once(self, topic: str) -> Route | None:
         config = self._context.topics.get(topic)
         if config is None or topic_fault(topic) is not None:
             return None
-        permission = config.perm & self._context.settings.broker_permission
-        queues = BrokerQueues(
-            self._name,
-            self._context.settings.broker_id,
-            self._context.identity.ip,
-            config.read_queue_nums,
-            config.write_queue_nums,
-            permission & _READ_WRITE,
-        )
-        return Route((config.attributes or {}).get("message.type", "NORMAL"), [queues])
+        # Those of enums take microseconds to combine.
+        permission = int(config.perm) & int(self._context.settings.broker_permission) & _READ_WRITE
+        kind = config.attributes.get("message.type", "NORMAL") if config.attributes else "NORMAL"
+        broker_id = self._context.settings.broker_id
+        ip = self._context.identity.ip
+        return _route(self._name, broker_id, ip, config.read_queue_nums, config.write_queue_nums, permission, kind)
 
     async def group(self, name: str) -> SubscriptionGroupConfig | None:
         return self._context.groups.stored.subscription_group_table.get(name)
 
     async def has_broker(self, name: str) -> bool:
         return name == self._name
+
+    def is_broker(self, name: str) -> bool:
+        return name == self._name
+
+    def peer_at_once(self, peer: Peer) -> PeerAtOnce:
+        assert isinstance(peer, _LocalPeer), "made by `join`"
+        self._gathering.add(peer)
+        return peer
+
+    def handle_gathered(self) -> None:
+        if self._gathering:
+            gathering, self._gathering = self._gathering, set()
+            for peer in gathering:
+                peer.handle_gathered()
 
     def readable_broker(self, name: str, route: Route) -> str | None:
         queues = route.brokers[0]
@@ -112,6 +136,9 @@ class LocalBackend:
         return _LocalPeer(self._context, self._router, on_request, partial(self._closed, on_close))
 
     async def identify(self, metadata: Mapping[str, str]) -> str | None:
+        return self.signer(metadata)
+
+    def signer(self, metadata: Mapping[str, str]) -> str | None:
         if self._authentication is None:
             return None
         try:

@@ -10,7 +10,7 @@ Source: remoting.md §1.2, §1.3, §4.3.1, §7.3; store.md §3.4, §4.1, §7.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from mmap import mmap
 from typing import Any, Protocol
 
@@ -24,8 +24,11 @@ __all__ = [
     "FORMAT",
     "Acks",
     "CoreFault",
+    "GrpcSendsReader",
     "Sends",
     "SendsReader",
+    "compiled_grpc_sends",
+    "compiled_header_decoders",
     "compiled_reader",
     "core_fault",
     "index_entries",
@@ -33,7 +36,7 @@ __all__ = [
     "set_slots",
 ]
 
-FORMAT = 5
+FORMAT = 6
 """What the calls below are numbered by: a core of another number is not used."""
 
 CoreFault: type[BaseException] = getattr(_native, "PanicException", SystemError)
@@ -183,6 +186,40 @@ def record_selector(environment: Mapping[str, str]) -> SelectRecords | None:
     """The core's `SelectRecords`; None without a core: its twin is the loop in `rmqkit.store.reader`."""
     selector: SelectRecords | None = None if core_fault(environment) else _native.select_records
     return selector
+
+
+class GrpcSendsReader(Protocol):
+    """Takes plain sends out of the requests of gRPC's SendMessage."""
+
+    def read(self, request: bytes, born_host: str, /) -> tuple[str, str, str, str, bytes, int] | None:
+        """Topic, message id, message group, property string, body and time of birth in ms of the one message of a
+        request; None when it asks for more than storing, or could be refused. ``born_host``: where the message comes
+        from unless it says so."""
+
+
+def compiled_grpc_sends(refused: Collection[str], body_bytes_max: int, properties_bytes_max: int) -> GrpcSendsReader:
+    """The core's reader of sends of gRPC; plain Python reads each of them with protobuf, and has no such reader.
+    ``refused``: names that user properties of plain sends do not have."""
+    reader: GrpcSendsReader = _native.GrpcSends(set(refused), body_bytes_max, properties_bytes_max)
+    return reader
+
+
+class HeaderBlockDecoder(Protocol):
+    """Reads the header blocks of one side of a connection of HTTP/2."""
+
+    def decode(self, block: bytes, /) -> list[tuple[bytes, bytes]]:
+        """The headers of a block. Raises ValueError: it cannot be read; its arguments are a text, and whether there
+        are only too many bytes of headers."""
+
+
+def compiled_header_decoders(
+    static_table: Sequence[tuple[bytes, bytes]], codes: Sequence[int], lengths: Sequence[int]
+) -> Callable[[int], HeaderBlockDecoder]:
+    """Makes the core's decoders of header blocks, by the bytes that the headers of a block may have.
+    ``codes``, ``lengths``: the Huffman code of each byte, and of the end."""
+    decoders: Callable[[int], HeaderBlockDecoder]
+    decoders = _native.HeaderTables(list(static_table), list(codes), list(lengths)).decoder
+    return decoders
 
 
 def index_entries(

@@ -15,15 +15,19 @@ from msgspec import Struct, field
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.schemas.clients import HeartbeatData
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.remoting.local import Answered
 from rmqkit.remoting.policies import Actions, Resource
 
 __all__ = [
     "ASK_TIMEOUT_MS",
+    "Answered",
     "Backend",
+    "BackendAtOnce",
     "BrokerQueues",
     "GrpcRefusal",
     "OnRequest",
     "Peer",
+    "PeerAtOnce",
     "Route",
     "Unclaimed",
     "Wanted",
@@ -91,8 +95,41 @@ class Peer(Protocol):
         """Have brokers forget the client."""
 
 
+class PeerAtOnce(Peer, Protocol):
+    """A client of a broker in this process."""
+
+    def request_soon(self, command: Command, answered: Answered) -> None:
+        """`ask` with an answer that is taken when it is there: now, or later."""
+
+    def gather(self, header: tuple[bytes, bytes], body: bytes, answered: Answered) -> None:
+        """`request_soon` with a send, when all of this read are here: `BackendAtOnce.handle_gathered`.
+        ``header``: as JSON, what stands before its opaque and behind it."""
+
+
+class BackendAtOnce(Protocol):
+    """What a broker in this process answers without waiting."""
+
+    def route_at_once(self, topic: str) -> Route | None:
+        """`Backend.route`."""
+
+    def is_broker(self, name: str) -> bool:
+        """`Backend.has_broker`."""
+
+    def signer(self, metadata: Mapping[str, str]) -> str | None:
+        """`Backend.identify`."""
+
+    def peer_at_once(self, peer: Peer) -> PeerAtOnce:
+        """A peer of this backend, which will be asked with `gather` before `handle_gathered`."""
+
+    def handle_gathered(self) -> None:
+        """Have the broker handle what its peers gathered."""
+
+
 class Backend(Protocol):
     """The brokers behind an endpoint."""
+
+    at_once: BackendAtOnce | None
+    """The same where the broker is in this process."""
 
     own: Peer
     """Who asks where no client does."""

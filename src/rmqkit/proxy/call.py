@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
-__all__ = ["Call", "CallEnded"]
+from rmqkit.protocol.command import Command
+from rmqkit.proxy.status import Code
+from rmqkit.remoting.local import Answered
+
+__all__ = ["AnswerWith", "Call", "CallEnded"]
+
+AnswerWith = Callable[[Callable[[Command], tuple[Code, bytes]]], Answered]
+"""Has a call answered with what is made of a broker's answer: a status, and the encoded message that tells it."""
 
 
 class CallEnded(Exception):

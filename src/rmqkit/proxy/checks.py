@@ -16,6 +16,7 @@ from rmqkit.proxy.status import Code, Refused
 __all__ = [
     "BODY_BYTES_MAX",
     "INVISIBLE_MS_MAX",
+    "REFUSED",
     "check_group",
     "check_messages",
     "check_sent",
@@ -55,7 +56,8 @@ RESERVED_AND_HIDDEN = _RESERVED
 """Names that applications cannot set, and do not see in what they receive."""
 
 # The reference lets them pass. They change what a broker makes of a record, so they are refused here.
-_REFUSED = _RESERVED | {property_names.INNER_MULTI_DISPATCH, property_names.INNER_NUM, property_names.INNER_BASE}
+REFUSED = _RESERVED | {property_names.INNER_MULTI_DISPATCH, property_names.INNER_NUM, property_names.INNER_BASE}
+"""Names that user properties of what is sent may not have."""
 
 
 def check_topic(topic: str) -> str:
@@ -166,7 +168,7 @@ def _check_properties(properties: Any) -> None:
         text = f"too many user properties, max is {_USER_PROPERTIES_MAX}"
         raise Refused(Code.MESSAGE_PROPERTIES_TOO_LARGE, text)
     for name, value in properties.items():
-        if name in _REFUSED:
+        if name in REFUSED:
             raise Refused(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"property is used by system: {name}")
         for what, text in (("key", name), ("value", value)):
             if _CONTROL(text):

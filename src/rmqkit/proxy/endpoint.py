@@ -15,11 +15,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from rmqkit.clock import Clock
-from rmqkit.errors import RmqError
+from rmqkit.errors import ConnectionLost, RmqError
+from rmqkit.protocol.command import Command
 from rmqkit.proxy.backend import Backend
-from rmqkit.proxy.call import Call, CallEnded
+from rmqkit.proxy.call import AnswerWith, Call, CallEnded
 from rmqkit.proxy.clients import CLIENT_SILENT_MS_MAX, Client, Clients, Stream
-from rmqkit.proxy.messages import Method, message_class, methods
+from rmqkit.proxy.messages import DecodeError, Method, message_class, methods
 from rmqkit.proxy.receiving import Receiving
 from rmqkit.proxy.renewal import ROUND_SECONDS
 from rmqkit.proxy.rights import wanted_by
@@ -27,6 +28,7 @@ from rmqkit.proxy.routes import Routes
 from rmqkit.proxy.sending import Sending
 from rmqkit.proxy.status import Code, Refused, name_of, refusal_of, status
 from rmqkit.proxy.telemetry import Telemetry
+from rmqkit.remoting.local import Answered
 from rmqkit.remoting.tasks import Tasks, repeat
 
 __all__ = ["Endpoint", "StreamFailed"]
@@ -36,6 +38,7 @@ _STOP_SECONDS = 10.0
 _DRAIN_SECONDS = 1.0
 
 Write = Callable[[Any], Awaitable[None]]
+_AtOnce = Callable[[Call, Client, bytes, AnswerWith], bool]
 _Unary = Callable[[Call, Client, Any], Awaitable[Any]]
 
 _log = logging.getLogger(__name__)
@@ -78,6 +81,9 @@ class Endpoint:
         self._telemetry = telemetry = Telemetry(backend, sending, self._tasks)
         self.clients = Clients(backend, clock, telemetry.on_request, self._gone)
         routes = Routes(backend, port)
+        self._at_once: dict[str, _AtOnce] = {}
+        if backend.at_once is not None and not backend.has_policies:
+            self._at_once = {"SendMessage": sending.send_at_once, "AckMessage": receiving.ack_at_once}
         self._unary: dict[str, _Unary] = {
             "QueryRoute": lambda call, client, asked: routes.query(asked),
             "QueryAssignment": lambda call, client, asked: routes.assignment(asked),
@@ -142,6 +148,50 @@ class Endpoint:
         if self.answered is not None:
             self.answered[method.name, name_of(answer.status.code)] += 1
         return answer
+
+    def answer_at_once(self, method: Method, call: Call, content: bytes, write: Callable[[bytes], None]) -> bool:
+        """Answer a hot call of one request without a task; False: `unary` has to, which also finds out what is wrong
+        with it. ``write``: takes the encoded answer, now or later; `handle_gathered` has to follow."""
+        begin, backend = self._at_once.get(method.name), self._backend.at_once
+        if begin is None or backend is None:
+            return False
+        try:
+            client = self._client_of(call, backend.signer(call.metadata))
+        except RmqError:
+            return False
+        self._enter(client)
+        is_begun = False
+
+        def answer(made_of: Callable[[Command], tuple[Code, bytes]]) -> Answered:
+            def answered(outcome: Command | ConnectionLost) -> None:
+                self._leave(client)
+                try:
+                    if isinstance(outcome, ConnectionLost):
+                        raise outcome
+                    code, encoded = made_of(outcome)
+                except Exception as error:  # noqa: BLE001 - the outer edge of a call: answered and logged once
+                    refused = refusal_of(error) if isinstance(error, RmqError) else _failed(method.name, call, error)
+                    code = refused.code
+                    encoded = method.response(status=status(code, refused.text)).SerializeToString()
+                if self.answered is not None:
+                    self.answered[method.name, name_of(code)] += 1
+                write(encoded)
+
+            return answered
+
+        try:
+            is_begun = begin(call, client, content, answer)
+        except (RmqError, DecodeError):
+            is_begun = False
+        finally:
+            if not is_begun:
+                self._leave(client)
+        return is_begun
+
+    def handle_gathered(self) -> None:
+        """Have the broker handle what calls of one read asked of it."""
+        if (backend := self._backend.at_once) is not None:
+            backend.handle_gathered()
 
     async def receive(self, method: Method, call: Call, asked: Any, write: Write) -> None:
         """Answer a ReceiveMessage: a status, messages, the time. Raises CallEnded: the client is gone."""
@@ -219,13 +269,30 @@ class Endpoint:
             await backend.authorize(user, wanted_by(name, asked), (call.peername[0],))
         return user
 
-    @contextmanager
-    def _entered(self, call: Call, user: str | None) -> Iterator[Client]:
-        """The client of a call, which is under way meanwhile. Raises Refused."""
+    def _client_of(self, call: Call, user: str | None) -> Client:
+        """The client of a call. Raises Refused."""
         client_id = call.metadata.get("x-mq-client-id", "")
         if not client_id.strip():
             raise Refused(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
-        client = self.clients.called(client_id, call.peername, user)
+        return self.clients.called(client_id, call.peername, user)
+
+    def _enter(self, client: Client) -> None:
+        """Count a call that is answered at once, or nearly."""
+        client.calls += 1
+        self._under_way += 1
+        self._idle.clear()
+
+    def _leave(self, client: Client) -> None:
+        client.calls -= 1
+        self._under_way -= 1
+        assert client.calls >= 0 <= self._under_way, "a call that ended was entered"
+        if not self._under_way:
+            self._idle.set()
+
+    @contextmanager
+    def _entered(self, call: Call, user: str | None) -> Iterator[Client]:
+        """The client of a call, which is under way meanwhile. Raises Refused."""
+        client = self._client_of(call, user)
         client.calls += 1
         try:
             yield client

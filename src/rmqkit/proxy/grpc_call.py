@@ -61,7 +61,9 @@ class GrpcService:
 
     def connection(self, *, clock: Clock, **link: Unpack[LinkArguments]) -> Http2Connection:
         """A connection whose streams are calls."""
-        return Http2Connection(lambda *stream: _GrpcCall(self, *stream), clock=clock, **link)
+        return Http2Connection(
+            lambda *stream: _GrpcCall(self, *stream), clock=clock, on_read=self.endpoint.handle_gathered, **link
+        )
 
 
 class _GrpcCall(Http2Stream):
@@ -149,7 +151,9 @@ class _GrpcCall(Http2Stream):
         elif method.streams_responses:
             self._start(self._receive, method, came.popleft())
         else:
-            self._start(self._unary, method, came.popleft())
+            content = came.popleft()
+            if not self._service.endpoint.answer_at_once(method, self, content, self._answer):
+                self._start(self._unary, method, content)
 
     def cut(self) -> None:
         if self._task is not None:
@@ -261,7 +265,9 @@ class _GrpcCall(Http2Stream):
 
     async def _unary(self, method: Method, content: bytes) -> None:
         answer = await self._service.endpoint.unary(method, self, _parsed(method, content))
-        content = answer.SerializeToString()
+        self._answer(answer.SerializeToString())
+
+    def _answer(self, content: bytes) -> None:
         self.write_answer(_HEAD_BLOCK, b"\0" + len(content).to_bytes(4) + content, _OK_BLOCK)
 
     async def _receive(self, method: Method, content: bytes) -> None:

@@ -15,11 +15,12 @@ import enum
 import struct
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Unpack
 
 from rmqkit.clock import Clock
 from rmqkit.errors import RmqError
-from rmqkit.proxy.header_blocks import HeaderBlockError, HeaderDecoder, Headers
+from rmqkit.proxy.header_blocks import HeaderBlockError, Headers, header_decoder
 from rmqkit.remoting.connection import Link, LinkArguments
 
 __all__ = ["Http2Connection", "Http2Error", "Http2Stream"]
@@ -97,6 +98,12 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
     """One frame."""
     size = len(payload)
     return _HEAD.pack(size >> 8, size & 0xFF, kind, flags, stream_id) + payload
+
+
+@lru_cache(maxsize=1024)
+def _start(size: int, kind: int, flags: int) -> bytes:
+    """What a frame begins with, up to its stream's number."""
+    return bytes((size >> 16, size >> 8 & 0xFF, size & 0xFF, kind, flags))
 
 
 class Http2Stream:
@@ -213,10 +220,15 @@ class Http2Stream:
             return
         self._extra_window -= size
         connection._send_window -= size
+        stream_id = self.id.to_bytes(4)
         connection._put(
-            frame(HEADERS, END_HEADERS, self.id, head)
-            + frame(DATA, 0, self.id, data)
-            + frame(HEADERS, END_HEADERS | END_STREAM, self.id, tail)
+            b"".join(
+                (
+                    *(_start(len(head), HEADERS, END_HEADERS), stream_id, head),
+                    *(_start(size, DATA, 0), stream_id, data),
+                    *(_start(len(tail), HEADERS, END_HEADERS | END_STREAM), stream_id, tail),
+                )
+            )
         )
         connection._answered(self)
 
@@ -288,6 +300,7 @@ class Http2Connection(Link):
 
     Args:
         make_stream: a new stream of this connection, from the arguments of `Http2Stream`.
+        on_read: called when the streams have what a read brought.
 
     Attributes:
         peername: address and port of the client.
@@ -301,16 +314,18 @@ class Http2Connection(Link):
         make_stream: Callable[[Http2Connection, int, float], Http2Stream],
         *,
         clock: Clock,
+        on_read: Callable[[], None] = lambda: None,
         **link: Unpack[LinkArguments],
     ) -> None:
         super().__init__(clock=clock, **link)
         self.loop = self._loop
+        self._on_read = on_read
         self.peername = ("0.0.0.0", 0)
         self.frame_bytes_max = FRAME_BYTES_MAX
         self.pending_bytes = 0
         self.taken: asyncio.Future[None] | None = None
         self._make_stream = make_stream
-        self._decoder = HeaderDecoder(_HEADER_BYTES_MAX)
+        self._decoder = header_decoder(_HEADER_BYTES_MAX)
         self._streams: dict[int, Http2Stream] = {}
         self._waiting: dict[int, Http2Stream] = {}  # for the connection's window
         self._stuck: dict[int, Http2Stream] = {}  # for their own
@@ -443,7 +458,10 @@ class Http2Connection(Link):
             return
         self._calls_left = _CALLS_PER_TURN
         try:
-            at, self._is_held = self._read_frames(data)
+            try:
+                at, self._is_held = self._read_frames(data)
+            finally:
+                self._on_read()
         except Http2Error as error:
             self._give_up(error)
             return

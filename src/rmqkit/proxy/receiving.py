@@ -34,8 +34,9 @@ from rmqkit.protocol.schemas.pop import (
     PopMessageResponse,
 )
 from rmqkit.protocol.schemas.send import ConsumerSendBackRequest
+from rmqkit.proxy.answers import acked_answer
 from rmqkit.proxy.backend import Backend, Peer
-from rmqkit.proxy.call import Call
+from rmqkit.proxy.call import AnswerWith, Call
 from rmqkit.proxy.checks import INVISIBLE_MS_MAX, check_group, check_topic, duration_ms, sql_or_tags
 from rmqkit.proxy.client_settings import retry_waits_ms
 from rmqkit.proxy.clients import Client
@@ -62,6 +63,7 @@ _ANSWER_BYTES_MAX = 64 << 20
 _log = logging.getLogger(__name__)
 
 _ReceiveResponse = message_class("ReceiveMessageResponse")
+_AckRequest = message_class("AckMessageRequest")
 _AckResponse = message_class("AckMessageResponse")
 _AckEntry = message_class("AckMessageResultEntry")
 _ChangeResponse = message_class("ChangeInvisibleDurationResponse")
@@ -236,6 +238,36 @@ class Receiving:
 
     # -- AckMessage
 
+    def ack_at_once(self, call: Call, client: Client, content: bytes, answer: AnswerWith) -> bool:
+        """Begin to answer an ack of one message; False: `ack` has to. Raises Refused or DecodeError, as others will."""
+        backend = self._backend.at_once
+        assert backend is not None, "asked where the broker is in this process"
+        asked = _AckRequest.FromString(content)
+        entries = asked.entries
+        if len(entries) != 1:
+            return False
+        topic, group = check_topic(asked.topic.name), check_group(asked.group.name)
+        message_id, text = entries[0].message_id, entries[0].receipt_handle
+        told = read_handle(text)
+        if not backend.is_broker(told.pop.broker_name):
+            return False
+        handle = self.renewals.newest(client.id, group, message_id, told)
+        if handle is None:
+            return False
+        self._check_live(handle)
+        self.renewals.drop(client.id, group, message_id, told)
+        assert client.peer is not None, "who calls has been entered"
+
+        def acked(came: Command) -> tuple[Code, bytes]:
+            if came.code == ResponseCode.SUCCESS:
+                return Code.OK, acked_answer(message_id, text)
+            refused = refusal_of(_not_acked(came))
+            entry = _AckEntry(message_id=message_id, receipt_handle=text, status=status(refused.code, refused.text))
+            return refused.code, _AckResponse(status=status(refused.code), entries=[entry]).SerializeToString()
+
+        backend.peer_at_once(client.peer).request_soon(_ack_request(group, topic, handle), answer(acked))
+        return True
+
     async def ack(self, client: Client, asked: Any) -> Any:
         topic, group = check_topic(asked.topic.name), check_group(asked.group.name)
         if not asked.entries:
@@ -267,17 +299,9 @@ class Receiving:
         return OK
 
     async def _ack(self, peer: Peer, group: str, topic: str, handle: Handle) -> None:
-        header = AckMessageRequest(
-            consumer_group=group,
-            topic=handle.topic_of(topic, group),
-            queue_id=handle.pop.queue_id,
-            extra_info=handle.text,
-            offset=handle.offset,
-        )
-        answer = await peer.ask(handle.pop.broker_name, request(RequestCode.ACK_MESSAGE, header))
-        if answer.code == ResponseCode.NO_MESSAGE:
-            raise Refused(Code.INTERNAL_SERVER_ERROR, "ack failed: status is abnormal")
-        _expect(answer, "ack failed: status is abnormal")
+        answer = await peer.ask(handle.pop.broker_name, _ack_request(group, topic, handle))
+        if answer.code != ResponseCode.SUCCESS:
+            raise _not_acked(answer)
 
     # -- ChangeInvisibleDuration
 
@@ -382,6 +406,25 @@ def _invisible_ms(asked: Any) -> int:
     if invisible_ms > INVISIBLE_MS_MAX:
         raise Refused(Code.ILLEGAL_INVISIBLE_TIME, f"the invisibleTime is too large. max is {INVISIBLE_MS_MAX}")
     return invisible_ms
+
+
+def _ack_request(group: str, topic: str, handle: Handle) -> Command:
+    header = AckMessageRequest(
+        consumer_group=group,
+        topic=handle.topic_of(topic, group),
+        queue_id=handle.pop.queue_id,
+        extra_info=handle.text,
+        offset=handle.offset,
+    )
+    return request(RequestCode.ACK_MESSAGE, header)
+
+
+def _not_acked(answer: Command) -> RmqError:
+    """What a broker's refusal of an ack is told as."""
+    text = "ack failed: status is abnormal"
+    if answer.code == ResponseCode.NO_MESSAGE:
+        return Refused(Code.INTERNAL_SERVER_ERROR, text)
+    return PeerRefused(answer.code, answer.remark or text, "the broker")
 
 
 def _expect(answer: Command, otherwise: str) -> None:

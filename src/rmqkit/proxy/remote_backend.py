@@ -26,7 +26,17 @@ from rmqkit.protocol.schemas.clients import HeartbeatData, ProducerData
 from rmqkit.protocol.schemas.groups import GroupRequest, SubscriptionGroupConfig
 from rmqkit.protocol.schemas.pull import ViewMessageRequest
 from rmqkit.protocol.schemas.topics import BrokerData, ClusterInfo, Permission, TopicConfig, TopicRequest, TopicRoute
-from rmqkit.proxy.backend import ASK_TIMEOUT_MS, BrokerQueues, OnRequest, Peer, Route, Unclaimed, Wanted, hand_back
+from rmqkit.proxy.backend import (
+    ASK_TIMEOUT_MS,
+    BackendAtOnce,
+    BrokerQueues,
+    OnRequest,
+    Peer,
+    Route,
+    Unclaimed,
+    Wanted,
+    hand_back,
+)
 from rmqkit.proxy.kept import Kept
 from rmqkit.proxy.users import ProxyUserSettings, Users
 from rmqkit.remoting.address import split_address
@@ -67,6 +77,7 @@ class RemoteBackend:
         self._cluster = users.cluster
         self.users = Users(users, inner, self._ask_cluster, clock)
         self.has_policies = self.users.has_policies
+        self.at_once: BackendAtOnce | None = None
         router = Router()
         router.register(RequestCode.CHECK_TRANSACTION_STATE, self._check_back)
         self._remoting = remoting(router, inner)

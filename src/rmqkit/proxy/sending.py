@@ -8,16 +8,23 @@ moment longer, for who ends one twice: SDKs tell the id alone. Source: grpc.md Â
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from rmqkit.clock import Clock
 from rmqkit.errors import HeaderError, PeerRefused
+from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, decode_header, request
+from rmqkit.protocol.command import Command, decode_header, encode_command, request
 from rmqkit.protocol.compression import Compression
+from rmqkit.protocol.core import GrpcSendsReader, compiled_grpc_sends, core_fault
 from rmqkit.protocol.ids import decode_offset_id, decode_recall_handle
 from rmqkit.protocol.names import AUTO_CREATE_TOPIC
 from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
@@ -39,19 +46,21 @@ from rmqkit.protocol.schemas.send import (
     SendMessageV2Request,
 )
 from rmqkit.protocol.schemas.topics import Permission
+from rmqkit.proxy.answers import sent_answer
 from rmqkit.proxy.backend import Backend, BrokerQueues, Route
-from rmqkit.proxy.call import Call
-from rmqkit.proxy.checks import check_messages, check_sent, check_topic, timestamp_ms
+from rmqkit.proxy.call import AnswerWith, Call
+from rmqkit.proxy.checks import BODY_BYTES_MAX, REFUSED, check_messages, check_sent, check_topic, timestamp_ms
 from rmqkit.proxy.clients import Client
 from rmqkit.proxy.messages import message_class
 from rmqkit.proxy.receiving import no_route
-from rmqkit.proxy.records import TRANSACTION_TYPE, jump_hash, message_of, properties_of, type_of, zlib_of
+from rmqkit.proxy.records import TRACE_CONTEXT, TRANSACTION_TYPE, jump_hash, message_of, properties_of, type_of, zlib_of
 from rmqkit.proxy.status import OK, Code, Refused, code_of_broker, status
 from rmqkit.remoting.address import join_address
 
 __all__ = ["Sending"]
 
 _GZIP = 2
+_WRITE = int(Permission.WRITE)  # the bits of enums take microseconds to combine
 _DEFAULT_QUEUE_COUNT = 4
 _COMMIT, _ROLLBACK = 1, 2
 _SERVER_CHECK = 2
@@ -73,6 +82,12 @@ _UNSAFE = {
     ResponseCode.FLUSH_SLAVE_TIMEOUT: (Code.SLAVE_PERSISTENCE_TIMEOUT, "FLUSH_SLAVE_TIMEOUT"),
     ResponseCode.SLAVE_NOT_AVAILABLE: (Code.HA_NOT_AVAILABLE, "SLAVE_NOT_AVAILABLE"),
 }
+
+
+class _Stored(Struct, rename={"queue_offset": "queueOffset"}):
+    """What is told of the place of a message."""
+
+    queue_offset: int
 
 
 @dataclass(slots=True)
@@ -99,8 +114,35 @@ class Sending:
         self._turn = random.randrange(1 << 16)
         self._halves: _Halves = OrderedDict()
         self._ended: _Halves = OrderedDict()
+        self._plain = None if backend.at_once is None else plain_sends()
 
     # -- SendMessage
+
+    def send_at_once(self, call: Call, client: Client, content: bytes, answer: AnswerWith) -> bool:
+        """Begin to answer a plain send; False: it is none, and `send` answers it. Raises Refused, as `send` will."""
+        backend = self._backend.at_once
+        assert backend is not None, "asked where the broker is in this process"
+        if self._plain is None or (plain := self._plain.read(content, join_address(*call.peername))) is None:
+            return False
+        topic, message_id, group, properties, body, born_ms = plain
+        route = backend.route_at_once(check_topic(topic))
+        if route is None:
+            return False
+        check_sent(route.message_type, "FIFO" if group else "NORMAL", topic)
+        queues, queue_id = self._queue(route, group)
+        assert client.peer is not None, "who calls has been entered"
+        name = topic.encode()
+        before, behind = _PLAIN_HEADER
+        values = name, name, queue_id, born_ms, _encode_json(properties), _encode_json(queues.name)
+
+        def sent(told: Command) -> tuple[Code, bytes]:
+            if told.code == ResponseCode.SUCCESS:
+                return Code.OK, sent_answer(message_id, decode_header(told, _Stored).queue_offset)
+            found = self._sent(topic, [message_id], "NORMAL", queues.name, told)
+            return Code(found.status.code), found.SerializeToString()
+
+        backend.peer_at_once(client.peer).gather((before % values, behind), body, answer(sent))
+        return True
 
     async def send(self, call: Call, client: Client, asked: Any) -> Any:
         messages = asked.messages
@@ -136,26 +178,30 @@ class Sending:
         command = _command(bodies, topic, queue_id, encoded, sys_flag, queues.name, born_ms)
         assert client.peer is not None, "who calls has been entered"
         answer = await client.peer.ask(queues.name, command)
-        return self._sent(topic, messages, kinds[0], queues.name, answer)
+        ids = [message.system_properties.message_id for message in messages]
+        return self._sent(topic, ids, kinds[0], queues.name, answer)
 
     def _queue(self, route: Route, group: str) -> tuple[BrokerQueues, int]:
         """The queue of a message group, or the next one."""
-        writable = [
-            (one, queue_id)
-            for one in sorted(route.brokers, key=lambda queues: queues.name)
-            if one.broker_id == 0 and one.permission & Permission.WRITE
-            for queue_id in range(one.write_queue_count)
-        ]
-        if not writable:
+        writable = [one for one in route.brokers if one.broker_id == 0 and one.permission & _WRITE]
+        if len(writable) > 1:
+            writable.sort(key=lambda queues: queues.name)
+        count = sum([one.write_queue_count for one in writable])
+        if count <= 0:
             raise Refused(Code.FORBIDDEN, "no writable queue")
         if group:
-            return writable[jump_hash(group, len(writable))]
-        self._turn += 1
-        return writable[self._turn % len(writable)]
+            number = jump_hash(group, count)
+        else:
+            self._turn += 1
+            number = self._turn % count
+        for one in writable:
+            if number < one.write_queue_count:
+                return one, number
+            number -= one.write_queue_count
+        raise AssertionError("a number below the sum of all queues is one of theirs")
 
-    def _sent(self, topic: str, messages: Any, kind: str, broker: str, answer: Command) -> Any:
+    def _sent(self, topic: str, ids: list[str], kind: str, broker: str, answer: Command) -> Any:
         """The answer to a send: an entry for each message."""
-        ids = [message.system_properties.message_id for message in messages]
         if answer.code in _UNSAFE:
             code, name = _UNSAFE[ResponseCode(answer.code)]
             failed = status(code, f"send message failed, sendStatus={name}")
@@ -278,6 +324,15 @@ async def _bodies(messages: Any) -> tuple[list[bytes], int]:
     return ([bodies[0]], COMPRESSED) if body is None else ([body], COMPRESSED | Compression.ZLIB)
 
 
+@cache
+def plain_sends() -> GrpcSendsReader | None:
+    """The compiled core's reader of plain sends, where it is installed."""
+    if core_fault(os.environ):
+        return None
+    own = {property_names.SHARDING_KEY, TRACE_CONTEXT}  # user properties of these names take the place of others
+    return compiled_grpc_sends(REFUSED | own, BODY_BYTES_MAX, PROPERTIES_BYTES_MAX - _RESERVED_BYTES)
+
+
 def _command(
     bodies: list[bytes], topic: str, queue_id: int, encoded: list[bytes], sys_flag: int, broker: str, born_ms: int
 ) -> Command:
@@ -300,3 +355,19 @@ def _command(
     header.batch = True
     entries = [BatchEntry(body, text) for body, text in zip(bodies, encoded, strict=True)]
     return request(RequestCode.SEND_BATCH_MESSAGE, header, encode_batch(entries))
+
+
+def _plain_header() -> tuple[bytes, bytes]:
+    """The header of a plain send before its opaque, as a format of what differs, and behind it."""
+    texts = {"<topic>": b"%b", "1234567": b"%d", "7654321": b"%d", '"<properties>"': b"%b", '"<broker>"': b"%b"}
+    sample = _command([b""], "<topic>", 1234567, [b"<properties>"], 0, "<broker>", 7654321)
+    header = b"".join(map(bytes, encode_command(sample)))[8:].replace(b"%", b"%%")
+    for mark, form in texts.items():
+        header = header.replace(mark.encode(), form)
+    before, found, behind = header.partition(b'"opaque":0')
+    assert found, "a request has an opaque"
+    return before + b'"opaque":', behind.replace(b"%%", b"%")
+
+
+_PLAIN_HEADER = _plain_header()
+_encode_json = msgspec.json.Encoder().encode

@@ -8,11 +8,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ConnectionLost
-from rmqkit.protocol.command import RESPONSE, Body, Command, FrameSplitter, decode_command, each_frame, encode_command
+from rmqkit.protocol.command import (
+    JSON,
+    RESPONSE,
+    Body,
+    Command,
+    FrameSplitter,
+    decode_command,
+    each_frame,
+    encode_command,
+    frame_start,
+)
+from rmqkit.protocol.core import CoreFault
 from rmqkit.remoting.connection import Connection, RequestHandling
+
+Answered = Callable[[Command | ConnectionLost], None]
+"""Takes an answer, or why there will be none."""
 
 
 class LocalConnection(Connection):
@@ -35,8 +50,8 @@ class LocalConnection(Connection):
         super().__init__(router, clock=clock, on_close=on_close)
         self._on_request = on_request
         self._is_open = True
-        self._asked: dict[int, asyncio.Future[Command]] = {}
-        self._gathered: list[Command] = []
+        self._asked: dict[int, Answered] = {}
+        self._gathered: list[Command | list[Body]] = []
 
     def moved_to(self, peername: tuple[str, int]) -> None:
         """Take the address that the client has now."""
@@ -51,25 +66,50 @@ class LocalConnection(Connection):
         if not self._is_open:
             answer.set_exception(ConnectionLost(self.peer, self._closed_because))
             return answer
-        self._opaque = (self._opaque + 1) & 0x7FFFFFFF
-        assert self._opaque not in self._asked, "2**31 requests are not under way at a time"
-        command.opaque = self._opaque
-        self._asked[self._opaque] = answer
+        command.opaque = self._ask(partial(_settle, answer))
         if not gathers:
             self._router.handle(self, command)
             return answer
         self._gathered.append(command)
         if len(self._gathered) == 1:
-            self._loop.call_soon(self._handle_gathered)
+            self._loop.call_soon(self.handle_gathered)
         return answer
 
-    def _handle_gathered(self) -> None:
+    def request_soon(self, command: Command, answered: Answered) -> None:
+        """Have a request handled whose answer is taken as soon as it is there: now, or later."""
+        if not self._is_open:
+            answered(ConnectionLost(self.peer, self._closed_because))
+            return
+        command.opaque = self._ask(answered)
+        self._router.handle(self, command)
+
+    def gather(self, header: tuple[bytes, bytes], body: bytes, answered: Answered) -> None:
+        """`request_soon` with all others that are gathered until `handle_gathered`, which the caller calls soon.
+        ``header``: JSON, without the opaque that stands between."""
+        if not self._is_open:
+            answered(ConnectionLost(self.peer, self._closed_because))
+            return
+        text = b"%b%d%b" % (header[0], self._ask(answered), header[1])
+        self._gathered.append([frame_start(JSON, len(text), len(body)) + text, body])
+
+    def handle_gathered(self) -> None:
+        """Handle what was gathered, as what a socket brings in one read."""
         gathered, self._gathered = self._gathered, []
         self.active_ms = self._clock.monotonic_ms()
-        if len(gathered) == 1:
-            self._router.handle(self, gathered[0])
-        else:
-            self._handle_all(self._splitter.feed(b"".join(piece for one in gathered for piece in encode_command(one))))
+        if len(gathered) == 1 and isinstance(only := gathered[0], Command):
+            self._router.handle(self, only)
+        elif gathered:
+            pieces = [encode_command(one) if isinstance(one, Command) else one for one in gathered]
+            try:
+                self._handle_all(self._splitter.feed(b"".join([piece for some in pieces for piece in some])))
+            except CoreFault as error:
+                self.close(f"a fault of the compiled core: {error}")
+
+    def _ask(self, answered: Answered) -> int:
+        self._opaque = (self._opaque + 1) & 0x7FFFFFFF
+        assert self._opaque not in self._asked, "2**31 requests are not under way at a time"
+        self._asked[self._opaque] = answered
+        return self._opaque
 
     @property
     def is_open(self) -> bool:
@@ -88,8 +128,8 @@ class LocalConnection(Connection):
             return
         if not command.flag & RESPONSE:
             self._on_request(command)
-        elif (answer := self._asked.pop(command.opaque, None)) is not None and not answer.done():
-            answer.set_result(command)
+        elif (answered := self._asked.pop(command.opaque, None)) is not None:
+            answered(command)
 
     def send_frame(self, *pieces: Body) -> None:
         for one in each_frame(FrameSplitter().feed(b"".join(pieces))):
@@ -120,9 +160,8 @@ class LocalConnection(Connection):
         self._is_open = False
         self._closed_because = reason or "it was closed here"
         asked, self._asked = self._asked, {}
-        for answer in asked.values():
-            if not answer.done():
-                answer.set_exception(ConnectionLost(self.peer, self._closed_because))
+        for answered in asked.values():
+            answered(ConnectionLost(self.peer, self._closed_because))
         if not self.closed.done():
             self.closed.set_result(None)
         if self._on_close is not None:
@@ -132,6 +171,15 @@ class LocalConnection(Connection):
 
     def abort(self) -> None:
         self.close()
+
+
+def _settle(answer: asyncio.Future[Command], outcome: Command | ConnectionLost) -> None:
+    if answer.done():
+        return
+    if isinstance(outcome, ConnectionLost):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(outcome)
 
 
 def _ask_nobody(command: Command) -> None:

@@ -1,0 +1,245 @@
+//! Header blocks of HTTP/2 as a server reads them, with the tables that Python hands over: the twin of
+//! `rmqkit.proxy.header_blocks`. Texts that come again are the same Python objects. Source: RFC 7541.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::{PyBytes, PyList, PyTuple};
+
+const ENTRY_BYTES: usize = 32;
+const TABLE_BYTES: usize = 4096;
+const NUMBER_MAX: usize = 1 << 20;
+const SYMBOLS: usize = 256;
+/// Below it: what follows on a bit, `-1 - symbol` where a text has one.
+type Tree = Vec<[i32; 2]>;
+
+/// A name and a value, and what they take in a table.
+struct Entry {
+    header: Py<PyTuple>,
+    size: usize,
+}
+
+/// What all connections share.
+struct Shared {
+    entries: Vec<Entry>,
+    tree: Tree,
+}
+
+/// The static table and the Huffman code.
+#[pyclass(frozen)]
+pub struct HeaderTables {
+    shared: Arc<Shared>,
+}
+
+#[pymethods]
+impl HeaderTables {
+    /// `entries`: of the static table, from index 1. `codes`, `lengths`: of the symbols, the end among them.
+    #[new]
+    fn new(py: Python<'_>, entries: Vec<(PyBackedBytes, PyBackedBytes)>, codes: Vec<u32>, lengths: Vec<u8>) -> PyResult<Self> {
+        if codes.len() != lengths.len() || codes.len() <= SYMBOLS || lengths.iter().any(|&bits| bits == 0 || bits > 32) {
+            return Err(PyValueError::new_err("a Huffman code has a code for each byte and one for the end"));
+        }
+        let mut tree: Tree = vec![[0, 0]];
+        for (symbol, (&code, &bits)) in codes.iter().zip(&lengths).enumerate() {
+            let mut at = 0;
+            for place in (0..bits).rev() {
+                let bit = (code >> place & 1) as usize;
+                if place == 0 {
+                    tree[at][bit] = -1 - symbol as i32;
+                } else {
+                    if tree[at][bit] <= 0 {
+                        tree.push([0, 0]);
+                        tree[at][bit] = tree.len() as i32 - 1;
+                    }
+                    at = tree[at][bit] as usize;
+                }
+            }
+        }
+        let entries: PyResult<Vec<Entry>> = entries
+            .iter()
+            .map(|(name, value)| entry(PyBytes::new(py, name), PyBytes::new(py, value), name.len() + value.len()))
+            .collect();
+        Ok(HeaderTables { shared: Arc::new(Shared { entries: entries?, tree }) })
+    }
+
+    /// A decoder of one side of a connection; `list_bytes_max` as in the twin.
+    fn decoder(&self, list_bytes_max: usize) -> HeaderDecoder {
+        HeaderDecoder {
+            shared: Arc::clone(&self.shared),
+            list_bytes_max,
+            dynamic: VecDeque::new(),
+            size: 0,
+            size_max: TABLE_BYTES,
+        }
+    }
+}
+
+/// Reads the header blocks of one side of a connection, in their order.
+#[pyclass]
+pub struct HeaderDecoder {
+    shared: Arc<Shared>,
+    list_bytes_max: usize,
+    /// The newest first.
+    dynamic: VecDeque<Entry>,
+    size: usize,
+    size_max: usize,
+}
+
+#[pymethods]
+impl HeaderDecoder {
+    /// The headers of a block. Raises ValueError of a text, and whether the headers are only too large.
+    fn decode<'py>(&mut self, py: Python<'py>, block: &[u8]) -> PyResult<Bound<'py, PyList>> {
+        let headers = PyList::empty(py);
+        let (mut at, mut left) = (0, self.list_bytes_max);
+        while at < block.len() {
+            let first = block[at];
+            let (header, size) = if first & 0x80 != 0 {
+                let index = number(block, &mut at, 0x7F)?;
+                let found = self.entry(index)?;
+                (found.header.bind(py).clone(), found.size)
+            } else if first & 0x60 == 0x20 {
+                if !headers.is_empty() {
+                    return Err(unreadable("the size of the table changes within a header block"));
+                }
+                let wanted = number(block, &mut at, 0x1F)?;
+                if wanted > TABLE_BYTES {
+                    return Err(unreadable(&format!("a table of {wanted} bytes is wanted; it has {TABLE_BYTES}")));
+                }
+                self.size_max = wanted;
+                self.shrink(wanted);
+                continue;
+            } else {
+                let is_kept = first & 0x40 != 0;
+                let index = number(block, &mut at, if is_kept { 0x3F } else { 0x0F })?;
+                let name = if index > 0 {
+                    self.entry(index)?.header.bind(py).get_item(0)?.cast_into::<PyBytes>()?
+                } else {
+                    self.text(py, block, &mut at)?
+                };
+                let value = self.text(py, block, &mut at)?;
+                let bytes = name.as_bytes().len() + value.as_bytes().len();
+                let made = entry(name, value, bytes)?;
+                let (header, size) = (made.header.bind(py).clone(), made.size);
+                if is_kept {
+                    self.keep(made);
+                }
+                (header, size)
+            };
+            if size > left {
+                let text = format!("headers of more than {} bytes", self.list_bytes_max);
+                return Err(PyValueError::new_err((text, true)));
+            }
+            left -= size;
+            headers.append(header)?;
+        }
+        Ok(headers)
+    }
+}
+
+impl HeaderDecoder {
+    fn entry(&self, index: usize) -> PyResult<&Entry> {
+        let fixed = self.shared.entries.len();
+        let found = match index {
+            0 => None,
+            _ if index <= fixed => self.shared.entries.get(index - 1),
+            _ => self.dynamic.get(index - fixed - 1),
+        };
+        found.ok_or_else(|| unreadable(&format!("the table has no entry {index}")))
+    }
+
+    fn keep(&mut self, made: Entry) {
+        if made.size > self.size_max {
+            self.shrink(0);
+        } else {
+            self.shrink(self.size_max - made.size);
+            self.size += made.size;
+            self.dynamic.push_front(made);
+        }
+    }
+
+    fn shrink(&mut self, size_max: usize) {
+        while self.size > size_max {
+            match self.dynamic.pop_back() {
+                Some(oldest) => self.size -= oldest.size,
+                None => break,
+            }
+        }
+    }
+
+    /// A string of a block (RFC 7541 §5.2).
+    fn text<'py>(&self, py: Python<'py>, block: &[u8], at: &mut usize) -> PyResult<Bound<'py, PyBytes>> {
+        let Some(first) = block.get(*at) else {
+            return Err(unreadable("a header block ends within a header"));
+        };
+        let is_coded = first & 0x80 != 0;
+        let length = number(block, at, 0x7F)?;
+        let Some(text) = block.get(*at..*at + length) else {
+            return Err(unreadable("a header block ends within a string"));
+        };
+        *at += length;
+        if !is_coded {
+            return Ok(PyBytes::new(py, text));
+        }
+        match decoded(&self.shared.tree, text) {
+            Some(plain) => Ok(PyBytes::new(py, &plain)),
+            None => Err(unreadable("a string cannot be read: Invalid Huffman String")),
+        }
+    }
+}
+
+fn entry(name: Bound<'_, PyBytes>, value: Bound<'_, PyBytes>, bytes: usize) -> PyResult<Entry> {
+    let header = PyTuple::new(name.py(), [&name, &value])?;
+    Ok(Entry { header: header.unbind(), size: bytes + ENTRY_BYTES })
+}
+
+fn unreadable(text: &str) -> PyErr {
+    PyValueError::new_err((text.to_owned(), false))
+}
+
+/// A number whose first byte holds it, or begins it, in the bits of `mask` (RFC 7541 §5.1).
+fn number(block: &[u8], at: &mut usize, mask: u8) -> PyResult<usize> {
+    let mut value = usize::from(block[*at] & mask);
+    *at += 1;
+    if value < usize::from(mask) {
+        return Ok(value);
+    }
+    let mut shift = 0;
+    while *at < block.len() && value <= NUMBER_MAX && shift <= 28 {
+        let more = block[*at];
+        *at += 1;
+        value += usize::from(more & 0x7F) << shift;
+        if more < 0x80 {
+            return Ok(value);
+        }
+        shift += 7;
+    }
+    Err(unreadable("a number in a header block does not end, or is too large"))
+}
+
+/// A text out of its Huffman code; None where it is none, or is not filled up with the first bits of the end.
+fn decoded(tree: &Tree, text: &[u8]) -> Option<Vec<u8>> {
+    let mut plain = Vec::with_capacity(text.len() * 8 / 5);
+    let (mut at, mut bits, mut is_filled) = (0, 0, true);
+    for byte in text {
+        for place in (0..8).rev() {
+            let bit = usize::from(byte >> place & 1);
+            let next = tree[at][bit];
+            if next > 0 {
+                at = next as usize;
+                bits += 1;
+                is_filled &= bit == 1;
+                continue;
+            }
+            let symbol = -1 - next;
+            if next == 0 || symbol as usize >= SYMBOLS {
+                return None;
+            }
+            plain.push(symbol as u8);
+            (at, bits, is_filled) = (0, 0, true);
+        }
+    }
+    (bits < 8 && is_filled).then_some(plain)
+}
