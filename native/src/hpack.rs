@@ -1,13 +1,14 @@
-//! Header blocks of HTTP/2 as a server reads them, with the tables that Python hands over: the twin of
-//! `rmqkit.proxy.header_blocks`. Texts that come again are the same Python objects. Source: RFC 7541.
+//! Header blocks of HTTP/2 as a server reads them; the twin is `rmqkit.proxy.plain_header_blocks`. Headers that come
+//! again are the same Python objects. Source: RFC 7541.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedBytes;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyList, PyTuple};
+
+use crate::hpack_tables::{CODES, STATIC};
 
 const ENTRY_BYTES: usize = 32;
 const TABLE_BYTES: usize = 4096;
@@ -22,65 +23,47 @@ struct Entry {
     size: usize,
 }
 
-/// What all connections share.
+/// What all decoders share.
 struct Shared {
     entries: Vec<Entry>,
     tree: Tree,
 }
 
-/// The static table and the Huffman code.
-#[pyclass(frozen)]
-pub struct HeaderTables {
-    shared: Arc<Shared>,
+static SHARED: PyOnceLock<Shared> = PyOnceLock::new();
+
+fn shared(py: Python<'_>) -> PyResult<&'static Shared> {
+    SHARED.get_or_try_init(py, || {
+        let made = |(name, value): &(&str, &str)| {
+            entry(PyBytes::new(py, name.as_bytes()), PyBytes::new(py, value.as_bytes()), name.len() + value.len())
+        };
+        Ok(Shared { entries: STATIC.iter().map(made).collect::<PyResult<_>>()?, tree: code_tree() })
+    })
 }
 
-#[pymethods]
-impl HeaderTables {
-    /// `entries`: of the static table, from index 1. `codes`, `lengths`: of the symbols, the end among them.
-    #[new]
-    fn new(py: Python<'_>, entries: Vec<(PyBackedBytes, PyBackedBytes)>, codes: Vec<u32>, lengths: Vec<u8>) -> PyResult<Self> {
-        if codes.len() != lengths.len() || codes.len() <= SYMBOLS || lengths.iter().any(|&bits| bits == 0 || bits > 32) {
-            return Err(PyValueError::new_err("a Huffman code has a code for each byte and one for the end"));
-        }
-        let mut tree: Tree = vec![[0, 0]];
-        for (symbol, (&code, &bits)) in codes.iter().zip(&lengths).enumerate() {
-            let mut at = 0;
-            for place in (0..bits).rev() {
-                let bit = (code >> place & 1) as usize;
-                if place == 0 {
-                    tree[at][bit] = -1 - symbol as i32;
-                } else {
-                    if tree[at][bit] <= 0 {
-                        tree.push([0, 0]);
-                        tree[at][bit] = tree.len() as i32 - 1;
-                    }
-                    at = tree[at][bit] as usize;
+fn code_tree() -> Tree {
+    let mut tree: Tree = vec![[0, 0]];
+    for (symbol, &(code, bits)) in CODES.iter().enumerate() {
+        let mut at = 0;
+        for place in (0..bits).rev() {
+            let bit = (code >> place & 1) as usize;
+            if place == 0 {
+                tree[at][bit] = -1 - symbol as i32;
+            } else {
+                if tree[at][bit] <= 0 {
+                    tree.push([0, 0]);
+                    tree[at][bit] = tree.len() as i32 - 1;
                 }
+                at = tree[at][bit] as usize;
             }
         }
-        let entries: PyResult<Vec<Entry>> = entries
-            .iter()
-            .map(|(name, value)| entry(PyBytes::new(py, name), PyBytes::new(py, value), name.len() + value.len()))
-            .collect();
-        Ok(HeaderTables { shared: Arc::new(Shared { entries: entries?, tree }) })
     }
-
-    /// A decoder of one side of a connection; `list_bytes_max` as in the twin.
-    fn decoder(&self, list_bytes_max: usize) -> HeaderDecoder {
-        HeaderDecoder {
-            shared: Arc::clone(&self.shared),
-            list_bytes_max,
-            dynamic: VecDeque::new(),
-            size: 0,
-            size_max: TABLE_BYTES,
-        }
-    }
+    tree
 }
 
 /// Reads the header blocks of one side of a connection, in their order.
 #[pyclass]
 pub struct HeaderDecoder {
-    shared: Arc<Shared>,
+    shared: &'static Shared,
     list_bytes_max: usize,
     /// The newest first.
     dynamic: VecDeque<Entry>,
@@ -90,6 +73,13 @@ pub struct HeaderDecoder {
 
 #[pymethods]
 impl HeaderDecoder {
+    /// `list_bytes_max` as in the twin.
+    #[new]
+    fn new(py: Python<'_>, list_bytes_max: usize) -> PyResult<Self> {
+        let shared = shared(py)?;
+        Ok(HeaderDecoder { shared, list_bytes_max, dynamic: VecDeque::new(), size: 0, size_max: TABLE_BYTES })
+    }
+
     /// The headers of a block. Raises ValueError of a text, and whether the headers are only too large.
     fn decode<'py>(&mut self, py: Python<'py>, block: &[u8]) -> PyResult<Bound<'py, PyList>> {
         let headers = PyList::empty(py);

@@ -10,6 +10,7 @@ mod acks;
 mod grpc;
 mod header;
 mod hpack;
+mod hpack_tables;
 mod index;
 mod properties;
 mod read;
@@ -749,7 +750,7 @@ fn rmqkit_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(index::set_slots, module)?)?;
     module.add_function(wrap_pyfunction!(read::select_records, module)?)?;
     module.add_class::<grpc::GrpcSends>()?;
-    module.add_class::<hpack::HeaderTables>()?;
+    module.add_class::<hpack::HeaderDecoder>()?;
     module.add_class::<Core>()?;
     module.add_class::<acks::Acks>()?;
     module.add_class::<Run>()

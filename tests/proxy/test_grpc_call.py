@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.proxy.grpc_call import GrpcService
-from rmqkit.proxy.header_blocks import HeaderDecoder, header_block
+from rmqkit.proxy.header_blocks import header_block
 from rmqkit.proxy.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, SETTINGS, frame
 from rmqkit.proxy.messages import SERVICE, message_class
+from rmqkit.proxy.plain_header_blocks import HeaderDecoder
 from tests.proxy.calling import METHODS
 from tests.proxy.test_http2 import GREETING, Peer, Transport, data_of
 

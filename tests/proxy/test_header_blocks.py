@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqkit.protocol.core import core_fault
-from rmqkit.proxy.header_blocks import HeaderBlockError, HeaderDecoder, header_block, header_decoder
+from rmqkit.proxy.header_blocks import HeaderBlockError, header_block
+from rmqkit.proxy.header_decoder import header_decoder
+from rmqkit.proxy.plain_header_blocks import HeaderDecoder
 
 FAULT = core_fault({})
 FIRST = [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"www.example.com")]

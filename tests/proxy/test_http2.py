@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.proxy import http2
-from rmqkit.proxy.header_blocks import HeaderDecoder, header_block
+from rmqkit.proxy.header_blocks import header_block
 from rmqkit.proxy.http2 import (
     ACK,
     CONTINUATION,
@@ -32,6 +32,7 @@ from rmqkit.proxy.http2 import (
     Http2Stream,
     frame,
 )
+from rmqkit.proxy.plain_header_blocks import HeaderDecoder
 from rmqkit.remoting.limits import Limits
 
 REQUEST = header_block([(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x"), (b"te", b"trailers")])

@@ -10,7 +10,7 @@ Source: remoting.md §1.2, §1.3, §4.3.1, §7.3; store.md §3.4, §4.1, §7.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from mmap import mmap
 from typing import Any, Protocol
 
@@ -28,7 +28,7 @@ __all__ = [
     "Sends",
     "SendsReader",
     "compiled_grpc_sends",
-    "compiled_header_decoders",
+    "compiled_header_decoder",
     "compiled_reader",
     "core_fault",
     "index_entries",
@@ -212,14 +212,10 @@ class HeaderBlockDecoder(Protocol):
         are only too many bytes of headers."""
 
 
-def compiled_header_decoders(
-    static_table: Sequence[tuple[bytes, bytes]], codes: Sequence[int], lengths: Sequence[int]
-) -> Callable[[int], HeaderBlockDecoder]:
-    """Makes the core's decoders of header blocks, by the bytes that the headers of a block may have.
-    ``codes``, ``lengths``: the Huffman code of each byte, and of the end."""
-    decoders: Callable[[int], HeaderBlockDecoder]
-    decoders = _native.HeaderTables(list(static_table), list(codes), list(lengths)).decoder
-    return decoders
+def compiled_header_decoder(list_bytes_max: int) -> HeaderBlockDecoder:
+    """The core's `rmqkit.proxy.plain_header_blocks.HeaderDecoder`."""
+    decoder: HeaderBlockDecoder = _native.HeaderDecoder(list_bytes_max)
+    return decoder
 
 
 def index_entries(

@@ -19,6 +19,7 @@ from rmqkit.clock import Clock
 from rmqkit.proxy.call import CallEnded
 from rmqkit.proxy.endpoint import Endpoint, StreamFailed
 from rmqkit.proxy.header_blocks import Headers, header_block
+from rmqkit.proxy.header_decoder import header_decoder
 from rmqkit.proxy.http2 import FRAME_BYTES_MAX, STREAM_WINDOW, Http2Connection, Http2Stream
 from rmqkit.proxy.messages import SERVICE, DecodeError, Method
 from rmqkit.remoting.connection import LinkArguments
@@ -42,6 +43,8 @@ _METADATA = [
 _SHOWN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 _log = logging.getLogger(__name__)
+
+header_decoder(0)  # what it needs and is not installed is missed now, not when the first client comes
 
 
 class _Fault(Exception):

@@ -1,31 +1,12 @@
-"""Header blocks of HTTP/2: HPACK as it is read, and as much of it as our constant answers need.
-
-The tables and the Huffman code are those of `hpack`. Its `Decoder` is not used, as it writes a line of debug log for
-each header: a request of an SDK has a dozen, and took 40 us where `HeaderDecoder` takes 8, and the compiled core 1.
-Source: RFC 7541.
-"""
+"""Header blocks of HTTP/2: what is read of them, and as much of HPACK as our answers need. Source: RFC 7541."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
-from typing import Protocol
-
-from hpack import HPACKError
-from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
-from hpack.huffman_table import decode_huffman
-from hpack.table import HeaderTable
+from collections.abc import Sequence
 
 from rmqkit.errors import RmqError
-from rmqkit.protocol.core import HeaderBlockDecoder, compiled_header_decoders, core_fault
 
-__all__ = ["BlockDecoder", "HeaderBlockError", "HeaderDecoder", "header_block", "header_decoder"]
-
-_STATIC = ((b"", b""), *HeaderTable.STATIC_TABLE)
-_NUMBER_MAX = 1 << 20
-_ENTRY_BYTES = 32
-_decode_huffman = lru_cache(maxsize=1024)(decode_huffman)  # names, and values that do not change, come again and again
+__all__ = ["HeaderBlockError", "Headers", "header_block"]
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -40,142 +21,6 @@ class HeaderBlockError(RmqError):
     def __init__(self, text: str, *, is_too_large: bool = False) -> None:
         super().__init__(text)
         self.is_too_large = is_too_large
-
-
-class BlockDecoder(Protocol):
-    """Reads the header blocks of one side of a connection, in their order."""
-
-    def decode(self, block: bytes) -> Headers:
-        """The headers of a block. Raises HeaderBlockError."""
-
-
-def header_decoder(list_bytes_max: int) -> BlockDecoder:
-    """The compiled core's decoder where it is installed, else its twin."""
-    compiled = _compiled()
-    return HeaderDecoder(list_bytes_max) if compiled is None else _CompiledDecoder(compiled(list_bytes_max))
-
-
-@cache
-def _compiled() -> Callable[[int], HeaderBlockDecoder] | None:
-    if core_fault(os.environ):
-        return None
-    return compiled_header_decoders(_STATIC[1:], REQUEST_CODES, REQUEST_CODES_LENGTH)
-
-
-class _CompiledDecoder:
-    """The core's decoder, with the errors of `HeaderDecoder`."""
-
-    def __init__(self, core: HeaderBlockDecoder) -> None:
-        self._decode = core.decode
-
-    def decode(self, block: bytes) -> Headers:
-        try:
-            return self._decode(block)
-        except ValueError as error:
-            text, is_too_large = error.args
-            raise HeaderBlockError(text, is_too_large=is_too_large) from None
-
-
-class HeaderDecoder:
-    """Reads the header blocks of one side of a connection, in their order, in plain Python.
-
-    Args:
-        list_bytes_max: of the headers of one block, each counted with 32 bytes more (RFC 9113 §6.5.2).
-    """
-
-    def __init__(self, list_bytes_max: int) -> None:
-        self._list_bytes_max = list_bytes_max
-        self._table = HeaderTable()
-
-    def decode(self, block: bytes) -> Headers:
-        """The headers of a block. Raises HeaderBlockError."""
-        headers: Headers = []
-        at, size, left, entries = 0, len(block), self._list_bytes_max, self._table.dynamic_entries
-        while at < size:
-            first = block[at]
-            if first & 0x80:
-                index = first & 0x7F
-                at += 1
-                if index == 0x7F:
-                    index, at = _more_of_number(block, at, index)
-                header = _STATIC[index] if 0 < index < len(_STATIC) else self._entry(index)
-            elif first & 0x60 == 0x20:
-                if headers:
-                    raise HeaderBlockError("the size of the table changes within a header block")
-                at = self._resize(block, at)
-                continue
-            else:
-                mask = 0x3F if first & 0x40 else 0x0F
-                index = first & mask
-                at += 1
-                if index == mask:
-                    index, at = _more_of_number(block, at, index)
-                if index:
-                    name = (_STATIC[index] if index < len(_STATIC) else self._entry(index))[0]
-                else:
-                    name, at = _string(block, at)
-                value, at = _string(block, at)
-                header = name, value
-                if first & 0x40:
-                    self._table.add(name, value)
-                    entries = self._table.dynamic_entries
-            left -= len(header[0]) + len(header[1]) + _ENTRY_BYTES
-            if left < 0:
-                raise HeaderBlockError(f"headers of more than {self._list_bytes_max} bytes", is_too_large=True)
-            headers.append(header)
-        assert len(entries) <= HeaderTable.DEFAULT_SIZE // _ENTRY_BYTES, "the table keeps to its size"
-        return headers
-
-    def _entry(self, index: int) -> tuple[bytes, bytes]:
-        at = index - len(_STATIC)
-        entries = self._table.dynamic_entries
-        if not 0 <= at < len(entries):
-            raise HeaderBlockError(f"the table has no entry {index}")
-        return entries[at]
-
-    def _resize(self, block: bytes, at: int) -> int:
-        size = block[at] & 0x1F
-        at += 1
-        if size == 0x1F:
-            size, at = _more_of_number(block, at, size)
-        if size > HeaderTable.DEFAULT_SIZE:
-            raise HeaderBlockError(f"a table of {size} bytes is wanted; it has {HeaderTable.DEFAULT_SIZE}")
-        self._table.maxsize = size
-        return at
-
-
-def _more_of_number(block: bytes, at: int, number: int) -> tuple[int, int]:
-    """A number that does not fit into its first byte, and where it ends (RFC 7541 §5.1)."""
-    shift, size = 0, len(block)
-    while at < size and number <= _NUMBER_MAX and shift <= 28:
-        more = block[at]
-        at += 1
-        number += (more & 0x7F) << shift
-        if more < 0x80:
-            return number, at
-        shift += 7
-    raise HeaderBlockError("a number in a header block does not end, or is too large")
-
-
-def _string(block: bytes, at: int) -> tuple[bytes, int]:
-    """A string, and where it ends (RFC 7541 §5.2)."""
-    if at >= len(block):
-        raise HeaderBlockError("a header block ends within a header")
-    first = block[at]
-    length = first & 0x7F
-    at += 1
-    if length == 0x7F:
-        length, at = _more_of_number(block, at, length)
-    end = at + length
-    if end > len(block):
-        raise HeaderBlockError("a header block ends within a string")
-    text = block[at:end]
-    if first & 0x80:
-        try:
-            text = _decode_huffman(text)
-        except HPACKError as error:
-            raise HeaderBlockError(f"a string cannot be read: {error}") from None
-    return text, end
 
 
 def header_block(headers: Sequence[tuple[bytes, bytes]]) -> bytes:

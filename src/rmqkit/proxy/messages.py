@@ -8,11 +8,12 @@ protobuf's rules on versions of generated code apply. Source: grpc.md §16.3.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
 __all__ = ["SERVICE", "DecodeError", "Message", "Method", "message_class", "methods"]
@@ -23,10 +24,26 @@ SERVICE = "apache.rocketmq.v2.MessagingService"
 
 def _load() -> descriptor_pool.DescriptorPool:
     pool = descriptor_pool.DescriptorPool()
-    compiled = descriptor_pb2.FileDescriptorSet.FromString((files(__package__) / "schema/messages.binpb").read_bytes())
-    for file in compiled.file:  # each behind those it imports
-        pool.Add(file)
+    for file in _files((files(__package__) / "schema/messages.binpb").read_bytes()):  # each behind those it imports
+        pool.AddSerializedFile(file)
     return pool
+
+
+def _files(compiled: bytes) -> Iterator[bytes]:
+    """The files of a ``FileDescriptorSet``, encoded. Its class would be the only reason to load `descriptor_pb2`, which
+    takes as long as all of the schema."""
+    at = 0
+    while at < len(compiled):
+        assert compiled[at] == 0x0A, "a set has one field: its files"
+        size = shift = 0
+        while True:
+            at += 1
+            size |= (compiled[at] & 0x7F) << shift
+            if compiled[at] < 0x80:
+                break
+            shift += 7
+        yield compiled[at + 1 : at + 1 + size]
+        at += 1 + size
 
 
 _POOL = _load()
