@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(bool(FAULT), reason=FAULT)
 
 Request = message_class("SendMessageRequest")
 HOST = "10.0.0.7:5000"
+READER = plain_sends({})
 SYSTEM = {"message_id": "ID1", "message_type": 1, "body_encoding": 1, "born_host": "h", "queue_id": 0}
 TIME = {"seconds": 1_700_000_000, "nanos": 123_456_789}
 
@@ -48,7 +49,7 @@ def by_python(content):
 
 
 def by_core(content):
-    found = plain_sends().read(content, HOST)
+    found = READER.read(content, HOST)
     if found is None:
         return None
     topic, message_id, group, properties, body, born_ms = found

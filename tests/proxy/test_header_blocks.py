@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rmqkit.protocol.core import core_fault
 from rmqkit.proxy.header_blocks import HeaderBlockError, header_block
-from rmqkit.proxy.header_decoder import header_decoder
+from rmqkit.proxy.header_decoder import CompiledDecoder
 from rmqkit.proxy.plain_header_blocks import HeaderDecoder
 
 FAULT = core_fault({})
@@ -40,7 +40,7 @@ def decoder_of(request):
     """Makes a decoder."""
     if request.param == "compiled" and FAULT:
         pytest.skip(FAULT)
-    return HeaderDecoder if request.param == "plain" else header_decoder
+    return HeaderDecoder if request.param == "plain" else CompiledDecoder
 
 
 @pytest.mark.parametrize("blocks", [PLAIN, HUFFMAN], ids=["C.3", "C.4"])
@@ -139,7 +139,7 @@ PARTS = st.binary(max_size=12) | st.sampled_from(
 @given(st.lists(st.lists(PARTS, max_size=3).map(b"".join), max_size=4))
 @pytest.mark.skipif(bool(FAULT), reason=FAULT)
 def test_the_core_reads_any_bytes_as_plain_python_does(blocks):
-    plain, compiled = HeaderDecoder(300), header_decoder(300)
+    plain, compiled = HeaderDecoder(300), CompiledDecoder(300)
     for block in blocks:
         wanted = outcome(plain, block)
         assert outcome(compiled, block) == wanted

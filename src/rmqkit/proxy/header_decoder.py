@@ -7,10 +7,10 @@ from __future__ import annotations
 import os
 from typing import Protocol
 
-from rmqkit.protocol.core import HeaderBlockDecoder, compiled_header_decoder, core_fault
+from rmqkit.protocol.core import compiled_header_decoder, core_fault
 from rmqkit.proxy.header_blocks import HeaderBlockError, Headers
 
-__all__ = ["BlockDecoder", "header_decoder"]
+__all__ = ["BlockDecoder", "CompiledDecoder", "header_decoder"]
 
 
 class BlockDecoder(Protocol):
@@ -23,17 +23,17 @@ class BlockDecoder(Protocol):
 def header_decoder(list_bytes_max: int) -> BlockDecoder:
     """The compiled core's decoder where it is installed, else its twin."""
     if not core_fault(os.environ):
-        return _CompiledDecoder(compiled_header_decoder(list_bytes_max))
+        return CompiledDecoder(list_bytes_max)
     from rmqkit.proxy.plain_header_blocks import HeaderDecoder
 
     return HeaderDecoder(list_bytes_max)
 
 
-class _CompiledDecoder:
+class CompiledDecoder:
     """The core's decoder, with the errors of `HeaderDecoder`."""
 
-    def __init__(self, core: HeaderBlockDecoder) -> None:
-        self._decode = core.decode
+    def __init__(self, list_bytes_max: int) -> None:
+        self._decode = compiled_header_decoder(list_bytes_max).decode
 
     def decode(self, block: bytes) -> Headers:
         try:

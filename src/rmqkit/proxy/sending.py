@@ -11,8 +11,8 @@ import asyncio
 import os
 import random
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import msgspec
@@ -114,7 +114,7 @@ class Sending:
         self._turn = random.randrange(1 << 16)
         self._halves: _Halves = OrderedDict()
         self._ended: _Halves = OrderedDict()
-        self._plain = None if backend.at_once is None else plain_sends()
+        self._plain = None if backend.at_once is None else plain_sends(os.environ)
 
     # -- SendMessage
 
@@ -324,10 +324,9 @@ async def _bodies(messages: Any) -> tuple[list[bytes], int]:
     return ([bodies[0]], COMPRESSED) if body is None else ([body], COMPRESSED | Compression.ZLIB)
 
 
-@cache
-def plain_sends() -> GrpcSendsReader | None:
+def plain_sends(environment: Mapping[str, str]) -> GrpcSendsReader | None:
     """The compiled core's reader of plain sends, where it is installed."""
-    if core_fault(os.environ):
+    if core_fault(environment):
         return None
     own = {property_names.SHARDING_KEY, TRACE_CONTEXT}  # user properties of these names take the place of others
     return compiled_grpc_sends(REFUSED | own, BODY_BYTES_MAX, PROPERTIES_BYTES_MAX - _RESERVED_BYTES)
