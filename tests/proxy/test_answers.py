@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.proxy.answers import acked_answer, message_item, sent_answer
+from rmqkit.proxy.answers import acked_answer, sent_answer
 from rmqkit.proxy.messages import message_class
 from rmqkit.proxy.status import OK
 
@@ -26,10 +26,3 @@ def test_what_is_answered_to_an_ack(message_id, handle):
     entry = {"status": OK, "message_id": message_id, "receipt_handle": handle}
     wanted = message_class("AckMessageResponse")(status=OK, entries=[entry])
     assert acked_answer(message_id, handle) == wanted.SerializeToString()
-
-
-@given(st.binary(max_size=300))
-def test_what_carries_a_message(body):
-    message = message_class("Message")(body=body, topic={"name": "T"})
-    wanted = message_class("ReceiveMessageResponse")(message=message)
-    assert message_item(message.SerializeToString()) == wanted.SerializeToString()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from rmqkit.proxy.status import OK
 
-__all__ = ["acked_answer", "message_item", "sent_answer"]
+__all__ = ["acked_answer", "sent_answer"]
 
 _SHORT_MAX = 0x7F
 
@@ -47,8 +47,3 @@ def acked_answer(message_id: str, receipt_handle: str) -> bytes:
     if message_id:
         entry = b"\x0a" + _sized(message_id.encode()) + entry
     return _OK_FIRST + b"\x12" + _sized(entry)
-
-
-def message_item(message: bytes) -> bytes:
-    """A `ReceiveMessageResponse` that has an encoded message."""
-    return b"\x12" + _varint(len(message)) + message

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from rmqkit.protocol import names
@@ -60,6 +61,7 @@ REFUSED = _RESERVED | {property_names.INNER_MULTI_DISPATCH, property_names.INNER
 """Names that user properties of what is sent may not have."""
 
 
+@lru_cache(maxsize=4096)
 def check_topic(topic: str) -> str:
     """The name of a topic that clients may use."""
     if not topic.strip():
@@ -75,6 +77,7 @@ def check_topic(topic: str) -> str:
     return topic
 
 
+@lru_cache(maxsize=4096)
 def check_group(group: str) -> str:
     """The name of a consumer group that clients may use."""
     if not group.strip():

@@ -265,7 +265,8 @@ class Receiving:
             entry = _AckEntry(message_id=message_id, receipt_handle=text, status=status(refused.code, refused.text))
             return refused.code, _AckResponse(status=status(refused.code), entries=[entry]).SerializeToString()
 
-        backend.peer_at_once(client.peer).request_soon(_ack_request(group, topic, handle), answer(acked))
+        peer = backend.peer_at_once(client.peer)
+        peer.request_soon(_ack_request(group, topic, handle, text if handle is told else handle.text), answer(acked))
         return True
 
     async def ack(self, client: Client, asked: Any) -> Any:
@@ -299,7 +300,7 @@ class Receiving:
         return OK
 
     async def _ack(self, peer: Peer, group: str, topic: str, handle: Handle) -> None:
-        answer = await peer.ask(handle.pop.broker_name, _ack_request(group, topic, handle))
+        answer = await peer.ask(handle.pop.broker_name, _ack_request(group, topic, handle, handle.text))
         if answer.code != ResponseCode.SUCCESS:
             raise _not_acked(answer)
 
@@ -408,12 +409,12 @@ def _invisible_ms(asked: Any) -> int:
     return invisible_ms
 
 
-def _ack_request(group: str, topic: str, handle: Handle) -> Command:
+def _ack_request(group: str, topic: str, handle: Handle, text: str) -> Command:
     header = AckMessageRequest(
         consumer_group=group,
         topic=handle.topic_of(topic, group),
         queue_id=handle.pop.queue_id,
-        extra_info=handle.text,
+        extra_info=text,
         offset=handle.offset,
     )
     return request(RequestCode.ACK_MESSAGE, header)
