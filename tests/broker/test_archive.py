@@ -11,15 +11,20 @@ import msgspec
 import pytest
 
 from rmqkit.broker.archive import LogArchive
+from rmqkit.broker.delay.wheel import roll_window_slots
 from rmqkit.errors import StoreError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields
-from rmqkit.protocol.record import iter_records
+from rmqkit.protocol.record import decode_record, iter_records
 from rmqkit.protocol.schemas.offsets import QueueRequest, SearchOffsetRequest
+from rmqkit.protocol.schemas.topics import DeleteTopicRequest
 from rmqkit.store.archive.archive import Archive, segment_name
 from rmqkit.store.archive.places import place_of
 from rmqkit.store.archive.seal import Sealed, Work, seal
+from rmqkit.store.settings import StoreSettings
 from tests.broker.cluster import Cluster
+from tests.broker.pops import ack, change, pop
+from tests.waiting import SECONDS
 
 FILE_BYTES = 16 << 10
 BODY = bytes(1000)
@@ -251,3 +256,135 @@ async def test_the_process_that_writes_segments_may_be_killed(tmp_path, caplog):
         assert await broker.read(0, 30) == list(range(30))
         archive = Archive(place_of(str(broker.archive), "broker-a"))
         assert archive.refresh() >= 1
+
+
+async def popped(broker, count=50, **fields):
+    """Pop and acknowledge until there is nothing more; the bodies' numbers."""
+    found = []
+    while len(found) < count:
+        one = await pop(broker, queue_id=0, max_msg_nums=7, **fields)
+        assert one.messages, one.remark
+        found += [int(body.split(" ")[0]) for body in one]
+        for body in one:
+            assert (await ack(broker, one.handles[body])).code == 0
+    return found
+
+
+@pytest.mark.parametrize("how", [{}, {"order": True}])
+async def test_pops_read_across_the_border_in_order(tmp_path, how):
+    async with Archived(tmp_path) as broker:
+        await broker.fill()
+        await broker.archive_all()
+        assert await popped(broker, **how) == list(range(50))
+        assert broker.context.pop.check_points.pending == {}
+        assert not (await pop(broker, queue_id=0, **how)).messages
+
+
+async def test_a_pop_passes_over_what_its_filter_leaves_out(tmp_path):
+    async with Archived(tmp_path) as broker:
+        await broker.fill()
+        await broker.archive_all()
+        assert await popped(broker, 25, exp="odd") == list(range(1, 50, 2))
+
+
+async def test_what_was_popped_comes_again_from_the_archive(tmp_path):
+    async with Archived(tmp_path) as broker:
+        await broker.fill()
+        held = await pop(broker, queue_id=0, max_msg_nums=4)
+        await broker.archive_all()
+        low = broker.store.min_offset("T", 0)
+        assert low > 4
+        for number, body in enumerate(held):
+            if number < 3:
+                assert (await ack(broker, held.handles[body])).code == 0
+        assert (await change(broker, held.handles[body], 1))[0] == 0
+        async with asyncio.timeout(SECONDS):
+            while not broker.store.max_offset("%RETRY%g_T", 0):
+                await broker.context.pop.revive.round()
+                await asyncio.sleep(0)
+        again = broker.store.get("%RETRY%g_T", 0, 0, count_max=2).records
+        assert [decode_record(record).body[:2] for record in again] == [b"3 "]
+
+
+async def test_a_consumer_waits_until_it_is_known_what_is_archived(tmp_path, monkeypatch):
+    async with Archived(tmp_path) as broker:
+        await broker.fill()
+        await broker.archive_all()
+
+    async def away(archive):
+        raise OSError("the place cannot be reached")
+
+    look = LogArchive._look
+    monkeypatch.setattr(LogArchive, "_look", away)
+    async with Archived(tmp_path) as broker:
+        low = broker.store.min_offset("T", 0)
+        said = f"the archive {tmp_path / 'archive' / 'broker-a'} is not known yet: ask again"
+        for answer in (
+            await broker.pull(0),
+            await broker.call(RequestCode.GET_MIN_OFFSET, QueueRequest("T", 0)),
+            await broker.call(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, SearchOffsetRequest("T", 0, 1)),
+            await pop(broker, queue_id=0),
+        ):
+            assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_BUSY, said)
+        assert (await broker.pull(low)).code == ResponseCode.SUCCESS
+        monkeypatch.setattr(LogArchive, "_look", look)
+        await broker.context.archive.round()
+        assert await broker.read(0, 50) == list(range(50))
+        assert await popped(broker) == list(range(50))
+
+
+async def test_a_topic_that_was_deleted_and_made_again_begins_anew(tmp_path):
+    async with Archived(tmp_path) as broker:
+        await broker.fill()
+        await broker.archive_full()
+        answer = await broker.call(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest("T"))
+        assert answer.code == 0
+        await broker.fill(5)
+        assert await broker.read(0, 5) == list(range(5))
+        for number in range(100, 150):
+            assert (await broker.send(body=b"%d " % number + BODY)).code == 0
+        await broker.archive_all()
+        assert broker.store.min_offset("T", 0) > 5
+        expected = [*range(5), *range(100, 150)]
+        assert await broker.read(0, 55) == expected
+    async with Archived(tmp_path) as broker:
+        await broker.context.archive.round()
+        assert await broker.read(0, 55) == expected
+
+
+async def held_by_a_level(broker):
+    assert (await broker.send(body=b"late", properties="DELAY\x0118\x02")).code == 0
+
+
+async def held_by_the_timer(broker):
+    assert (await broker.send(body=b"late", properties="TIMER_DELAY_SEC\x01100000\x02")).code == 0
+    await broker.context.timer.flush_round()
+
+
+async def held_by_a_transaction(broker):
+    assert (await broker.send(body=b"half", properties="TRAN_MSG\x01true\x02PGROUP\x01p\x02")).code == 0
+
+
+async def held_by_a_pop(broker):
+    assert (await broker.send(body=b"popped", queue_id=1)).code == 0
+    assert len((await pop(broker, queue_id=1)).messages) == 1
+
+
+@pytest.mark.parametrize("hold", [held_by_a_level, held_by_the_timer, held_by_a_transaction, held_by_a_pop])
+async def test_a_file_with_what_the_broker_itself_has_to_deliver_is_archived_and_kept(tmp_path, hold):
+    async with Archived(tmp_path) as broker:
+        await broker.fill(30)
+        await hold(broker)
+        waiting = broker.store.max_physical_offset
+        await broker.fill(50)
+        await broker.archive_all()
+        broker.delete_old()
+        assert broker.context.archive.archived_to > waiting
+        assert 0 < broker.store.min_physical_offset < waiting
+
+
+@pytest.mark.parametrize(
+    ("hours", "expected"), [(72, 172_800), (0, 172_800), (6, 14_400), (1, 2400), (1 << 40, 172_800)]
+)
+def test_no_timed_message_waits_longer_than_log_files_are_kept(hours, expected):
+    assert roll_window_slots(StoreSettings(file_reserved_hours=hours)) == expected

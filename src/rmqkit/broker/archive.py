@@ -8,7 +8,9 @@ and puts are refused before anything is lost. Segments are written one after the
 
 Pulls from before the log, and queries for messages that are not in it any more, are answered from the segments by
 threads, at most `READS_MAX` at a time and `READS_OF_CONNECTION` of a connection. For clients a queue simply begins
-where its archive begins. Pops, and so the SDKs of 5.x, begin where the log begins.
+where its archive begins. Pops of what is not in the log any more read the archive first (`rmqkit.broker.pop`). Until
+it is known what is archived, after a start or while the place cannot be reached, whoever asks for what the log does not
+have is told to ask again: moved to where the log begins, a consumer would miss all that is archived.
 """
 
 from __future__ import annotations
@@ -23,16 +25,18 @@ from typing import TypeVar
 
 import msgspec
 
-from rmqkit.errors import StoreError
+from rmqkit.errors import PeerRefused, StoreError
+from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.properties import encoded_tags_code
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.router import OVERLOADED
 from rmqkit.store.archive.archive import Archive
 from rmqkit.store.archive.places import place_of
 from rmqkit.store.archive.seal import Sealed, Work
 from rmqkit.store.message_store import GetResult, MessageStore
 from rmqkit.store.settings import StoreSettings
 
-__all__ = ["ROUND_SECONDS", "ArchiveBusy", "LogArchive"]
+__all__ = ["ROUND_SECONDS", "LogArchive"]
 
 ROUND_SECONDS = 10.0
 """How often it is looked for files to archive, and at a slave for segments of its master."""
@@ -46,12 +50,11 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class ArchiveBusy(Exception):
-    """So many reads of the archive are under way that no other one is taken."""
-
-
 class LogArchive:
     """The archive of one broker; loop only.
+
+    Attributes:
+        needs: each tells from which physical offset on something of the broker's own reads the log, None for nothing.
 
     Args:
         writes: whether segments are written: not by a slave.
@@ -72,12 +75,19 @@ class LogArchive:
         self._process: asyncio.subprocess.Process | None = None
         self._is_stopping = False
         self._round = asyncio.Lock()
+        self.needs: list[Callable[[], int | None]] = []
 
     # ---- the log's files
 
     @property
     def kept_from(self) -> int:
-        """Physical offset from which on the log has to be kept: what lies before is archived."""
+        """Physical offset from which on the log has to be kept: what lies before is archived, and nothing in it waits:
+        delayed messages, half messages and those of the timer are read from the log alone."""
+        return min([self.archived_to, *(offset for need in self.needs if (offset := need()) is not None)])
+
+    @property
+    def archived_to(self) -> int:
+        """Physical offset up to which the log is archived."""
         return self._archive.covered(self._store.min_physical_offset) if self._is_known else 0
 
     async def round(self) -> None:
@@ -113,7 +123,7 @@ class LogArchive:
 
     def _next(self) -> Work | None:
         """The oldest full file that is not archived."""
-        start, store = self.kept_from, self._store
+        start, store = self.archived_to, self._store
         ready = min(store.durable_offset, store.dispatched_offset)
         file = next((one for one in store.log.queue.files[:-1] if one.start == start and one.end <= ready), None)
         if file is None:
@@ -155,25 +165,39 @@ class LogArchive:
     # ---- reading
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """The first message of a queue that can be pulled."""
+        """The first message of a queue that can be pulled, as far as that is known."""
         return self._archive.min_offset(topic, queue_id, self._store.min_offset(topic, queue_id))
 
+    def first_offset(self, topic: str, queue_id: int) -> int:
+        """The first message of a queue, for those who begin there. Raises PeerRefused: it is not known yet."""
+        if self._store.min_offset(topic, queue_id) > 0:
+            self._need()
+        return self.min_offset(topic, queue_id)
+
     def has(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Whether a message, or one behind it, is archived."""
-        return self._is_known and self._archive.has(topic, queue_id, queue_offset)
+        """Whether a message that is not in the log, or one behind it, is archived, or may be: it is not known yet."""
+        if queue_offset >= self._store.max_offset(topic, queue_id):
+            return False  # of a topic of this name that was deleted
+        return not self._is_known or self._archive.has(topic, queue_id, queue_offset)
+
+    def _need(self) -> None:
+        if not self._is_known:
+            remark = f"the archive {self._archive.place} is not known yet: ask again"
+            raise PeerRefused(ResponseCode.SYSTEM_BUSY, remark, str(self._archive.place))
 
     async def get(
         self,
-        connection: Connection,
+        connection: Connection | None,
         topic: str,
         queue_id: int,
         queue_offset: int,
         *,
         count_max: int,
-        codes: frozenset[int] | None,
-        accept: Callable[[memoryview], bool] | None,
+        codes: frozenset[int] | None = None,
+        accept: Callable[[memoryview], bool] | None = None,
     ) -> GetResult:
-        """Read a queue from a message on. Raises ArchiveBusy, StoreError, OSError."""
+        """Read a queue from a message on. Raises PeerRefused: ask again. Raises StoreError, OSError."""
+        self._need()
         bytes_max = self._settings.transfer_bytes_in_memory_max
 
         def read() -> GetResult:
@@ -194,22 +218,28 @@ class LogArchive:
         return found
 
     async def record_at(self, connection: Connection, physical_offset: int) -> memoryview | None:
-        """The record at an offset of the log. Raises ArchiveBusy, StoreError, OSError."""
+        """The record at an offset of the log. Raises as `get`."""
+        if physical_offset < self._store.min_physical_offset:
+            self._need()
         return await self._read(connection, lambda: self._archive.record_at(physical_offset))
 
     async def query(
         self, connection: Connection, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int
     ) -> list[memoryview]:
-        """Records that have a key, stored between two times. Raises ArchiveBusy, StoreError, OSError."""
+        """Records that have a key, stored between two times. Raises as `get`."""
         return await self._read(connection, lambda: self._archive.query(topic, key, count_max, begin_ms, end_ms))
 
     async def offset_by_time(self, connection: Connection, topic: str, queue_id: int, timestamp_ms: int) -> int | None:
-        """The first message stored at or after a time. Raises ArchiveBusy, StoreError, OSError."""
+        """The first message stored at or after a time. Raises as `get`."""
+        if self._store.min_offset(topic, queue_id) > 0:
+            self._need()
         return await self._read(connection, lambda: self._archive.offset_by_time(topic, queue_id, timestamp_ms))
 
-    async def _read(self, connection: Connection, read: Callable[[], T]) -> T:
+    async def _read(self, connection: Connection | None, read: Callable[[], T]) -> T:
+        if connection is None:  # the broker itself, one read after the other
+            return await self._in_thread(read)
         if self._reads.total() >= READS_MAX or self._reads[connection] >= READS_OF_CONNECTION:
-            raise ArchiveBusy
+            raise PeerRefused(ResponseCode.SYSTEM_BUSY, OVERLOADED, str(self._archive.place))
         self._reads[connection] += 1
         try:
             return await self._in_thread(read)

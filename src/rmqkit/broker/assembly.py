@@ -142,10 +142,11 @@ class Assembly:
         long_polling = LongPolling(clock)
         store = self._make_store(topics, filters)
         self._on_readable.append(long_polling.arrived)
+        archive = self._make_archive(store) if store_settings.archive else None
         pop: PopService | None = None
         if settings.broker_role is not BrokerRole.SLAVE:
             master = self.master = self._make_master(store)
-            pop = PopService(folder, store, topics, groups, offsets, settings, clock, identity.store_host)
+            pop = PopService(folder, store, topics, groups, offsets, settings, clock, identity.store_host, archive)
             self._on_readable += [pop.waiting.arrived, pop.notifications.arrived, master.advanced]
         has_copies = waits_for_copies(settings)
         self.durability = Durability(
@@ -189,7 +190,7 @@ class Assembly:
             ops=OpMessages(store, identity.store_host, clock, body_bytes_max=settings.transaction_op_bytes_max),
             topics_published=self._topics_published,
             ask_namesakes=self._ask_namesakes,
-            archive=self._make_archive(store) if store_settings.archive else None,
+            archive=archive,
         )
         if self.master is None:
             slave = self.slave = SlaveRole(

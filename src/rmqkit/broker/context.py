@@ -105,9 +105,17 @@ class BrokerContext:
     archive: LogArchive | None = None
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """The first message of a queue that can be pulled: of the log, or of its archive."""
+        """The first message of a queue that can be pulled: of the log, or of its archive as far as that is known."""
         archive = self.archive or self.store
         return archive.min_offset(topic, queue_id)
+
+    def first_offset(self, topic: str, queue_id: int) -> int:
+        """`min_offset`, for those who begin there. Raises PeerRefused: the archive is not known yet."""
+        return (
+            self.store.min_offset(topic, queue_id)
+            if self.archive is None
+            else self.archive.first_offset(topic, queue_id)
+        )
 
     def persist_delivered(self) -> None:
         """Note what was delivered, behind a store that was closed in order."""

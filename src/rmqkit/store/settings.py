@@ -130,7 +130,8 @@ class StoreSettings(Struct, kw_only=True):
         int,
         Setting(
             "timerRollWindowSlot",
-            "length of a stage in slots; messages with longer delays wait in stages",
+            "length of a stage in slots, two thirds of fileReservedTime at most; "
+            "messages with longer delays wait in stages",
             low=2,
             high=604_740,
         ),

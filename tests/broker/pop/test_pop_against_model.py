@@ -162,6 +162,8 @@ class PopMachine(RuleBasedStateMachine):
         self.topics.ensure(TOPIC, QUEUES)
         self.service.load()
         context: Any = SimpleNamespace(
+            archive=None,
+            first_offset=self.store.min_offset,
             clients=SimpleNamespace(compensate=lambda *fields: None),
             clock=clock,
             counts=None,

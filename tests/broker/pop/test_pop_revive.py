@@ -23,10 +23,10 @@ async def test_a_check_point_whose_message_cannot_be_read_holds_up_no_other(monk
     assert context_of(cluster).groups.get("g")
     read = service.revive._record
 
-    def fails(pending, offset):
+    def fails(pending, offset, archived):
         if offset == 0:
             raise OSError(5, "Input/output error")
-        return read(pending, offset)
+        return read(pending, offset, archived)
 
     monkeypatch.setattr(service.revive, "_record", fails)
     for offset in range(2):

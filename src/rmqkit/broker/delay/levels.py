@@ -154,6 +154,15 @@ class Schedule:
             delay_ms = self._delays_ms[number - 1] if number <= len(self._delays_ms) else None
             self._levels[number] = _Level(number, delay_ms, self._written.get(number, 0))
 
+    def needed_from(self) -> int | None:
+        """Physical offset of the oldest message that is not delivered yet, None where there is none."""
+        found = [
+            entry[1]
+            for level in self._levels.values()
+            for entry in self._store.entries(SCHEDULE_TOPIC, level.queue_id, level.offset, count_max=1)
+        ]
+        return min(found, default=None)
+
     def offsets(self) -> DelayOffsets:
         """How far each level is delivered, as it is stored and as slaves ask for it."""
         return DelayOffsets(self._data_version, self._offsets())

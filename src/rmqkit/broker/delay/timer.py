@@ -245,6 +245,17 @@ class Timer:
         """Messages on the wheel."""
         return sum(max(0, one.count) for one in self.metrics.timing_count.values())
 
+    def needed_from(self) -> int | None:
+        """Physical offset from which on messages of the timer topic may wait, None where none waits: none is on the
+        wheel for longer than the roll window."""
+        queue_offset = self.state.queue_offset
+        if self.pending > 0:
+            oldest_ms = self.state.read_ms - self.state.window_ms
+            queue_offset = min(queue_offset, self._store.offset_by_time(TIMER_TOPIC, 0, oldest_ms))
+        queue_offset = max(queue_offset, self._store.min_offset(TIMER_TOPIC, 0))
+        entries = self._store.entries(TIMER_TOPIC, 0, queue_offset, count_max=1)
+        return entries[0][1] if entries else None
+
     @property
     def read_behind_ms(self) -> int:
         """How late the oldest second is that was not delivered."""

@@ -20,7 +20,8 @@ one write per chunk.
 a message of the timer topic       then
 =================================  ===========================================================================
 its second is over already         as `Late` says; a marker is dropped then
-more than the roll window ahead    parked nearer; when that comes it is put into the timer topic once more
+more than the roll window ahead    parked nearer; when that comes it is put into the timer topic once more. The window
+                                   ends before the log file of a message may be deleted: `roll_window_slots`
 delivered by another broker        left out (`TimerState.was_delivered`)
 says no time, or no topic          dropped and logged
 =================================  ===========================================================================
@@ -59,6 +60,7 @@ __all__ = ["INTEGER", "Broken", "Enqueue", "Late", "Refused", "TimerState"]
 INTEGER = re.compile(rb"[+-]?[0-9]{1,18}")
 _CHUNK = 256
 _DELAY_MS_MAX = (1 << 31) - 1
+_HOUR_MS = 3_600_000
 """What a unit of the timer log has room for."""
 _READ_BACK_SLOTS_MAX = 7 * 86_400 - 60
 _SPAN_BYTES_MAX = 1 << 20
@@ -96,7 +98,7 @@ class TimerState:
     def __init__(self, store: MessageStore, settings: StoreSettings, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self.window_ms = settings.timer_roll_window_slots * settings.timer_precision_ms
+        self.window_ms = roll_window_slots(settings) * settings.timer_precision_ms
         self._metrics_file = JsonFile(store.root / "config" / "timermetrics")
         self._written_counter = 0
         self._taken_end = 0
@@ -406,7 +408,7 @@ class Enqueue:
     ) -> None:
         self._state = state
         self._store = store
-        self._window = min(settings.timer_roll_window_slots, _DELAY_MS_MAX // settings.timer_precision_ms)
+        self._window = roll_window_slots(settings)
         self._deliver = deliver
         self.late = Late.PUT
         self._ahead: list[tuple[int, str, Unit]] = []
@@ -497,6 +499,13 @@ class Enqueue:
         record = self._state.record(physical_offset, size)
         if record is not None:
             self._state.measure(topic, (time_ms - record.born_timestamp) // 1000)
+
+
+def roll_window_slots(settings: StoreSettings) -> int:
+    """How many slots ahead a message is parked at the most: ``timerRollWindowSlot``, but not for longer than two thirds
+    of the time that log files are kept (``fileReservedTime``), or its record were gone when its time comes."""
+    kept = settings.file_reserved_hours * _HOUR_MS * 2 // 3 // settings.timer_precision_ms
+    return min(settings.timer_roll_window_slots, _DELAY_MS_MAX // settings.timer_precision_ms, kept or _DELAY_MS_MAX)
 
 
 @lru_cache(maxsize=4096)

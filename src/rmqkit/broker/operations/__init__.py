@@ -38,6 +38,7 @@ class OperationsContext(Protocol):
     clock: Clock
     configuration: Configuration
 
+    def first_offset(self, topic: str, queue_id: int) -> int: ...
     def min_offset(self, topic: str, queue_id: int) -> int: ...
 
     durability: Durability | None

@@ -15,7 +15,7 @@ from collections.abc import Awaitable
 
 from msgspec.structs import replace
 
-from rmqkit.broker.archive import ArchiveBusy, LogArchive
+from rmqkit.broker.archive import LogArchive
 from rmqkit.broker.handlers import Handlers, answers, by_global_number
 from rmqkit.broker.operations import OperationsContext
 from rmqkit.broker.settings import BrokerRole
@@ -41,7 +41,6 @@ from rmqkit.protocol.schemas.offsets import (
 )
 from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.router import OVERLOADED
 from rmqkit.remoting.tasks import Slice
 
 
@@ -95,7 +94,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @by_global_number
     def min_offset(self, connection: Connection, command: Command) -> Command:
         header = decode_header(command, QueueRequest)
-        return reply(command, header=OffsetResponse(self._context.min_offset(header.topic, header.queue_id)))
+        return reply(command, header=OffsetResponse(self._context.first_offset(header.topic, header.queue_id)))
 
     @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     @by_global_number
@@ -118,10 +117,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
     async def _search_archive(
         connection: Connection, command: Command, header: SearchOffsetRequest, offset: int, archive: LogArchive
     ) -> Command:
-        try:
-            found = await archive.offset_by_time(connection, header.topic, header.queue_id, header.timestamp)
-        except ArchiveBusy:
-            return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
+        found = await archive.offset_by_time(connection, header.topic, header.queue_id, header.timestamp)
         return reply(command, header=OffsetResponse(offset if found is None else min(offset, found)))
 
     @answers(RequestCode.GET_EARLIEST_MSG_STORETIME)

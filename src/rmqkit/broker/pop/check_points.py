@@ -300,6 +300,15 @@ class CheckPointStore:
             if end and self._offsets.get(REVIVE_GROUP, self._topic, queue_id) != end - 1:
                 self._offsets.commit(REVIVE_GROUP, self._topic, queue_id, end - 1)
 
+    def needed_from(self) -> int | None:
+        """Physical offset of the oldest record in the revive topic that a restart has to find, None without any."""
+        found = [
+            entry[1]
+            for queue_id, offset in self._committed.items()
+            for entry in self._store.entries(self._topic, queue_id, offset, count_max=1)
+        ]
+        return min(found, default=None)
+
     # -- inside
 
     def _left(self, key: AckKey, offsets: Iterable[int]) -> tuple[InFlightPop | None, list[int]]:

@@ -23,14 +23,14 @@ Source: behaviour.md §4.6, §4.8, §4.10, §4.11, §4.14; remoting.md §4.6.1.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from rmqkit.broker.durability import CODES, NOT_ENOUGH_REPLICAS, Outcome, Refusal
 from rmqkit.broker.handlers import Handlers, answers
 from rmqkit.broker.pop.check_points import Waiting
 from rmqkit.broker.pop.in_flight import AckKey
-from rmqkit.broker.pop.read import ORDER_REVIVE_QUEUE, PopRead
+from rmqkit.broker.pop.read import ORDER_REVIVE_QUEUE, Archived, PopRead
 from rmqkit.broker.pop.service import PopContext, PopLongPolling, PopService, WaitingPop
 from rmqkit.broker.tables.filters import PullFilter, inline_filter
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
@@ -63,6 +63,7 @@ __all__ = ["PopAckHandlers", "PopHandlers"]
 _log = logging.getLogger(__name__)
 
 _COUNT_MAX = 32
+_ARCHIVE_READS_MAX = 8
 _READ = int(Permission.READ)  # an operation with the member itself costs two calls, asking for it one
 _OK = PutStatus.OK
 _LATE_MS = 500
@@ -116,7 +117,7 @@ class PopHandlers(PopHandlerBase):
     """Hands out messages that are hidden from the group until they are acknowledged or their time is over."""
 
     @answers(RequestCode.POP_MESSAGE)
-    def pop(self, connection: Connection, command: Command) -> Command | None:
+    def pop(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
         """Messages; None while they are waited for, or their check point is on its way to the disk."""
         header = decode_header_leniently(command, PopMessageRequest, drops_unreadable=False)
         refusal = self._refusal(connection, header, _POPPING) or self._busy
@@ -131,6 +132,10 @@ class PopHandlers(PopHandlerBase):
             remark = "parse the consumer's subscription failed"
             return reply(command, ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark, header=PopMessageResponse())
         self._context.clients.compensate(header.consumer_group, header.topic, header.exp, header.exp_type)
+        if self._context.archive is not None:
+            place = PopRead(self._context, header, count=1).next_archived(header)
+            if place is not None:
+                return self._pop_archived(connection, command, header, wanted, place)
         return self._pop_or_wait(connection, command, header, wanted, may_hold=True)
 
     @answers(RequestCode.PEEK_MESSAGE)
@@ -205,11 +210,51 @@ class PopHandlers(PopHandlerBase):
             return ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}"
         return None
 
+    async def _pop_archived(
+        self,
+        connection: Connection,
+        command: Command,
+        header: PopMessageRequest,
+        wanted: PullFilter,
+        place: tuple[str, int, int] | None,
+    ) -> Command | None:
+        """Pop what only the archive has: it is read ahead of a pop, which itself never waits. Where another pop of the
+        group was quicker, or nothing passes the filter, the archive is read once more.
+        Raises PeerRefused, StoreError, OSError: it cannot be read."""
+        archive = self._context.archive
+        assert archive is not None, "it was asked what it has"
+        for _ in range(_ARCHIVE_READS_MAX):
+            read = PopRead(self._context, header, count=header.max_msg_nums, wanted=wanted)
+            place = place or read.next_archived(header)
+            if place is None:
+                return self._pop_or_wait(connection, command, header, wanted, may_hold=True)
+            passing = read.filter_of(place[0])
+            found = await archive.get(
+                connection, *place, count_max=header.max_msg_nums, codes=passing.codes, accept=passing.accept
+            )
+            if connection.closed.done():
+                return None  # what it popped would be hidden for all of its time
+            refusal = self._place_refusal(connection, header, _POPPING) or self._busy
+            if refusal is not None:
+                return reply(command, *refusal, header=PopMessageResponse())
+            archived, place = Archived(*place, found), None
+            answer = self._pop_or_wait(connection, command, header, wanted, may_hold=False, archived=archived)
+            if answer is None or answer.code == ResponseCode.SUCCESS:
+                return answer
+        return reply(command, ResponseCode.POLLING_TIMEOUT, _NOTHING, header=PopMessageResponse())
+
     def _pop_or_wait(
-        self, connection: Connection, command: Command, header: PopMessageRequest, wanted: PullFilter, *, may_hold: bool
+        self,
+        connection: Connection,
+        command: Command,
+        header: PopMessageRequest,
+        wanted: PullFilter,
+        *,
+        may_hold: bool,
+        archived: Archived | None = None,
     ) -> Command | None:
         topic, group = header.topic, header.consumer_group
-        read = PopRead(self._context, header, count=header.max_msg_nums, wanted=wanted)
+        read = PopRead(self._context, header, count=header.max_msg_nums, wanted=wanted, archived=archived)
         read.pop(header)
         if read.records:
             if read.rest:
@@ -318,7 +363,7 @@ class PopAckHandlers(PopHandlerBase):
         topic, group, queue_id = header.topic, header.consumer_group, header.queue_id
         # One past the end is let through, as by the reference; it names nothing that is in flight.
         low, high = self._context.store.bounds(topic, queue_id)
-        if not low <= header.offset <= high:
+        if not low <= header.offset <= high and not self._is_archived(topic, queue_id, header.offset):
             remark = f"offset is illegal, key:{topic}@{queue_id}, commit:{header.offset}, store:{low}~{high}"
             return reply(command, ResponseCode.NO_MESSAGE, remark)
         if handle.revive_queue_id == ORDER_REVIVE_QUEUE:
@@ -351,7 +396,7 @@ class PopAckHandlers(PopHandlerBase):
             return reply(command, *refusal, header=nothing)
         topic, queue_id = header.topic, header.queue_id
         low, high = self._context.store.bounds(topic, queue_id)
-        if not low <= header.offset < high:
+        if not low <= header.offset < high and not self._is_archived(topic, queue_id, header.offset):
             return reply(command, ResponseCode.NO_MESSAGE, NO_REMARK, header=nothing)
         handle = decode_pop_handle(header.extra_info)
         if handle.revive_queue_id == ORDER_REVIVE_QUEUE:
@@ -393,6 +438,10 @@ class PopAckHandlers(PopHandlerBase):
             )
             return ResponseCode.MESSAGE_ILLEGAL, remark
         return self._busy
+
+    def _is_archived(self, topic: str, queue_id: int, queue_offset: int) -> bool:
+        archive = self._context.archive
+        return archive is not None and archive.has(topic, queue_id, queue_offset)
 
     def _ack_in_order(self, topic: str, group: str, queue_id: int, offset: int, pop_time: int) -> Refusal:
         committed = self._context.offsets.get(group, topic, queue_id) or 0

@@ -11,6 +11,8 @@ where it begins             the group's committed offset; a group that is new th
 what it leaves behind       a check point for each queue and the offset behind what was read; in order: what was popped,
                             and the offset of its first message
 an offset that is illegal   is corrected, and read from again once
+what is archived            is not in the log any more: it is fetched before the pop, one queue at a time
+                            (`PopRead.next_archived`), and is then read like the log; other archived queues wait
 ==========================  ==========================================================================================
 
 Source: behaviour.md §4.8, §4.14.
@@ -21,6 +23,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -49,18 +52,28 @@ from rmqkit.protocol.schemas.pop import PollingInfoRequest, PopMessageRequest, P
 from rmqkit.protocol.schemas.topics import Permission, TopicConfig
 from rmqkit.store.message_store import GetResult, GetStatus
 
-__all__ = ["ORDER_REVIVE_QUEUE", "PopRead"]
+__all__ = ["ORDER_REVIVE_QUEUE", "Archived", "PopRead"]
 
 ORDER_REVIVE_QUEUE = 999
 """Stands for the revive queue in handles of what was popped in order: it has no check point."""
 
 _VERSIONS = ((RETRY_TOPIC_V2, "+"), (RETRY_TOPIC_V1, "_"))
 _MOVED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.OFFSET_FOUND_NULL)
+_GONE = (GetStatus.OFFSET_TOO_SMALL, GetStatus.MESSAGE_WAS_REMOVING, GetStatus.NO_MESSAGE_IN_QUEUE)
 _FROM_END = 1
 _HEAD = struct.Struct(">i16xq")
 """size and queueOffset at the start of a record."""
 _PRIORITY_FACTOR_MAX = 100
 _READ = int(Permission.READ)  # an operation with the member itself costs two calls
+
+
+class Archived(NamedTuple):
+    """What was fetched from the archive for a pop: messages of a queue from an offset on."""
+
+    topic: str
+    queue_id: int
+    offset: int
+    found: GetResult
 
 
 class PopRead:
@@ -75,7 +88,13 @@ class PopRead:
     """
 
     def __init__(
-        self, context: PopContext, header: PollingInfoRequest, *, count: int, wanted: PullFilter = EVERYTHING
+        self,
+        context: PopContext,
+        header: PollingInfoRequest,
+        *,
+        count: int,
+        wanted: PullFilter = EVERYTHING,
+        archived: Archived | None = None,
     ) -> None:
         assert context.pop is not None, "a master pops"
         self._context = context
@@ -87,6 +106,7 @@ class PopRead:
         self._queue_id = header.queue_id
         self._count = count
         self._wanted = wanted
+        self._archived = archived
         self._starts: dict[PopQueue, int] = {}
         self._found: dict[PopQueue, list[int]] = {}
         self._tries: dict[OrderKey, int] = {}
@@ -145,6 +165,24 @@ class PopRead:
                     return True
         return False
 
+    def next_archived(self, header: PopMessageRequest) -> tuple[str, int, int] | None:
+        """Topic, queue and offset of what a pop would read first of what only the archive has; None: of nothing.
+        Raises PeerRefused: it is not known yet what is archived."""
+        archive, is_from_end = self._context.archive, header.init_mode == _FROM_END
+        if archive is None:
+            return None
+        for topic, _, queue_ids in self._topics(with_retries=not header.order, retries_first=False):
+            for queue_id in queue_ids:
+                offset = self._offset(topic, queue_id, from_end=is_from_end)
+                is_gone = offset < self._store.min_offset(topic, queue_id) and archive.has(topic, queue_id, offset)
+                if is_gone and not (header.order and self._is_blocked(topic, queue_id, header.attempt_id)):
+                    return topic, queue_id, offset
+        return None
+
+    def filter_of(self, topic: str) -> PullFilter:
+        """What is wanted of a topic. A retry topic has what passed the filter before; its records name another one."""
+        return self._wanted if topic == self._topic else EVERYTHING
+
     def answer(self, header: PopMessageRequest) -> PopMessageResponse:
         """The answer's header."""
         return PopMessageResponse(
@@ -165,11 +203,15 @@ class PopRead:
         if not with_retries:
             return [own]
         retries = self._retries()
+        if self._archived is not None:  # nothing else, or it would have been fetched for nothing
+            return [one for one in (own, *retries) if one[0] == self._archived.topic]
         return [*retries, own] if retries_first else [own, *retries]
 
     def _own_queues(self) -> Sequence[int]:
         if self._queue_id >= 0:
             return (self._queue_id,)
+        if self._archived is not None and self._archived.topic == self._topic:
+            return (self._archived.queue_id,)
         config = self._context.topics.get(self._topic)
         return self._in_turn(0 if config is None else config.read_queue_nums)
 
@@ -333,18 +375,18 @@ class PopRead:
             offsets.commit(group, topic, queue_id, offset)
         return offset
 
-    def _offset(self, topic: str, queue_id: int) -> int:
+    def _offset(self, topic: str, queue_id: int, *, from_end: bool = False) -> int:
         """Where a pop would begin."""
         offset = self._pop.batch.next_offsets.get((topic, self._group, queue_id))
         if offset is None:
             offset = self._offsets.get(self._group, topic, queue_id)
-        return self._beginning(topic, queue_id, from_end=False) if offset is None else offset
+        return self._beginning(topic, queue_id, from_end=from_end) if offset is None else offset
 
     def _beginning(self, topic: str, queue_id: int, *, from_end: bool) -> int:
         """Where a group begins that is new."""
-        low = self._store.min_offset(topic, queue_id)
         if not from_end or topic != self._topic:
-            return low
+            return self._context.first_offset(topic, queue_id)
+        low = self._store.min_offset(topic, queue_id)
         if low <= 0 and self._store.is_in_memory(topic, queue_id, 0):
             return 0
         return max(0, self._store.max_offset(topic, queue_id) - 1)
@@ -357,9 +399,8 @@ class PopRead:
         return offset
 
     def _get(self, topic: str, queue_id: int, offset: int) -> GetResult:
-        # A retry topic has what passed the filter before; its records name another topic.
-        wanted = self._wanted if topic == self._topic else EVERYTHING
-        return self._store.get(
+        wanted = self.filter_of(topic)
+        found = self._store.get(
             topic,
             queue_id,
             offset,
@@ -369,6 +410,26 @@ class PopRead:
             accept_entry=wanted.accept_entry,
             joins=topic == self._topic,  # those of retry topics are written anew, one by one
         )
+        return self._from_archive(topic, queue_id, offset, found) if found.status in _GONE else found
+
+    def _from_archive(self, topic: str, queue_id: int, offset: int, gone: GetResult) -> GetResult:
+        """What was fetched of a queue. Where nothing was, a pop finds nothing and leaves the group where it is."""
+        archive, fetched = self._context.archive, self._archived
+        if archive is None or not archive.has(topic, queue_id, offset):
+            return gone
+        found = GetResult(GetStatus.NO_MATCHED_MESSAGE, offset, gone.min_offset, gone.max_offset)
+        if fetched is None or (fetched.topic, fetched.queue_id, fetched.offset) != (topic, queue_id, offset):
+            return found
+        if fetched.found.next_begin_offset <= offset:
+            return gone  # segments were taken away: it goes on where the log begins
+        count = self._count - self.taken
+        found.records, found.next_begin_offset = fetched.found.records[:count], fetched.found.next_begin_offset
+        if len(fetched.found.records) > count:
+            _, found.next_begin_offset = _HEAD.unpack_from(fetched.found.records[count])
+        found.size = sum(map(len, found.records))
+        if found.records:
+            found.status = GetStatus.FOUND
+        return found
 
     def _add_rest(self, topic: str, queue_id: int, offset: int) -> None:
         self.rest += max(0, self._store.max_offset(topic, queue_id) - offset)

@@ -2,9 +2,9 @@
 
 A message whose invisible time is over is put into the group's retry topic of its topic, counted once more; one that was
 popped from a retry topic goes back to the same. Check points of deleted topics and groups are dropped, as are messages
-that the log does not have any more. What the store refuses is tried again after `_AGAIN_MS`. A crash between a message
-and the record that it has come again leads to another delivery. How often a message comes is not limited here, as at
-the reference: consumers give it up. Loop only. Source: behaviour.md §4.12.
+that neither the log nor its archive has any more. What the store refuses is tried again after `_AGAIN_MS`. A crash
+between a message and the record that it has come again leads to another delivery. How often a message comes is not
+limited here, as at the reference: consumers give it up. Loop only. Source: behaviour.md §4.12.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from rmqkit.broker.archive import LogArchive
 from rmqkit.broker.messages import message_from
 from rmqkit.broker.pop.check_points import CheckPointStore
 from rmqkit.broker.pop.in_flight import InFlightPop
@@ -46,6 +47,7 @@ class Revive:
         offsets: OffsetTable,
         settings: BrokerSettings,
         store_host: bytes,
+        archive: LogArchive | None,
     ) -> None:
         self._check_points = check_points
         self._store = store
@@ -54,6 +56,7 @@ class Revive:
         self._offsets = offsets
         self._settings = settings
         self._store_host = store_host
+        self._archive = archive
 
     async def round(self) -> None:
         """Have what is due come again; to be called a few times a second."""
@@ -61,7 +64,9 @@ class Revive:
         self._check_points.follow()
         for number, pending in enumerate(self._check_points.due(), 1):
             try:
-                self._revive(pending)
+                archived = await self._archived(pending)
+                if pending.left:  # acks may have come meanwhile
+                    self._revive(pending, archived)
             except Exception:  # noqa: BLE001 - the outer edge of a check point: a fault of one must not hold up others
                 _log.exception("cannot deliver messages of %s again that %s popped", pending.topic, pending.group)
                 self._check_points.postpone(pending, _AGAIN_MS)
@@ -71,11 +76,25 @@ class Revive:
 
     # -- inside
 
-    def _revive(self, pending: InFlightPop) -> None:
+    async def _archived(self, pending: InFlightPop) -> dict[int, memoryview]:
+        """The messages of a pop that the log has no more, from its archive.
+        Raises PeerRefused, StoreError, OSError: it cannot be read; they are tried again later."""
+        archive, found = self._archive, dict[int, memoryview]()
+        if archive is None:
+            return found
+        topic, queue_id = pending.topic, pending.queue_id
+        low = self._store.min_offset(topic, queue_id)
+        for offset in [one for one in sorted(pending.left) if one < low and archive.has(topic, queue_id, one)]:
+            records = (await archive.get(None, topic, queue_id, offset, count_max=1)).records
+            if records:
+                found[offset] = records[0]
+        return found
+
+    def _revive(self, pending: InFlightPop, archived: dict[int, memoryview]) -> None:
         is_wanted = self._topics.get(pending.topic) is not None and pending.group in self._groups
         done: list[int] = []
         for offset in sorted(pending.left):
-            record = self._record(pending, offset) if is_wanted else None
+            record = self._record(pending, offset, archived.get(offset)) if is_wanted else None
             if record is not None and not self._put(pending, record):
                 self._check_points.postpone(pending, _AGAIN_MS)
                 break
@@ -83,10 +102,12 @@ class Revive:
         if done:
             self._check_points.revived(pending, done)
 
-    def _record(self, pending: InFlightPop, offset: int) -> Record | None:
-        found = self._store.get(pending.topic, pending.queue_id, offset, count_max=1)
+    def _record(self, pending: InFlightPop, offset: int, archived: memoryview | None) -> Record | None:
+        found = self._store.get(pending.topic, pending.queue_id, offset, count_max=1).records
+        if archived is not None:
+            found = [archived]
         try:
-            record = decode_record(found.records[0], verify_crc=self._store.checks_bodies) if found.records else None
+            record = decode_record(found[0], verify_crc=self._store.checks_bodies) if found else None
         except RecordCorrupt as error:
             _log.error("popped message %s[%d]@%d cannot be read: %s", pending.topic, pending.queue_id, offset, error)
             return None

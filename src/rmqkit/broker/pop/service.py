@@ -28,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from rmqkit.broker.archive import LogArchive
 from rmqkit.broker.durability import Durability
 from rmqkit.broker.handlers import OwnAddress
 from rmqkit.broker.pop.check_points import CheckPointStore, PopWriteBatch, revive_topic
@@ -63,6 +64,7 @@ _log = logging.getLogger(__name__)
 class PopContext(Protocol):
     """What pops and acks may touch."""
 
+    archive: LogArchive | None
     clients: ClientTable
     clock: Clock
     counts: Counts | None
@@ -75,6 +77,8 @@ class PopContext(Protocol):
     statistics: Statistics
     store: MessageStore
     topics: TopicTable
+
+    def first_offset(self, topic: str, queue_id: int) -> int: ...
 
 
 class PopService:
@@ -95,13 +99,14 @@ class PopService:
         settings: BrokerSettings,
         clock: Clock,
         store_host: bytes,
+        archive: LogArchive | None = None,
     ) -> None:
         self.check_points = CheckPointStore(store, groups, offsets, settings, clock, store_host)
         self.batch = PopWriteBatch(self.check_points)
         self.orders = OrderTable(folder, clock)
         self.waiting = PopLongPolling(settings, clock)
         self.notifications = PopLongPolling(settings, clock)
-        self.revive = Revive(self.check_points, store, topics, groups, offsets, settings, store_host)
+        self.revive = Revive(self.check_points, store, topics, groups, offsets, settings, store_host, archive)
         self._offsets_path, self._groups_path = folder / "consumerOffset.json", folder / "subscriptionGroup.json"
         self._revive_topic = revive_topic(settings.cluster_name)
         self._topics = topics

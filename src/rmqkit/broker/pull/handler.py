@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from rmqkit.broker.archive import ArchiveBusy, LogArchive
+from rmqkit.broker.archive import LogArchive
 from rmqkit.broker.durability import REJECTED
 from rmqkit.broker.handlers import Handlers, OwnAddress, answers, by_global_number
 from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
@@ -268,18 +268,15 @@ class PullHandlers(Handlers[PullContext]):
         archive, statistics = self._context.archive, self._context.statistics
         assert archive is not None, "it was asked whether it has the message"
         began_ms = self._context.clock.monotonic_ms()
-        try:
-            found = await archive.get(
-                connection,
-                header.topic,
-                header.queue_id,
-                header.queue_offset,
-                count_max=header.max_msg_nums,
-                codes=wanted.codes,
-                accept=wanted.accept,
-            )
-        except ArchiveBusy:
-            return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
+        found = await archive.get(
+            connection,
+            header.topic,
+            header.queue_id,
+            header.queue_offset,
+            count_max=header.max_msg_nums,
+            codes=wanted.codes,
+            accept=wanted.accept,
+        )
         if found.next_begin_offset <= header.queue_offset:
             found = gone  # segments were taken away: it goes on where the log begins
         name, queue_id = header.consumer_group, header.queue_id

@@ -12,7 +12,7 @@ from itertools import chain, repeat
 
 import msgspec
 
-from rmqkit.broker.archive import ArchiveBusy, LogArchive
+from rmqkit.broker.archive import LogArchive
 from rmqkit.broker.durability import REJECTED
 from rmqkit.broker.handlers import Handlers, answers
 from rmqkit.broker.pull.handler import PullContext
@@ -31,7 +31,7 @@ from rmqkit.protocol.schemas.pull import (
     ViewMessageRequest,
 )
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.router import OVERLOADED, decode_body
+from rmqkit.remoting.router import decode_body
 from rmqkit.store.queues.queue_ext import ExtUnit
 
 __all__ = ["QueryHandlers"]
@@ -95,12 +95,9 @@ class QueryHandlers(Handlers[PullContext]):
         """Add what the archive has of a key."""
         archive = self._context.archive
         assert archive is not None, "it was looked for"
-        try:
-            found = await archive.query(
-                connection, header.topic, key, missing, header.begin_timestamp, header.end_timestamp
-            )
-        except ArchiveBusy:
-            return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
+        found = await archive.query(
+            connection, header.topic, key, missing, header.begin_timestamp, header.end_timestamp
+        )
         known = {bytes(record[_PHYSICAL_OFFSET]) for record in records}
         left = _ANSWER_BYTES_MAX - sum(map(len, records))
         for record in found:  # a file may be archived and still in the log
@@ -130,10 +127,7 @@ class QueryHandlers(Handlers[PullContext]):
     async def _view_archived(
         self, connection: Connection, command: Command, offset: int, archive: LogArchive
     ) -> Command:
-        try:
-            return self._viewed(command, offset, await archive.record_at(connection, offset))
-        except ArchiveBusy:
-            return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
+        return self._viewed(command, offset, await archive.record_at(connection, offset))
 
     @staticmethod
     def _viewed(command: Command, offset: int, record: memoryview | None) -> Command:

@@ -116,6 +116,17 @@ class CheckBack:
         known = self._offsets.get(TRANSACTION_GROUP, topic, queue_id)
         return self._store.min_offset(topic, queue_id) if known is None else known
 
+    def needed_from(self) -> int | None:
+        """Physical offset of the oldest half message that nobody decided, None where there is none."""
+        topic = names.HALF_TOPIC
+        config = self._topics.get(topic)
+        found = [
+            entry[1]
+            for queue_id in range(0 if config is None else config.write_queue_nums)
+            for entry in self._store.entries(topic, queue_id, self._position(topic, queue_id), count_max=1)
+        ]
+        return min(found, default=None)
+
     async def _save(self, walk: _Walk) -> None:
         """Keep the positions, once what was put before is durable: a position must not outlive the copy behind it."""
         half_offset, op_offset = walk.half_offset, walk.ops.position

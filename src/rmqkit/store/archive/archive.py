@@ -340,7 +340,8 @@ def _enter(queues: dict[tuple[str, int], _Numbers], known: _Known, directory: Di
         place = (queue.topic, queue.queue_id)
         if not queue.topic:
             continue
-        if (rows := queues.get(place)) is None:
+        rows = queues.get(place)
+        if rows is None or queue.first < rows.ends[-1]:  # numbers that begin again: of a topic that was made again
             queues[place] = _Numbers([known], array("q", [queue.first]), array("q", [queue.end]))
         else:
             rows.segments.append(known)  # others read meanwhile: the ends last, by which they look

@@ -6,8 +6,9 @@ were mixed in the log. Nothing is lost: what is no record lies there, too, and `
     "RMQARCH1" | block | block | … | sections | directory | footer
 
 A *block* is a Zstandard frame of whole records of one queue, in the order of their numbers, `BLOCK_BYTES` before it
-was compressed or one longer record. Records that are in no queue (prepared and rolled back ones of old transactions)
-and bytes that are no record have blocks of their own. Sections, each a Zstandard frame::
+was compressed or one longer record. Records that are in no queue (prepared and rolled back ones of old transactions,
+those of a topic that was deleted and made again) and bytes that are no record have blocks of their own. Sections, each
+a Zstandard frame::
 
     blocks    rows of `BLOCK`: position, stored bytes, bytes, CRC-32 of what is stored, first number, first store time
     places    rows of `PLACE`, by physical offset: offset, block, position in it; in parts of `ROWS_MAX` rows
@@ -189,6 +190,9 @@ def write_segment(log: Buffer, start: int, out: BinaryIO, *, with_tags: bool) ->
             kept = _Kept(record.queue_offset, position, record.size, record.store_timestamp)
             if _is_in_queue(record):
                 queue = (record.topic, record.queue_id)
+                if record.queue_offset < ends.get(queue, 0):  # the topic was deleted and made again
+                    groups.setdefault(("", 0), []).extend(groups.pop(queue))
+                    del ends[queue]
                 groups.setdefault(queue, []).append(kept)
                 ends[queue] = max(ends.get(queue, 0), record.queue_offset + messages_of(record))
                 hashes = key_hashes(record.topic, find_keys(record.properties), with_tags=with_tags)
