@@ -1,38 +1,55 @@
-"""Java clients read an Apache store whose old log files are in our archive, and get every message."""
+"""Clients in Java, Go, Node and C++ read messages that are in our archive, and go on in the log, without a change."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from rmqkit.broker.archive import LogArchive
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command
 from rmqkit.store.message_store import MessageStore
+from rmqkit.store.settings import StoreSettings
+from tests.faults.spark.servers import set_queues
 from tests.golden_reading import batch_topics, expected_messages
 from tests.golden_stores import GoldenStore, unpack_golden
-from tests.interop.kit import ApacheKit
+from tests.interop.apache import ask
+from tests.interop.go_and_node import prepare_cpp, prepare_go, prepare_node, told
+from tests.interop.kit import ApacheKit, Unavailable
 from tests.interop.probe import run_probe
-from tests.interop.standalone import run_standalone
-from tests.store.stores import golden_settings
+from tests.interop.server_process import wait_until
+from tests.interop.standalone import Standalone, run_standalone
+from tests.store.stores import golden_settings, message
+from tests.waiting import SECONDS
 
 NAME = "broker-golden"
+TOPICS = ("ArchivedGo", "ArchivedNode", "ArchivedCpp-archived")
+COUNT, FILE_BYTES = 60, 32 << 10
 SIZES = ("mappedFileSize", "mapperFileSize", "maxHashSlotNum", "maxIndexNum")
 
 
-async def archive_all(golden: GoldenStore, place: Path) -> int:
+async def archive_golden(golden: GoldenStore, place: Path) -> int:
     """Archive every full file of a store and delete it; returns where the log begins then."""
     settings = msgspec.structs.replace(golden_settings(golden), archive=str(place), file_reserved_hours=0)
     batches = batch_topics(golden.root)
     store = MessageStore(golden.root, settings, is_batch_topic=lambda topic: topic in batches)
     store.open()
+    return await archive_all(store, settings)
+
+
+async def archive_all(store: MessageStore, settings: StoreSettings) -> int:
+    """Archive and delete the full files of a store and close it; returns where the log begins then."""
     try:
+        store.flusher.flush_log()
         archive = LogArchive(store, settings, NAME, writes=True)
         store.kept_from = lambda: archive.kept_from
         await archive.round()
-        for path in (golden.root / "commitlog").iterdir():
+        for path in (store.root / "commitlog").iterdir():
             os.utime(path, (0, 0))
         for _ in range(5):
             store.retention.request()
@@ -46,7 +63,7 @@ async def archive_all(golden: GoldenStore, place: Path) -> int:
 def test_java_reads_across_the_border(apache_kit: ApacheKit, tmp_path: Path) -> None:
     golden = unpack_golden("5.4.0", tmp_path)
     expected = expected_messages(golden)
-    assert asyncio.run(archive_all(golden, tmp_path / "archive")) >= 3 * 131072
+    assert asyncio.run(archive_golden(golden, tmp_path / "archive")) >= 3 * 131072
     written = {key: value for key, value in golden.manifest["brokerConf"].items() if key.startswith(SIZES)}
     conf = {**written, "brokerName": NAME, "archive": tmp_path / "archive", "grpcServerPort": -1}
     options = [word for key, value in conf.items() for word in ("--set", f"{key}={value}")]
@@ -62,3 +79,51 @@ def test_java_reads_across_the_border(apache_kit: ApacheKit, tmp_path: Path) -> 
                 assert numbers == sorted(numbers)
             assert {queue.min_offset for queue in run.queues} == {0}
         server.stop()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    """A broker that has most messages of three topics, of one queue each, in its archive alone."""
+    folder = tmp_path_factory.mktemp("archived")
+    place = str(folder / "archive")
+    settings = StoreSettings(commit_log_file_bytes=FILE_BYTES, archive=place, file_reserved_hours=0)
+    store = MessageStore(folder / "store", settings)
+    store.open()
+    for number in range(COUNT):
+        for topic in TOPICS:
+            store.put(message(topic=topic, queue_id=0, body=b"m%02d" % number, filler="x" * 1000))
+    assert asyncio.run(archive_all(store, settings)) >= FILE_BYTES
+    conf = {"brokerName": NAME, "archive": place, "grpcServerPort": -1, "mappedFileSizeCommitLog": FILE_BYTES}
+    options = [word for key, value in conf.items() for word in ("--set", f"{key}={value}")]
+    with run_standalone(folder / "store", folder, *options) as server:
+        for topic in (*TOPICS, *(f"%RETRY%{topic}" for topic in TOPICS)):
+            set_queues(server.broker_addr, topic, 1)
+            command = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields={"topic": topic})
+            wait_until(
+                lambda command=command: ask(server.namesrv_addr, command).code == ResponseCode.SUCCESS, SECONDS, topic
+            )
+        yield server
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize(("prepare", "topic"), [(prepare_go, TOPICS[0]), (prepare_node, TOPICS[1])], ids=["go", "node"])
+def test_a_push_consumer_begins_in_the_archive(prepare, topic: str, server: Standalone, tmp_path: Path) -> None:
+    try:
+        program = prepare()
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    running = program.start(tmp_path, server.namesrv_addr, server.broker_addr, topic, "stay")
+    assert running.stdout is not None
+    found = [running.stdout.readline().strip() for _ in range(COUNT)]
+    assert sorted(found) == [f"m{number:02d}" for number in range(COUNT)]  # the client's threads race
+    assert len(told(running)["stay"]["bodies"]) == COUNT
+
+
+@pytest.mark.interop
+def test_cpp_pulls_across_the_border_in_order(server: Standalone, tmp_path: Path) -> None:
+    try:
+        program = prepare_cpp()
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    found = program.run(tmp_path, server.namesrv_addr, server.broker_addr, "ArchivedCpp", "archived")
+    assert found["archived"] == ["first 0", *(f"m{number:02d}" for number in range(COUNT))]

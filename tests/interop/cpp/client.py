@@ -297,6 +297,17 @@ def pulled(topic: str) -> Facts:
     return told
 
 
+def archived(topic: str) -> list[str]:
+    """What a queue holds, pull after pull, from its first message on."""
+    consumer, offset, found = puller(topic), 0, []
+    while True:
+        told = pull_queue(consumer, topic, "*", offset)
+        offset, low, high = told["next, min, max"]
+        found += told["found"]
+        if offset >= high:
+            return [f"first {low}", *(one.split(" ")[0] for one in found)]
+
+
 def refused(topic: str) -> Facts:
     """The broker's reasons, which the client tells nobody but its log."""
     sender = producer(topic, max_message_size=64 << 20)
