@@ -168,7 +168,7 @@ def client(
 def spark(
     mib: Annotated[int, typer.Option(min=1, help="Size of the log in MiB, with bodies of 1 KiB.")] = 1024,
     repeats: Annotated[int, typer.Option(min=1, help="Number of measured rounds.")] = 3,
-    only: Annotated[str, typer.Option(help="Rows to measure, such as 3,4,9. (default: all eleven)")] = "",
+    only: Annotated[str, typer.Option(help="Rows to measure, such as 3,4,9. (default: all)")] = "",
     max_gib: Annotated[int, typer.Option(min=1, max=64, help="Size of the log in row 11, in GiB.")] = 8,
     quick: Annotated[bool, typer.Option("--quick", help="The same as --mib 256 --max-gib 2.")] = False,
     rocketmq_classpath: Annotated[

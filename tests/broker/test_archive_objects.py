@@ -20,11 +20,6 @@ pytest.importorskip("pyarrow.fs", reason="an object store as an archive needs rm
 class Failing(object_store._Handler):
     """Does what a test says to requests of a kind."""
 
-    def handle_expect_100(self) -> bool:
-        answered = super().handle_expect_100()
-        self.wfile.flush()  # the SDK waits a second for it
-        return answered
-
     def do_PUT(self) -> None:  # noqa: N802 - the base class's name
         self._or(super().do_PUT)
 
