@@ -175,6 +175,7 @@ class MemoryStore:
         codes: frozenset[int] | None = None,
         accept: Callable[[memoryview], bool] | None = None,
         accept_entry: EntryTest | None = None,
+        joins: bool = False,
     ) -> GetResult:
         """Read messages from an offset on. Source: store.md §16.1."""
         queue = self._queues.get((topic, queue_id), [])
@@ -205,6 +206,9 @@ class MemoryStore:
             if record is not None and (accept is None or accept(record)):
                 result.records.append(record)
                 result.status = GetStatus.FOUND
+        if joins and len(result.records) > 1:
+            result.joined_count = len(result.records)
+            result.records = [memoryview(b"".join(result.records))]
         return result
 
     def _scan_end(self, queue_offset: int, count_max: int) -> int:

@@ -52,6 +52,15 @@ def test_both_stores_are_asked_in_the_same_way(name: str) -> None:
         assert type(ours) is type(theirs)
 
 
+def test_records_come_joined_for_those_who_want_them_so(either: Store) -> None:
+    for body in (b"a", b"bc"):
+        either.put(message(body=body))
+    each = either.get("TopicTest", 0, 0, count_max=32)
+    joined = either.get("TopicTest", 0, 0, count_max=32, joins=True)
+    assert (each.count, joined.count, joined.next_begin_offset) == (2, 2, 2)
+    assert b"".join(each.records) == b"".join(joined.records)
+
+
 def test_message_is_numbered_stored_and_found(either: Store) -> None:
     put = either.put(message(body=b"hello", TAGS="TagA", KEYS="k1 k2"))
     assert (put.status, put.physical_offset, put.queue_offset, put.store_timestamp) == (PutStatus.OK, 0, 0, NOW_MS)
