@@ -30,8 +30,12 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         put_all(store, *(message(queue_id=i % 2, body=b"%03d" % i * 90, KEYS=f"k{i}") for i in range(40)))
         assert store.queues.write_held()  # some tests take the copy for a store that was closed in order
         copy_store(root, root.with_name("store"))
-    (root.with_name("store") / "checkpoint").unlink(missing_ok=True)
-    return root.with_name("store")
+    copied = root.with_name("store")
+    (copied / "checkpoint").unlink(missing_ok=True)
+    for path in (copied / "commitlog").iterdir():
+        if not path.stat().st_size:  # made ahead at that very moment; a start removes it, and looks changed
+            path.unlink()
+    return copied
 
 
 @pytest.fixture
