@@ -61,6 +61,7 @@ class Master:
         self.answers = dict.fromkeys(ROUND + TIMED, self.recorded)
         self.servers: list[RemotingServer] = []
         self.address = ""
+        self.held: socket.socket | None = None
 
     def recorded(self, command):
         exchange = GOLDEN[command.code]
@@ -83,11 +84,26 @@ class Master:
             try:
                 if is_fast:
                     await self.server("fast").listen("127.0.0.1", port - 2)
+                else:
+                    self.held = self.held_port(port - 2)
                 self.address = f"127.0.0.1:{port}"
-            except ListenFailed:
+            except (ListenFailed, OSError):
                 await self.close()
 
+    def held_port(self, port):
+        """A port where nobody listens, and where no other test's server can: who connects is refused."""
+        held = socket.socket()
+        try:
+            held.bind(("127.0.0.1", port))
+        except OSError:
+            held.close()
+            raise
+        return held
+
     async def close(self):
+        if self.held is not None:
+            self.held.close()
+            self.held = None
         while self.servers:
             await self.servers.pop().close()
 
