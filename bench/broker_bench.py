@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -101,6 +102,7 @@ class Peer:
         user_before, before = cpu_seconds(self.pid)
         answer = self.ask(job).split()
         assert answer[0] == "done", f"{self.name}, {job}: {answer}"
+        assert answer[1] != "0", f"{self.name}, {job}: {answer}"
         count, seconds = int(answer[1]), float(answer[2])
         told = {name: float(value) for name, _, value in (part.partition("=") for part in answer[3:])}
         user, all_of_it = cpu_seconds(self.pid)
@@ -173,7 +175,8 @@ def measure(peers: list[Peer], arguments: argparse.Namespace) -> dict[str, Any]:
         for each in peers:
             figures["backlog"][each.name].append(each.run(f"consume {sent} reader-{turn}"))
             print(f"{turn} backlog {each.name} {figures['backlog'][each.name][-1]}", file=sys.stderr)
-    for rate in (200, 1000):
+    for rate, _ in itertools.product((200, 1000), range(arguments.rounds)):
+        peers.reverse()
         for each in peers:
             latency = each.run(f"latency {rate} {arguments.latency_seconds}")
             figures[f"latency at {rate:,}/s"][each.name].append(latency)

@@ -178,6 +178,7 @@ public final class BrokerLoad {
         int count = perSecond * seconds;
         long[] micros = new long[count];
         AtomicInteger seen = new AtomicInteger();
+        AtomicInteger read = new AtomicInteger();
         DefaultMQPushConsumer consumer = consumer("broker-load-latency-" + System.nanoTime(), LATENCY_TOPIC);
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             long now = System.nanoTime();
@@ -189,10 +190,14 @@ public final class BrokerLoad {
                     seen.incrementAndGet();
                 }
             }
+            read.addAndGet(messages.size());
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
         consumer.start();
-        Thread.sleep(3000); // until it has its queues
+        while (read.get() == 0) {
+            Thread.sleep(5); // it has no queues yet; those of a new group are now and then given after 20 seconds only
+        }
+        Thread.sleep(3000); // what earlier jobs have sent
         seen.set(0);
         long started = System.nanoTime();
         for (int i = 0; i < count; i++) {
@@ -206,10 +211,14 @@ public final class BrokerLoad {
             message.putUserProperty("sentNanos", String.valueOf(System.nanoTime()));
             producer.sendOneway(message);
         }
-        for (int i = 0; i < 1000 && seen.get() < count; i++) {
+        for (int i = 0; i < 6000 && seen.get() < count; i++) {
             Thread.sleep(5);
         }
         consumer.shutdown();
+        if (seen.get() < count) {
+            System.out.printf("done 0 of %d messages within 30 seconds: %d%n", count, seen.get());
+            return;
+        }
         long[] sorted = Arrays.copyOf(micros, count);
         Arrays.sort(sorted);
         System.out.printf("done %d %.6f p50_us=%d p99_us=%d max_us=%d%n", seen.get(), (System.nanoTime() - started) / 1e9,
