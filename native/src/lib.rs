@@ -15,6 +15,7 @@ mod index;
 mod properties;
 mod read;
 mod record;
+mod scan;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -31,7 +32,7 @@ use properties::{Keys, Rules, STORED_BYTES_MAX, Span, java_hash, java_hash_behin
 use record::{Message, Shared};
 
 /// Raised whenever calls or their results change: Python takes a core of its own number only.
-const FORMAT: u32 = 6;
+const FORMAT: u32 = 9;
 const JSON: u8 = 0;
 const BINARY: u8 = 1;
 const START_BYTES: usize = 8;
@@ -749,6 +750,8 @@ fn rmqkit_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::set_slots, module)?)?;
     module.add_function(wrap_pyfunction!(read::select_records, module)?)?;
+    module.add_function(wrap_pyfunction!(scan::sound_records, module)?)?;
+    module.add_function(wrap_pyfunction!(scan::have_sums, module)?)?;
     module.add_class::<grpc::GrpcSends>()?;
     module.add_class::<hpack::HeaderDecoder>()?;
     module.add_class::<Core>()?;

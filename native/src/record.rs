@@ -1,11 +1,13 @@
 //! Records of the commit log and entries of consume queues. Source: store.md §3.4, §4.1.
 
-const MAGIC_V1: i32 = 0xDAA3_20A7_u32 as i32;
-const BORN_HOST_V6: i32 = 0x10;
-const STORE_HOST_V6: i32 = 0x20;
-const HOST_V6_BYTES: usize = 20;
+pub const MAGIC_V1: i32 = 0xDAA3_20A7_u32 as i32;
+pub const BORN_HOST_V6: i32 = 0x10;
+pub const STORE_HOST_V6: i32 = 0x20;
+pub const HOST_V6_BYTES: usize = 20;
 /// All fixed fields but the two hosts: 12 numbers and the three lengths.
-const FIXED_BYTES: usize = 75;
+pub const FIXED_BYTES: usize = 75;
+/// Checksums go without their top bit.
+pub const CRC_MASK: u32 = 0x7FFF_FFFF;
 
 /// One message as the log keeps it, but for its place and its time.
 pub struct Message<'a> {
@@ -62,7 +64,7 @@ pub fn write(message: &Message, shared: &Shared, physical_offset: i64, out: &mut
     let start = out.len();
     out.extend_from_slice(&size.to_be_bytes());
     out.extend_from_slice(&MAGIC_V1.to_be_bytes());
-    out.extend_from_slice(&(crc32fast::hash(message.body) & 0x7FFF_FFFF).to_be_bytes());
+    out.extend_from_slice(&(crc32fast::hash(message.body) & CRC_MASK).to_be_bytes());
     out.extend_from_slice(&message.queue_id.to_be_bytes());
     out.extend_from_slice(&message.flag.to_be_bytes());
     out.extend_from_slice(&message.queue_offset.to_be_bytes());
@@ -84,7 +86,7 @@ pub fn write(message: &Message, shared: &Shared, physical_offset: i64, out: &mut
         if message.properties.last().is_some_and(|last| *last != 2) {
             out.push(2);
         }
-        let mut crc = crc32fast::hash(&out[start..]) & 0x7FFF_FFFF;
+        let mut crc = crc32fast::hash(&out[start..]) & CRC_MASK;
         out.extend_from_slice(CRC_KEY);
         out.push(1);
         for _ in 0..CRC_DIGITS {

@@ -25,6 +25,7 @@ __all__ = [
     "Acks",
     "CoreFault",
     "GrpcSendsReader",
+    "LogReader",
     "Sends",
     "SendsReader",
     "compiled_grpc_sends",
@@ -32,11 +33,12 @@ __all__ = [
     "compiled_reader",
     "core_fault",
     "index_entries",
+    "log_reader",
     "record_selector",
     "set_slots",
 ]
 
-FORMAT = 6
+FORMAT = 9
 """What the calls below are numbered by: a core of another number is not used."""
 
 CoreFault: type[BaseException] = getattr(_native, "PanicException", SystemError)
@@ -186,6 +188,28 @@ def record_selector(environment: Mapping[str, str]) -> SelectRecords | None:
     """The core's `SelectRecords`; None without a core: its twin is the loop in `rmqkit.store.reader`."""
     selector: SelectRecords | None = None if core_fault(environment) else _native.select_records
     return selector
+
+
+class LogReader(Protocol):
+    """Reads many records of a log at once; its twin is numpy in `rmqkit.store.log.scan`."""
+
+    def sound_records(
+        self, buffer: Any, base_offset: int | None, low: int, high: int, rows_max: int, bytes_max: int, /
+    ) -> tuple[bytes, bytes, bytes]:
+        """The sound records that lie one behind the other from ``low`` on: at most ``rows_max``, and up to the one that
+        reaches ``bytes_max`` bytes. Without a ``base_offset`` they may say any place in the log. Returns eight columns
+        of eight bytes a number in the machine's order (positions, sizes, body_at, body_bytes, topic_at, topic_bytes,
+        properties_at, properties_bytes), the heads, and a byte for the layout of each."""
+
+    def have_sums(self, buffer: Any, starts: bytes, sizes: bytes, sums: bytes, /) -> bytes:
+        """Which parts of a buffer have the checksums given: 1 or 0 for each. ``starts`` and ``sizes`` have eight bytes
+        a number in the machine's order, ``sums`` four as records have them."""
+
+
+def log_reader(environment: Mapping[str, str]) -> LogReader | None:
+    """The core's `LogReader`; None without a core."""
+    reader: LogReader | None = None if core_fault(environment) else _native
+    return reader
 
 
 class GrpcSendsReader(Protocol):
