@@ -24,8 +24,9 @@ from msgspec import Struct
 from rmqkit.errors import StoreError
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import INNER_BATCH, decode_record, record_properties
+from rmqkit.store.archive.contents import identity_of, messages_of
 from rmqkit.store.archive.places import Place
-from rmqkit.store.archive.segment import Block, Directory, Queue, SegmentFile, identity_of, messages_of
+from rmqkit.store.archive.segment import Block, Directory, Queue, SegmentFile
 from rmqkit.store.index.file import key_hash, keys_of
 from rmqkit.store.log.scan import RECORD_BYTES_MIN
 from rmqkit.store.reader import GetResult, GetStatus

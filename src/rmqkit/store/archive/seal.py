@@ -11,6 +11,8 @@ import mmap
 import os
 import sys
 from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO
 
@@ -67,17 +69,21 @@ def compare(segment: SegmentFile, log: mmap.mmap) -> None:
     """Compare all that a segment holds with the log file it was made of. Raises StoreError: something differs."""
     blocks, directory = segment.blocks(), segment.directory
     rows = [row for _, part in directory.places for row in PLACE.iter_unpack(segment.section(part))]
-    rows.sort(key=lambda row: row[1:])
-    number, content, seen = -1, b"", 0
-    for index, (physical_offset, block, at) in enumerate(rows):
-        if block != number:
-            number, content = block, segment.contents([blocks[block]])[0]
-        is_last = index + 1 == len(rows) or rows[index + 1][1] != block
-        end = len(content) if is_last else rows[index + 1][2]
-        position = physical_offset - directory.start
-        if content[at:end] != log[position : position + end - at]:
-            raise StoreError(f"{segment.name} reads back with another record at {physical_offset}")
-        seen += end - at
+    rows.sort(key=itemgetter(1, 2))
+    seen = 0
+    with memoryview(log) as view:
+        for block, of_block in groupby(rows, key=itemgetter(1)):
+            content = segment.contents([blocks[block]])[0]
+            offsets, _, starts = zip(*of_block, strict=True)
+            ends = [*starts[1:], len(content)]
+            places = [offset - directory.start for offset in offsets]
+            pieces = [view[at : at + end - start] for at, start, end in zip(places, starts, ends, strict=True)]
+            is_same = b"".join(pieces) == content
+            for piece in pieces:
+                piece.release()
+            if not is_same:
+                raise StoreError(f"{segment.name} reads back with other records in the block of {offsets[0]}")
+            seen += len(content)
     if seen != directory.records_end - directory.start:
         raise StoreError(f"{segment.name} reads back with {seen} bytes of {directory.records_end - directory.start}")
 

@@ -24,33 +24,24 @@ Not handled here: where segments are kept (`rmqkit.store.archive.places`), which
 
 from __future__ import annotations
 
-import hashlib
 import struct
 import zlib
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
-from rmqkit.errors import BodyError, RecordCorrupt, StoreError
+from rmqkit.errors import BodyError, StoreError
 from rmqkit.protocol.compression import Compression, compress, decompress
-from rmqkit.protocol.properties import find_keys, find_property
-from rmqkit.protocol.record import (
-    BLANK_BYTES,
-    COMPRESSED,
-    INNER_BATCH,
-    TRANSACTION_MASK,
-    TRANSACTION_PREPARED,
-    TRANSACTION_ROLLBACK,
-    Record,
-    decode_record,
-    is_blank,
-    pack_blank,
-)
-from rmqkit.store.index.file import key_hashes
-from rmqkit.store.log.scan import Buffer, find_record
+from rmqkit.protocol.record import BLANK_BYTES, COMPRESSED, pack_blank
+from rmqkit.store.archive.contents import KEY, Contents, contents_of
+from rmqkit.store.log.scan import Buffer
+
+if TYPE_CHECKING:
+    from rmqkit.store.archive.contents import Numbers
 
 __all__ = ["Block", "Directory", "PlaceOf", "Queue", "Section", "SegmentFile", "rebuild", "write_segment"]
 
@@ -63,7 +54,6 @@ _LEVEL = 3
 _SECTION_BYTES_MAX = 256 << 20
 BLOCK = struct.Struct(">QIIIqq")
 PLACE = struct.Struct(">QII")
-KEY = struct.Struct(">IQ")
 FOOTER = struct.Struct(">QII8s")
 _ZSTD = COMPRESSED | Compression.ZSTD
 
@@ -138,21 +128,7 @@ class PlaceOf(NamedTuple):
     at: int
 
 
-class _Kept(NamedTuple):
-    """A record, or other bytes, of the log file."""
-
-    number: int
-    position: int
-    size: int
-    time: int
-
-
 # ---------------------------------------------------------------- writing
-
-
-def identity_of(first_record: bytes | memoryview) -> str:
-    """What tells a log from another one: a digest of the first record of a file."""
-    return hashlib.blake2b(first_record, digest_size=16).hexdigest()
 
 
 def write_segment(log: Buffer, start: int, out: BinaryIO, *, with_tags: bool) -> Directory:
@@ -166,123 +142,76 @@ def write_segment(log: Buffer, start: int, out: BinaryIO, *, with_tags: bool) ->
     Raises:
         OSError: it cannot be written.
     """
-    groups: dict[tuple[str, int], list[_Kept]] = {}
-    ends: dict[tuple[str, int], int] = {}
-    keys: list[tuple[int, int]] = []
-    times: list[int] = []
-    identity, count, other_bytes = "", 0, 0
-    position, high = 0, len(log)
-    view = memoryview(log)
-    try:
-        while position < high:
-            if high - position < BLANK_BYTES or is_blank(view, position):
-                break
-            record = _record_at(view, position, start)
-            if record is None:
-                resumed = find_record(log, start, position + 1, high)
-                groups.setdefault(("", -1), []).append(_Kept(-1, position, resumed - position, 0))
-                other_bytes += resumed - position
-                position = resumed
-                continue
-            identity = identity or identity_of(view[position : position + record.size])
-            count += 1
-            times.append(record.store_timestamp)
-            kept = _Kept(record.queue_offset, position, record.size, record.store_timestamp)
-            if _is_in_queue(record):
-                queue = (record.topic, record.queue_id)
-                if record.queue_offset < ends.get(queue, 0):  # the topic was deleted and made again
-                    groups.setdefault(("", 0), []).extend(groups.pop(queue))
-                    del ends[queue]
-                groups.setdefault(queue, []).append(kept)
-                ends[queue] = max(ends.get(queue, 0), record.queue_offset + messages_of(record))
-                hashes = key_hashes(record.topic, find_keys(record.properties), with_tags=with_tags)
-                keys += [(value, start + position) for value in hashes]
-            else:
-                groups.setdefault(("", 0), []).append(kept)
-            position += record.size
-        writing = _Writing(out)
-        queues: list[Queue] = []
-        for queue in sorted(groups):
-            rows = groups[queue]
-            if queue[0]:
-                rows.sort()
+    contents = contents_of(log, start, with_tags=with_tags)
+    writing = _Writing(out, contents)
+    queues: list[Queue] = []
+    with memoryview(log) as view:
+        for group in contents.groups:
             block = len(writing.blocks)
-            writing.add(view, start, rows)
-            first, end = (rows[0].number, ends[queue]) if queue[0] else (0, 0)
-            queues.append(Queue(*queue, first, end, block, len(writing.blocks)))
-    finally:
-        view.release()
+            writing.add(view, group.parts)
+            queues.append(Queue(*group.queue, group.first, group.end, block, len(writing.blocks)))
     blocks = writing.section(b"".join(BLOCK.pack(*row) for row in writing.blocks))
-    places = writing.table(PLACE, sorted(writing.places))
     directory = Directory(
         start=start,
-        end=start + high,
-        records_end=start + position,
-        identity=identity,
-        first_time=min(times, default=0),
-        last_time=max(times, default=0),
-        record_count=count,
-        other_bytes=other_bytes,
+        end=start + len(log),
+        records_end=start + contents.records_end,
+        identity=contents.identity,
+        first_time=contents.first_time,
+        last_time=contents.last_time,
+        record_count=contents.record_count,
+        other_bytes=contents.other_bytes,
         queues=queues,
         blocks=blocks,
-        places=places,
-        keys=writing.table(KEY, sorted(keys)),
+        places=writing.table(PLACE, writing.places(start)),
+        keys=writing.table(KEY, contents.keys),
     )
     found = writing.section(msgspec.msgpack.encode(directory))
     out.write(FOOTER.pack(found.position, found.stored_bytes, found.crc, MAGIC))
     return directory
 
 
-def _record_at(log: memoryview, position: int, start: int) -> Record | None:
-    try:
-        record = decode_record(log, position)
-    except RecordCorrupt:
-        return None
-    return record if record.physical_offset == start + position else None
-
-
-def _is_in_queue(record: Record) -> bool:
-    """Whether a broker enters a record in its queue: not one that is prepared, or rolled back."""
-    return bool(record.topic) and record.sys_flag & TRANSACTION_MASK not in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK)
-
-
-def messages_of(record: Record) -> int:
-    """How many numbers of its queue a record takes: one, or as many as its inner batch has messages."""
-    if not record.sys_flag & INNER_BATCH:
-        return 1
-    told = find_property(record.properties, b"INNER_NUM") or b"1"
-    return max(1, int(told)) if told.isdigit() else 1
+def _taken(column: Numbers, parts: Numbers) -> list[int]:
+    """Some numbers of a column."""
+    return [column[part] for part in parts] if isinstance(column, array) else column[parts].tolist()
 
 
 class _Writing:
     """What was written of a segment."""
 
-    def __init__(self, out: BinaryIO) -> None:
+    def __init__(self, out: BinaryIO, contents: Contents) -> None:
         self._out = out
+        self._contents = contents
         self._position = out.write(MAGIC)
+        self._block_of = array("I", bytes(4 * len(contents.positions)))
+        self._at = array("I", bytes(4 * len(contents.positions)))
         self.blocks: list[Block] = []
-        self.places: list[tuple[int, int, int]] = []
 
-    def add(self, log: memoryview, start: int, rows: list[_Kept]) -> None:
+    def add(self, log: memoryview, parts: Numbers) -> None:
         """Write the blocks of one queue."""
-        parts: list[memoryview] = []
-        size, first = 0, rows[0]
-        for row in rows:
-            if parts and size + row.size > BLOCK_BYTES:
-                self._end(parts, first)
-                parts, size, first = [], 0, row
-            self.places.append((start + row.position, len(self.blocks), size))
-            parts.append(log[row.position : row.position + row.size])
-            size += row.size
-        self._end(parts, first)
+        pieces: list[memoryview] = []
+        size, first = 0, int(parts[0])
+        positions, sizes = _taken(self._contents.positions, parts), _taken(self._contents.sizes, parts)
+        for part, position, part_bytes in zip(parts, positions, sizes, strict=True):
+            if pieces and size + part_bytes > BLOCK_BYTES:
+                self._end(pieces, first)
+                pieces, size, first = [], 0, int(part)
+            self._block_of[part], self._at[part] = len(self.blocks), size
+            pieces.append(log[position : position + part_bytes])
+            size += part_bytes
+        self._end(pieces, first)
 
-    def _end(self, parts: list[memoryview], first: _Kept) -> None:
-        content = b"".join(parts)
-        for part in parts:
-            part.release()
+    def _end(self, pieces: list[memoryview], first: int) -> None:
+        content = b"".join(pieces)
+        for piece in pieces:
+            piece.release()
         place = self.section(content)
-        block = Block(place.position, place.stored_bytes, len(content), place.crc, first.number, first.time)
-        self.blocks.append(block)
+        number, time = int(self._contents.numbers[first]), int(self._contents.times[first])
+        self.blocks.append(Block(place.position, place.stored_bytes, len(content), place.crc, number, time))
+
+    def places(self, start: int) -> bytes:
+        """Rows of `PLACE`, of all parts."""
+        offsets = [start + position for position in self._contents.positions.tolist()]
+        return b"".join(map(PLACE.pack, offsets, self._block_of, self._at))
 
     def section(self, content: bytes) -> Section:
         """Compress and write something."""
@@ -292,10 +221,11 @@ class _Writing:
         self._position += len(stored)
         return found
 
-    def table(self, layout: struct.Struct, rows: list[tuple[int, ...]]) -> list[tuple[int, Section]]:
+    def table(self, layout: struct.Struct, rows: bytes) -> list[tuple[int, Section]]:
         """Write sorted rows in parts."""
-        parts = [rows[at : at + ROWS_MAX] for at in range(0, len(rows), ROWS_MAX)]
-        return [(part[0][0], self.section(b"".join(layout.pack(*row) for row in part))) for part in parts]
+        size = ROWS_MAX * layout.size
+        parts = [rows[at : at + size] for at in range(0, len(rows), size)]
+        return [(layout.unpack_from(part)[0], self.section(part)) for part in parts]
 
 
 # ---------------------------------------------------------------- reading

@@ -1,0 +1,275 @@
+"""What a sealed segment is made of: the records of a full log file, by queue, and the keys of its index.
+
+`contents_of` walks over the file and says of every record which queue it is in, and in which order the records of a
+queue are. Where numpy is, the walk goes in runs (`rmqkit.store.log.scan`, `DispatchColumns`), several times as fast;
+without it, and for the rare file in which a topic begins anew, one record after the other. Both give the same, and
+tests hold it. Source: store.md §3, §4, §7.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rmqkit.errors import RecordCorrupt
+from rmqkit.protocol.properties import find_keys
+from rmqkit.protocol.record import (
+    BLANK_BYTES,
+    INNER_BATCH,
+    TRANSACTION_MASK,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
+    Record,
+    decode_record,
+    is_blank,
+)
+from rmqkit.store.dispatcher import batch_count
+from rmqkit.store.index.file import key_hashes
+from rmqkit.store.log import scan
+from rmqkit.store.log.scan import Buffer, Records, find_record, has_numpy
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+    Numbers = array[int] | Ints
+
+__all__ = ["KEY", "OTHER_BYTES", "OTHER_RECORDS", "Contents", "Group", "contents_of", "identity_of", "messages_of"]
+
+_Queue = tuple[str, int]
+KEY = struct.Struct(">IQ")
+OTHER_RECORDS = ("", 0)
+"""What stands for the queue of records that are in none."""
+OTHER_BYTES = ("", -1)
+"""What stands for the queue of bytes that are no record."""
+
+
+@dataclass(slots=True)
+class Group:
+    """The records of one queue.
+
+    Attributes:
+        queue: topic and queue id; `OTHER_RECORDS`, `OTHER_BYTES`.
+        first: the number of the first message.
+        end: the number behind that of the last message; both are 0 of what is in no queue.
+        parts: which parts of the file they are, in the order of their numbers.
+    """
+
+    queue: _Queue
+    first: int
+    end: int
+    parts: Numbers
+
+
+@dataclass(slots=True)
+class Contents:
+    """A log file, cut into parts: its records, and the bytes between them that are none.
+
+    Attributes:
+        identity: tells this log from another one with the same offsets: a digest of the first record.
+        records_end: where the last part ends.
+        other_bytes: how many bytes are no record.
+        record_count: how many of the parts are records.
+        first_time, last_time: earliest and latest storeTimestamp, in ms.
+        positions, sizes: where each part lies in the file, in its order.
+        numbers, times: queue offset and storeTimestamp of each part; -1 and 0 of what is no record.
+        groups: the parts by queue, in the order of the queues' names.
+        keys: rows of `KEY`, sorted: of each key its hash, and the physical offset of the record that has it.
+    """
+
+    identity: str
+    records_end: int
+    other_bytes: int
+    record_count: int
+    first_time: int
+    last_time: int
+    positions: Numbers
+    sizes: Numbers
+    numbers: Numbers
+    times: Numbers
+    groups: list[Group]
+    keys: bytes
+
+
+def identity_of(first_record: bytes | memoryview) -> str:
+    """What tells a log from another one: a digest of the first record of a file."""
+    return hashlib.blake2b(first_record, digest_size=16).hexdigest()
+
+
+def messages_of(record: Record) -> int:
+    """How many numbers of its queue a record takes: one, or as many as its inner batch has messages."""
+    return batch_count(record.properties) if record.sys_flag & INNER_BATCH else 1
+
+
+def contents_of(log: Buffer, start: int, *, with_tags: bool) -> Contents:
+    """What a full log file holds.
+
+    Args:
+        log: the whole file.
+        start: physical offset of its first byte, its name.
+        with_tags: whether TAGS is a key (``indexTags``), too.
+    """
+    found = _in_runs(log, start, with_tags) if has_numpy() else None
+    return found or _one_by_one(log, start, with_tags)
+
+
+# ---------------------------------------------------------------- one record after the other
+
+
+def _one_by_one(log: Buffer, start: int, with_tags: bool) -> Contents:
+    positions, sizes, numbers, times = array("q"), array("q"), array("q"), array("q")
+    groups: dict[_Queue, array[int]] = {}
+    ends: dict[_Queue, int] = {}
+    keys: list[tuple[int, int]] = []
+    known: list[int] = []
+    identity, other_bytes, position = "", 0, 0
+    with memoryview(log) as view:
+        while not _is_over(view, position):
+            record = _record_at(view, position, start)
+            if record is None:
+                end = find_record(log, start, position + 1, len(log))
+                number, time, queue = -1, 0, OTHER_BYTES
+                other_bytes += end - position
+            else:
+                end, number, time = position + record.size, record.queue_offset, record.store_timestamp
+                identity = identity or identity_of(view[position:end])
+                known.append(time)
+                queue = (record.topic, record.queue_id) if _is_in_queue(record) else OTHER_RECORDS
+            if record is not None and queue is not OTHER_RECORDS:
+                if number < ends.get(queue, 0):  # the topic was deleted and made again
+                    groups.setdefault(OTHER_RECORDS, array("q")).extend(groups.pop(queue))
+                    del ends[queue]
+                ends[queue] = max(ends.get(queue, 0), number + messages_of(record))
+                hashes = key_hashes(record.topic, find_keys(record.properties), with_tags=with_tags)
+                keys += [(value, start + position) for value in hashes]
+            groups.setdefault(queue, array("q")).append(len(positions))
+            positions.append(position)
+            sizes.append(end - position)
+            numbers.append(number)
+            times.append(time)
+            position = end
+    found = []
+    for name in sorted(groups):
+        first = numbers[groups[name][0]] if name in ends else 0
+        found.append(Group(name, first, ends.get(name, 0), groups[name]))
+    return Contents(
+        identity, position, other_bytes, len(known), min(known, default=0), max(known, default=0),
+        positions, sizes, numbers, times, found, b"".join(KEY.pack(*key) for key in sorted(keys)),
+    )  # fmt: skip
+
+
+def _is_over(log: memoryview, position: int) -> bool:
+    """Whether nothing of the log follows: a blank, or less than one."""
+    return len(log) - position < BLANK_BYTES or is_blank(log, position)
+
+
+def _record_at(log: memoryview, position: int, start: int) -> Record | None:
+    try:
+        record = decode_record(log, position)
+    except RecordCorrupt:
+        return None
+    return record if record.physical_offset == start + position else None
+
+
+def _is_in_queue(record: Record) -> bool:
+    """Whether a broker enters a record in its queue: not one that is prepared, or rolled back."""
+    return (
+        bool(record.topic)
+        and record.queue_offset >= 0
+        and record.sys_flag & TRANSACTION_MASK not in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK)
+    )
+
+
+# ---------------------------------------------------------------- in runs
+
+
+_OTHER_NUMBER = 1
+
+
+class _Runs:
+    """What the walk has found so far: a column of each kind from every run."""
+
+    def __init__(self) -> None:
+        self.queues: dict[_Queue, int] = {OTHER_RECORDS: 0, OTHER_BYTES: _OTHER_NUMBER}
+        self.columns: list[tuple[Ints, ...]] = []
+        self.keys: list[tuple[Ints, Ints]] = []
+
+    def add(self, run: Records, with_tags: bool) -> None:
+        """Take the records of a run."""
+        import numpy as np
+
+        from rmqkit.store.bulk import DispatchColumns
+
+        arrivals = DispatchColumns(run)
+        numbers = arrivals.queue_offsets
+        queue = np.zeros(len(run), "i8")
+        for topic, queue_id, rows in arrivals.groups():
+            queue[rows] = self.queues.setdefault((topic, queue_id), len(self.queues)) if topic else 0
+        queue[numbers < 0] = 0
+        ends = numbers + arrivals.batch_counts
+        self.columns.append((run.positions, run.sizes, numbers, arrivals.store_timestamps, queue, ends))
+        rows, hashes = arrivals.keys(with_tags=with_tags)
+        is_queued = queue[rows] > 0
+        self.keys.append((hashes[is_queued], run.offsets[rows[is_queued]]))
+
+    def add_other(self, position: int, size: int) -> None:
+        """Take bytes that are no record."""
+        import numpy as np
+
+        self.columns.append(tuple(np.array([value]) for value in (position, size, -1, 0, _OTHER_NUMBER, 0)))
+
+
+def _in_runs(log: Buffer, start: int, with_tags: bool) -> Contents | None:
+    """None for an empty file, and where the numbers of a queue do not ascend: its topic was deleted and made again."""
+    import numpy as np
+
+    found = _Runs()
+    identity, position, other_bytes = "", 0, 0
+    with memoryview(log) as view:
+        while not _is_over(view, position):
+            run = next(scan.runs(log, start, position, len(log)), None)
+            if run is not None and len(run := run.text_only()):
+                identity = identity or identity_of(view[position : position + int(run.sizes[0])])
+                found.add(run, with_tags)
+                position = run.end
+            else:
+                end = find_record(log, start, position + 1, len(log))
+                found.add_other(position, end - position)
+                other_bytes += end - position
+                position = end
+    if not found.keys:
+        return None
+    positions, sizes, numbers, times, queue, ends = map(np.concatenate, zip(*found.columns, strict=True))
+    groups = _grouped(list(found.queues), queue, numbers, ends)
+    if groups is None:
+        return None
+    known = times[queue != _OTHER_NUMBER]
+    hashes, offsets = map(np.concatenate, zip(*found.keys, strict=True))
+    keys = np.empty(len(hashes), [("hash", ">u4"), ("physical_offset", ">u8")])
+    order = np.lexsort((offsets, hashes))
+    keys["hash"], keys["physical_offset"] = hashes[order], offsets[order]
+    return Contents(
+        identity, position, other_bytes, len(known), int(known.min()), int(known.max()),
+        positions, sizes, numbers, times, groups, keys.tobytes(),
+    )  # fmt: skip
+
+
+def _grouped(names: list[_Queue], queue: Ints, numbers: Ints, ends: Ints) -> list[Group] | None:
+    """The parts by queue; None where the numbers of one do not ascend. ``queue``: which of ``names`` is each part's."""
+    import numpy as np
+
+    order = np.argsort(queue, kind="stable")
+    groups = []
+    for parts in np.split(order, np.flatnonzero(np.diff(queue[order])) + 1):
+        name, first, end = names[queue[parts[0]]], 0, 0
+        if name[0]:
+            before = np.maximum.accumulate(np.concatenate(([0], ends[parts])))
+            if (numbers[parts] < before[:-1]).any():
+                return None
+            first, end = int(numbers[parts[0]]), int(before[-1])
+        groups.append(Group(name, first, end, parts))
+    return sorted(groups, key=lambda group: group.queue)
