@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import shutil
 import sqlite3
 import zlib
@@ -383,6 +384,17 @@ def test_a_chart_breaks_where_it_knows_nothing_and_marks_what_happened() -> None
     assert "00:04:00 UTC: b started" in text
     assert "&lt;g&gt;" in text
     assert "01:00:00 UTC" in text
+
+
+def test_an_axis_leaves_room_for_its_longest_text() -> None:
+    lefts = []
+    for highest in (5.0, 900_000.0):
+        line = Line("vm", [(START, 0.0), (START + HOUR_MS, highest)])
+        text = line_chart("In", "messages", [line], "{:,.0f}".format, top_of=lambda value: value)
+        (left,) = re.findall(r'data-left="(\d+)"', text)
+        assert f'points="{left}.0,' in text
+        lefts.append(int(left))
+    assert lefts[0] < 60 < lefts[1]
 
 
 # -- a cluster

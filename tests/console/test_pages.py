@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rmqkit.admin import Admin
-from rmqkit.console import Console
+from rmqkit.console import Console, render
 from rmqkit.console.routes import ROUTES
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
@@ -19,7 +19,7 @@ from tests.admin.things import send
 from tests.console.asgi import Browser, served
 
 HOSTILE = "<script>alert(1)</script>\u202e"
-VOID = {"meta", "link", "input", "br", "img", "line", "circle", "polyline", "hr"}
+VOID = {"meta", "link", "input", "br", "img", "line", "circle", "polyline", "hr", "wbr"}
 
 
 class Tree(html.parser.HTMLParser):
@@ -116,6 +116,17 @@ async def test_hostile_texts_are_shown_and_not_run(tmp_path: Path) -> None:
         binary = await browser.json(f"/local/topics/Orders/at/{broker}/1/5")
         assert binary["body"]["form"] == "hex"
         assert binary["body"]["text"].startswith("000000  00 01 02")
+
+
+def test_long_names_break_between_their_words() -> None:
+    for text, shown in [
+        ("diskSpaceCleanForciblyRatio", "disk<wbr>Space<wbr>Clean<wbr>Forcibly<wbr>Ratio"),
+        ("10.0.0.1@7#179", "10.<wbr>0.<wbr>0.<wbr>1@<wbr>7#<wbr>179"),
+        ("PROP_CONSUME_TYPE", "PROP_<wbr>CONSUME_<wbr>TYPE"),
+        ("<b>\u202e", "&lt;b&gt;\\u202e"),
+        ("", ""),
+    ]:
+        assert render.breakable(text) == shown
 
 
 async def test_a_filter_of_a_name_is_only_text(tmp_path: Path) -> None:

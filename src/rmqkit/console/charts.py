@@ -16,7 +16,9 @@ from msgspec import Struct
 
 POINTS_MAX = 240
 _WIDTH, _HEIGHT = 640, 168
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 26
+_RIGHT, _TOP, _BOTTOM = 12, 10, 26
+_LETTER, _LEFT_MIN = 11.5, 40
+"""Of the longest text beside the axis, at the largest size that the style sheet gives it."""
 _TABLE_ROWS_MAX = 12
 
 Point = tuple[int, float | None]
@@ -44,6 +46,21 @@ def thinned(points: Sequence[Point], count_max: int = POINTS_MAX) -> list[Point]
         ends = {min(known, key=_value), max(known, key=_value)}
         found += sorted(ends)
     return found
+
+
+class _Area(Struct):
+    """Where points lie: between two times, from 0 to ``top``, right of ``left``."""
+
+    begin: int
+    end: int
+    top: float
+    left: int
+
+    def x(self, at: int) -> str:
+        return f"{self.left + (at - self.begin) * (_WIDTH - self.left - _RIGHT) / max(1, self.end - self.begin):.1f}"
+
+    def y(self, value: float) -> str:
+        return f"{_TOP + (1 - min(value, self.top) / self.top) * (_HEIGHT - _TOP - _BOTTOM):.1f}"
 
 
 class Mark(Struct):
@@ -76,10 +93,13 @@ def line_chart(
     begin, end = span if span and span[0] < span[1] else (min(at for at, _ in known), max(at for at, _ in known))
     marks = [one for one in marks if begin <= one.at <= end]
     top = top_of(max(_value(point) for point in known))
-    parts = [_frame(begin, end, top, show)]
+    heights = [(top * share, show(top * share)) for share in (0.0, 0.5, 1.0)]
+    left = max(_LEFT_MIN, round(6 + _LETTER * max(len(text) for _, text in heights)))
+    area = _Area(begin, end, top, left)
+    parts = [_frame(area, heights)]
     for number, line in enumerate(lines):
-        parts += _paths(line, number, begin, end, top)
-    parts += (_mark(one, number, begin, end) for number, one in enumerate(marks, 1))
+        parts += _paths(line, number, area)
+    parts += (_mark(one, number, area) for number, one in enumerate(marks, 1))
     described = "; ".join(f"{line.name}: {_summary(line, show)}" for line in lines)
     shape = Markup(
         '<svg class="chart" viewBox="0 0 {w} {h}" role="img"'
@@ -95,7 +115,7 @@ def line_chart(
         text=described,
         first=begin,
         last=end,
-        left=_LEFT,
+        left=left,
         right=_WIDTH - _RIGHT,
         parts=Markup("").join(parts),
     )
@@ -109,30 +129,31 @@ def line_chart(
     ).format(title, unit, note, shape, keys, _marks(marks, end - begin), _table(title, lines, show, end - begin))
 
 
-def _frame(begin: int, end: int, top: float, show: Callable[[float], str]) -> Markup:
-    """Axes, with three heights and up to four times."""
+def _frame(area: _Area, heights: Sequence[tuple[float, str]]) -> Markup:
+    """Axes, with these heights and three times."""
     parts = []
-    for share in (0.0, 0.5, 1.0):
-        y = _y(top * share, top)
+    for value, text in heights:
+        y = area.y(value)
         parts.append(
             Markup(
                 '<line class="grid" x1="{}" x2="{}" y1="{y}" y2="{y}"/>'
                 '<text class="tick" x="{}" y="{}" text-anchor="end">{}</text>'
-            ).format(_LEFT, _WIDTH - _RIGHT, _LEFT - 6, f"{float(y) + 4:.1f}", show(top * share), y=y)
+            ).format(area.left, _WIDTH - _RIGHT, area.left - 6, f"{float(y) + 4:.1f}", text, y=y)
         )
     for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
-        at = begin + round((end - begin) * share)
-        text = _clock(at, end - begin) + (" UTC" if share == 1.0 else "")
+        span = area.end - area.begin
+        at = area.begin + round(span * share)
+        text = _clock(at, span) + (" UTC" if share == 1.0 else "")
         parts.append(
             Markup('<text class="tick" x="{}" y="{}" text-anchor="{}">{}</text>').format(
-                _x(at, begin, end), _HEIGHT - 8, anchor, text
+                area.x(at), _HEIGHT - 8, anchor, text
             )
         )
     return Markup("").join(parts)
 
 
-def _mark(mark: Mark, number: int, begin: int, end: int) -> Markup:
-    x = _x(mark.at, begin, end)
+def _mark(mark: Mark, number: int, area: _Area) -> Markup:
+    x = area.x(mark.at)
     return Markup(
         '<line class="mark" x1="{x}" x2="{x}" y1="{}" y2="{}"/><text class="tick" x="{}" y="{}">{}</text>'
     ).format(_TOP, _HEIGHT - _BOTTOM, f"{float(x) + 3:.1f}", _TOP + 9, number, x=x)
@@ -146,13 +167,13 @@ def _marks(marks: Sequence[Mark], span: int) -> Markup:
     return Markup('<ol class="marks">{}</ol>').format(items)
 
 
-def _paths(line: Line, number: int, begin: int, end: int, top: float) -> Iterable[Markup]:
+def _paths(line: Line, number: int, area: _Area) -> Iterable[Markup]:
     runs: list[list[str]] = [[]]
     for at, value in thinned(line.points):
         if value is None:
             runs.append([])
         else:
-            runs[-1].append(f"{_x(at, begin, end)},{_y(value, top)}")
+            runs[-1].append(f"{area.x(at)},{area.y(value)}")
     for run in runs:
         if len(run) == 1:
             x, _, y = run[0].partition(",")
@@ -198,14 +219,6 @@ def _shown(value: float | None, show: Callable[[float], str]) -> str:
 
 def _value(point: Point) -> float:
     return point[1] or 0.0
-
-
-def _x(at: int, begin: int, end: int) -> str:
-    return f"{_LEFT + (at - begin) * (_WIDTH - _LEFT - _RIGHT) / max(1, end - begin):.1f}"
-
-
-def _y(value: float, top: float) -> str:
-    return f"{_TOP + (1 - min(value, top) / top) * (_HEIGHT - _TOP - _BOTTOM):.1f}"
 
 
 def _clock(at: int, span: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -117,6 +118,7 @@ def _environment(language: str) -> jinja2.Environment:
         "span": span,
         "time": time,
         "clean": clean,
+        "breakable": breakable,
         "text": lambda text: known.get(text, text),
         "percent": lambda value: UNKNOWN if value is None else f"{value:.0%}",
     }
@@ -167,6 +169,14 @@ def time(ms: int | None, *, with_ms: bool = False) -> Markup:
     machine = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     text = f"{at:%Y-%m-%d %H:%M:%S}" + (f".{ms % 1000:03}" if with_ms else "")
     return Markup('<time datetime="{}">{}<span class="zone"> UTC</span></time>').format(machine, text)
+
+
+_BREAKS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[_.;,:/@#=+])(?=[^_.;,:/@#=+])")
+
+
+def breakable(text: object) -> Markup:
+    """A clean text that a narrow column breaks between its words, as in ``diskSpace|Ratio`` and ``10.0.0.1@|7``."""
+    return Markup("<wbr>").join(_BREAKS.split(clean(text)))
 
 
 def clean(text: object) -> str:
