@@ -41,6 +41,7 @@ import msgspec
 from bench.commands.loaded import TIMEOUT_MS, cpu_seconds, create_topic, expect
 from bench.commands.served import serve_standalone
 from rmqkit.admin import Admin
+from rmqkit.cli.serve import settle
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.console.history import History
 from rmqkit.console.watch import Watcher
@@ -224,6 +225,7 @@ class _Load:
     async def _rounds(self) -> list[Figure]:
         """The watcher's rounds in this process, whose CPU time tells what they cost."""
         self._tell("rounds of the watcher")
+        settle()  # as the console's process does
         async with Admin(self._name_servers, timeout_ms=3_000) as admin:
             watcher, cpu_s, held_s = Watcher(admin), [], [0.0]
             watcher.followers.append(History(None, SYSTEM_CLOCK).follow)
@@ -234,6 +236,7 @@ class _Load:
                 cpu_s.append(round(time.process_time() - began, 3))
             # Apart from these, as looking at each turn of the loop costs as well.
             later = Watcher(admin)
+            later.followers.append(History(None, SYSTEM_CLOCK).follow)
             turns = asyncio.create_task(_turns(held_s))
             await later.round()
             turns.cancel()

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from rmqkit.admin import Admin, Done
+from rmqkit.admin.brokers import _progress
 from rmqkit.admin.topics import Assigned, TopicStats, TopicUse, permission_of
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.errors import NoNameServer, PeerRefused, SettingsError, UnknownName
@@ -97,6 +98,25 @@ def test_what_is_in_a_topic(tmp_path):
         assert "queueId[7] is illegal" in failed.result
 
     with_admin(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        b'{"topic":"T","brokerName":"b","queueId":%d}',
+        b'{"queueId":"%d","topic":"T","brokerName":"b"}',
+        b'{"topic": "T", "brokerName": "b", "queueId": %d}',
+        b'"{\\"topic\\":\\"T\\",\\"brokerName\\":\\"b\\",\\"queueId\\":%d}"',
+    ],
+)
+def test_progress_is_read_however_its_queues_are_written(key):
+    table = b",".join(
+        key % queue + b':{"brokerOffset":%d,"consumerOffset":2,"lastTimestamp":3}' % (queue + 3) for queue in (1, 0)
+    )
+    body = b'{"brokerAddr":null,"consumeStatsList":[{"g":[{"consumeTps":0.0,"offsetTable":{%b}}],"h":[]}]}' % table
+    rows = [(row.group, row.topic, row.broker_name, row.queue_id, row.diff) for row in _progress(memoryview(body), 1)]
+    assert rows == [("g", "T", "b", 0, 1), ("g", "T", "b", 1, 2)]
+    assert [row.queue_id for row in _progress(body, 2)] == [1]
 
 
 def test_a_topic_that_nobody_uses_has_figures_of_its_own(tmp_path):

@@ -287,8 +287,31 @@ async def test_series_are_bounded() -> None:
         for number in range(history.SERIES_MAX - 1):
             kept._levels[1].current["put", str(number)] = array("q")
         assert not kept.put(clock.ms, "put", "one more", 1)
-        kept.follow(Snapshot(at_ms=clock.ms, topics={"t": TopicState(name="t", in_tps=1.0)}))
+        await kept.follow(Snapshot(at_ms=clock.ms, topics={"t": TopicState(name="t", in_tps=1.0)}))
         assert "more than 20,000 series" in kept.trouble
+
+
+async def test_a_series_begins_with_its_first_known_figure() -> None:
+    clock = At()
+    async with opened(None, clock) as kept:
+        for in_tps in (None, 2.0, None):
+            await kept.follow(Snapshot(at_ms=clock.ms, topics={"t": TopicState(name="t", in_tps=in_tps)}))
+            assert kept.names("put") == ([] if clock.ms == START else ["t"])
+            clock.ms += 60_000
+        _, points = await kept.read("put", "t", START, clock.ms)
+        assert points == [(START + 60_000, 2.0), (START + 120_000, None)]
+
+
+async def test_many_figures_are_kept_in_many_turns() -> None:
+    topics = {str(number): TopicState(name=str(number), in_tps=1.0) for number in range(3 * history.STEP)}
+    async with opened(None, At()) as kept:
+        following = asyncio.create_task(kept.follow(Snapshot(at_ms=START, topics=topics)))
+        turns = 0
+        while not following.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= 3
+        assert len(kept.names("put")) == len(topics)
 
 
 # -- figures of a snapshot

@@ -12,7 +12,7 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.client.producer.transaction import TransactionProducer, TransactionState
 from rmqkit.console import Console
 from rmqkit.console.figures import told
-from rmqkit.console.watch import Watcher, _turn
+from rmqkit.console.watch import STEP, Watcher, _steps, _turn
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.message import Message
@@ -121,6 +121,18 @@ async def test_a_broker_that_hangs_makes_its_cells_unknown(tmp_path: Path) -> No
                 assert fresh.trouble == ""
         finally:
             await other.stop()
+
+
+async def test_a_snapshot_of_many_topics_is_made_in_many_turns() -> None:
+    async def made() -> list[int]:
+        return [number async for number in _steps(range(3 * STEP))]
+
+    making, turns = asyncio.create_task(made()), 0
+    while not making.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 3
+    assert making.result() == list(range(3 * STEP))
 
 
 def test_whose_turn_it_is() -> None:

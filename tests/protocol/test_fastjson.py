@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.errors import BodyError
-from rmqkit.protocol.fastjson import ObjectKey, _Reader, decode_as, dumps, loads, read
+from rmqkit.protocol.fastjson import ObjectKey, _Reader, decode_as, decode_with_texts, dumps, loads, read
 from rmqkit.protocol.schemas.brokers import RegisterBrokerBody
 from rmqkit.protocol.schemas.clients import HeartbeatData, MessageQueue
 from rmqkit.protocol.schemas.topics import BrokerData, TopicRoute
@@ -114,6 +114,18 @@ QUEUE = MessageQueue("T", "broker-a", 0)
 )
 def test_object_keys_become_the_key_type_of_the_map(key):
     assert decode_as(b"{" + key + b":3}", dict[MessageQueue, int]) == {QUEUE: 3}
+
+
+def test_object_keys_become_their_text_in_a_map_of_texts():
+    text = '{"brokerName":"broker-a","queueId":0,"topic":"T"}'
+    body = memoryview(b'[{{"a":1,"b":"x"}:{"n":2},' + text.encode() + b':{"n":3}}]')
+    assert decode_with_texts(body, list[dict[str, dict[str, int]]]) == [{'{"a":1,"b":"x"}': {"n": 2}, text: {"n": 3}}]
+
+
+@pytest.mark.parametrize("body", [b'{{"a": 1}:3}', b'{{"a":1}:"x"}', b"{0:1}", b"\xff", b"[" * 2000, b""])
+def test_what_is_written_otherwise_has_no_texts(body):
+    with pytest.raises(BodyError):
+        decode_with_texts(body, dict[str, int])
 
 
 @pytest.mark.parametrize("key", [b"{}", b'{"topic":"T"}', b'"T"', b"7", b'"{"', b'"{}x"', b'{"topic":{}}'])

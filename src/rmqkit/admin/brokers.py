@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from msgspec import Struct
+from msgspec import MsgspecError, Struct, field, json
 
 from rmqkit.admin.calls import AdminCalls, Done
+from rmqkit.errors import BodyError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header, request
-from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.fastjson import decode_as, decode_with_texts
 from rmqkit.protocol.names import AUTO_CREATE_TOPIC
 from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
-from rmqkit.protocol.schemas.offsets import AllConsumeStatsRequest, ConsumeStatsList
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.offsets import AllConsumeStatsRequest, ConsumeOffsets, ConsumeStatsList
 from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Request
 from rmqkit.settings import properties_line
 
@@ -39,7 +41,7 @@ _AT_ONCE_BYTES = 1 << 16
 """An answer with more is read in a thread: of a thousand groups it is megabytes, which would hold the event loop."""
 
 
-class GroupProgress(Struct, rename="camel", kw_only=True):
+class GroupProgress(Struct, rename="camel", kw_only=True, gc=False):
     """How far a group is in one queue of a broker; ``last_timestamp`` is the store time of what it consumed last."""
 
     topic: str
@@ -133,6 +135,32 @@ class Brokers:
         return [Done(address, told) for address in addresses]
 
 
+class _Stats(Struct, rename="camel", gc=False):
+    offset_table: dict[str, ConsumeOffsets] = field(default_factory=dict)
+
+
+class _StatsList(Struct, rename="camel"):
+    consume_stats_list: list[dict[str, list[_Stats]]] = field(default_factory=list)
+
+
+_QUEUE = json.Decoder(MessageQueue, strict=False)
+
+
+def _offset_tables(body: bytes | memoryview) -> list[tuple[str, dict[MessageQueue, ConsumeOffsets]]]:
+    """The offsets in an answer by queue, once for each group and topic; quickly, if it is written as usual."""
+    try:
+        told = decode_with_texts(body, _StatsList).consume_stats_list
+        return [
+            (group, {_QUEUE.decode(text): offsets for text, offsets in stats.offset_table.items()})
+            for by_group in told
+            for group, all_stats in by_group.items()
+            for stats in all_stats
+        ]
+    except (BodyError, MsgspecError):
+        slow = decode_as(body, ConsumeStatsList).consume_stats_list
+        return [(group, stats.offset_table) for one in slow for group, all_stats in one.items() for stats in all_stats]
+
+
 def _progress(body: bytes | memoryview, diff_min: int) -> list[GroupProgress]:
     """The queues in an answer, group by group, in which a group is so far behind."""
     return [
@@ -146,9 +174,7 @@ def _progress(body: bytes | memoryview, diff_min: int) -> list[GroupProgress]:
             diff=offsets.broker_offset - offsets.consumer_offset,
             last_timestamp=offsets.last_timestamp,
         )
-        for by_group in decode_as(body, ConsumeStatsList).consume_stats_list
-        for group, all_stats in by_group.items()
-        for stats in all_stats
-        for queue, offsets in sorted(stats.offset_table.items())
+        for group, table in _offset_tables(body)
+        for queue, offsets in sorted(table.items())
         if offsets.broker_offset - offsets.consumer_offset >= diff_min
     ]

@@ -155,6 +155,10 @@ def _serve(
         token = common["security_token"] or None
         signing = Credentials(access_key=access_key, secret_key=common["secret_key"], security_token=token)
 
+    def ready(address: str) -> None:
+        settle()
+        print(f"ready console={address}", flush=True)
+
     async def run() -> None:
         console = Console(
             **options,
@@ -172,11 +176,11 @@ def _serve(
             cert=cert,
             key=key,
             behind_proxy=behind_proxy,
-            ready=lambda address: print(f"ready console={address}", flush=True),
+            ready=ready,
             ends_with_stdin=ends_with_stdin,
         )
 
-    from rmqkit.cli.serve import loop_factory
+    from rmqkit.cli.serve import loop_factory, settle
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(run())

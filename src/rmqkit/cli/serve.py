@@ -289,6 +289,14 @@ def _metrics(*addresses: str) -> str:
     return f" metrics={told}" if told else ""
 
 
+def settle() -> None:
+    """Spare the collector what stands when a server has started, and let it look rarely: what requests make has no
+    cycles, and a look at everything would hold the event loop."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 100)
+
+
 def _run(
     make: Callable[[], S], ready: Callable[[S], str], reload: Callable[[], None], *, ends_with_stdin: bool = False
 ) -> None:
@@ -310,9 +318,7 @@ def _run(
         if ends_with_stdin:
             loop.add_reader(0, left_alone)
         await server.start()
-        gc.collect()
-        gc.freeze()  # what stands now stays: later collections need not look at it
-        gc.set_threshold(50_000, 50, 100)
+        settle()
         if not asked_to_stop.is_set():
             print(ready(server), flush=True)
         await asked_to_stop.wait()

@@ -70,6 +70,8 @@ _VALUE_MAX = 1 << 61
 _CHUNK = 256
 _VERSION = 2
 _FINISHED_MAX = 4
+STEP = 512
+"""Figures of a snapshot that are kept in one turn of the event loop."""
 
 Key = tuple[str, str]
 Block = dict[Key, "array[int]"]
@@ -152,6 +154,7 @@ class _Level:
     def __init__(self, level: Level) -> None:
         self.level = level
         self.start = 0
+        self._blank = array("q", [MISSING]) * level.slots
         self.current: Block = {}
         self.finished: list[tuple[int, Block]] = []
 
@@ -167,7 +170,7 @@ class _Level:
         if slots is None:
             if len(self.current) >= SERIES_MAX:
                 return False
-            slots = self.current[key] = array("q", [MISSING]) * level.slots
+            slots = self.current[key] = self._blank[:]
         slot = (at_ms - start) // level.step
         slots[slot] = max(slots[slot], value) if is_highest else value
         return True
@@ -262,10 +265,15 @@ class History:
 
     # -- figures come
 
-    def follow(self, snapshot: Snapshot) -> None:
-        """Keep the figures of a snapshot."""
+    async def follow(self, snapshot: Snapshot) -> None:
+        """Keep the figures of a snapshot; of many in steps, between which the event loop goes on. A series begins with
+        its first known figure."""
         groups, is_full = 0, False
-        for figure, name, value in figures.told(snapshot):
+        for number, (figure, name, value) in enumerate(figures.told(snapshot), 1):
+            if number % STEP == 0:
+                await asyncio.sleep(0)
+            if value is None and (figure, name) not in self._names:
+                continue
             known = FIGURES.get(figure)
             if known is not None and not known.is_kept:
                 continue

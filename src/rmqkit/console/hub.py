@@ -83,7 +83,7 @@ class Env:
         await self.history.close()
         await self.alerts.close()
 
-    def look(self, snapshot: Snapshot) -> None:
+    async def look(self, snapshot: Snapshot) -> None:
         """A follower: have the rules look at a snapshot."""
         self.watcher.is_needed = self.alerts.is_needed
         self.alerts.look(snapshot)

@@ -26,7 +26,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from msgspec import Struct, field
@@ -57,6 +57,8 @@ STATS_PAUSE = 100
 TOPICS_A_ROUND, GROUPS_A_ROUND = 20, 50
 AT_ONCE, PER_SECOND = 2, 20
 TREND_MS = 60_000
+STEP = 1_000
+"""Topics or groups of a snapshot that are made in one turn of the event loop."""
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -103,7 +105,7 @@ class Watcher:
 
     def __init__(self, admin: Admin) -> None:
         self.snapshot = Snapshot()
-        self.followers: list[Callable[[Snapshot], None]] = []
+        self.followers: list[Callable[[Snapshot], Awaitable[None]]] = []
         self.is_needed = False
         self.trouble = ""
         self._admin = admin
@@ -353,9 +355,9 @@ class Watcher:
         now_ms, then_ms = self._clock.now_ms(), self._clock.monotonic_ms()
         found = lags(row for tables in self._tables.values() for row in tables.progress)
         await asyncio.sleep(0)
-        topics = self._topics(found, then_ms)
+        topics = await self._topics(found, then_ms)
         await asyncio.sleep(0)
-        groups = self._groups(found, topics, then_ms)
+        groups = await self._groups(found, topics, then_ms)
         await asyncio.sleep(0)
         producers = [row for tables in self._tables.values() for row in tables.producers]
         consumers = {group: one for group, one in self._members.items() if one is not None}
@@ -371,13 +373,13 @@ class Watcher:
         )
         for follow in self.followers:
             await asyncio.sleep(0)
-            follow(self.snapshot)
+            await follow(self.snapshot)
 
-    def _topics(self, found: dict[tuple[str, str], GroupLag], then_ms: float) -> dict[str, TopicState]:
+    async def _topics(self, found: dict[tuple[str, str], GroupLag], then_ms: float) -> dict[str, TopicState]:
         topics: dict[str, TopicState] = {}
         own = {word for state in self._brokers.values() for word in (state.row.broker_name, state.row.cluster_name)}
         for state in self._brokers.values():
-            for name, config in self._tables[state.row.addr].topics.items() if state.is_master else ():
+            async for name, config in _steps(self._tables[state.row.addr].topics.items() if state.is_master else ()):
                 topic = topics.get(name)
                 kind, order = (config.attributes or {}).get("message.type", ""), config.order
                 if topic is None:
@@ -390,7 +392,7 @@ class Watcher:
                 topic.write_queues += config.write_queue_nums
                 topic.brokers.append(state.row.broker_name)
         ends: dict[str, int] = {}
-        for lag in found.values():
+        async for lag in _steps(found.values()):
             if lag.topic in topics:
                 ends[lag.topic] = max(ends.get(lag.topic, 0), lag.end)
                 topic = topics[lag.topic]
@@ -398,7 +400,7 @@ class Watcher:
                     topic.groups.append(lag.group)
                 topic.lag = (topic.lag or 0) + lag.count
                 topic.behind_since_ms = _earlier(topic.behind_since_ms, lag.behind_since_ms)
-        for name, topic in topics.items():
+        async for name, topic in _steps(topics.items()):
             low_high = self._ends.get(name)
             topic.end = ends.get(name, low_high[1] if low_high else None)
             topic.stored = low_high[1] - low_high[0] if low_high else None
@@ -416,7 +418,7 @@ class Watcher:
             self._rates[topic] = max(0.0, (end - before[1]) * 1000 / (then_ms - before[0]))
         return self._rates.get(topic)
 
-    def _groups(
+    async def _groups(
         self, found: dict[tuple[str, str], GroupLag], topics: dict[str, TopicState], then_ms: float
     ) -> dict[str, GroupState]:
         groups: dict[str, GroupState] = {}
@@ -435,7 +437,7 @@ class Watcher:
             known.behind_since_ms = _earlier(known.behind_since_ms, lag.behind_since_ms)
             if topic_kind(lag.topic) != "retry":
                 known.topics.append(lag.topic)
-        for name, group in groups.items():
+        async for name, group in _steps(groups.items()):
             group.topics.sort()
             self._add_members(group)
             self._add_dead(group, topics)
@@ -465,6 +467,14 @@ class Watcher:
         if dead.stored is not None and dead.end is not None:
             group.dead = dead.stored
             group.dead_grew = max(0, dead.end - self._dead_first.setdefault(group.name, dead.end))
+
+
+async def _steps(things: Collection[T]) -> AsyncIterator[T]:
+    """These things; after each few hundred the event loop goes on."""
+    for number, one in enumerate(things, 1):
+        yield one
+        if number % STEP == 0:
+            await asyncio.sleep(0)
 
 
 def _silently(_: str) -> None:

