@@ -18,12 +18,14 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.cli.admin import waiting as command
 from rmqkit.cli.admin.frame import View, show
 from rmqkit.clock import SYSTEM_CLOCK
+from rmqkit.console import Console
 from rmqkit.metrics import ExporterType
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import HALF_TOPIC
 from rmqkit.standalone import Standalone
 from tests.broker.test_metrics import told
 from tests.client.messages import received
+from tests.console.asgi import Browser
 
 POINT = {"bn": "b", "c": "g", "it": 60_000, "n": 3, "pt": 1_000, "q": 0, "so": 10, "t": "T"}
 ACK = {"bn": "b", "c": "g", "pt": 1_000, "q": 0, "so": 10, "t": "T"}
@@ -80,6 +82,46 @@ async def test_delay_levels_and_timers_are_counted_as_the_broker_counts_them(
     assert found.due_within_s == {int(bound): count for (*_, bound), count in snapshot.items()}
     assert {bound: count for bound, count in found.due_within_s.items() if count} == {300: 4, 14_400: 3}
     assert (found.due_later, found.behind_ms, found.trouble) == (2, 0, "")
+
+
+DUE_S = {10: 10_000, 100: 15_000, 200: 5_000, 7_200: 20_000, 40_000: 15_000, 86_000: 5_000, 100_000: 30_000}
+"""100,000 timed messages: how many are due in so many seconds."""
+
+
+@pytest.mark.slow
+async def test_100_000_timers_by_due_time(tmp_path: Path) -> None:
+    """The command line, the console's page and the broker's metrics have the same counts of them."""
+    async with cluster(tmp_path) as (both, admin), Producer("p", both.namesrv_address) as producer:
+        left = [ahead_s for ahead_s, count in sorted(DUE_S.items(), reverse=True) for _ in range(count)]
+        due_ms = {ahead_s: SYSTEM_CLOCK.now_ms() + 600_000 + ahead_s * 1000 for ahead_s in DUE_S}
+
+        async def send() -> None:
+            while left:
+                await producer.send(Message(topic="Orders", body=b"x", deliver_at_ms=due_ms[left.pop()]))
+
+        await asyncio.gather(*(send() for _ in range(200)))
+        timer = both.broker.context.timer
+        while timer is None or timer.pending < sum(DUE_S.values()):
+            await asyncio.sleep(0.1)
+        async with Console(both.namesrv_address) as console:
+            while (left_ms := due_ms[10] - 10_000 - SYSTEM_CLOCK.now_ms()) > 0:
+                await asyncio.sleep(left_ms / 1000)
+            (found,) = await admin.waiting.delays()
+            metrics = await told(both.metrics_addresses[1])
+            (page,) = (await Browser(console).json("/local/waiting/delays"))["brokers"]
+
+    assert found.timed == page["timed"] == metrics["rocketmq_timer_dequeue_lag"]["local", "disk"] == 100_000
+    assert found.timed_by_topic == page["timedByTopic"] == {"Orders": 100_000}
+    assert metrics["rocketmq_timing_messages"]["local", "disk", "Orders"] == 100_000
+    snapshot = {int(bound): count for (*_, bound), count in metrics["rocketmq_timer_message_snapshot"].items()}
+    assert found.due_within_s == snapshot == {int(bound): count for bound, count in page["dueWithinS"].items()}
+    bounds = sorted(snapshot)
+    expected = dict.fromkeys(bounds, 0)
+    for ahead_s, count in DUE_S.items():
+        for bound in [one for one in bounds if ahead_s < one][:1]:
+            expected[bound] += count
+    assert snapshot == expected
+    assert found.due_later == page["dueLater"] == 100_000 - sum(expected.values())
 
 
 async def test_half_messages_in_each_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
