@@ -8,7 +8,7 @@ import pytest
 
 pytest_plugins = ["pytester"]
 
-for module in ("rmqkit.sync", "rmqkit.testing.cluster"):
+for module in ("lark", "rmqkit.sync", "rmqkit.testing.cluster"):
     importlib.import_module(module)  # the runs below drop what they import, so that each would import it again
 
 FIXTURES = """

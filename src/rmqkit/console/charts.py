@@ -16,7 +16,7 @@ from msgspec import Struct
 
 POINTS_MAX = 240
 _WIDTH, _HEIGHT = 640, 168
-_RIGHT, _TOP, _BOTTOM = 12, 10, 26
+_RIGHT, _TOP, _BOTTOM = 12, 16, 26
 _LETTER, _LEFT_MIN = 11.5, 40
 """Of the longest text beside the axis, at the largest size that the style sheet gives it."""
 _TABLE_ROWS_MAX = 12
