@@ -42,6 +42,11 @@ def test_placeholders_of_templates_are_the_same_in_both() -> None:
             assert re.findall(pattern, found) == re.findall(pattern, source), path.name
 
 
+def test_keys_of_values_are_no_texts() -> None:
+    source = '{{ counts["given up"] }}{{ {"given up": "bad"}.get(state, "not known") }}{{ m.empty("None here.") }}'
+    assert texts.texts_of(source) == ["not known", "None here."]
+
+
 @pytest.mark.parametrize(
     ("cookie", "accepted", "language"),
     [
@@ -66,6 +71,7 @@ async def test_pages_are_in_the_language_that_was_chosen_and_json_is_not(tmp_pat
         for path in ("/local/topics?kind=retry", "/local/waiting/delays", "/about"):
             ours, theirs = await browser.get(path, as_json), await browser.get(path, ZH | as_json)
             assert set(ours.json()) == set(theirs.json()) and ours.json()["title"] == theirs.json()["title"]
+        assert (await browser.get("/local/waiting/transactions", ZH)).status == 200
         answer = await browser.post("/theme", {"lang": "zh", "back": "/local/topics"})
         assert (answer.status, answer.headers["location"]) == (303, "/local/topics")
         assert "<h1>主题</h1>" in (await browser.get("/local/topics")).text

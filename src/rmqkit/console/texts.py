@@ -7,7 +7,7 @@ titles that views give. A template is compiled once per language, so pages cost 
 what stands between tags  as far as the next tag or ``{{ … }}``
 an attribute              ``aria-label``, ``title``, ``data-label``, and ``data-text-…``, which scripts write
 a string of an expression where it has a space or begins with a capital letter: ``m.empty("No group here.")``; not
-                          what something is compared with
+                          what something is compared with, nor a key: ``counts["given up"]``, ``{"given up": 1}``
 ========================  ==========================================================================================
 
 What is not in the file stays English; a test holds that everything of templates is. Values stay as they are: names,
@@ -29,7 +29,7 @@ _JINJA = r"\{%.*?%\}|\{\{.*?\}\}"
 _INNER = re.compile(_JINJA, re.DOTALL)
 _PARTS = re.compile(rf'(\{{#.*?#\}}|{_JINJA}|<(?:{_JINJA}|"(?:[^"{{]|{_JINJA})*"|[^>{{"])*>)', re.DOTALL)
 _ATTRIBUTE = re.compile(r'\b(aria-label|title|data-label|data-text-[a-z-]+)="([^"{]*?[A-Za-z][^"{]*?)(?=["{])')
-_STRING = re.compile(r"""'[^']*'|[=!]= "[^"]*"|"((?:[^"\\]|\\.)*)\"""")
+_STRING = re.compile(r"""'[^']*'|[=!]= "[^"]*"|\["[^"]*"\]|"[^"]*"(?=:)|"((?:[^"\\]|\\.)*)\"""")
 _WORD = re.compile(r"[A-Za-z]{2}")
 
 
