@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+import sys
+import threading
 import time
 import zlib
 
 import pytest
 
+from rmqkit.broker.tables import filters
 from rmqkit.broker.tables.groups import drop_unused_groups
 from rmqkit.filter import sql92
 from rmqkit.store.settings import FlushDiskType
@@ -18,7 +21,18 @@ from tests.strangers import Stranger, frame, measured
 from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS, until
 
-SEND, PULL, HEART_BEAT, LOCK, REGISTER, SEND_V2, SEND_BATCH = 10, 11, 34, 41, 103, 310, 320
+SEND, PULL, HEART_BEAT, LOCK, CHECK_CLIENT, REGISTER, SEND_V2, SEND_BATCH, POP = (
+    10,
+    11,
+    34,
+    41,
+    46,
+    103,
+    310,
+    320,
+    200050,
+)
+NOTHING_FOUND = (19, 210)
 ALL_TOPICS, MAKE_TOPICS = 21, 18
 MAX_SECONDS = 0.05
 """CPU time of one callback of the loop."""
@@ -168,21 +182,78 @@ async def test_groups_that_appeared_and_that_nobody_used_go_away_and_others_stay
     assert context.topics.get("%RETRY%unused") is not None
 
 
-def test_the_first_expression_does_not_hold_the_loop(beside):
-    sql92._grammar.cache_clear()
-    sql92._compiled.cache_clear()
+EXPRESSION = "a = 1 OR b IS NOT NULL"
+SUBSCRIPTION = {"topic": "TBW102", "subString": EXPRESSION, "expressionType": "SQL92"}
+PLACE = {"consumerGroup": "g", "topic": "TBW102", "queueId": "0", "maxMsgNums": "1"}
+PULLED = {"queueOffset": "0", "commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0", "sysFlag": "4"}
+POPPED = {"invisibleTime": "60000", "pollTime": "0", "bornTime": "0", "initMode": "0"}
+FIRST_EXPRESSIONS = {
+    "heartbeat": (
+        HEART_BEAT,
+        None,
+        {"clientID": "c", "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": [SUBSCRIPTION]}]},
+    ),
+    "pull": (PULL, {**PLACE, **PULLED, "subscription": EXPRESSION, "expressionType": "SQL92"}, None),
+    "pop": (POP, {**PLACE, **POPPED, "exp": EXPRESSION, "expType": "SQL92"}, None),
+    "check": (CHECK_CLIENT, None, {"clientId": "c", "group": "g", "subscriptionData": SUBSCRIPTION}),
+}
+
+
+@pytest.fixture
+def without_parser(monkeypatch):
+    """As a process begins: lark is not imported, and nothing of SQL92 is made. Gives the threads that made a parser."""
+    makers: list[threading.Thread] = []
+
+    class NotingTerms(sql92._Terms):
+        def __init__(self):
+            makers.append(threading.current_thread())
+
+    def forget():
+        sql92._grammar.cache_clear()
+        sql92._compiled.cache_clear()
+        filters.inline_filter.cache_clear()
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lark"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sql92, "_Terms", NotingTerms)
+    forget()
+    yield makers
+    forget()  # it belongs to a lark that nobody else imports
+
+
+@pytest.mark.parametrize(("code", "fields", "body"), FIRST_EXPRESSIONS.values(), ids=FIRST_EXPRESSIONS)
+def test_the_first_expression_does_not_hold_the_loop(beside, without_parser, code, fields, body):
+    def program(cluster, connect):
+        address, parts = broker_of(cluster)
+        assert not without_parser, "no start waits for it"
+        with measured() as callbacks:
+            answer = connect(address).ask(frame(code, fields, b"" if body is None else json.dumps(body).encode()))
+        assert answer["code"] in (0, *NOTHING_FOUND), answer
+        assert [thread is threading.main_thread() for thread in without_parser] == [False], "not the loop's thread"
+        assert (parts.filters.get("TBW102", "g") is not None) == (code == HEART_BEAT)
+        assert callbacks.longest < MAX_SECONDS, callbacks.which
+
+    beside(program, broker={"property_filter": True})
+
+
+def test_a_client_that_leaves_while_the_parser_is_made_is_not_entered(beside, without_parser, monkeypatch):
+    asked, may_go_on, prepare = threading.Event(), threading.Event(), sql92.prepare
+    monkeypatch.setattr(sql92, "prepare", lambda: (asked.set(), may_go_on.wait(SECONDS), prepare()))
 
     def program(cluster, connect):
         address, parts = broker_of(cluster)
-        wanted = [{"topic": "T", "subString": "a = 1 OR b IS NOT NULL", "expressionType": "SQL92"}]
-        consumers = [{"groupName": "g", "subscriptionDataSet": wanted}]
-        body = json.dumps({"clientID": "c", "consumerDataSet": consumers}).encode()
-        with measured() as callbacks:
-            assert connect(address).ask(frame(HEART_BEAT, body=body))["code"] == 0
-        assert parts.filters.get("T", "g") is not None
-        assert callbacks.longest < MAX_SECONDS, callbacks.which
+        leaving, other = connect(address), connect(address)
+        code, _, body = FIRST_EXPRESSIONS["heartbeat"]
+        leaving.send(frame(code, body=json.dumps(body).encode()))
+        assert asked.wait(SECONDS)
+        leaving.close()
+        assert other.ask(frame(ALL_TOPICS))["code"] == 0, "the loop turns"
+        may_go_on.set()
+        code, _, body = FIRST_EXPRESSIONS["check"]
+        assert other.ask(frame(code, body=json.dumps(body).encode()))["code"] == 0
+        assert parts.clients.consumers("g") is None
 
-    beside(program)
+    beside(program, broker={"property_filter": True})
 
 
 def test_a_long_body_in_the_dialect_is_refused_before_it_is_read(beside):

@@ -7,6 +7,7 @@ queue has here. Source: remoting.md §4.6.2.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,12 +17,13 @@ import msgspec
 
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.topics import TopicTable
+from rmqkit.filter import SQL92, sql92
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, reply
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import Answering, answers
 
-__all__ = ["Handlers", "OwnAddress", "answers", "by_global_number", "when_published"]
+__all__ = ["Handlers", "OwnAddress", "answers", "by_global_number", "needs_parser", "when_prepared", "when_published"]
 
 
 class HandlerContext(Protocol):
@@ -68,6 +70,20 @@ async def when_published(published: Callable[[], Awaitable[None]], answer: Comma
     """An answer that waits until the name servers know the topics that were made: the client may ask them next."""
     await published()
     return answer
+
+
+def needs_parser(expression_type: str | None) -> bool:
+    """Whether a request with an expression of this type has to be answered by `when_prepared`: it is the first of the
+    process, and making the parser would hold the loop for more than 0.1 s. No start waits for what few brokers use."""
+    return expression_type == SQL92 and not sql92.is_prepared()
+
+
+async def when_prepared(connection: Connection, handle: Callable[[], _Answer]) -> Command | None:
+    """What a handler answers as soon as a thread has made the parser of SQL92."""
+    await asyncio.to_thread(sql92.prepare)
+    # Nobody would take out again what is entered for a client that has gone.
+    answer = handle() if connection.is_open else None
+    return await answer if isinstance(answer, Awaitable) else answer
 
 
 def by_global_number(

@@ -6,7 +6,6 @@ register. Stop: as `rmqkit.broker.context.Stage` lists. Source: behaviour.md §2
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
@@ -29,7 +28,6 @@ from rmqkit.broker.transaction.check_back import CheckBack
 from rmqkit.broker.unused_settings import UnusedSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import RmqError
-from rmqkit.filter import sql92
 from rmqkit.metrics import ExporterType
 from rmqkit.protocol.command import Command
 from rmqkit.remoting.address import advertised_ip, join_address
@@ -165,7 +163,6 @@ class Broker:
             tls=self._client_tls,
             credentials=inner_credentials(self._authentication.inner_credentials),
         )
-        await asyncio.to_thread(sql92.prepare)  # the first heartbeat with an expression would hold the loop for 0.1 s
         parts = self._parts = Assembly(
             settings=settings,
             store_settings=self._store_settings,

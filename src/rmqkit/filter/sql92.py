@@ -25,6 +25,7 @@ import math
 import operator
 import re
 import struct
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -170,9 +171,18 @@ def compile_expression(text: str) -> Expression:
     return compiled
 
 
+_preparing = threading.Lock()
+
+
 def prepare() -> None:
-    """Make the parser, which takes about 0.1 s, before the first expression comes; in any thread."""
-    _grammar()
+    """Make the parser, which takes more than 0.1 s, in any thread; others that ask for it meanwhile wait."""
+    with _preparing:
+        _grammar()
+
+
+def is_prepared() -> bool:
+    """Whether the parser is made; else the next expression makes it."""
+    return _grammar.cache_info().currsize > 0
 
 
 @functools.lru_cache(maxsize=_CACHED_MAX)
@@ -190,7 +200,7 @@ def _compiled(text: str) -> Expression | str:
 
 @functools.cache
 def _grammar() -> Lark:
-    """The parser's tables. lark is imported here, by `prepare` or the first expression: that takes about 0.1 s."""
+    """The parser's tables. lark is imported here, by `prepare` or the first expression: it takes most of the time."""
     from lark import Lark
 
     options: dict[str, Any] = {"parser": "lalr", "lexer": "basic", "g_regex_flags": re.ASCII, "transformer": _Terms()}

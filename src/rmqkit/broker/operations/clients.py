@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Iterator, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from rmqkit.broker.handlers import Handlers, answers, when_published
+from rmqkit.broker.handlers import Handlers, answers, needs_parser, when_prepared, when_published
 from rmqkit.broker.operations import OperationsContext
 from rmqkit.broker.tables.clients import CONSUME_ACTIVELY, Member
 from rmqkit.errors import ProtocolError, RemotingError, RequestTimedOut
@@ -59,13 +59,22 @@ class ClientHandlers(Handlers[OperationsContext]):
     """Keeps the client table and the queue locks."""
 
     @answers(RequestCode.HEART_BEAT)
-    def heartbeat(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
+    def heartbeat(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None]:
         """Take in a client's groups; a group that may not be created is skipped silently.
         Where a retry topic was made the answer waits until the name servers know it: the client may ask them next."""
         data = decode_body(command, HeartbeatData)
         refusal = self._too_many(connection, data)
         if refusal is not None:
             return reply(command, ResponseCode.SYSTEM_ERROR, refusal)
+        if any(
+            needs_parser(one.expression_type) for each in data.consumerDataSet for one in each.subscription_data_set
+        ):
+            return when_prepared(connection, lambda: self._heartbeat(connection, command, data))
+        return self._heartbeat(connection, command, data)
+
+    def _heartbeat(
+        self, connection: Connection, command: Command, data: HeartbeatData
+    ) -> Command | Awaitable[Command | None]:
         member = Member(
             data.clientID, command.language, command.version, self._context.clock.monotonic_ms(), connection.user
         )

@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from rmqkit.broker.durability import CODES, NOT_ENOUGH_REPLICAS, Outcome, Refusal
-from rmqkit.broker.handlers import Handlers, answers
+from rmqkit.broker.handlers import Handlers, answers, needs_parser, when_prepared
 from rmqkit.broker.pop.check_points import Waiting
 from rmqkit.broker.pop.in_flight import AckKey
 from rmqkit.broker.pop.read import ORDER_REVIVE_QUEUE, Archived, PopRead
@@ -120,6 +120,8 @@ class PopHandlers(PopHandlerBase):
     def pop(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
         """Messages; None while they are waited for, or their check point is on its way to the disk."""
         header = decode_header_leniently(command, PopMessageRequest, drops_unreadable=False)
+        if needs_parser(header.exp_type):
+            return when_prepared(connection, lambda: self.pop(connection, command))
         refusal = self._refusal(connection, header, _POPPING) or self._busy
         if refusal is None and header.max_msg_nums > _COUNT_MAX:
             remark = f"the broker[{self._context.identity.ip}] pop message's num is greater than {_COUNT_MAX}"

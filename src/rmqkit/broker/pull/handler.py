@@ -22,7 +22,14 @@ from msgspec.structs import replace
 
 from rmqkit.broker.archive import LogArchive
 from rmqkit.broker.durability import REJECTED
-from rmqkit.broker.handlers import Handlers, OwnAddress, answers, by_global_number
+from rmqkit.broker.handlers import (
+    Handlers,
+    OwnAddress,
+    answers,
+    by_global_number,
+    needs_parser,
+    when_prepared,
+)
 from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.broker.statistics import Statistics
@@ -130,6 +137,8 @@ class PullHandlers(Handlers[PullContext]):
             header = decode_header(command, PullMessageRequest)
         except HeaderError:
             header = decode_header_leniently(command, PullMessageRequest, missing=_MAY_MISS, drops_unreadable=False)
+        if needs_parser(header.expression_type):
+            return when_prepared(connection, lambda: self._pull(connection, command, header, may_hold=True))
         return self._pull(connection, command, header, may_hold=True)
 
     # -- inside

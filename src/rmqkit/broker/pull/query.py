@@ -14,7 +14,7 @@ import msgspec
 
 from rmqkit.broker.archive import LogArchive
 from rmqkit.broker.durability import REJECTED
-from rmqkit.broker.handlers import Handlers, answers
+from rmqkit.broker.handlers import Handlers, answers, needs_parser, when_prepared
 from rmqkit.broker.pull.handler import PullContext
 from rmqkit.broker.tables.filters import EVERYTHING, inline_filter
 from rmqkit.filter import is_tag_type
@@ -178,7 +178,7 @@ class QueryHandlers(Handlers[PullContext]):
         return reply(command, body=fastjson.dumps(body))
 
     @answers(RequestCode.CHECK_CLIENT_CONFIG)
-    def check_subscription(self, connection: Connection, command: Command) -> Command:
+    def check_subscription(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None]:
         """Whether a subscription would be taken; consumers ask before they start with SQL92."""
         body = decode_body(command, CheckClientBody) if command.payload else CheckClientBody()
         wanted = body.subscription_data
@@ -187,6 +187,8 @@ class QueryHandlers(Handlers[PullContext]):
         if not self._context.settings.property_filter:
             remark = f"The broker does not support consumer to filter message by {wanted.expression_type}"
             return reply(command, ResponseCode.SYSTEM_ERROR, remark)
+        if needs_parser(wanted.expression_type):
+            return when_prepared(connection, lambda: self.check_subscription(connection, command))
         try:
             inline_filter(wanted.sub_string, wanted.expression_type)
         except ValueError as error:
