@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -50,6 +51,9 @@ _REMARKS = {
 _SHORT = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 
 
+_preparing = threading.Lock()
+
+
 @dataclass(frozen=True, slots=True)
 class OwnAddress:
     """A broker's own address. ``ip``: as remarks name it. ``store_host``: address and port packed as in records."""
@@ -80,10 +84,15 @@ def needs_parser(expression_type: str | None) -> bool:
 
 async def when_prepared(connection: Connection, handle: Callable[[], _Answer]) -> Command | None:
     """What a handler answers as soon as a thread has made the parser of SQL92."""
-    await asyncio.to_thread(sql92.prepare)
+    await asyncio.to_thread(_prepare)
     # Nobody would take out again what is entered for a client that has gone.
     answer = handle() if connection.is_open else None
     return await answer if isinstance(answer, Awaitable) else answer
+
+
+def _prepare() -> None:
+    with _preparing:  # as many clients may come at once: one of their threads makes it
+        sql92.prepare()
 
 
 def by_global_number(

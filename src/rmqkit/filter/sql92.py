@@ -25,7 +25,6 @@ import math
 import operator
 import re
 import struct
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -171,13 +170,9 @@ def compile_expression(text: str) -> Expression:
     return compiled
 
 
-_preparing = threading.Lock()
-
-
 def prepare() -> None:
-    """Make the parser, which takes more than 0.1 s, in any thread; others that ask for it meanwhile wait."""
-    with _preparing:
-        _grammar()
+    """Make the parser, which takes more than 0.1 s, before the first expression comes; in any thread."""
+    _grammar()
 
 
 def is_prepared() -> bool:
