@@ -67,6 +67,18 @@ def test_standalone_says_when_it_is_ready_and_stops_cleanly(tmp_path, how):
     assert process.log.read_text().count("\n") == 1
 
 
+def test_a_start_imports_nothing_that_it_can_do_without(tmp_path):
+    env = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
+    with server(tmp_path, *on_free_ports(tmp_path / "store"), "--set", "grpcServerPort=0", env=env) as process:
+        process.wait_ready(r"^ready .* grpc=127\.0\.0\.1:\d+ ", SECONDS_MAX)
+    lines = process.log.read_text().splitlines()
+    imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    assert {"rmqkit.broker.server", "rmqkit.proxy.messages"} <= imported
+    # Each of them costs 7 to 100 ms; what makes SQL92 out of its grammar is for the first expression.
+    slow = {"lark", "importlib.resources", "google.protobuf.descriptor_pb2", "rich", "numpy", "pyarrow", "starlette"}
+    assert imported & slow == set()
+
+
 def test_name_server_and_broker_run_as_two_processes(tmp_path):
     with server(tmp_path, "namesrv", "--port", 0, "--host", "127.0.0.1") as names:
         namesrv = names.wait_ready(r"^ready namesrv=(\S+)$", SECONDS_MAX)[1]
