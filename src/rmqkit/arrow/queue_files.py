@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,9 +82,10 @@ def find_queue_files(root: str, topics: Sequence[str] = ()) -> list[QueueFile]:
     return sorted(found, key=lambda file: (file.topic, file.queue_id, file.first))
 
 
-def queue_entries(file: QueueFile) -> tuple[NDArray[np.int64], Entries]:
+def queue_entries(file: QueueFile, *, with_codes: bool = True) -> tuple[NDArray[np.int64], Entries]:
     """Read the entries that are written in a file, with their queue offsets. Blanks, which stand for no message, are
-    left out, and tag codes in extension units are fetched from there (a unit that is gone leaves its address)."""
+    left out, and tag codes in extension units are fetched from there (a unit that is gone leaves its address) unless
+    ``with_codes`` says that nobody looks at them."""
     written = data_end(file.path, file.size)
     if not written:
         return np.empty(0, "i8"), np.empty(0, _QUEUE_ENTRY)
@@ -93,10 +94,27 @@ def queue_entries(file: QueueFile) -> tuple[NDArray[np.int64], Entries]:
     entries = entries[: unwritten[0]] if len(unwritten) else entries
     kept = np.flatnonzero(entries != _BLANK)
     entries = entries[kept]
-    addresses = np.flatnonzero(entries["tags_code"] <= ADDRESS_MAX)
+    addresses = np.flatnonzero(entries["tags_code"] <= ADDRESS_MAX) if with_codes else ()
     if len(addresses):
         entries["tags_code"][addresses] = _codes_at(file, entries["tags_code"][addresses].astype("i8"))
     return file.first + kept, entries
+
+
+def queue_start(files: Iterable[QueueFile]) -> int | None:
+    """The first queue offset of a queue whose files these are, in their order; None when it has no message."""
+    firsts = (numbers[0] for numbers, _ in _numbers_of(files) if len(numbers))
+    return None if (first := next(firsts, None)) is None else int(first)
+
+
+def queue_end(files: Sequence[QueueFile]) -> int | None:
+    """The queue offset behind the last message of a queue whose files these are; None when it has no message.
+    No more files are read than it takes to find it, the newest first."""
+    lasts = (numbers[-1] for numbers, _ in _numbers_of(reversed(files)) if len(numbers))
+    return None if (last := next(lasts, None)) is None else int(last) + 1
+
+
+def _numbers_of(files: Iterable[QueueFile]) -> Iterator[tuple[NDArray[np.int64], Entries]]:
+    return (queue_entries(file, with_codes=False) for file in files)
 
 
 def _codes_at(file: QueueFile, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -178,7 +196,7 @@ def queue_splits(
     for file in find_queue_files(root, topics):
         if queue_ids and file.queue_id not in queue_ids:
             continue
-        numbers, entries = queue_entries(file)
+        numbers, entries = queue_entries(file, with_codes=False)
         offsets = entries["offset"].astype("i8")
         kept = (
             (offsets >= log_start) & (offsets < log_end) & (numbers >= (low or {}).get((file.topic, file.queue_id), 0))
@@ -222,14 +240,14 @@ def read_records_at(reads: IndexReads, plan: ReadPlan) -> Iterator[pa.RecordBatc
 
 def read_queue(split: QueueSplit, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
     """Read the messages, in the order of the log. Raises StoreError: as `rmqkit.arrow.reader.read_split`."""
-    offsets = np.sort(chosen_entries(split)[1]["offset"].astype("i8")).tolist()
+    offsets = np.sort(chosen_entries(split, with_codes=False)[1]["offset"].astype("i8")).tolist()
     for reads in _in_segments(offsets, split.segments):
         yield from read_records_at(reads, plan)
 
 
-def chosen_entries(split: QueueSplit) -> tuple[NDArray[np.int64], NDArray[np.void]]:
-    """Read the entries of a split, with their queue offsets."""
-    numbers, entries = queue_entries(split.file)
+def chosen_entries(split: QueueSplit, *, with_codes: bool = True) -> tuple[NDArray[np.int64], NDArray[np.void]]:
+    """Read the entries of a split, with their queue offsets, as `queue_entries`."""
+    numbers, entries = queue_entries(split.file, with_codes=with_codes)
     # By queue offset, not by place: blanks are left out, so the two are not the same.
     within = slice(*np.searchsorted(numbers, [split.low, split.high]))
     return numbers[within], entries[within]

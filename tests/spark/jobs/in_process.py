@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
@@ -43,6 +44,9 @@ class _Items:
 
     def mapPartitions(self, work: Callable[[Iterator[Any]], Iterable[Any]]) -> _Items:  # noqa: N802 - Spark's name
         return _Items(_sent(list(_sent(work)(iter(self._items)))))
+
+    def treeReduce(self, add: Callable[[Any, Any], Any]) -> Any:  # noqa: N802 - Spark's name
+        return functools.reduce(_sent(add), self._items)
 
     def collect(self) -> list[Any]:
         return self._items

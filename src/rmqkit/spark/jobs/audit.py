@@ -18,6 +18,7 @@ the broker itself are left out. Source: spark.md §5.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -29,7 +30,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from rmqkit.arrow.fs import Segment, find_segments, map_records, resolve
-from rmqkit.arrow.queue_files import find_queue_files, queue_entries
+from rmqkit.arrow.queue_files import QueueFile, find_queue_files, queue_entries
 from rmqkit.arrow.reader import ReadPlan
 from rmqkit.arrow.splits import Split, plan_splits
 from rmqkit.errors import StoreError
@@ -50,6 +51,7 @@ from rmqkit.spark.source.store import read_plan, store_options
 from rmqkit.spark.source.tables import TABLES
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Records
+from rmqkit.store.queues.consume_queue import ENTRY_BYTES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -345,21 +347,22 @@ def _lags(
 
 def _lag_rows(options: StoreOptions, segments: Sequence[Segment], newest: datetime | None) -> Iterator[Lag]:
     (columns,) = TABLES[Entity.OFFSETS].rows(options, read_plan(options, ()))
+    files_of = functools.cache(lambda topic: find_queue_files(options.path, [topic]))
     for group, topic, queue_id, offset, end, lag in zip(*columns.values(), strict=True):
         if not group.startswith(SYSTEM_GROUP_PREFIX) and group not in SYSTEM_GROUPS:
-            stored_ms = _stored_ms(options.path, segments, topic, queue_id, offset) if lag else None
+            stored_ms = _stored_ms(files_of(topic), segments, queue_id, offset) if lag else None
             lag_ms = (
                 None if stored_ms is None or newest is None else max(round(newest.timestamp() * 1000) - stored_ms, 0)
             )
             yield Lag(group, topic, queue_id, offset, end, lag, lag_ms if lag else 0)
 
 
-def _stored_ms(root: str, segments: Sequence[Segment], topic: str, queue_id: int, offset: int) -> int | None:
+def _stored_ms(files: Sequence[QueueFile], segments: Sequence[Segment], queue_id: int, offset: int) -> int | None:
     """When the first message of a queue from some offset on was stored; None when the log does not tell."""
-    for file in find_queue_files(root, [topic]):
-        if file.queue_id != queue_id:
+    for file in files:
+        if file.queue_id != queue_id or file.first + file.size // ENTRY_BYTES <= offset:
             continue
-        numbers, entries = queue_entries(file)
+        numbers, entries = queue_entries(file, with_codes=False)
         at = int(np.searchsorted(numbers, offset))
         if at == len(numbers):
             continue

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from rmqkit.arrow.fs import join, list_files, map_range, read_file, resolve
 from rmqkit.arrow.kernels.batch import topics_of
-from rmqkit.arrow.queue_files import QueueFile, find_queue_files, queue_entries
+from rmqkit.arrow.queue_files import QueueFile, find_queue_files, queue_end, queue_start
 from rmqkit.arrow.splits import Split
 from rmqkit.errors import BodyError, StoreError
 from rmqkit.protocol import fastjson
@@ -331,19 +331,12 @@ def _queues(spark: SparkSession, left: str, right: str) -> tuple[list[QueueDiffe
 
     def compare(pair: tuple[tuple[str, int], tuple[list[QueueFile], list[QueueFile]]]) -> QueueDifference:
         (topic, queue_id), (ours, theirs) = pair
-        return QueueDifference(topic, queue_id, *_queue_bounds(ours), *_queue_bounds(theirs))
+        bounds = (bound(files) for files in (ours, theirs) for bound in (queue_start, queue_end))
+        return QueueDifference(topic, queue_id, *bounds)
 
     compared = run_tasks(spark, compare, list(files.items()), core_count(spark)) if files else []
     unequal = (one for one in compared if (one.left_min, one.left_max) != (one.right_min, one.right_max))
     return sorted(unequal, key=lambda one: (one.topic, one.queue_id)), []
-
-
-def _queue_bounds(files: Sequence[QueueFile]) -> tuple[int | None, int | None]:
-    """First queue offset, and the one behind the last."""
-    firsts = (numbers[0] for numbers, _ in map(queue_entries, files) if len(numbers))
-    lasts = (numbers[-1] for numbers, _ in map(queue_entries, reversed(files)) if len(numbers))
-    low, high = next(firsts, None), next(lasts, None)
-    return (None, None) if low is None or high is None else (int(low), int(high) + 1)
 
 
 def _config_differences(left: str, right: str) -> list[ConfigDifference]:

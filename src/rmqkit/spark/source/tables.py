@@ -17,7 +17,8 @@ transactions    half message that is neither committed nor rolled back, with its
 
 from __future__ import annotations
 
-from collections import Counter
+import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ from rmqkit.arrow.queue_files import (
     find_index_files,
     find_queue_files,
     index_entries,
+    queue_end,
     queue_entries,
     queue_splits,
     read_queue,
@@ -164,17 +166,17 @@ def _topic_rows(options: StoreOptions, plan: ReadPlan) -> Iterator[Arrays]:
 
 
 def _offset_rows(options: StoreOptions, plan: ReadPlan) -> Iterator[Arrays]:
-    ends: Counter[tuple[str, int]] = Counter()
+    files: defaultdict[tuple[str, int], list[QueueFile]] = defaultdict(list)
     for file in find_queue_files(options.path):
-        numbers, _ = queue_entries(file)
-        if len(numbers):
-            ends[file.topic, file.queue_id] = int(numbers[-1]) + 1
+        files[file.topic, file.queue_id].append(file)
+    end_of = functools.cache(lambda topic, queue_id: queue_end(files[topic, queue_id]) or 0)
     rows = []
     for key, queues in sorted(_config(options.path, "consumerOffset.json", "offsetTable").items()):
         topic, _, group = key.partition("@")
+        if options.topic_names and topic not in options.topic_names:
+            continue
         for queue_id, offset in sorted((int(one), int(offset)) for one, offset in queues.items()):
-            rows.append((group, topic, queue_id, offset, ends[topic, queue_id]))
-    rows = [row for row in rows if not options.topic_names or row[1] in options.topic_names]
+            rows.append((group, topic, queue_id, offset, end_of(topic, queue_id)))
     group_, topic_, queue, offset_, end = zip(*rows, strict=True) if rows else ((),) * 5
     lags = [max(end - offset, 0) for _, _, _, offset, end in rows]
     yield {"group": group_, "topic": topic_, "queueId": queue, "offset": offset_, "maxOffset": end, "lag": lags}
@@ -229,7 +231,7 @@ def _decided(ops: Sequence[QueueSplit], queue_id: int) -> Iterator[int]:
     for split in ops:
         if split.file.queue_id != queue_id:
             continue
-        offsets = chosen_entries(split)[1]["offset"].astype("i8")
+        offsets = chosen_entries(split, with_codes=False)[1]["offset"].astype("i8")
         for segment in split.segments:
             inside = (offsets >= segment.base_offset) & (offsets < segment.base_offset + segment.size)
             positions = (offsets[inside] - segment.base_offset).tolist()
