@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
+import threading
+import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from rmqkit.broker.archive import LogArchive
+from rmqkit.broker.archive import READS_AT_ONCE, READS_OF_SEGMENT, WAITING_OF_SEGMENT, LogArchive
 from rmqkit.broker.delay.wheel import roll_window_slots
 from rmqkit.errors import StoreError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -18,12 +22,17 @@ from rmqkit.protocol.command import decode_fields
 from rmqkit.protocol.record import decode_record, iter_records
 from rmqkit.protocol.schemas.offsets import QueueRequest, SearchOffsetRequest
 from rmqkit.protocol.schemas.topics import DeleteTopicRequest
+from rmqkit.remoting.connection import WRITE_BYTES_HIGH, Connection
+from rmqkit.remoting.local import LocalConnection
+from rmqkit.remoting.router import Router
 from rmqkit.store.archive.archive import Archive, segment_name
-from rmqkit.store.archive.places import place_of
+from rmqkit.store.archive.places import Folder, place_of
 from rmqkit.store.archive.seal import Sealed, Work, seal
 from rmqkit.store.settings import StoreSettings
 from tests.broker.cluster import Cluster
 from tests.broker.pops import ack, change, pop
+from tests.loop_held import MAX_SECONDS
+from tests.strangers import measured
 from tests.waiting import SECONDS
 
 FILE_BYTES = 16 << 10
@@ -388,3 +397,141 @@ async def test_a_file_with_what_the_broker_itself_has_to_deliver_is_archived_and
 )
 def test_no_timed_message_waits_longer_than_log_files_are_kept(hours, expected):
     assert roll_window_slots(StoreSettings(file_reserved_hours=hours)) == expected
+
+
+# ---------------------------------------------------------------- slow objects, many readers
+
+
+class Gate:
+    """A place whose segments come only when they are let go; counts the reads that wait."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.slow: set[str] = set()
+        self.most: Counter[str] = Counter()
+        self._under_way: Counter[str] = Counter()
+        self._changed = threading.Condition()
+        read = Folder.read
+
+        def wait(folder: Folder, name: str, position: int, size: int) -> bytes:
+            with self._changed:
+                self._under_way[name] += 1
+                self.most[name] = max(self.most[name], self._under_way[name])
+                self.most["in all"] = max(self.most["in all"], self._under_way.total())
+                self._changed.notify_all()
+                assert self._changed.wait_for(lambda: name not in self.slow, SECONDS)
+                self._under_way[name] -= 1
+            return read(folder, name, position, size)
+
+        monkeypatch.setattr(Folder, "read", wait)
+
+    async def wait_for(self, count: int) -> None:
+        """Wait until so many reads wait."""
+
+        def wait() -> bool:
+            with self._changed:
+                return self._changed.wait_for(lambda: self._under_way.total() >= count, SECONDS)
+
+        assert await asyncio.to_thread(wait)
+
+    def let_go(self) -> None:
+        with self._changed:
+            self.slow.clear()
+            self._changed.notify_all()
+
+
+@pytest.mark.real_time
+async def test_an_object_that_is_slow_holds_up_its_own_readers_alone(tmp_path, monkeypatch):
+    gate = Gate(monkeypatch)
+    async with Archived(tmp_path) as broker:
+        for queue_id in range(3):
+            await broker.fill(30, queue_id)
+        await broker.archive_all()
+        first, *others = sorted(broker.archive.glob("*/*.segment"))
+        assert len(others) >= 4
+        gate.slow.add(first.name)
+        clients = [broker.new_client() for _ in range(6)]
+        pulls = [asyncio.ensure_future(broker.pull(0, client=one)) for one in clients for _ in range(32)]
+        await gate.wait_for(READS_OF_SEGMENT)
+        while sum(one.done() for one in pulls) < len(pulls) - WAITING_OF_SEGMENT:
+            await asyncio.wait([one for one in pulls if not one.done()], return_when=asyncio.FIRST_COMPLETED)
+        assert {one.result().code for one in pulls if one.done()} == {ResponseCode.SYSTEM_BUSY}
+        with measured() as callbacks:
+            for queue_id in (1, 2):
+                assert await broker.read(0, 30, queue_id=queue_id) == list(range(30))
+            assert await broker.read(16, 30) == list(range(16, 30)), "of the same queue, from another object"
+            assert (await broker.send()).code == ResponseCode.SUCCESS
+        assert callbacks.longest < MAX_SECONDS, callbacks.which
+        assert sum(one.done() for one in pulls) == len(pulls) - WAITING_OF_SEGMENT
+        assert gate.most[first.name] == READS_OF_SEGMENT
+        gate.let_go()
+        codes = Counter(answer.code for answer in await asyncio.gather(*pulls))
+        assert codes == {
+            ResponseCode.SUCCESS: WAITING_OF_SEGMENT,
+            ResponseCode.SYSTEM_BUSY: 6 * 32 - WAITING_OF_SEGMENT,
+        }
+        assert not broker.context.archive._turns_of and not broker.context.archive._reads
+
+
+@pytest.mark.real_time
+async def test_slow_lookups_hold_up_no_pulls(tmp_path, monkeypatch):
+    gate = Gate(monkeypatch)
+    async with Archived(tmp_path) as broker:
+        for queue_id in range(2):
+            await broker.fill(30, queue_id)
+        await broker.archive_all()
+        first, *_ = sorted(broker.archive.glob("*/*.segment"))
+        gate.slow.add(first.name)
+        header = SearchOffsetRequest("T", 0, 1)
+        asked = [broker.call(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header) for _ in range(20)]
+        found = asyncio.gather(*asked)
+        await gate.wait_for(READS_OF_SEGMENT)
+        assert await broker.read(0, 30, queue_id=1) == list(range(30))
+        assert not found.done() and gate.most[first.name] == READS_OF_SEGMENT
+        gate.let_go()
+        assert {int(decode_fields(answer)["offset"]) for answer in await found} == {0}
+
+
+@pytest.mark.real_time
+async def test_what_many_cold_reads_hold_is_bounded(tmp_path, monkeypatch):
+    bounds = {"CACHE_BYTES": 512 << 10, "CONTENT_BYTES": 256 << 10, "FETCH_BYTES": 64 << 10}
+    for name, value in bounds.items():
+        monkeypatch.setattr(f"rmqkit.store.archive.archive.{name}", value)
+    gate = Gate(monkeypatch)
+    store = {"commit_log_file_bytes": 1 << 20, "transfer_bytes_in_memory_max": 256 << 10}
+    async with Archived(tmp_path, store=store) as broker:
+        for _ in range(300):
+            assert (await broker.send(body=bytes(100 << 10))).code == ResponseCode.SUCCESS
+        await broker.archive_all()
+        names = {path.name for path in broker.archive.glob("*/*.segment")}
+        assert len(names) >= 25
+        archive, low = broker.context.archive, broker.store.min_offset("T", 0)
+        readers = [LocalConnection(Router()) for _ in range(10)]
+
+        async def read(number: int) -> int:
+            found = await archive.get(readers[number % 10], "T", 0, number % low, count_max=2)
+            return len(found.records)
+
+        gc.collect()
+        tracemalloc.start()
+        try:
+            gate.slow |= names
+            reads = asyncio.gather(*(read(number * 7) for number in range(300)))
+            await gate.wait_for(READS_AT_ONCE)
+            gate.let_go()
+            counts = await reads
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert gate.most["in all"] == READS_AT_ONCE
+        assert set(counts) <= {1, 2} and sum(counts) > 500
+        of_a_read = bounds["FETCH_BYTES"] + 2 * bounds["CONTENT_BYTES"] + (256 << 10)  # a block is made of two pieces
+        assert most < READS_AT_ONCE * of_a_read + bounds["CACHE_BYTES"] + (2 << 20) < sum(counts) * (100 << 10) // 2
+
+
+async def test_a_peer_that_takes_nothing_is_read_nothing(tmp_path, monkeypatch):
+    async with Archived(tmp_path) as broker:
+        await broker.fill()
+        await broker.archive_all()
+        monkeypatch.setattr(Connection, "unsent_bytes", WRITE_BYTES_HIGH)
+        monkeypatch.setattr(Archive, "get", None)
+        assert (await broker.pull(0)).code == ResponseCode.SYSTEM_BUSY

@@ -7,10 +7,14 @@ and puts are refused before anything is lost. Segments are written one after the
 (`rmqkit.store.archive.seal`). A slave writes none, and deletes no file that its master did not archive.
 
 Pulls from before the log, and queries for messages that are not in it any more, are answered from the segments by
-threads, at most `READS_MAX` at a time and `READS_OF_CONNECTION` of a connection. For clients a queue simply begins
-where its archive begins. Pops of what is not in the log any more read the archive first (`rmqkit.broker.pop`). Until
-it is known what is archived, after a start or while the place cannot be reached, whoever asks for what the log does not
-have is told to ask again: moved to where the log begins, a consumer would miss all that is archived.
+`READS_AT_ONCE` threads; the loop waits for none. At most `READS_OF_SEGMENT` read one segment, and as many answer
+queries: an object that is slow to come holds up its own readers, and nobody else. Those who wait for their turn are
+bounded, too: `READS_MAX` in all, `READS_OF_CONNECTION` of a connection, `WAITING_OF_SEGMENT` for a segment; further
+ones are told to ask again. What a read fetches, and its result until the loop takes it, is held only during its turn.
+For clients a queue simply begins where its archive begins. Pops of what is not in the log any more read the archive
+first (`rmqkit.broker.pop`). Until it is known what is archived, after a start or while the place cannot be reached,
+whoever asks for what the log does not have is told to ask again: moved to where the log begins, a consumer would miss
+all that is archived.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ import msgspec
 from rmqkit.errors import PeerRefused, StoreError
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.properties import encoded_tags_code
-from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.connection import WRITE_BYTES_HIGH, Connection
 from rmqkit.remoting.router import OVERLOADED
 from rmqkit.store.archive.archive import Archive
 from rmqkit.store.archive.places import place_of
@@ -41,13 +45,25 @@ __all__ = ["ROUND_SECONDS", "LogArchive"]
 ROUND_SECONDS = 10.0
 """How often it is looked for files to archive, and at a slave for segments of its master."""
 
-READS_MAX = 256
+READS_AT_ONCE = 16
+READS_OF_SEGMENT = 4
+READS_MAX = 512
 READS_OF_CONNECTION = 32
-_THREADS = 4
+WAITING_OF_SEGMENT = 128
+_LOOKED_UP = ""
+"""Stands for the segments that are searched for a key, a time or a record: nobody knows before which they are."""
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class _Turns:
+    """The turns of those who read one segment."""
+
+    def __init__(self) -> None:
+        self.semaphore = asyncio.Semaphore(READS_OF_SEGMENT)
+        self.count = 0
 
 
 class LogArchive:
@@ -69,7 +85,9 @@ class LogArchive:
         self._below = broker_name
         self._writes = writes
         self._archive = Archive(place_of(settings.archive, broker_name))
-        self._threads = ThreadPoolExecutor(_THREADS, "archive")
+        self._threads = ThreadPoolExecutor(READS_AT_ONCE + 1, "archive")  # one more for the round
+        self._turns = asyncio.Semaphore(READS_AT_ONCE)
+        self._turns_of: dict[str, _Turns] = {}
         self._reads: Counter[Connection] = Counter()
         self._is_known = False
         self._process: asyncio.subprocess.Process | None = None
@@ -212,7 +230,8 @@ class LogArchive:
                 tags_code=encoded_tags_code,
             )
 
-        found = await self._read(connection, read)
+        segment = self._archive.segment_of(topic, queue_id, queue_offset)
+        found = await self._read(connection, segment, read)
         found.min_offset = self.min_offset(topic, queue_id)
         found.max_offset = self._store.max_offset(topic, queue_id)
         return found
@@ -221,32 +240,65 @@ class LogArchive:
         """The record at an offset of the log. Raises as `get`."""
         if physical_offset < self._store.min_physical_offset:
             self._need()
-        return await self._read(connection, lambda: self._archive.record_at(physical_offset))
+        return await self._read(connection, _LOOKED_UP, lambda: self._archive.record_at(physical_offset))
 
     async def query(
-        self, connection: Connection, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int
+        self,
+        connection: Connection,
+        topic: str,
+        key: str,
+        count_max: int,
+        begin_ms: int,
+        end_ms: int,
+        *,
+        bytes_max: int,
     ) -> list[memoryview]:
-        """Records that have a key, stored between two times. Raises as `get`."""
-        return await self._read(connection, lambda: self._archive.query(topic, key, count_max, begin_ms, end_ms))
+        """Records that have a key, stored between two times, as `Archive.query` finds them. Raises as `get`."""
+        return await self._read(
+            connection,
+            _LOOKED_UP,
+            lambda: self._archive.query(topic, key, count_max, begin_ms, end_ms, bytes_max=bytes_max),
+        )
 
     async def offset_by_time(self, connection: Connection, topic: str, queue_id: int, timestamp_ms: int) -> int | None:
         """The first message stored at or after a time. Raises as `get`."""
         if self._store.min_offset(topic, queue_id) > 0:
             self._need()
-        return await self._read(connection, lambda: self._archive.offset_by_time(topic, queue_id, timestamp_ms))
+        return await self._read(
+            connection, _LOOKED_UP, lambda: self._archive.offset_by_time(topic, queue_id, timestamp_ms)
+        )
 
-    async def _read(self, connection: Connection | None, read: Callable[[], T]) -> T:
-        if connection is None:  # the broker itself, one read after the other
-            return await self._in_thread(read)
-        if self._reads.total() >= READS_MAX or self._reads[connection] >= READS_OF_CONNECTION:
-            raise PeerRefused(ResponseCode.SYSTEM_BUSY, OVERLOADED, str(self._archive.place))
-        self._reads[connection] += 1
+    async def _read(self, connection: Connection | None, segment: str, read: Callable[[], T]) -> T:
+        """Read a segment, or look something up, when it is its turn. ``connection`` is None for the broker itself,
+        which makes one read after the other."""
+        turns = self._turns_of.get(segment) or self._turns_of.setdefault(segment, _Turns())
+        if connection is not None:
+            if (
+                self._reads.total() >= READS_MAX
+                or self._reads[connection] >= READS_OF_CONNECTION
+                or turns.count >= WAITING_OF_SEGMENT
+            ):
+                raise self._overloaded()
+            self._reads[connection] += 1
+        turns.count += 1
         try:
-            return await self._in_thread(read)
+            # The segment's turn first: who waits for a slow object keeps no thread from others.
+            async with turns.semaphore, self._turns:
+                # A peer that takes nothing asks again when it does: its answers would only heap up.
+                if connection is not None and (connection.closed.done() or connection.unsent_bytes >= WRITE_BYTES_HIGH):
+                    raise self._overloaded()
+                return await self._in_thread(read)
         finally:
-            self._reads[connection] -= 1
-            if not self._reads[connection]:
-                del self._reads[connection]
+            turns.count -= 1
+            if not turns.count:
+                del self._turns_of[segment]
+            if connection is not None:
+                self._reads[connection] -= 1
+                if not self._reads[connection]:
+                    del self._reads[connection]
+
+    def _overloaded(self) -> PeerRefused:
+        return PeerRefused(ResponseCode.SYSTEM_BUSY, OVERLOADED, str(self._archive.place))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

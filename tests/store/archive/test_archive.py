@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import mmap
 import shutil
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,11 +16,14 @@ import pytest
 from rmqkit.errors import StoreError
 from rmqkit.protocol.properties import encoded_tags_code
 from rmqkit.protocol.record import decode_record
-from rmqkit.store.archive.archive import Archive, segment_name
+from rmqkit.store.archive.archive import CONTENT_BYTES, FETCH_BYTES, Archive, _directory_bytes, segment_name
 from rmqkit.store.archive.places import Folder, place_of, shown
 from rmqkit.store.archive.seal import Work, main, seal
 from rmqkit.store.archive.segment import SegmentFile, rebuild, write_segment
+from rmqkit.store.reader import GetResult
+from rmqkit.store.settings import StoreSettings
 from tests.golden_stores import unpack_golden
+from tests.store.stores import message, opened
 
 STORES = ["5.4.0", "4.9.4", "5.4.0-retained", "5.4.0-ipv6-crc"]
 
@@ -120,10 +125,10 @@ def test_a_message_is_found_by_its_key_and_by_time(plain):
     ]
     for record in by_key[:5]:
         unique_key = record.properties.partition(b"UNIQ_KEY\x01")[2].partition(b"\x02")[0].decode()
-        found = archive.query("GoldKey", unique_key, 32, 0, 1 << 60)
+        found = archive.query("GoldKey", unique_key, 32, 0, 1 << 60, bytes_max=1 << 20)
         assert [decode_record(one).physical_offset for one in found] == [record.physical_offset]
-        assert archive.query("GoldKey", unique_key, 32, 0, record.store_timestamp - 1) == []
-        assert archive.query("GoldPlain", unique_key, 32, 0, 1 << 60) == []
+        assert archive.query("GoldKey", unique_key, 32, 0, record.store_timestamp - 1, bytes_max=1 << 20) == []
+        assert archive.query("GoldPlain", unique_key, 32, 0, 1 << 60, bytes_max=1 << 20) == []
         first = next(one.queue_offset for one in by_key if one.store_timestamp >= record.store_timestamp)
         assert archive.offset_by_time("GoldKey", 0, record.store_timestamp) == first
     assert archive.offset_by_time("GoldKey", 0, 1 << 60) is None
@@ -265,3 +270,114 @@ def test_an_empty_file_makes_an_empty_segment(tmp_path):
     with (tmp_path / "log").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as log:
         directory = write_segment(log, 0, io.BytesIO(), with_tags=False)
     assert (directory.record_count, directory.other_bytes) == (0, 1024)
+
+
+# ---------------------------------------------------------------- memory
+
+
+def written(folder: Path, count: int, *, queues: int = 1, body: bytes = b"", file_bytes: int = 1 << 20) -> Archive:
+    """The archive of a log of new messages, in turn of some queues; the last file is not in it."""
+    with opened(folder / "store", StoreSettings(commit_log_file_bytes=file_bytes)) as store:
+        for number in range(count):
+            store.put(message(topic="T", queue_id=number % queues, body=body, KEYS="same"))
+        store.flusher.flush_log()
+        place = Folder(folder / "archive")
+        for file in store.log.queue.files[:-1]:
+            seal(Work(str(file.path), file.start, "", "", with_tags=False), place)
+    archive = Archive(place)
+    archive.refresh()
+    return archive
+
+
+def held_bytes(work: Callable[[], object]) -> tuple[int, int]:
+    """What Python's memory grows by while something works: in the end, and at most."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        kept = work()
+        gc.collect()
+        grown = tracemalloc.get_traced_memory()
+        del kept
+    finally:
+        tracemalloc.stop()
+    return grown
+
+
+def test_what_compresses_well_is_fetched_by_what_it_holds(tmp_path):
+    archive = written(tmp_path, 340, body=bytes(100_000), file_bytes=32 << 20)
+    assert max(archive.place.names().values()) < FETCH_BYTES // 4, "one request would bring everything"
+    _, most = held_bytes(lambda: archive.get("T", 0, 0, count_max=2, bytes_max=1 << 20))
+    assert CONTENT_BYTES // 2 < archive._content_bytes <= CONTENT_BYTES
+    assert most < CONTENT_BYTES + (2 << 20)
+
+
+def test_a_result_holds_its_records_and_no_block(tmp_path, monkeypatch):
+    monkeypatch.setattr("rmqkit.store.archive.archive.CACHE_BYTES", 0)
+    archive = written(tmp_path, 25_000, body=bytes(100))
+    end = archive._queues["T", 0].ends[-1]
+    few = lambda record: decode_record(record).queue_offset % 1000 == 0  # noqa: E731
+
+    def read_all() -> list[GetResult]:
+        found, offset = [], 0
+        while offset < end:
+            found.append(archive.get("T", 0, offset, count_max=1, bytes_max=1 << 18, accept=few))
+            offset = found[-1].next_begin_offset
+        return found
+
+    kept, _ = held_bytes(read_all)
+    assert kept < 1 << 20, "each block has a record that was asked for, and all of them are some MiB"
+
+
+def test_the_cache_counts_the_numbers_of_small_records(tmp_path, monkeypatch):
+    monkeypatch.setattr("rmqkit.store.archive.archive.CACHE_BYTES", 1 << 20)
+    archive = written(tmp_path, 40_000)
+
+    def read_all() -> None:
+        offset = 0
+        while archive.has("T", 0, offset):
+            offset = archive.get("T", 0, offset, count_max=1000, bytes_max=1 << 18).next_begin_offset
+
+    kept, _ = held_bytes(read_all)
+    assert kept < (1 << 20) + _directories_bytes(archive) + (64 << 10)
+
+
+def test_directories_are_kept_by_what_they_take(tmp_path, monkeypatch):
+    archive = written(tmp_path, 12_000, queues=1000, file_bytes=256 << 10)
+    names = sorted(archive.place.names())
+    assert len(names) >= 4
+
+    def open_all() -> None:
+        for known in archive._segments:
+            archive._opened(known)
+
+    kept, _ = held_bytes(open_all)
+    assert sorted(archive._open) == names
+    assert kept * 0.7 < _directories_bytes(archive) == archive._open_bytes < kept * 2
+    monkeypatch.setattr("rmqkit.store.archive.archive.DIRECTORY_BYTES", archive._open_bytes // 2)
+    archive = Archive(archive.place)
+    archive.refresh()
+    kept_now, _ = held_bytes(open_all)
+    assert kept_now < kept * 0.7 and names[-1] in archive._open and names[0] not in archive._open
+
+
+def _directories_bytes(archive: Archive) -> int:
+    return sum(_directory_bytes(*one) for one in archive._open.values())
+
+
+def test_what_a_query_answers_has_a_bound_in_bytes(tmp_path):
+    archive = written(tmp_path, 60, body=bytes(100_000))
+    found = archive.query("T", "same", 32, 0, 1 << 60, bytes_max=350_000)
+    assert len(found) == 3
+    (only,) = archive.query("T", "same", 32, 0, 1 << 60, bytes_max=10)
+    assert len(only) > 100_000, "who asks for one long message gets it"
+
+
+def test_a_read_ends_with_its_segment(tmp_path):
+    archive = written(tmp_path, 30, body=bytes(100_000))
+    ends = list(archive._queues["T", 0].ends)
+    assert len(ends) >= 2
+    for number, end in enumerate(ends):
+        assert archive.segment_of("T", 0, end - 1) == archive._segments[number].name
+        found = archive.get("T", 0, end - 1, count_max=32, bytes_max=1 << 30)
+        assert (len(found.records), found.next_begin_offset) == (1, end)
+    assert archive.segment_of("T", 0, ends[-1]) == archive.segment_of("none", 0, 0) == ""

@@ -95,11 +95,17 @@ class QueryHandlers(Handlers[PullContext]):
         """Add what the archive has of a key."""
         archive = self._context.archive
         assert archive is not None, "it was looked for"
+        left = _ANSWER_BYTES_MAX - sum(map(len, records))
         found = await archive.query(
-            connection, header.topic, key, missing, header.begin_timestamp, header.end_timestamp
+            connection,
+            header.topic,
+            key,
+            missing,
+            header.begin_timestamp,
+            header.end_timestamp,
+            bytes_max=left,
         )
         known = {bytes(record[_PHYSICAL_OFFSET]) for record in records}
-        left = _ANSWER_BYTES_MAX - sum(map(len, records))
         for record in found:  # a file may be archived and still in the log
             if bytes(record[_PHYSICAL_OFFSET]) not in known and (len(record) <= left or not records):
                 records.append(record)

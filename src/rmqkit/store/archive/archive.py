@@ -1,8 +1,16 @@
 """What of a log is archived, and reading it: below a store's first message its queues go on here.
 
-`Archive.refresh` looks which segments there are; then every queue's numbers are known without another request. Reads
-fetch about a MiB of a queue at once and keep what they fetched, `CACHE_BYTES` in all, so that the pulls that follow
-find it. All calls wait for the place and may come from any thread; a broker makes them in threads of its own.
+`Archive.refresh` looks which segments there are; then every queue's numbers are known without another request. All
+calls wait for the place and may come from any thread; a broker makes them in threads of its own. Memory is bounded:
+
+=================  ====================================================================================================
+what was fetched   kept for the reads that follow, `CACHE_BYTES` in all, the latest read last
+directories        of the segments that were read last, `DIRECTORY_BYTES` in all, and one that is larger
+a read under way   `FETCH_BYTES` of a segment, that holds `CONTENT_BYTES`, or one block
+a result           copies of its records: as many bytes as were asked for, or one record; it holds no block
+=================  ====================================================================================================
+
+What the numbers of the queues take is not: 24 bytes for each queue of each segment.
 
 A segment is one of this log when it begins and ends where a file of the log does, and, where that file is still there,
 when both begin with the same record. An archive of another log is refused before anything is read or written.
@@ -34,10 +42,13 @@ from rmqkit.store.reader import GetResult, GetStatus
 __all__ = ["Archive", "segment_name"]
 
 CACHE_BYTES = 64 << 20
-"""Bytes of blocks that are kept for the reads that follow."""
+"""Bytes of blocks that are kept for the reads that follow, with the numbers of their records."""
 
-_FETCH_BYTES = 1 << 20
-_OPEN_MAX = 64
+DIRECTORY_BYTES = 64 << 20
+FETCH_BYTES = 1 << 20
+CONTENT_BYTES = 4 << 20
+_BLOCK_ROW_BYTES, _QUEUE_ROW_BYTES = 300, 270
+"""What a row of a segment's blocks and of its queues takes in memory, as tracemalloc counts it."""
 _NAME = re.compile(r"(\d{20})\.segment")
 _COMPARED_MAX = 4096
 _HEAD = struct.Struct(">i16xq8xi")
@@ -78,6 +89,11 @@ class _Rows(Struct):
     ends: array[int]
     bounds: array[int]
 
+    @property
+    def held_bytes(self) -> int:
+        """What it takes in memory."""
+        return self.view.nbytes + 24 * len(self.numbers)
+
 
 class Archive:
     """The segments of one log.
@@ -92,6 +108,7 @@ class Archive:
         self._segments: list[_Known] = []
         self._queues: dict[tuple[str, int], _Numbers] = {}
         self._open: OrderedDict[str, tuple[SegmentFile, list[Block]]] = OrderedDict()
+        self._open_bytes = 0
         self._contents: OrderedDict[tuple[str, int], _Rows] = OrderedDict()
         self._content_bytes = 0
 
@@ -189,6 +206,7 @@ class Archive:
         tags_code: Callable[[bytes], int] | None = None,
     ) -> GetResult:
         """Read a queue from a message on, as `Reader.get` reads the log; offsets of the result are the archive's own.
+        It ends where the segment ends: whoever waits for one object waits for no other.
 
         Args:
             codes: tag codes wanted, None for all; ``tags_code`` makes one of a record's TAGS.
@@ -208,22 +226,31 @@ class Archive:
             scanned += len(record)
             result.next_begin_offset = following
             if _is_wanted(record, codes, accept, tags_code):
-                result.records.append(record)
+                result.records.append(_copied(record))
                 result.size += len(record)
                 result.status = GetStatus.FOUND
             elif scanned > 16 * bytes_max:
                 break
         return result
 
-    def _from(self, topic: str, queue_id: int, queue_offset: int) -> Iterator[tuple[int, int, memoryview]]:
-        """Number, the number after it, and record of every message of a queue from about one on, block by block."""
+    def segment_of(self, topic: str, queue_id: int, queue_offset: int) -> str:
+        """The name of the segment that `get` reads; empty when the archive has nothing of the queue from there on."""
+        known = self._holding(topic, queue_id, queue_offset)
+        return "" if known is None else known.name
+
+    def _holding(self, topic: str, queue_id: int, queue_offset: int) -> _Known | None:
         rows = self._queues.get((topic, queue_id))
         if rows is None:
-            return
-        for index in range(bisect_right(rows.ends, queue_offset), len(rows.ends)):
-            yield from self._of(
-                rows.segments[index], topic, queue_id, lambda block: block.first <= queue_offset, queue_offset
-            )
+            return None
+        index = bisect_right(rows.ends, queue_offset)
+        return rows.segments[index] if index < len(rows.segments) else None
+
+    def _from(self, topic: str, queue_id: int, queue_offset: int) -> Iterator[tuple[int, int, memoryview]]:
+        """Number, the number after it, and record of the messages of a queue from about one on, block by block, up to
+        the end of the segment that has the first of them."""
+        known = self._holding(topic, queue_id, queue_offset)
+        if known is not None:
+            yield from self._of(known, topic, queue_id, lambda block: block.first <= queue_offset, queue_offset)
 
     def _of(
         self,
@@ -259,10 +286,13 @@ class Archive:
             return None  # bytes that are no record
         rows = self._content(segment, blocks, place.block, place.block + 1)
         at = bisect_right(rows.bounds, place.at)
-        return rows.view[place.at : rows.bounds[at]]
+        return _copied(rows.view[place.at : rows.bounds[at]])
 
-    def query(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> list[memoryview]:
-        """Records that have a key, stored between two times; the newest segments first. Raises StoreError, OSError."""
+    def query(
+        self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, *, bytes_max: int
+    ) -> list[memoryview]:
+        """Records that have a key, stored between two times; the newest segments first. One that does not fit into
+        ``bytes_max`` any more is left out, but for the first. Raises StoreError, OSError."""
         found: list[memoryview] = []
         hashed, left = key_hash(topic, key), _COMPARED_MAX
         for known in reversed(self._segments):
@@ -274,8 +304,11 @@ class Archive:
                 if len(found) >= count_max or left < 0:
                     return found
                 record = self.record_at(physical_offset)
-                if record is not None and _has_key(record, topic, key, begin_ms, end_ms):
+                if record is None or not _has_key(record, topic, key, begin_ms, end_ms):
+                    continue
+                if len(record) <= bytes_max or not found:
                     found.append(record)
+                    bytes_max -= len(record)
         return found
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int | None:
@@ -304,9 +337,11 @@ class Archive:
         segment = self._segment_file(known.name, known.size)
         found = segment, segment.blocks()
         with self._lock:
-            self._open[known.name] = found
-            while len(self._open) > _OPEN_MAX:
-                self._open.popitem(last=False)
+            if known.name not in self._open:
+                self._open[known.name] = found
+                self._open_bytes += _directory_bytes(*found)
+            while self._open_bytes > DIRECTORY_BYTES and len(self._open) > 1:
+                self._open_bytes -= _directory_bytes(*self._open.popitem(last=False)[1])
         return found
 
     def _content(self, segment: SegmentFile, blocks: list[Block], number: int, end: int) -> _Rows:
@@ -316,19 +351,33 @@ class Archive:
             if found is not None:
                 self._contents.move_to_end((segment.name, number))
                 return found
-        last, size = number, 0
-        while last < end and (last == number or size + blocks[last].stored_bytes <= _FETCH_BYTES):
+        # By what the blocks hold, too: a MiB of bodies that are alike may hold gigabytes.
+        last, size, content_bytes = number, 0, 0
+        while last < end:
             size += blocks[last].stored_bytes
+            content_bytes += blocks[last].bytes
+            if last > number and (size > FETCH_BYTES or content_bytes > CONTENT_BYTES):
+                break
             last += 1
         fetched = [_rows(segment.name, content) for content in segment.contents(blocks[number:last])]
         with self._lock:
             for at, rows in enumerate(fetched, number):
                 if (segment.name, at) not in self._contents:
                     self._contents[segment.name, at] = rows
-                    self._content_bytes += rows.view.nbytes
+                    self._content_bytes += rows.held_bytes
             while self._content_bytes > CACHE_BYTES and len(self._contents) > 1:
-                self._content_bytes -= self._contents.popitem(last=False)[1].view.nbytes
+                self._content_bytes -= self._contents.popitem(last=False)[1].held_bytes
         return fetched[0]
+
+
+def _copied(record: memoryview) -> memoryview:
+    """A record by itself: a slice would hold its whole block for as long as an answer waits to be sent."""
+    return memoryview(bytes(record))
+
+
+def _directory_bytes(segment: SegmentFile, blocks: list[Block]) -> int:
+    parts = len(segment.directory.places) + len(segment.directory.keys)
+    return _BLOCK_ROW_BYTES * (len(blocks) + parts) + _QUEUE_ROW_BYTES * len(segment.directory.queues)
 
 
 def _has(queue: Queue, block: int) -> bool:
