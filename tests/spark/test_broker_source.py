@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import time
@@ -26,6 +27,7 @@ from rmqkit.rpc import BrokerCalls
 from rmqkit.spark import backlog
 from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, Range
 from rmqkit.spark.source.broker import BrokerReader, BrokerStreamReader, live_options
+from rmqkit.testing.clock import StandingClock
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.faults.client.servers import Server, Servers
 from tests.faults.spark.servers import set_queues
@@ -268,6 +270,128 @@ def test_bytes_limit_batches_by_the_mean_size(broker: Standalone, orders: str) -
     start = reader.initialOffset()
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
     assert 50 <= len(read(reader, start, end)) <= 200
+
+
+def waiting(clock: StandingClock, **given: str) -> BrokerStreamReader:
+    """A stream of two queues; `reaching` says how far they reach."""
+    wanted = {"nameServer": "127.0.0.1:1", "subscribe": "T", "startingOffsets": "earliest", **given}
+    return BrokerStreamReader(live_options(wanted), ["body"], clock)
+
+
+@contextlib.contextmanager
+def reaching(*highs: int) -> Iterator[None]:
+    """Each queue of the topic T ends there."""
+    bounds = {queue_of("T", queue_id): Bounds(0, high) for queue_id, high in enumerate(highs)}
+    with (
+        mock.patch.object(BrokerPool, "reach", return_value=bounds),
+        mock.patch.object(BrokerPool, "bounds", return_value=bounds),
+    ):
+        yield
+
+
+def offsets(*ends: int) -> dict[str, Any]:
+    return {"T": {"broker-a": {str(queue_id): end for queue_id, end in enumerate(ends)}}}
+
+
+def ends_of(reader: BrokerStreamReader, start: dict[str, Any], *highs: int) -> dict[str, Any]:
+    """Where the next batch ends while the queues reach so far."""
+    with reaching(*highs):
+        return reader.latestOffset(start, reader.getDefaultReadLimit())
+
+
+def test_a_batch_waits_for_enough_messages() -> None:
+    clock = StandingClock()
+    reader = waiting(clock, minOffsetsPerTrigger="100")
+    assert ends_of(reader, offsets(0, 0), 3, 0) == offsets(3, 0), "the first batch does not wait"
+    for high in (0, 50, 99):
+        clock.ms += 60_000
+        assert ends_of(reader, offsets(3, 0), 3, high) == offsets(3, 0)
+        assert reader.reportLatestOffset() == offsets(3, high), "the stream says how far it is behind all the same"
+    assert ends_of(reader, offsets(3, 0), 4, 99) == offsets(4, 99)
+
+
+def test_a_batch_waits_no_longer_than_the_delay_from_the_last_one() -> None:
+    clock = StandingClock()
+    reader = waiting(clock, minOffsetsPerTrigger="100", maxTriggerDelay="10m")
+    assert ends_of(reader, offsets(0, 0), 5, 5) == offsets(5, 5)
+    clock.ms += 10 * 60_000 - 1
+    assert ends_of(reader, offsets(5, 5), 5, 6) == offsets(5, 5)
+    clock.ms += 1
+    assert ends_of(reader, offsets(5, 5), 5, 6) == offsets(5, 6)
+    clock.ms += 9 * 60_000
+    assert ends_of(reader, offsets(5, 6), 5, 7) == offsets(5, 6), "the time begins anew with every batch"
+
+
+def test_without_a_message_there_is_no_batch_and_the_next_one_is_due() -> None:
+    clock = StandingClock()
+    reader = waiting(clock, minOffsetsPerTrigger="100", maxTriggerDelay="10m")
+    assert ends_of(reader, offsets(0, 0), 1, 0) == offsets(1, 0)
+    clock.ms += 3_600_000
+    assert ends_of(reader, offsets(1, 0), 1, 0) == offsets(1, 0)
+    assert ends_of(reader, offsets(1, 0), 2, 0) == offsets(2, 0)
+
+
+def test_a_batch_that_waited_keeps_to_the_other_limits() -> None:
+    reader = waiting(StandingClock(), minOffsetsPerTrigger="100", maxOffsetsPerTrigger="200")
+    assert ends_of(reader, offsets(0, 0), 1, 0) == offsets(1, 0)
+    assert ends_of(reader, offsets(1, 0), 301, 300) == offsets(101, 100)
+
+
+def test_a_queue_that_was_made_anew_counts_with_all_that_it_has() -> None:
+    reader = waiting(StandingClock(), minOffsetsPerTrigger="100", failOnDataLoss="false")
+    assert ends_of(reader, offsets(0, 0), 500, 0) == offsets(500, 0)
+    assert ends_of(reader, offsets(500, 0), 99, 0) == offsets(500, 0)
+    assert ends_of(reader, offsets(500, 0), 100, 0) == offsets(100, 0)
+
+
+def test_what_there_was_when_the_query_began_waits_for_nothing() -> None:
+    reader = waiting(StandingClock(), minOffsetsPerTrigger="100", maxOffsetsPerTrigger="150")
+    with reaching(200, 0):
+        reader.prepareForTriggerAvailableNow()
+    assert ends_of(reader, offsets(0, 0), 300, 9) == offsets(150, 0)
+    assert ends_of(reader, offsets(150, 0), 300, 9) == offsets(200, 0)
+    assert ends_of(reader, offsets(200, 0), 300, 9) == offsets(200, 0)
+    with reaching(3, 0):  # Trigger.Once
+        once = waiting(StandingClock(), minOffsetsPerTrigger="100")
+        assert once.latestOffset(offsets(1, 0), ReadAllAvailable()) == offsets(3, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("500", 500),
+        ("500ms", 500),
+        ("30s", 30_000),
+        ("15m", 900_000),
+        ("2 min", 120_000),
+        ("1H", 3_600_000),
+        ("1d", 86_400_000),
+    ],
+)
+def test_a_delay_has_a_unit(text: str, ms: int) -> None:
+    assert live_options({"subscribe": "T", "maxTriggerDelay": text}).trigger_delay_ms == ms
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {"maxTriggerDelay": "soon"},
+            "rocketmq: maxTriggerDelay=soon must be a whole number with one of the units ms, s,",
+        ),
+        (
+            {"maxTriggerDelay": "3w"},
+            "rocketmq: maxTriggerDelay=3w must be a whole number with one of the units ms, s, m",
+        ),
+        (
+            {"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"},
+            "rocketmq: minOffsetsPerTrigger=5 must not be above maxOffsetsPerTrigger=4",
+        ),
+    ],
+)
+def test_what_a_batch_cannot_wait_for_is_told(given: dict[str, str], told: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{re.escape(told)}"):
+        live_options({"subscribe": "T", **given})
 
 
 def test_available_now_ends_at_what_there_was(broker: Standalone, producer: sync.Producer) -> None:
@@ -527,6 +651,40 @@ def test_spark_streams_until_nothing_is_left(
     send(producer, "streamed", 300, 50)
     assert run() == list(range(350))
     assert sum(behind[-1]["streamed"]["broker-a"].values()) == 350
+
+
+def test_spark_waits_for_enough_messages(
+    spark: SparkSession, broker: Standalone, producer: sync.Producer, tmp_path: Path
+) -> None:
+    send(producer, "awaited", 0, 10)
+    source = spark.readStream.format("rocketmq").options(
+        **options(
+            broker, subscribe="awaited", startingOffsets="earliest", minOffsetsPerTrigger="20", maxTriggerDelay="1d"
+        )
+    )
+    rows = source.load().selectExpr("cast(cast(body as string) as int) number")
+    writer = rows.writeStream.format("parquet").option("path", str(tmp_path / "out"))
+    query = (
+        writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(processingTime="0 seconds").start()
+    )
+    done = tmp_path / "checkpoint" / "commits"
+
+    def reached(which: str) -> int:
+        told = query.lastProgress
+        found = json.loads(getattr(told.sources[0], which) or "{}") if told is not None else {}
+        return sum(found.get("awaited", {}).get("broker-a", {}).values())
+
+    try:
+        wait_until(lambda: reached("endOffset") == 10, 100, "the first batch")
+        send(producer, "awaited", 10, 15)
+        wait_until(lambda: reached("latestOffset") == 25, 100, "the source to see all messages")
+        assert reached("endOffset") == 10 and not (done / "1").exists()
+        send(producer, "awaited", 25, 5)
+        wait_until(lambda: (done / "1").exists(), 100, "the second batch")
+    finally:
+        query.stop()
+    batches = [row.number for row in spark.read.parquet(str(tmp_path / "out")).collect()]
+    assert sorted(batches) == list(range(30)) and not (done / "2").exists()
 
 
 def test_spark_tells_a_mistake_in_one_line(spark: SparkSession, broker: Standalone) -> None:

@@ -64,11 +64,7 @@ def test_a_mistake_is_named_in_one_line(given: dict[str, str], text: str) -> Non
         (LiveOptions, "groupIdPrefix", "it is Kafka's, its name here is group"),
         (LiveOptions, "includeHeaders", "it is Kafka's, its name here is includeProperties"),
         (LiveOptions, "fetchOffset.numRetries", "it is Kafka's, its name here is brokerPatienceMs"),
-        (
-            LiveOptions,
-            "minOffsetsPerTrigger",
-            "it is Kafka's, leave it out: Spark does not offer it to Python sources",
-        ),
+        (LiveOptions, "kafka.isolation.level", "it is Kafka's, leave it out: uncommitted messages are never read"),
         (SinkOptions, "kafka.batch.size", "it is Kafka's, its name here is batchMaxBytes"),
         (SinkOptions, "kafka.request.timeout.ms", "it is Kafka's, its name here is sendTimeoutMs"),
         (SinkOptions, "kafka.security.protocol", "it is Kafka's, its name here is useTLS"),

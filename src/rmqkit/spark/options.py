@@ -188,6 +188,22 @@ class LiveOptions(_Connected, frozen=True):
     offsets_max: Annotated[
         int, Setting("maxOffsetsPerTrigger", low=0, help="maximum number of messages per batch; 0 means no limit")
     ] = 0
+    offsets_min: Annotated[
+        int,
+        Setting(
+            "minOffsetsPerTrigger",
+            low=0,
+            help="wait with a batch until there are so many messages, or maxTriggerDelay is over; 0 means do not wait",
+        ),
+    ] = 0
+    trigger_delay: Annotated[
+        str,
+        Setting(
+            "maxTriggerDelay",
+            help="longest time from one batch to the next while there are messages, such as 30s, 15m or 1h; without a"
+            " unit in ms; only with minOffsetsPerTrigger",
+        ),
+    ] = "15m"
     bytes_max: Annotated[
         int,
         Setting(
@@ -216,6 +232,11 @@ class LiveOptions(_Connected, frozen=True):
     batch_rows: Annotated[
         int, Setting("batchRows", low=1, high=1 << 20, help="number of records to decode at once")
     ] = BATCH_ROWS
+
+    @property
+    def trigger_delay_ms(self) -> int:
+        """``maxTriggerDelay`` in ms. Raises SettingsError: it is no time."""
+        return _duration_ms("maxTriggerDelay", self.trigger_delay)
 
 
 class DeliveryGuarantee(enum.Enum):
@@ -314,8 +335,6 @@ _KAFKA_NAMES = {
 }
 """Options of Spark's Kafka connector, lower-cased, that have another name here."""
 _KAFKA_WITHOUT = {
-    "minoffsetspertrigger": "Spark does not offer it to Python sources",
-    "maxtriggerdelay": "Spark does not offer it to Python sources",
     "kafka.isolation.level": "uncommitted messages are never read",
     "kafka.transactional.id": "deliveryGuarantee=transactional needs only producerGroup",
     "kafka.acks": "the broker's flushDiskType and brokerRole decide when a send is done",
@@ -325,6 +344,8 @@ _KAFKA_WITHOUT = {
 """Those that nothing here corresponds to, and why they can be left out."""
 _SIZE = re.compile(r"(\d+)\s*([kmg])b?", re.IGNORECASE)
 _SHIFTS = {"k": 10, "m": 20, "g": 30}
+_DURATION = re.compile(r"(\d+)\s*([a-z]*)", re.IGNORECASE)
+_UNIT_MS = {"ms": 1, "": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def parse_options(options_type: type[OptionsType], given: Mapping[str, str], source: str) -> OptionsType:
@@ -355,6 +376,15 @@ def _hint(key: str, spelled: Mapping[str, str]) -> str:
 def words(text: str) -> list[str]:
     """Split a comma-separated list."""
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _duration_ms(name: str, text: str) -> int:
+    found = _DURATION.fullmatch(text)
+    unit_ms = None if found is None else _UNIT_MS.get(found[2].lower())
+    if found is None or unit_ms is None:
+        units = ", ".join(filter(None, _UNIT_MS))
+        raise SettingsError(f"{name}={text} must be a whole number with one of the units {units}, such as 15m")
+    return int(found[1]) * unit_ms
 
 
 def _normalised(text: str, value_type: object) -> str:

@@ -42,6 +42,7 @@ from pyspark.sql.types import StructType
 
 from rmqkit.arrow.reader import ReadPlan, decode_pulled
 from rmqkit.arrow.schema import Column, choose, message_columns
+from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import NoRoute, SettingsError
 from rmqkit.filter import TAG, subscription
 from rmqkit.protocol.schemas.clients import MessageQueue
@@ -180,8 +181,10 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
     """Answers what Spark asks between the batches of a stream. Spark keeps one in a Python process beside the driver,
     and may start it anew at any time: what has to last is in the checkpoint."""
 
-    def __init__(self, options: LiveOptions, names: Sequence[str]) -> None:
+    def __init__(self, options: LiveOptions, names: Sequence[str], clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(options, names)
+        self._clock = clock
+        self._batch_ms: float | None = None
         self._target: Offsets | None = None
         self._latest: Offsets = {}
         self._mean_bytes: dict[MessageQueue, float] = {}
@@ -193,9 +196,9 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         return to_json(self._up_to_ends(self._started(bounds, "latest"), bounds))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Limit a batch as ``maxOffsetsPerTrigger`` says; with ``maxBytesPerTrigger`` alone by one that is never
-        reached, because with `ReadAllAvailable` no batch would be limited."""
-        if not self._options.offsets_max and not self._options.bytes_max:
+        """Limit a batch as ``maxOffsetsPerTrigger`` says; with other limits alone by one that is never reached,
+        because with `ReadAllAvailable` no batch would be limited or wait."""
+        if not (self._options.offsets_max or self._options.offsets_min or self._options.bytes_max):
             return ReadAllAvailable()
         return ReadMaxRows(self._options.offsets_max or _NO_LIMIT)
 
@@ -206,7 +209,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
             self._target = self._ends({})
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:  # noqa: N802
-        """Say where the next batch ends."""
+        """Say where the next batch ends: where the last one did while a batch has to wait for more messages."""
         begun = _kept({} if start is None else start)
         self._latest = self._ends(begun)
         end = self._latest
@@ -221,11 +224,26 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         end = {queue: offset if queue in anew else max(offset, begun[queue]) for queue, offset in end.items()}
         if isinstance(limit, ReadAllAvailable):
             return to_json(end)
+        if start is not None and self._waits(begun, end):
+            return start
         if isinstance(limit, ReadMaxRows):
             end = limited(begun, end, limit.max_rows)
         if self._options.bytes_max:
             end = limited(begun, end, self._count_of(self._options.bytes_max, begun, end))
         return to_json(end)
+
+    def _waits(self, begun: Offsets, end: Offsets) -> bool:
+        """Whether there are fewer messages than ``minOffsetsPerTrigger``, and time is left for more to come. The first
+        batch of a query does not wait, nor one that reads what there was when the query began: nothing more comes."""
+        if not self._options.offsets_min or self._target is not None:
+            return False
+        count = sum(high - begun[queue] if high >= begun[queue] else high for queue, high in end.items())
+        now_ms = self._clock.monotonic_ms()
+        is_due = self._batch_ms is None or now_ms - self._batch_ms >= self._options.trigger_delay_ms
+        if count and (is_due or count >= self._options.offsets_min):
+            self._batch_ms = now_ms
+            return False
+        return True
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Say how far the queues reach, for the progress that Spark shows: the stream is behind by the difference."""
@@ -294,6 +312,15 @@ def live_options(given: Mapping[str, str]) -> LiveOptions:
         raise SettingsError(f"{FORMAT}: give one of subscribe, subscribePattern and assign, it is {sum(asked)} now")
     if options.assigned:
         _assigned(options.assigned)
+    try:
+        _ = options.trigger_delay_ms
+    except SettingsError as error:
+        raise SettingsError(f"{FORMAT}: {error}") from None
+    if 0 < options.offsets_max < options.offsets_min:
+        raise SettingsError(
+            f"{FORMAT}: minOffsetsPerTrigger={options.offsets_min} must not be above "
+            f"maxOffsetsPerTrigger={options.offsets_max}"
+        )
     return options
 
 
