@@ -145,7 +145,8 @@ def fetch_jars(version: str, lib: Path, pom: Path = POM) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             errors = [line for line in done.stdout.splitlines() if "ERROR" in line] or ["no message"]
-            raise Unavailable(f"mvn could not fetch RocketMQ {version}: {errors[0][:300]}")
+            what = f"RocketMQ {version}" if pom == POM else version
+            raise Unavailable(f"mvn could not fetch {what}: {errors[0][:300]}")
         move_into_place(Path(folder, "lib"), lib)
 
 
