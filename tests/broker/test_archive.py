@@ -17,10 +17,11 @@ import pytest
 from rmqkit.broker.archive import READS_AT_ONCE, READS_OF_SEGMENT, WAITING_OF_SEGMENT, LogArchive
 from rmqkit.broker.delay.wheel import roll_window_slots
 from rmqkit.errors import StoreError
+from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields
 from rmqkit.protocol.record import decode_record, iter_records
-from rmqkit.protocol.schemas.offsets import QueueRequest, SearchOffsetRequest
+from rmqkit.protocol.schemas.offsets import QueueRequest, ResetOffsetRequest, SearchOffsetRequest
 from rmqkit.protocol.schemas.topics import DeleteTopicRequest
 from rmqkit.remoting.connection import WRITE_BYTES_HIGH, Connection
 from rmqkit.remoting.local import LocalConnection
@@ -33,7 +34,7 @@ from tests.broker.cluster import Cluster
 from tests.broker.pops import ack, change, pop
 from tests.loop_held import MAX_SECONDS
 from tests.strangers import measured
-from tests.waiting import SECONDS
+from tests.waiting import SECONDS, until
 
 FILE_BYTES = 16 << 10
 BODY = bytes(1000)
@@ -199,6 +200,44 @@ async def test_messages_are_found_by_key_by_id_and_by_time(tmp_path):
         assert missing.remark == "can not find message by the offset, 1"
         search = SearchOffsetRequest("T", 0, first.store_timestamp)
         assert await broker.number(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search) == 0
+
+
+@pytest.mark.parametrize("server_side", [True, False], ids=["broker", "clients"])
+async def test_a_group_is_moved_to_what_is_archived(tmp_path, monkeypatch, server_side):
+    moved = []
+    async with Archived(tmp_path, broker={"server_side_reset": server_side}) as broker:
+        await broker.fill()
+        await broker.archive_all()
+        low = broker.store.min_offset("T", 0)
+        records = [await broker.pull(offset, count=1) for offset in (0, 7)]
+        times = [next(iter_records(answer.body)).store_timestamp for answer in records]
+        client = broker.new_client({RequestCode.RESET_CONSUMER_CLIENT_OFFSET: lambda _, told: moved.append(told)})
+        await broker.heartbeat("c", ("T", "*"), client=client)
+        queues = broker.context.topics.get("T").write_queue_nums
+        for queue_id in range(queues):
+            broker.context.offsets.commit("g", "T", queue_id, 50 if queue_id == 0 else 0)
+
+        async def reset(timestamp):
+            header = ResetOffsetRequest(topic="T", group="g", timestamp=timestamp, is_force=True)
+            answer = await broker.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+            assert answer.code == ResponseCode.SUCCESS, answer.remark
+            table = fastjson.loads(answer.body)["offsetTable"]
+            return next(offset for queue, offset in table.items() if queue["queueId"] == 0)
+
+        assert await reset(0) == 0
+        assert await reset(times[1]) <= 7 < low
+        assert await reset(-1) == 50
+        if not server_side:
+            await until(lambda: len(moved) == 3)
+
+        async def away(archive):
+            raise OSError("the place cannot be reached")
+
+        monkeypatch.setattr(LogArchive, "_look", away)
+    async with Archived(tmp_path, broker={"server_side_reset": server_side}) as broker:
+        header = ResetOffsetRequest(topic="T", group="g", timestamp=0, is_force=True)
+        answer = await broker.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+        assert answer.code == ResponseCode.SYSTEM_BUSY, "nobody is moved over what may be archived"
 
 
 async def test_a_segment_that_was_changed_is_told(tmp_path):

@@ -181,12 +181,12 @@ class ResetHandlers(Handlers[OperationsContext]):
     """Resets and clones the offsets of groups."""
 
     @answers(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, admins_only=True)
-    def reset(self, connection: Connection, command: Command) -> Command:
+    async def reset(self, connection: Connection, command: Command) -> Command:
         """Move a group on one queue of a topic, or on all; the offsets it moves to."""
         header = decode_header_leniently(command, ResetOffsetRequest, missing=_NUMBERS)
         if self._context.settings.server_side_reset:
-            return self._reset_here(command, header)
-        return self._reset_by_clients(command, header)
+            return await self._reset_here(connection, command, header)
+        return await self._reset_by_clients(connection, command, header)
 
     @answers(RequestCode.CLONE_GROUP_OFFSET, admins_only=True)
     def clone(self, connection: Connection, command: Command) -> Command:
@@ -201,7 +201,7 @@ class ResetHandlers(Handlers[OperationsContext]):
                 self._context.offsets.clone(topic, source=header.src_group, target=header.dest_group)
         return reply(command)
 
-    def _reset_here(self, command: Command, header: ResetOffsetRequest) -> Command:
+    async def _reset_here(self, connection: Connection, command: Command, header: ResetOffsetRequest) -> Command:
         if self._context.settings.broker_role is BrokerRole.SLAVE:
             return reply(command, ResponseCode.SYSTEM_ERROR, "Can not reset offset in slave broker")
         topic = self._context.topics.get(header.topic)
@@ -219,7 +219,8 @@ class ResetHandlers(Handlers[OperationsContext]):
             targets = {header.queue_id: header.offset}
         else:
             queue_ids = [header.queue_id] if header.queue_id >= 0 else range(topic.write_queue_nums)
-            targets = {queue_id: self._offset_at(header, queue_id, header.timestamp < 0) for queue_id in queue_ids}
+            is_end = header.timestamp < 0
+            targets = {queue_id: await self._offset_at(connection, header, queue_id, is_end) for queue_id in queue_ids}
         assert all(offset >= 0 for offset in targets.values()), f"a group is moved to messages, not to {targets}"
         for queue_id, offset in targets.items():
             # The reset first: the pull that is woken looks for it.
@@ -229,7 +230,7 @@ class ResetHandlers(Handlers[OperationsContext]):
                 self._context.pop.waiting.wake(header.topic, header.group, queue_id)
         return reply(command, body=fastjson.dumps(self._body(header, targets)))
 
-    def _reset_by_clients(self, command: Command, header: ResetOffsetRequest) -> Command:
+    async def _reset_by_clients(self, connection: Connection, command: Command, header: ResetOffsetRequest) -> Command:
         topic = self._context.topics.get(header.topic)
         if topic is None:
             remark = f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}"
@@ -241,7 +242,7 @@ class ResetHandlers(Handlers[OperationsContext]):
             if committed is None or committed < 0:
                 remark = f"THe consumer group <{header.group}> not exist"  # the reference's spelling
                 return reply(command, ResponseCode.SYSTEM_ERROR, remark)
-            target = self._offset_at(header, queue_id, header.timestamp == -1)
+            target = await self._offset_at(connection, header, queue_id, header.timestamp == -1)
             targets[queue_id] = target if header.is_force else min(committed, target)
         group = self._context.clients.consumers(header.group)
         if group is None:
@@ -260,10 +261,19 @@ class ResetHandlers(Handlers[OperationsContext]):
             peer.send(request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, for_clients, content, one_way=True))
         return reply(command, body=fastjson.dumps(body))
 
-    def _offset_at(self, header: ResetOffsetRequest, queue_id: int, is_end: bool) -> int:
+    async def _offset_at(self, connection: Connection, header: ResetOffsetRequest, queue_id: int, is_end: bool) -> int:
+        """Where a queue is moved to; of what is archived, too.
+        Raises PeerRefused, StoreError, OSError: the archive is not known yet, or cannot be read."""
+        store, archive, topic = self._context.store, self._context.archive, header.topic
         if is_end:
-            return self._context.store.max_offset(header.topic, queue_id)
-        return max(0, self._context.store.offset_by_time(header.topic, queue_id, header.timestamp))
+            return store.max_offset(topic, queue_id)
+        offset = max(0, store.offset_by_time(topic, queue_id, header.timestamp))
+        if archive is None or offset > store.min_offset(topic, queue_id):
+            return offset
+        if header.timestamp <= 0:
+            return min(offset, archive.first_offset(topic, queue_id))
+        found = await archive.offset_by_time(connection, topic, queue_id, header.timestamp)
+        return offset if found is None else min(offset, found)
 
     def _body(self, header: ResetOffsetRequest, targets: dict[int, int]) -> ResetOffsetBody:
         name = self._context.settings.broker_name
