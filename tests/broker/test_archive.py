@@ -328,6 +328,24 @@ async def test_pops_read_across_the_border_in_order(tmp_path, how):
         assert not (await pop(broker, queue_id=0, **how)).messages
 
 
+async def test_a_pop_in_order_that_waited_for_acks_goes_on_in_the_archive(tmp_path):
+    async with Archived(tmp_path) as broker:
+        await broker.fill()
+        await broker.archive_all()
+        low, found = broker.store.min_offset("T", 0), []
+        popped = await pop(broker, queue_id=0, order=True, max_msg_nums=10)
+        while len(found) + len(popped.messages) < low:
+            found += [int(body.split(" ")[0]) for body in popped]
+            waiting = asyncio.ensure_future(pop(broker, queue_id=0, order=True, max_msg_nums=10, poll_time=30_000))
+            await until(lambda: len(broker.context.pop.waiting) == 1)
+            began_ms = broker.context.clock.monotonic_ms()
+            for handle in popped.handles.values():
+                assert (await ack(broker, handle)).code == ResponseCode.SUCCESS
+            popped = await waiting
+            assert broker.context.clock.monotonic_ms() - began_ms < 5_000 and popped.messages
+        assert found == list(range(len(found))) and len(found) > 20
+
+
 async def test_a_pop_passes_over_what_its_filter_leaves_out(tmp_path):
     async with Archived(tmp_path) as broker:
         await broker.fill()

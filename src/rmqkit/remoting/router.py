@@ -167,7 +167,7 @@ class Router:
             try:
                 answer = handler(connection, command)
             except Exception as error:  # noqa: BLE001 - the outer edge of a request: answered and logged once
-                answer = _failure(connection, command, error)
+                answer = failure(connection, command, error)
         if answer is None:
             return
         if isinstance(answer, Command):
@@ -190,7 +190,7 @@ class Router:
         try:
             response = await answer
         except Exception as error:  # noqa: BLE001 - the outer edge of a request: answered and logged once
-            response = _failure(connection, command, error)
+            response = failure(connection, command, error)
         finally:
             if lane is not None:
                 lane.requests -= 1  # also when the task is cancelled, or the lane would be full one day
@@ -199,7 +199,7 @@ class Router:
             (connection.on_one_way_reply(command, response) if command.is_one_way else connection.send(response))
 
 
-def _failure(connection: Connection, command: Command, error: Exception) -> Command:
+def failure(connection: Connection, command: Command, error: Exception) -> Command:
     """The reply to a request whose handler raised."""
     if isinstance(error, PeerRefused):
         return reply(command, error.code, error.remark)

@@ -33,6 +33,7 @@ from rmqkit.broker.pop.in_flight import AckKey
 from rmqkit.broker.pop.read import ORDER_REVIVE_QUEUE, Archived, PopRead
 from rmqkit.broker.pop.service import PopContext, PopLongPolling, PopService, WaitingPop
 from rmqkit.broker.tables.filters import PullFilter, inline_filter
+from rmqkit.errors import PeerRefused, StoreError
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, reply
 from rmqkit.protocol.core import Acks
@@ -55,7 +56,8 @@ from rmqkit.protocol.schemas.pop import (
 from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.protocol.templates import found_frame, success_frame, success_frames
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.router import OVERLOADED, Router, decode_body
+from rmqkit.remoting.router import OVERLOADED, Router, decode_body, failure
+from rmqkit.remoting.tasks import Tasks
 from rmqkit.store.message_store import DispatchRequest, PutResult, PutStatus
 
 __all__ = ["PopAckHandlers", "PopHandlers"]
@@ -85,6 +87,7 @@ class PopHandlerBase(Handlers[PopContext]):
         assert context.pop is not None, "a master pops"
         self._pop: PopService = context.pop
         self._context = context
+        self._woken = Tasks()
         self._is_plain = context.durability is None and context.counts is None
         """Whether no answer waits or is measured."""
 
@@ -212,6 +215,24 @@ class PopHandlers(PopHandlerBase):
             return ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}"
         return None
 
+    def _is_archived_next(self, header: PopMessageRequest) -> bool:
+        """Whether a pop would read the archive, or is to be told that it is not known yet."""
+        try:
+            return PopRead(self._context, header, count=1).next_archived(header) is not None
+        except PeerRefused:
+            return True
+
+    async def _pop_woken(
+        self, connection: Connection, command: Command, header: PopMessageRequest, wanted: PullFilter
+    ) -> None:
+        """Answer a pop that waited."""
+        try:
+            answer = await self._pop_archived(connection, command, header, wanted, None)
+        except (PeerRefused, StoreError, OSError) as error:
+            answer = failure(connection, command, error)
+        if answer is not None:
+            connection.send(answer)
+
     async def _pop_archived(
         self,
         connection: Connection,
@@ -273,6 +294,10 @@ class PopHandlers(PopHandlerBase):
             refusal = self._place_refusal(connection, header, _POPPING)
             if refusal is not None:
                 answer: Command | None = reply(command, *refusal, header=PopMessageResponse())
+            elif self._context.archive is not None and self._is_archived_next(header):
+                # A pop in order waits for the acks of the one before, also where both are of the archive.
+                self._woken.start(self._pop_woken(connection, command, header, wanted), "pop")
+                return
             else:
                 answer = self._pop_or_wait(connection, command, header, wanted, may_hold=may_hold)
             if answer is not None:
