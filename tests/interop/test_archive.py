@@ -1,20 +1,24 @@
-"""Clients in Java, Go, Node and C++ read messages that are in our archive, and go on in the log, without a change."""
+"""Clients in Java, Go, Node and C++ read messages that are in our archive, and go on in the log, without a change; so
+do Apache's SDKs for gRPC, by receiving and by listening in order.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from rmqkit.admin import Admin
 from rmqkit.broker.archive import LogArchive
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import StoreSettings
+from tests.faults.grpc_broker import GrpcBroker
 from tests.faults.spark.servers import set_queues
 from tests.golden_reading import batch_topics, expected_messages
 from tests.golden_stores import GoldenStore, unpack_golden
@@ -22,6 +26,7 @@ from tests.interop.apache import ask
 from tests.interop.go_and_node import prepare_cpp, prepare_go, prepare_node, told
 from tests.interop.kit import ApacheKit, Unavailable
 from tests.interop.probe import run_probe
+from tests.interop.sdks.programs import SDKS, Running
 from tests.interop.server_process import wait_until
 from tests.interop.standalone import Standalone, run_standalone
 from tests.store.stores import golden_settings, message
@@ -29,6 +34,7 @@ from tests.waiting import SECONDS
 
 NAME = "broker-golden"
 TOPICS = ("ArchivedGo", "ArchivedNode", "ArchivedCpp-archived")
+ARCHIVED = {"archived": "NORMAL", "archived-fifo": "FIFO"}
 COUNT, FILE_BYTES = 60, 32 << 10
 SIZES = ("mappedFileSize", "mapperFileSize", "maxHashSlotNum", "maxIndexNum")
 
@@ -81,19 +87,24 @@ def test_java_reads_across_the_border(apache_kit: ApacheKit, tmp_path: Path) -> 
         server.stop()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    """A broker that has most messages of three topics, of one queue each, in its archive alone."""
-    folder = tmp_path_factory.mktemp("archived")
+def fill(folder: Path, topics: Sequence[str], **properties: str) -> dict[str, object]:
+    """A store that has most messages of topics, of one queue each, in its archive alone; its broker's configuration."""
     place = str(folder / "archive")
     settings = StoreSettings(commit_log_file_bytes=FILE_BYTES, archive=place, file_reserved_hours=0)
     store = MessageStore(folder / "store", settings)
     store.open()
     for number in range(COUNT):
-        for topic in TOPICS:
-            store.put(message(topic=topic, queue_id=0, body=b"m%02d" % number, filler="x" * 1000))
+        for topic in topics:
+            store.put(message(topic=topic, queue_id=0, body=b"m%02d" % number, filler="x" * 1000, **properties))
     assert asyncio.run(archive_all(store, settings)) >= FILE_BYTES
-    conf = {"brokerName": NAME, "archive": place, "grpcServerPort": -1, "mappedFileSizeCommitLog": FILE_BYTES}
+    return {"brokerName": NAME, "archive": place, "mappedFileSizeCommitLog": FILE_BYTES}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    """A broker whose topics of three clients are archived."""
+    folder = tmp_path_factory.mktemp("archived")
+    conf = {**fill(folder, TOPICS), "grpcServerPort": -1}
     options = [word for key, value in conf.items() for word in ("--set", f"{key}={value}")]
     with run_standalone(folder / "store", folder, *options) as server:
         for topic in (*TOPICS, *(f"%RETRY%{topic}" for topic in TOPICS)):
@@ -127,3 +138,42 @@ def test_cpp_pulls_across_the_border_in_order(server: Standalone, tmp_path: Path
         pytest.skip(str(reason))
     found = program.run(tmp_path, server.namesrv_addr, server.broker_addr, "ArchivedCpp", "archived")
     assert found["archived"] == ["first 0", *(f"m{number:02d}" for number in range(COUNT))]
+
+
+@pytest.fixture(scope="module")
+def sdks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GrpcBroker, Path]]:
+    """A broker with an endpoint of gRPC, whose topics of each SDK are archived."""
+    folder = tmp_path_factory.mktemp("sdks")
+    topics = {f"{language}-{topic}": kind for language in SDKS for topic, kind in ARCHIVED.items()}
+    broker = GrpcBroker(folder, fill(folder, list(topics), __SHARDINGKEY="g"))
+    try:
+        broker.start()
+        asyncio.run(make(broker, topics))
+        yield broker, folder
+    finally:
+        broker.kill()
+
+
+async def make(broker: GrpcBroker, topics: Mapping[str, str]) -> None:
+    async with Admin(broker.name_server) as admin:
+        for topic, kind in topics.items():
+            how = {"read_queues": 1, "write_queues": 1, "attributes": f"+message.type={kind}"}
+            await admin.topics.create(topic, broker=broker.broker, **how)
+        for topic, kind in topics.items():  # topics and groups have the same names
+            await admin.groups.update(topic, {"consume_message_orderly": kind == "FIFO"}, broker.broker)
+            await admin.offsets.reset(topic, topic, 0)  # a new group begins at the end, as at Apache's
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("language", SDKS)
+def test_an_sdk_for_grpc_reads_across_the_border_in_order(language: str, sdks: tuple[GrpcBroker, Path]) -> None:
+    try:
+        program = SDKS[language]()
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    broker, folder = sdks
+    with Running(program, folder / language, broker.address, language, "archived") as running:
+        wait_until(lambda: running.has_told("archived"), 2 * SECONDS, f"what {language} reads")
+        found = running.facts("archived")
+    expected = [f"m{number:02d}" for number in range(COUNT)]
+    assert found == {"simple": [*expected, "after"], "push": expected}

@@ -24,6 +24,7 @@ const (
 	request   = 10 * time.Second
 	await     = 5 * time.Second
 	invisible = 60 * time.Second
+	inArchive = 60
 )
 
 // Facts is what a scenario found.
@@ -34,6 +35,7 @@ var everything = rmq.NewFilterExpression("*")
 var scenarios = map[string]func() Facts{
 	"plain": plain, "invisible": invisibly, "filters": filters, "fifo": fifo, "delay": delay,
 	"transaction": transaction, "retries": retries, "refused": refused, "crossed": crossed, "load": load,
+	"archived": archived,
 }
 
 func main() {
@@ -255,6 +257,22 @@ func filters() Facts {
 	byTag := simple("tags", named("filters"), rmq.NewFilterExpression("red || blue"))
 	bySQL := simple("sql", named("filters"), rmq.NewFilterExpressionWithType("size > 5 AND TAGS <> 'blue'", rmq.SQL92))
 	return Facts{"tags": texts(received(byTag, 2, true)), "sql": texts(received(bySQL, 1, true))}
+}
+
+// archived is what is in an archive and what is in the log, in the order in which it comes; and what is sent after it.
+func archived() Facts {
+	consumer, sender, listener := simple("archived", named("archived"), everything), producer("archived"), &Listener{}
+	found := received(consumer, inArchive, true)
+	send(sender, made("archived", "after"))
+	ordered, pushed := []string{}, []string{}
+	for _, one := range append(found, received(consumer, 1, true)...) {
+		ordered = append(ordered, string(one.GetBody()))
+	}
+	push("archived-fifo", "archived-fifo", listener.consume)
+	for _, one := range listener.until(func(came []Member) bool { return len(came) >= inArchive }) {
+		pushed = append(pushed, one.body)
+	}
+	return Facts{"simple": ordered, "push": pushed}
 }
 
 func fifo() Facts {

@@ -44,6 +44,7 @@ public final class Sdk {
     private static final Duration PATIENT = Duration.ofSeconds(100);
     private static final Duration AWAIT = Duration.ofSeconds(5);
     private static final Duration INVISIBLE = Duration.ofSeconds(60);
+    private static final int ARCHIVED = 60;
     private static final Duration LOAD_INVISIBLE = Duration.ofSeconds(15);
     private static final ClientServiceProvider PROVIDER = ClientServiceProvider.loadService();
     private static ClientConfiguration configuration;
@@ -53,9 +54,11 @@ public final class Sdk {
         configuration = ClientConfiguration.newBuilder().setEndpoints(arguments[0])
             .setRequestTimeout(Duration.ofSeconds(10)).build();
         prefix = arguments[1];
-        Map<String, Callable<Map<String, Object>>> scenarios = Map.of("plain", Sdk::plain, "invisible", Sdk::invisible,
-            "filters", Sdk::filters, "fifo", Sdk::fifo, "delay", Sdk::delay, "transaction", Sdk::transaction,
-            "retries", Sdk::retries, "refused", Sdk::refused, "crossed", Sdk::crossed, "load", Sdk::load);
+        Map<String, Callable<Map<String, Object>>> scenarios = new TreeMap<>(Map.of("plain", Sdk::plain,
+            "invisible", Sdk::invisible, "filters", Sdk::filters, "fifo", Sdk::fifo, "delay", Sdk::delay,
+            "transaction", Sdk::transaction, "retries", Sdk::retries, "refused", Sdk::refused, "crossed", Sdk::crossed,
+            "load", Sdk::load));
+        scenarios.put("archived", Sdk::archived); // Map.of takes ten
         ExecutorService threads = Executors.newCachedThreadPool();
         List<Future<?>> running = new ArrayList<>();
         for (String name : Arrays.asList(arguments).subList(2, arguments.length)) {
@@ -249,6 +252,22 @@ public final class Sdk {
         SimpleConsumer byTag = simple("tags", named("filters"), new FilterExpression("red || blue"));
         SimpleConsumer bySql = simple("sql", named("filters"), sql);
         return Map.of("tags", bodies(received(byTag, 2, true)), "sql", bodies(received(bySql, 1, true)));
+    }
+
+    /** What is in an archive and what is in the log, in the order in which it comes; and what is sent after it. */
+    private static Map<String, Object> archived() throws Exception {
+        SimpleConsumer consumer = simple("archived");
+        Producer sender = producer("archived");
+        List<MessageView> found = received(consumer, ARCHIVED, true);
+        sender.send(made("archived", "after").build());
+        found.addAll(received(consumer, 1, true));
+        List<Object> ordered = new ArrayList<>();
+        found.forEach(one -> ordered.add(body(one)));
+        Listener listener = new Listener();
+        push("archived-fifo", "archived-fifo", listener);
+        List<Object> pushed = new ArrayList<>();
+        listener.until(all -> all.size() >= ARCHIVED).forEach(one -> pushed.add(one.get(0)));
+        return Map.of("simple", ordered, "push", pushed);
     }
 
     private static Map<String, Object> fifo() throws Exception {

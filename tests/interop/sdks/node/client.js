@@ -11,6 +11,7 @@ const { FilterType, TransactionResolution } = require('rocketmq-client-nodejs/pr
 const [ endpoints, prefix, ...wanted ] = process.argv.slice(2);
 const PATIENT_MS = 100000;
 const INVISIBLE_MS = 60000;
+const ARCHIVED = 60;
 const LOAD_INVISIBLE_MS = 15000;
 const silent = { debug() {}, info() {}, warn() {}, error() {} };
 const common = { endpoints, namespace: '', logger: silent, requestTimeout: 10000 };
@@ -131,6 +132,18 @@ const scenarios = {
     const sql = new FilterExpression('size > 5 AND TAGS <> \'blue\'', FilterType.SQL);
     const bySql = await simple('sql', named('filters'), sql);
     return { tags: bodies(await received(byTag, 2)), sql: bodies(await received(bySql, 1)) };
+  },
+
+  // What is in an archive and what is in the log, in the order in which it comes; and what is sent after it.
+  async archived() {
+    const consumer = await simple('archived', named('archived')), sender = await producer('archived');
+    const found = await received(consumer, ARCHIVED);
+    await sender.send(made('archived', 'after'));
+    found.push(...await received(consumer, 1));
+    const listener = new Listener();
+    await push('archived-fifo', 'archived-fifo', listener);
+    const came = await listener.until(came => came.length >= ARCHIVED);
+    return { simple: found.map(message => message.body.toString()), push: came.map(([ body ]) => body) };
   },
 
   async fifo() {

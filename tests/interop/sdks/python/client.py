@@ -30,6 +30,7 @@ from rocketmq.grpc_protocol import FilterType
 ENDPOINT, PREFIX, *SCENARIOS = sys.argv[1:]
 SECONDS_MAX = 100.0
 REQUEST_SECONDS = 10
+ARCHIVED = 60
 INVISIBLE_SECONDS, LOAD_INVISIBLE_SECONDS = 60, 15
 CONFIGURATION = ClientConfiguration(ENDPOINT, Credentials(), request_timeout=REQUEST_SECONDS)
 EVERYTHING = FilterExpression()
@@ -236,6 +237,17 @@ def crossed():
     sender.send(made("long", f"{PREFIX} " * 4000))
     found = received(consumer, 3)
     return {"came": sorted([message.body.decode()[:4], len(message.body)] for message in found)}
+
+
+def archived():
+    """What is in an archive and what is in the log, in the order in which it comes; and what is sent after it."""
+    consumer, sender, listener = simple("archived", named("archived")), producer("archived"), Listener()
+    found = received(consumer, ARCHIVED)
+    sender.send(made("archived", "after"))
+    found += received(consumer, 1)
+    push("archived-fifo", "archived-fifo", listener)
+    came = listener.until(lambda came: len(came) >= ARCHIVED)
+    return {"simple": [message.body.decode() for message in found], "push": [body for body, _ in came]}
 
 
 def load():
