@@ -134,13 +134,24 @@ class Client:
 
 
 def messages_in(written: bytes) -> Iterator[bytes]:
-    """The messages of gRPC in some frames."""
+    """The messages of gRPC in some frames, each call's behind those of the one before."""
+    bodies: dict[int, bytes] = {}
     at = 0
     while at < len(written):
-        size, kind = int.from_bytes(written[at : at + 3]), written[at + 3]
+        size, kind, number = (
+            int.from_bytes(written[at : at + 3]),
+            written[at + 3],
+            int.from_bytes(written[at + 5 : at + 9]),
+        )
         if kind == DATA:
-            yield written[at + 14 : at + 9 + size]
+            bodies[number] = bodies.get(number, b"") + written[at + 9 : at + 9 + size]
         at += 9 + size
+    for body in bodies.values():
+        at = 0
+        while at < len(body):
+            size = int.from_bytes(body[at + 1 : at + 5])
+            yield body[at + 5 : at + 5 + size]
+            at += 5 + size
 
 
 def send_request(number: int) -> Any:

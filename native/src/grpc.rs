@@ -186,7 +186,7 @@ fn only_message(request: &[u8]) -> Option<&[u8]> {
 }
 
 /// The bytes of the only field, of that number.
-fn once<'a>(mut fields: Fields<'a>, wanted: u64) -> Option<&'a [u8]> {
+pub fn once<'a>(mut fields: Fields<'a>, wanted: u64) -> Option<&'a [u8]> {
     match (fields.next()??, fields.next()) {
         ((number, Value::Bytes(value)), None) if number == wanted => Some(value),
         _ => None,
@@ -204,7 +204,7 @@ fn is_control(letter: char) -> bool {
 }
 
 /// A text of ASCII without control characters.
-fn plain(bytes: &[u8]) -> Option<&str> {
+pub fn plain(bytes: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(bytes).ok()?;
     (text.is_ascii() && !text.chars().any(is_control)).then_some(text)
 }
@@ -244,13 +244,13 @@ fn ms(bytes: &[u8]) -> Option<u64> {
     (seconds < SECONDS_MAX && nanos < 1_000_000_000).then_some(seconds * 1000 + nanos / 1_000_000)
 }
 
-enum Value<'a> {
+pub enum Value<'a> {
     Number(u64),
     Bytes(&'a [u8]),
 }
 
 /// The fields of a protobuf message; None within for what is none, or of a kind that the schema has no use for.
-struct Fields<'a>(&'a [u8]);
+pub struct Fields<'a>(pub &'a [u8]);
 
 impl<'a> Iterator for Fields<'a> {
     type Item = Option<(u64, Value<'a>)>;

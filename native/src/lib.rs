@@ -8,10 +8,13 @@
 
 mod acks;
 mod grpc;
+mod grpc_acks;
+mod grpc_messages;
 mod header;
 mod hpack;
 mod hpack_tables;
 mod index;
+mod md5;
 mod properties;
 mod read;
 mod record;
@@ -32,7 +35,7 @@ use properties::{Keys, Rules, STORED_BYTES_MAX, Span, java_hash, java_hash_behin
 use record::{Message, Shared};
 
 /// Raised whenever calls or their results change: Python takes a core of its own number only.
-const FORMAT: u32 = 9;
+const FORMAT: u32 = 10;
 const JSON: u8 = 0;
 const BINARY: u8 = 1;
 const START_BYTES: usize = 8;
@@ -753,6 +756,8 @@ fn rmqkit_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(scan::sound_records, module)?)?;
     module.add_function(wrap_pyfunction!(scan::have_sums, module)?)?;
     module.add_class::<grpc::GrpcSends>()?;
+    module.add_class::<grpc_messages::GrpcMessages>()?;
+    module.add_function(wrap_pyfunction!(grpc_acks::read_grpc_ack, module)?)?;
     module.add_class::<hpack::HeaderDecoder>()?;
     module.add_class::<Core>()?;
     module.add_class::<acks::Acks>()?;

@@ -276,7 +276,8 @@ class Straight:
     async def items(self, request: Any) -> list[Any]:
         items: asyncio.Queue[Any] = asyncio.Queue()
         call = calling.Call(self._caller.metadata, CALL_SECONDS)
-        await self._caller.endpoint.receive(METHODS["ReceiveMessage"], call, request, items.put)
+        framed = calling.framed(items.put)
+        await self._caller.endpoint.receive(METHODS["ReceiveMessage"], call, request, items.put, framed)
         return [items.get_nowait() for _ in range(items.qsize())]
 
     def stream(self) -> Talk:

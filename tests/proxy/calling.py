@@ -110,6 +110,17 @@ class Stream:
         await self.ended
 
 
+def framed(write):
+    """Takes messages that are framed, one at a time, and writes what they are."""
+
+    async def write_framed(frames):
+        assert int.from_bytes(frames[0][:5]) == len(frames[0]) - 5
+        await write(METHODS["ReceiveMessage"].response.FromString(frames[0][5:]))
+        return 1
+
+    return write_framed
+
+
 class Caller:
     """A client by its id."""
 
@@ -149,8 +160,8 @@ class Caller:
 
     async def items(self, seconds=None, **fields):
         """The items of a receive's answer."""
-        method, items = METHODS["ReceiveMessage"], asyncio.Queue()
-        await self.endpoint.receive(method, Call(self.metadata, seconds), receive_request(**fields), items.put)
+        method, items, asked = METHODS["ReceiveMessage"], asyncio.Queue(), receive_request(**fields)
+        await self.endpoint.receive(method, Call(self.metadata, seconds), asked, items.put, framed(items.put))
         return [items.get_nowait() for _ in range(items.qsize())]
 
     async def receive(self, **fields):

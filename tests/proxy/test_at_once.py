@@ -91,5 +91,45 @@ async def test_an_ack_is_answered_with_those_of_its_tick(caller):
     assert not begin(caller, "AckMessage", None, entries=[entry, entry], **names)
     assert not begin(caller, "AckMessage", None, entries=[{**entry, "receipt_handle": "bla"}], **names)
     assert begin(caller, "AckMessage", came.set_result, entries=[entry], **names)
+    caller.endpoint.handle_gathered()
     told = answer("AckMessage", await came)
     assert (told.status.code, told.entries[0].receipt_handle) == (20000, handle)
+
+
+@pytest.mark.skipif(bool(FAULT), reason=FAULT)
+@pytest.mark.parametrize("flush", [FlushDiskType.ASYNC_FLUSH, FlushDiskType.SYNC_FLUSH])
+async def test_acks_of_one_read_are_stored_together(tmp_path, monkeypatch, flush):
+    """Also those that wait for the disk, which the broker handles one by one."""
+    async with served(tmp_path, store={"flush_disk_type": flush}) as caller:
+        caller.topic()
+        for number in range(3):
+            await caller.send(message_id=f"ID{number}")
+        _, found = await caller.receive()
+        check_points, stored, came = caller.context.pop.check_points, [], asyncio.Queue()
+        store = check_points.store
+        monkeypatch.setattr(check_points, "store", lambda new, acks: stored.append(dict(acks)) or store(new, acks))
+        names = {"group": {"name": "G"}, "topic": {"name": "T"}}
+        for system in (one.system_properties for one in found):
+            entry = {"message_id": system.message_id, "receipt_handle": system.receipt_handle}
+            assert begin(caller, "AckMessage", came.put_nowait, entries=[entry], **names)
+        caller.endpoint.handle_gathered()
+        answers = [answer("AckMessage", await came.get()) for _ in found]
+        assert [one.status.code for one in answers] == [20000] * 3
+        assert [one.entries[0].message_id for one in answers] == ["ID0", "ID1", "ID2"]
+        (acks,) = stored
+        assert sorted(offset for offsets in acks.values() for offset in offsets) == [0, 1, 2]
+        assert not any(check_points.in_flight.values())
+
+
+async def test_an_ack_of_who_is_sent_away_meanwhile_is_told(caller):
+    await caller.send()
+    handle = (await caller.one()).system_properties.receipt_handle
+    names, came = {"group": {"name": "G"}, "topic": {"name": "T"}}, []
+    entry = {"message_id": "ID1", "receipt_handle": handle}
+    assert begin(caller, "AckMessage", came.append, entries=[entry], **names)
+    caller.endpoint.clients.find("c1").peer.close("gone")
+    caller.endpoint.handle_gathered()
+    assert answer("AckMessage", came[0]).status.code == 50400
+    assert caller.endpoint.clients.find("c1").calls == 0
+    await caller.send(message_id="ID2")
+    assert (await caller.one()).system_properties.message_id == "ID2"

@@ -21,7 +21,7 @@ from rmqkit.proxy.endpoint import StreamFailed
 from rmqkit.proxy.messages import message_class
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.store.settings import FlushDiskType
-from tests.proxy.calling import ADDRESSES, BROKER, METHODS, Call, Stream, message, receive_request, served
+from tests.proxy.calling import ADDRESSES, BROKER, METHODS, Call, Stream, framed, message, receive_request, served
 
 OK, NOT_FOUND, BAD_HANDLE = 20000, 40401, 40013
 
@@ -132,7 +132,8 @@ async def test_no_enum_that_nobody_knows_is_an_error_of_ours(caller, caplog, num
                     await stream.ended
             elif method.streams_responses:
                 items = asyncio.Queue()
-                await caller.endpoint.receive(method, Call(caller.metadata, 5), asked, items.put)
+                call = Call(caller.metadata, 5)
+                await caller.endpoint.receive(method, call, asked, items.put, framed(items.put))
                 assert items.get_nowait().WhichOneof("content") == "status"
             else:
                 assert (await caller.endpoint.unary(method, Call(caller.metadata, 5), asked)).status.code
@@ -459,7 +460,7 @@ async def test_a_receive_that_is_cancelled_anywhere_keeps_nothing(caller):
         await caller.send(message_id=f"ID{turns}")
         call = Call(caller.metadata, None)
         receiving = asyncio.ensure_future(
-            caller.endpoint.receive(method, call, receive_request(invisible=3000), items.put)
+            caller.endpoint.receive(method, call, receive_request(invisible=3000), items.put, framed(items.put))
         )
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -511,7 +512,7 @@ async def test_what_cannot_be_written_comes_again(caller):
 
     method = METHODS["ReceiveMessage"]
     with pytest.raises(ConnectionError):
-        await caller.endpoint.receive(method, Call(caller.metadata, None), receive_request(), write)
+        await caller.endpoint.receive(method, Call(caller.metadata, None), receive_request(), write, framed(write))
     assert written[1].message.system_properties.message_id == "ID0"
     _, found = await caller.receive()
     assert {one.system_properties.message_id for one in found} <= {"ID1", "ID2"}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.proxy.grpc_call import GrpcService
 from rmqkit.proxy.header_blocks import header_block
-from rmqkit.proxy.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, SETTINGS, frame
+from rmqkit.proxy.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame
 from rmqkit.proxy.messages import SERVICE, message_class
 from rmqkit.proxy.plain_header_blocks import HeaderDecoder
 from tests.proxy.calling import METHODS
@@ -29,6 +29,8 @@ class Endpoint:
     def __init__(self):
         self.methods = list(METHODS.values())
         self.asked = []
+        self.frames = []
+        self.written = []
         self.fails = False
         self.holds: asyncio.Future | None = None
 
@@ -46,10 +48,12 @@ class Endpoint:
             await self.holds
         return method.response()
 
-    async def receive(self, method, call, asked, write):
+    async def receive(self, method, call, asked, write, write_framed):
         self.asked.append((method.name, call, asked))
         for _ in range(3):
             await write(method.response())
+        while sum(self.written) < len(self.frames):
+            self.written.append(await write_framed(self.frames[sum(self.written) :]))
 
     async def telemetry(self, call, commands, write):
         async for command in commands:
@@ -133,6 +137,23 @@ async def test_messages_of_a_stream_come_one_by_one():
 async def test_an_answer_of_several_messages():
     found = await Client().ask("ReceiveMessage", framed(b""))
     assert data_of(found, 1) == bytes(15)
+    assert status_of(found) == (0, "")
+
+
+async def test_framed_messages_leave_as_many_together_as_the_client_takes():
+    client = Client()
+    client.endpoint.frames = [framed(bytes(5))] * 3 + [framed(bytes(30_000))]
+    client.sends(frame(SETTINGS, 0, 0, b"\0\4" + (15 + 25).to_bytes(4)))
+    found = await client.ask("ReceiveMessage", framed(b""))
+    assert client.endpoint.written == [2]
+    assert data_of(found, 1) == (bytes(15) + framed(bytes(5)) * 3)[:40]
+    for more in (5, 20_000, 20_000):
+        found += client.sends(frame(WINDOW_UPDATE, 0, 1, more.to_bytes(4)))
+        for _ in range(9):
+            await asyncio.sleep(0)
+        found += client.read()
+    assert client.endpoint.written == [2, 1, 1]
+    assert data_of(found, 1) == bytes(15) + b"".join(client.endpoint.frames)
     assert status_of(found) == (0, "")
 
 

@@ -12,16 +12,19 @@ from functools import lru_cache, partial
 import msgspec
 
 from rmqkit.broker.context import BrokerContext
-from rmqkit.errors import HeaderError, RecordCorrupt, RequestTimedOut
+from rmqkit.errors import ConnectionLost, HeaderError, RecordCorrupt, RequestTimedOut
 from rmqkit.protocol.codes import RequestCode, request_name
 from rmqkit.protocol.command import Command, request
+from rmqkit.protocol.core import AckedPop
 from rmqkit.protocol.names import topic_fault
 from rmqkit.protocol.record import decode_record
 from rmqkit.protocol.schemas.clients import HeartbeatData, UnregisterClientRequest
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.protocol.schemas.pop import AckMessageRequest
 from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.proxy.backend import (
     ASK_TIMEOUT_MS,
+    Answered,
     BackendAtOnce,
     BrokerQueues,
     GrpcRefusal,
@@ -169,13 +172,38 @@ class _LocalPeer(LocalConnection):
     ) -> None:
         super().__init__(router, clock=context.clock, on_request=on_request, on_close=on_close)
         self._context = context
+        self._acks_at_once = router.acks_at_once
         self._peername: tuple[str, int] | None = None
+        self._gathered_acks: dict[AckedPop, list[tuple[int, str, int]]] = {}
 
     def moved_to(self, peername: tuple[str, int]) -> None:
         # Every call says it again.
         if self._peername != peername:
             self._peername = peername
             super().moved_to(peername)
+
+    def gather_ack(self, pop: AckedPop, offset: int, text: str, answered: Answered) -> None:
+        if not self.is_open:
+            answered(ConnectionLost(self.peer, self._closed_because))
+            return
+        self._gathered_acks.setdefault(pop, []).append((offset, text, self._ask(answered)))
+
+    def handle_gathered(self) -> None:
+        super().handle_gathered()
+        if not self._gathered_acks:
+            return
+        gathered, self._gathered_acks = self._gathered_acks, {}
+        pops = [(*pop, [one[0] for one in acks], [one[2] for one in acks]) for pop, acks in gathered.items()]
+        if self._acks_at_once(self, pops):
+            return
+        for (topic, group, queue_id, *_), acks in gathered.items():
+            for offset, text, opaque in acks:
+                header = AckMessageRequest(
+                    consumer_group=group, topic=topic, queue_id=queue_id, extra_info=text, offset=offset
+                )
+                command = request(RequestCode.ACK_MESSAGE, header)
+                command.opaque = opaque
+                self._router.handle(self, command)
 
     async def ask(self, broker: str, command: Command, timeout_ms: float = ASK_TIMEOUT_MS) -> Command:
         # Without a timer, as a client of the port has none here either: whatever a handler waits for has its own bound.

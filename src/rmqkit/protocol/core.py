@@ -10,7 +10,7 @@ Source: remoting.md §1.2, §1.3, §4.3.1, §7.3; store.md §3.4, §4.1, §7.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from mmap import mmap
 from typing import Any, Protocol
 
@@ -22,23 +22,29 @@ except ImportError:  # no wheel for this machine, or not installed
 __all__ = [
     "ACKS",
     "FORMAT",
+    "AckedOffsets",
+    "AckedPop",
     "Acks",
     "CoreFault",
+    "GrpcAck",
+    "GrpcMessages",
     "GrpcSendsReader",
     "LogReader",
     "Sends",
     "SendsReader",
+    "compiled_grpc_messages",
     "compiled_grpc_sends",
     "compiled_header_decoder",
     "compiled_reader",
     "core_fault",
+    "grpc_ack_reader",
     "index_entries",
     "log_reader",
     "record_selector",
     "set_slots",
 ]
 
-FORMAT = 9
+FORMAT = 10
 """What the calls below are numbered by: a core of another number is not used."""
 
 CoreFault: type[BaseException] = getattr(_native, "PanicException", SystemError)
@@ -118,14 +124,20 @@ class Sends(Protocol):
         """Let go of the bytes they came in, when the records are stored."""
 
 
+AckedPop = tuple[str, str, int, int, int, int]
+"""What acks name a pop by: topic, group, queue id, start offset, pop time, revive queue."""
+
+AckedOffsets = tuple[str, str, int, int, int, int, list[int], list[int]]
+"""`AckedPop`, the offsets that are acknowledged, and the opaques of these requests."""
+
+
 class Acks(Protocol):
     """Requests to acknowledge one popped message each that came one behind the other. Only the core takes them: without
     it each is a frame.
 
     Attributes:
         chunk: the bytes they came in, from ``start`` to ``end``.
-        pops: topic, group, queue id, start offset, pop time and revive queue by which they name a pop; then the offsets
-            that are acknowledged, and the opaques of these requests.
+        pops: what they acknowledge, in the order in which the pops are named.
     """
 
     @property
@@ -135,7 +147,7 @@ class Acks(Protocol):
     @property
     def end(self) -> int: ...
     @property
-    def pops(self) -> list[tuple[str, str, int, int, int, int, list[int], list[int]]]: ...
+    def pops(self) -> list[AckedOffsets]: ...
 
 
 ACKS: Any = getattr(_native, "Acks", None)
@@ -225,6 +237,45 @@ def compiled_grpc_sends(refused: Collection[str], body_bytes_max: int, propertie
     """The core's reader of sends of gRPC; plain Python reads each of them with protobuf, and has no such reader.
     ``refused``: names that user properties of plain sends do not have."""
     reader: GrpcSendsReader = _native.GrpcSends(set(refused), body_bytes_max, properties_bytes_max)
+    return reader
+
+
+class GrpcMessages(Protocol):
+    """Makes of what a pop found the messages of gRPC's ReceiveMessage."""
+
+    def encode(
+        self,
+        records: bytes,
+        topic: str,
+        broker: str,
+        handle: str,
+        starts: str,
+        deliveries_max: int,
+        tags: Sequence[str] | None,
+        /,
+    ) -> list[tuple[bytes, str, str, int, int]] | None:
+        """Of each record its `ReceiveMessageResponse` as gRPC frames it, its message id, receipt handle, queue id and
+        offset. None when one of them is not of that topic, is not wanted, was delivered often enough, is compressed, or
+        has to be looked at for another reason. ``handle``: pop time, invisible time and revive queue as they stand in
+        handles; ``starts``: ``startOffsetInfo``; ``tags``: those that are wanted, None for all."""
+
+
+def compiled_grpc_messages(hidden: Collection[str]) -> GrpcMessages:
+    """The core's encoder of what receives are answered with; its twin is `rmqkit.proxy.records.message_of`, which may
+    put user properties in another order. ``hidden``: names of properties that applications do not see."""
+    messages: GrpcMessages = _native.GrpcMessages(set(hidden))
+    return messages
+
+
+GrpcAck = tuple[str, str, str, str, str, str, int, int, int, int, int, int]
+"""Topic, group, message id, receipt handle, and what that says: kind of topic, broker, queue id, the message's offset,
+the pop's start offset, pop time, invisible time, revive queue."""
+
+
+def grpc_ack_reader(environment: Mapping[str, str]) -> Callable[[bytes], GrpcAck | None] | None:
+    """Reads the one ack of a request of gRPC's AckMessage; that gives None for what is unusual or could be refused.
+    None without a core."""
+    reader: Callable[[bytes], GrpcAck | None] | None = None if core_fault(environment) else _native.read_grpc_ack
     return reader
 
 

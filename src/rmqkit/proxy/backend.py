@@ -13,6 +13,7 @@ from typing import Protocol
 from msgspec import Struct, field
 
 from rmqkit.protocol.command import Command
+from rmqkit.protocol.core import AckedPop
 from rmqkit.protocol.schemas.clients import HeartbeatData
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.remoting.local import Answered
@@ -104,6 +105,9 @@ class PeerAtOnce(Peer, Protocol):
     def gather(self, header: tuple[bytes, bytes], body: bytes, answered: Answered) -> None:
         """`request_soon` with a send, when all of this read are here: `BackendAtOnce.handle_gathered`.
         ``header``: as JSON, what stands before its opaque and behind it."""
+
+    def gather_ack(self, pop: AckedPop, offset: int, text: str, answered: Answered) -> None:
+        """`request_soon` with an ack of a message of a pop, when all of this read are here. ``text``: its handle."""
 
 
 class BackendAtOnce(Protocol):

@@ -21,7 +21,7 @@ from rmqkit.proxy.backend import Backend
 from rmqkit.proxy.call import AnswerWith, Call, CallEnded
 from rmqkit.proxy.clients import CLIENT_SILENT_MS_MAX, Client, Clients, Stream
 from rmqkit.proxy.messages import DecodeError, Method, message_class, methods
-from rmqkit.proxy.receiving import Receiving
+from rmqkit.proxy.receiving import Receiving, Write, WriteFramed
 from rmqkit.proxy.renewal import ROUND_SECONDS
 from rmqkit.proxy.rights import wanted_by
 from rmqkit.proxy.routes import Routes
@@ -37,7 +37,6 @@ _SWEEP_SECONDS = 10.0
 _STOP_SECONDS = 10.0
 _DRAIN_SECONDS = 1.0
 
-Write = Callable[[Any], Awaitable[None]]
 _AtOnce = Callable[[Call, Client, bytes, AnswerWith], bool]
 _Unary = Callable[[Call, Client, Any], Awaitable[Any]]
 
@@ -193,14 +192,14 @@ class Endpoint:
         if (backend := self._backend.at_once) is not None:
             backend.handle_gathered()
 
-    async def receive(self, method: Method, call: Call, asked: Any, write: Write) -> None:
+    async def receive(self, method: Method, call: Call, asked: Any, write: Write, write_framed: WriteFramed) -> None:
         """Answer a ReceiveMessage: a status, messages, the time. Raises CallEnded: the client is gone."""
         if self.answered is not None:
             write = self._counted(method.name, self.answered, write)
         try:
             with self._entered(call, await self._signer(method.name, call, asked)) as client:
                 try:
-                    await self._receiving.receive(call, client, asked, write)
+                    await self._receiving.receive(call, client, asked, write, write_framed)
                 except RmqError as error:
                     refused = refusal_of(error)
                     await write(_ReceiveResponse(status=status(refused.code, refused.text)))

@@ -100,6 +100,24 @@ class _GrpcCall(Http2Stream):
     async def write(self, message: Any) -> None:
         """Send one message of the answer. Raises CallEnded: nobody waits for it, or took it before the deadline."""
         self._send(message.SerializeToString())
+        await self._left()
+
+    async def write_framed(self, frames: list[bytes]) -> int:
+        """Send the first of some messages of the answer, which are framed: as many as need not wait for the client, at
+        least one; how many. Raises CallEnded, as `write` does: none of them counts."""
+        window, count = self.window, 0
+        for one in frames:
+            window -= len(one)
+            if window < 0:
+                break
+            count += 1
+        count = max(1, count)
+        self._send_framed(frames[0] if count == 1 else b"".join(frames[:count]))
+        await self._left()
+        return count
+
+    async def _left(self) -> None:
+        """Wait until the client has taken what was sent, if it has to be waited for. Raises CallEnded."""
         if self.is_waiting:
             try:
                 async with asyncio.timeout(self.seconds_left()):
@@ -274,7 +292,7 @@ class _GrpcCall(Http2Stream):
         self.write_answer(_HEAD_BLOCK, b"\0" + len(content).to_bytes(4) + content, _OK_BLOCK)
 
     async def _receive(self, method: Method, content: bytes) -> None:
-        await self._service.endpoint.receive(method, self, _parsed(method, content), self.write)
+        await self._service.endpoint.receive(method, self, _parsed(method, content), self.write, self.write_framed)
         self._finish(_OK, "")
 
     async def _telemetry(self, method: Method) -> None:
@@ -290,10 +308,13 @@ class _GrpcCall(Http2Stream):
         self.cut()
 
     def _send(self, content: bytes) -> None:
+        self._send_framed(b"\0" + len(content).to_bytes(4) + content)
+
+    def _send_framed(self, data: bytes) -> None:
         if not self._has_head:
             self._has_head = True
             self.write_headers(_HEAD_BLOCK)
-        self.write_data(b"\0" + len(content).to_bytes(4) + content)
+        self.write_data(data)
 
     def _finish(self, code: int, text: str) -> None:
         """End the call with a status; an answer without messages has no other headers."""

@@ -180,6 +180,13 @@ class Http2Stream:
             self._window += self._unread
             self._unread = 0
 
+    @property
+    def window(self) -> int:
+        """How many bytes of the answer's body would leave at once."""
+        if self._pending is not None:
+            return 0
+        return min(self._extra_window + self._connection._initial_window, self._connection._send_window)
+
     def write_headers(self, block: bytes, *, ends: bool = False) -> None:
         """Send headers; nothing happens when it is over."""
         if not self.is_over:

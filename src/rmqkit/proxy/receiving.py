@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from msgspec import structs
@@ -23,8 +25,11 @@ from rmqkit.filter import matches_tags, subscription
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, request
+from rmqkit.protocol.core import GrpcAck, GrpcMessages, compiled_grpc_messages, core_fault, grpc_ack_reader
+from rmqkit.protocol.ids import NORMAL_TOPIC
 from rmqkit.protocol.message import records_of
 from rmqkit.protocol.record import COMPRESSED
+from rmqkit.protocol.schemas.clients import SubscriptionData
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.pop import (
     AckMessageRequest,
@@ -35,9 +40,16 @@ from rmqkit.protocol.schemas.pop import (
 )
 from rmqkit.protocol.schemas.send import ConsumerSendBackRequest
 from rmqkit.proxy.answers import acked_answer
-from rmqkit.proxy.backend import Backend, Peer
+from rmqkit.proxy.backend import Backend, BackendAtOnce, Peer
 from rmqkit.proxy.call import AnswerWith, Call
-from rmqkit.proxy.checks import INVISIBLE_MS_MAX, check_group, check_topic, duration_ms, sql_or_tags
+from rmqkit.proxy.checks import (
+    INVISIBLE_MS_MAX,
+    RESERVED_AND_HIDDEN,
+    check_group,
+    check_topic,
+    duration_ms,
+    sql_or_tags,
+)
 from rmqkit.proxy.client_settings import retry_waits_ms
 from rmqkit.proxy.clients import Client
 from rmqkit.proxy.messages import message_class
@@ -45,7 +57,7 @@ from rmqkit.proxy.records import DELIVERED_BYTES_MAX, Handle, Popped, handles_of
 from rmqkit.proxy.renewal import Renewals
 from rmqkit.proxy.status import OK, Code, Refused, code_of_broker, refusal_of, status
 
-__all__ = ["Receiving"]
+__all__ = ["Receiving", "Write", "WriteFramed", "plain_messages"]
 
 _BATCH_MAX = 32
 _POLL_MS_MIN, _POLL_MS_MAX = 5000, 20_000
@@ -70,6 +82,8 @@ _ChangeResponse = message_class("ChangeInvisibleDurationResponse")
 _ForwardResponse = message_class("ForwardMessageToDeadLetterQueueResponse")
 
 Write = Callable[[Any], Awaitable[None]]
+WriteFramed = Callable[[list[bytes]], Awaitable[int]]
+"""Sends the first of some messages that are encoded and framed, at least one; returns how many were sent."""
 
 
 @dataclass(slots=True)
@@ -95,11 +109,13 @@ class Receiving:
     def __init__(self, backend: Backend, clock: Clock) -> None:
         self._backend = backend
         self._clock = clock
+        self._plain = plain_messages(os.environ)
+        self._read_ack = grpc_ack_reader(os.environ)
         self.renewals = Renewals(self, clock)
 
     # -- ReceiveMessage
 
-    async def receive(self, call: Call, client: Client, asked: Any, write: Write) -> None:
+    async def receive(self, call: Call, client: Client, asked: Any, write: Write, write_framed: WriteFramed) -> None:
         """Answer a receive; raises Refused before anything was popped."""
         wanted = await self._checked(call, client, asked)
         header = PopMessageRequest(
@@ -123,7 +139,7 @@ class Receiving:
         )
         match answer.code:
             case ResponseCode.SUCCESS:
-                await self._deliver(client, wanted, answer, write)
+                await self._deliver(client, wanted, answer, write, write_framed)
             case ResponseCode.POLLING_TIMEOUT | ResponseCode.PULL_NOT_FOUND:
                 raise Refused(Code.MESSAGE_NOT_FOUND, "no new message")
             case ResponseCode.POLLING_FULL:
@@ -186,9 +202,13 @@ class Receiving:
         text = "The deadline time remaining is not enough for polling, please check network condition"
         raise Refused(Code.BAD_REQUEST if is_old else Code.ILLEGAL_POLLING_TIME, text)
 
-    async def _deliver(self, client: Client, wanted: _Receive, answer: Command, write: Write) -> None:
+    async def _deliver(
+        self, client: Client, wanted: _Receive, answer: Command, write: Write, write_framed: WriteFramed
+    ) -> None:
         """Write what was popped; what does not get there comes again soon."""
         header = decode_header(answer, PopMessageResponse)
+        if (rows := self._encoded(wanted, answer, header)) is not None:
+            return await self._deliver_encoded(client, wanted, header, rows, write, write_framed)
         left = handles_of(list(records_of(answer.payload)), header, wanted.broker)
         try:
             left = await self._kept(client, wanted, left)
@@ -204,14 +224,53 @@ class Receiving:
                     self.renewals.add(client.id, wanted.group, wanted.topic, message_id, popped.handle)
         finally:
             if left:
-                asyncio.ensure_future(self._give_back(wanted, left))  # noqa: RUF006 - ends by itself
+                self._give_back_soon(wanted, [one.handle for one in left])
+        return None
+
+    def _encoded(
+        self, wanted: _Receive, answer: Command, header: PopMessageResponse
+    ) -> list[tuple[bytes, str, str, int, int]] | None:
+        """What was popped as the compiled core makes it, if it does."""
+        if self._plain is None or header.order_count_info:
+            return None
+        by_tags = _tags_of(wanted)
+        return self._plain.encode(
+            bytes(answer.payload),
+            wanted.topic,
+            wanted.broker,
+            f"{header.pop_time} {header.invisible_time} {header.revive_qid}",
+            header.start_offset_info or "",
+            wanted.tries_max,
+            None if by_tags is None else by_tags.tags_set or None,
+        )
+
+    async def _deliver_encoded(
+        self,
+        client: Client,
+        wanted: _Receive,
+        header: PopMessageResponse,
+        rows: list[tuple[bytes, str, str, int, int]],
+        write: Write,
+        write_framed: WriteFramed,
+    ) -> None:
+        """`_deliver` what the compiled core has made."""
+        sent = 0
+        try:
+            await write(_ReceiveResponse(status=OK))
+            while sent < len(rows):
+                sent += await write_framed([row[0] for row in rows[sent:]])
+        finally:
+            if wanted.renews:
+                group, broker = wanted.group, wanted.broker
+                held = [((group, row[1], NORMAL_TOPIC, broker, row[3], row[4]), row[2]) for row in rows[:sent]]
+                self.renewals.add_texts(client.id, wanted.topic, held, header.pop_time + header.invisible_time)
+            if sent < len(rows):
+                self._give_back_soon(wanted, [read_handle(row[2]) for row in rows[sent:]])
 
     async def _kept(self, client: Client, wanted: _Receive, popped: list[Popped]) -> list[Popped]:
         """What the client is to see: not other tags of the same hash, nor what was delivered often enough."""
         kept = []
-        by_tags = None
-        if wanted.filter_type == _TAGS and wanted.filter_text != "*":
-            by_tags = subscription(wanted.topic, wanted.filter_text)
+        by_tags = _tags_of(wanted)
         assert client.peer is not None, "who calls has been entered"
         for one in popped:
             if by_tags is not None and not matches_tags(by_tags, one.properties.get(property_names.TAGS)):
@@ -227,12 +286,15 @@ class Receiving:
         if answer.code == ResponseCode.SUCCESS:
             header = decode_header(answer, PopMessageResponse)
             popped = handles_of(list(records_of(answer.payload)), header, wanted.broker)
-            asyncio.ensure_future(self._give_back(wanted, popped))  # noqa: RUF006 - ends by itself
+            self._give_back_soon(wanted, [one.handle for one in popped])
 
-    async def _give_back(self, wanted: _Receive, popped: Sequence[Popped]) -> None:
-        for one in popped:
+    def _give_back_soon(self, wanted: _Receive, handles: Sequence[Handle]) -> None:
+        asyncio.ensure_future(self._give_back(wanted, handles))  # noqa: RUF006 - ends by itself
+
+    async def _give_back(self, wanted: _Receive, handles: Sequence[Handle]) -> None:
+        for handle in handles:
             try:
-                await self.change(wanted.group, wanted.topic, one.handle, _RELEASED_MS)
+                await self.change(wanted.group, wanted.topic, handle, _RELEASED_MS)
             except RmqError as error:
                 _log.info("a message of %s is delivered again when its invisible time ends: %s", wanted.topic, error)
 
@@ -242,6 +304,8 @@ class Receiving:
         """Begin to answer an ack of one message; False: `ack` has to. Raises Refused or DecodeError, as others will."""
         backend = self._backend.at_once
         assert backend is not None, "asked where the broker is in this process"
+        if self._read_ack is not None and (ack := self._read_ack(content)) is not None:
+            return self._plain_ack_at_once(backend, client, ack, answer)
         asked = _AckRequest.FromString(content)
         entries = asked.entries
         if len(entries) != 1:
@@ -258,15 +322,25 @@ class Receiving:
         self.renewals.drop(client.id, group, message_id, told)
         assert client.peer is not None, "who calls has been entered"
 
-        def acked(came: Command) -> tuple[Code, bytes]:
-            if came.code == ResponseCode.SUCCESS:
-                return Code.OK, acked_answer(message_id, text)
-            refused = refusal_of(_not_acked(came))
-            entry = _AckEntry(message_id=message_id, receipt_handle=text, status=status(refused.code, refused.text))
-            return refused.code, _AckResponse(status=status(refused.code), entries=[entry]).SerializeToString()
-
         peer = backend.peer_at_once(client.peer)
-        peer.request_soon(_ack_request(group, topic, handle, text if handle is told else handle.text), answer(acked))
+        asking = _ack_request(group, topic, handle, text if handle is told else handle.text)
+        peer.request_soon(asking, answer(partial(_acked, message_id, text)))
+        return True
+
+    def _plain_ack_at_once(self, backend: BackendAtOnce, client: Client, ack: GrpcAck, answer: AnswerWith) -> bool:
+        """`ack_at_once` of an ack that the compiled core has read: it goes to the broker with others of its read."""
+        topic, group, message_id, text, retry, broker, queue_id, offset, start, pop_time, invisible_ms, revive = ack
+        check_topic(topic)
+        check_group(group)
+        if not backend.is_broker(broker) or pop_time + invisible_ms <= self._clock.now_ms():
+            return False
+        if not self.renewals.let_go(client.id, (group, message_id, retry, broker, queue_id, offset), text):
+            return False
+        assert client.peer is not None, "who calls has been entered"
+        if retry != NORMAL_TOPIC:
+            topic = read_handle(text).topic_of(topic, group)
+        pop = topic, group, queue_id, start, pop_time, revive
+        backend.peer_at_once(client.peer).gather_ack(pop, offset, text, answer(partial(_acked, message_id, text)))
         return True
 
     async def ack(self, client: Client, asked: Any) -> Any:
@@ -400,6 +474,18 @@ def no_route(topic: str) -> str:
     )
 
 
+def _tags_of(wanted: _Receive) -> SubscriptionData | None:
+    """The tags that are wanted, None for all; brokers filter by their hashes."""
+    if wanted.filter_type != _TAGS or wanted.filter_text == "*":
+        return None
+    return subscription(wanted.topic, wanted.filter_text)
+
+
+def plain_messages(environment: Mapping[str, str]) -> GrpcMessages | None:
+    """The compiled core's encoder of messages, where it is installed."""
+    return None if core_fault(environment) else compiled_grpc_messages(RESERVED_AND_HIDDEN)
+
+
 def _invisible_ms(asked: Any) -> int:
     invisible_ms = duration_ms(asked.invisible_duration, Code.ILLEGAL_INVISIBLE_TIME)
     if invisible_ms < _INVISIBLE_MS_MIN:
@@ -418,6 +504,15 @@ def _ack_request(group: str, topic: str, handle: Handle, text: str) -> Command:
         offset=handle.offset,
     )
     return request(RequestCode.ACK_MESSAGE, header)
+
+
+def _acked(message_id: str, text: str, came: Command) -> tuple[Code, bytes]:
+    """The answer to an ack of one message."""
+    if came.code == ResponseCode.SUCCESS:
+        return Code.OK, acked_answer(message_id, text)
+    refused = refusal_of(_not_acked(came))
+    entry = _AckEntry(message_id=message_id, receipt_handle=text, status=status(refused.code, refused.text))
+    return refused.code, _AckResponse(status=status(refused.code), entries=[entry]).SerializeToString()
 
 
 def _not_acked(answer: Command) -> RmqError:

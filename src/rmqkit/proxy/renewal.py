@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from rmqkit.clock import Clock
 from rmqkit.errors import RmqError
-from rmqkit.proxy.records import Handle
+from rmqkit.proxy.records import Handle, read_handle
 from rmqkit.proxy.status import Code, Refused
 
-__all__ = ["ROUND_SECONDS", "Renewals"]
+__all__ = ["ROUND_SECONDS", "HeldKey", "Renewals"]
 
 ROUND_SECONDS = 5.0
 _AHEAD_MS = 10_000
@@ -31,20 +32,34 @@ _AT_ONCE = 64
 
 _log = logging.getLogger(__name__)
 
-_Key = tuple[str, str, str, str, int, int]
+HeldKey = tuple[str, str, str, str, int, int]
+"""Group, message id, and what a handle says of the message: kind of topic, broker, queue id, offset."""
 
 
 @dataclass(slots=True)
 class _Held:
+    """``known``: the newest handle; as text until somebody needs what it says, as few of them are ever renewed."""
+
     topic: str
-    handle: Handle
+    known: Handle | str
+    expires_ms: int
     since_ms: int
     extended: int = 0
     failures: int = 0
     renewing: asyncio.Future[None] | None = None
 
+    @property
+    def handle(self) -> Handle:
+        if isinstance(self.known, str):
+            self.known = read_handle(self.known)
+        return self.known
 
-_NOTHING: dict[_Key, _Held] = {}
+    @property
+    def text(self) -> str:
+        return self.known if isinstance(self.known, str) else self.known.text
+
+
+_NOTHING: dict[HeldKey, _Held] = {}
 
 
 class Changing(Protocol):
@@ -63,7 +78,7 @@ class Renewals:
     def __init__(self, changing: Changing, clock: Clock) -> None:
         self._changing = changing
         self._clock = clock
-        self._held: dict[str, dict[_Key, _Held]] = {}
+        self._held: dict[str, dict[HeldKey, _Held]] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -71,13 +86,31 @@ class Renewals:
 
     def add(self, client_id: str, group: str, topic: str, message_id: str, handle: Handle) -> None:
         """Hold a message for a client. Beyond what is kept of one client, or in all, it is not renewed."""
-        held = self._held.setdefault(client_id, {})
-        key = _key(group, message_id, handle)
-        if key not in held:
-            if len(held) >= _PER_CLIENT_MAX or self._count >= _TOTAL_MAX:
-                return
-            self._count += 1
-        held[key] = _Held(topic, handle, self._clock.now_ms())
+        self.add_texts(client_id, topic, [(_key(group, message_id, handle), handle)], handle.expires_ms)
+
+    def add_texts(
+        self, client_id: str, topic: str, several: Iterable[tuple[HeldKey, Handle | str]], expires_ms: int
+    ) -> None:
+        """`add` of several messages whose handles end at one time, and need not be read before."""
+        held, now_ms = self._held.setdefault(client_id, {}), self._clock.now_ms()
+        for key, handle in several:
+            if key not in held:
+                if len(held) >= _PER_CLIENT_MAX or self._count >= _TOTAL_MAX:
+                    return
+                self._count += 1
+            held[key] = _Held(topic, handle, expires_ms, now_ms)
+
+    def let_go(self, client_id: str, key: HeldKey, text: str) -> bool:
+        """Stop holding a message, if it is held; False, with nothing done, when it is being renewed, or its newest
+        handle is another one."""
+        held = self._held.get(client_id, _NOTHING)
+        one = held.get(key)
+        if one is not None:
+            if one.renewing is not None or one.text != text:
+                return False
+            del held[key]
+            self._count -= 1
+        return True
 
     def newest(self, client_id: str, group: str, message_id: str, handle: Handle) -> Handle | None:
         """The newest handle of a message that may be held; None while it is renewed."""
@@ -106,14 +139,14 @@ class Renewals:
         """Extend what is about to end, and give back what nobody holds any more. ``is_online``: ids of clients that are
         members of their group."""
         now_ms = self._clock.now_ms()
-        due: list[tuple[str, _Key, _Held]] = []
+        due: list[tuple[str, HeldKey, _Held]] = []
         for client_id, held in list(self._held.items()):
             if client_id not in is_online:
                 await self.release(client_id)
                 continue
             if not held and self._held.get(client_id) is held:
                 del self._held[client_id]
-            due += [(client_id, key, one) for key, one in held.items() if one.handle.expires_ms - now_ms <= _AHEAD_MS]
+            due += [(client_id, key, one) for key, one in held.items() if one.expires_ms - now_ms <= _AHEAD_MS]
         for start in range(0, len(due), _AT_ONCE):
             await asyncio.gather(*(self._renew(*one, now_ms) for one in due[start : start + _AT_ONCE]))
 
@@ -140,7 +173,7 @@ class Renewals:
         for client_id in list(self._held):
             await self.release(client_id)
 
-    async def _renew(self, client_id: str, key: _Key, held: _Held, now_ms: int) -> None:
+    async def _renew(self, client_id: str, key: HeldKey, held: _Held, now_ms: int) -> None:
         # Others were given back or renewed first. What was acknowledged meanwhile would come again.
         if self._held.get(client_id, {}).get(key) is not held:
             return
@@ -158,7 +191,7 @@ class Renewals:
             )
             _log.info("cannot extend the invisible time of message %s of client %s: %s", key[1], client_id, error)
         else:
-            held.handle = handle
+            held.known, held.expires_ms = handle, handle.expires_ms
             held.extended += 1
             held.failures = 0
         finally:
@@ -170,6 +203,6 @@ class Renewals:
             self._count -= 1
 
 
-def _key(group: str, message_id: str, handle: Handle) -> _Key:
+def _key(group: str, message_id: str, handle: Handle) -> HeldKey:
     pop = handle.pop
     return group, message_id, pop.retry, pop.broker_name, pop.queue_id, handle.offset

@@ -36,6 +36,7 @@ from rmqkit.protocol.command import (
 )
 from rmqkit.protocol.core import Acks, CoreFault, Sends, SendsReader
 from rmqkit.protocol.record import pack_host
+from rmqkit.protocol.templates import success_frames
 from rmqkit.remoting.address import IpAddress, join_address
 from rmqkit.remoting.limits import Limits
 from rmqkit.remoting.sniffer import ProtocolSniffer
@@ -354,6 +355,10 @@ class Connection(Link):
             self._unsent += pieces
             if not self._flush_due:
                 self._flush_soon()
+
+    def send_successes(self, opaques: list[int]) -> None:
+        """Answer several requests with a success that says nothing else."""
+        self.send_frame(success_frames(opaques))
 
     def hold(self) -> None:
         """Handle no further request of the peer until `go_on`, and read no more: what comes next has to come after."""

@@ -12,6 +12,7 @@ from functools import partial
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ConnectionLost
+from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.command import (
     JSON,
     RESPONSE,
@@ -130,6 +131,11 @@ class LocalConnection(Connection):
             self._on_request(command)
         elif (answered := self._asked.pop(command.opaque, None)) is not None:
             answered(command)
+
+    def send_successes(self, opaques: list[int]) -> None:
+        for opaque in opaques:
+            if (answered := self._asked.pop(opaque, None)) is not None:
+                answered(Command(ResponseCode.SUCCESS, opaque, RESPONSE))
 
     def send_frame(self, *pieces: Body) -> None:
         for one in each_frame(FrameSplitter().feed(b"".join(pieces))):

@@ -43,7 +43,7 @@ from typing import Any, TypeVar
 from rmqkit.errors import BodyError, PeerRefused, ProtocolError, SettingsError
 from rmqkit.protocol.codes import ResponseCode, request_name, version_number
 from rmqkit.protocol.command import Command, Frame, each_frame, reply
-from rmqkit.protocol.core import ACKS, Acks, Sends, SendsReader
+from rmqkit.protocol.core import ACKS, AckedOffsets, Acks, Sends, SendsReader
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.remoting.address import AdminAddresses
 from rmqkit.remoting.connection import Connection
@@ -56,7 +56,7 @@ Handler = Callable[[Connection, Command], "Command | Awaitable[Command | None] |
 Refusal = Callable[[Connection, Command], str | None]
 
 # Takes acks of popped messages that came together; False, with nothing done, when each has to be handled alone.
-TakeAcks = Callable[[Connection, Acks], bool]
+TakeAcks = Callable[[Connection, list[AckedOffsets]], bool]
 FastPath = Callable[[Connection, list[Frame | Sends]], Iterable[Frame]]
 
 # The reference's remark for a full lane.
@@ -145,8 +145,14 @@ class Router:
         for unit in units:
             if type(unit) is not ACKS:
                 yield from self.fast_path(connection, [unit])
-            elif self.take_acks is None or not self.take_acks(connection, unit):
+            elif self.take_acks is None or not self.take_acks(connection, unit.pops):
                 yield from each_frame([unit])
+
+    def acks_at_once(self, connection: Connection, acks: list[AckedOffsets]) -> bool:
+        """Take acks that came together; False, with nothing done, when each has to be handled alone."""
+        if self.take_acks is None or self._refusal is not None or self._is_going_away:
+            return False
+        return self.take_acks(connection, acks)
 
     def handle(self, connection: Connection, command: Command) -> None:
         """Answer one request; the reply goes out with the others of this tick."""

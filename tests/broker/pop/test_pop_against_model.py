@@ -43,6 +43,7 @@ from rmqkit.protocol.schemas.pop import (
     ChangeInvisibleTimeResponse,
     PopMessageRequest,
 )
+from rmqkit.protocol.templates import success_frame
 from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, PutStatus
 from rmqkit.testing.clock import StandingClock
 from tests.broker.pops import Popped, named
@@ -103,6 +104,10 @@ class Peer:
 
     def send_frame(self, frame: bytes) -> None:
         self.answers.append(from_wire(frame))
+
+    def send_successes(self, opaques: list[int]) -> None:
+        for opaque in opaques:
+            self.send_frame(success_frame(opaque))
 
     def cork(self) -> None: ...
 

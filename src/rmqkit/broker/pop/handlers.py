@@ -36,7 +36,7 @@ from rmqkit.broker.tables.filters import PullFilter, inline_filter
 from rmqkit.errors import PeerRefused, StoreError
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, reply
-from rmqkit.protocol.core import Acks
+from rmqkit.protocol.core import AckedOffsets
 from rmqkit.protocol.ids import NORMAL_TOPIC, RETRY_TOPIC_V2, PopHandle, decode_acked, decode_pop_handle
 from rmqkit.protocol.names import pop_retry_topic
 from rmqkit.protocol.schemas.pop import (
@@ -54,7 +54,7 @@ from rmqkit.protocol.schemas.pop import (
     PopMessageResponse,
 )
 from rmqkit.protocol.schemas.topics import Permission
-from rmqkit.protocol.templates import found_frame, success_frame, success_frames
+from rmqkit.protocol.templates import found_frame
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import OVERLOADED, Router, decode_body, failure
 from rmqkit.remoting.tasks import Tasks
@@ -432,11 +432,10 @@ class PopAckHandlers(PopHandlerBase):
 
     # -- inside
 
-    def _take_all(self, connection: Connection, acks: Acks) -> bool:
+    def _take_all(self, connection: Connection, pops: list[AckedOffsets]) -> bool:
         """`ack` for requests that came together; False, with nothing done, when one of them has to be looked at."""
         if not self._is_plain:
             return False
-        pops = acks.pops
         try:
             for topic, _, queue_id, _, _, revive_queue_id, offsets, _ in pops:
                 config = self._context.topics.get(topic)
@@ -554,11 +553,11 @@ class PopAckHandlers(PopHandlerBase):
             if isinstance(asked, list):
                 count += len(asked)
                 if is_stored:
-                    connection.send_frame(success_frames(asked))
+                    connection.send_successes(asked)
             else:
                 count += 1
                 if is_stored and self._is_plain and not asked.is_one_way:
-                    connection.send_frame(success_frame(asked.opaque))
+                    connection.send_successes([asked.opaque])
         self._context.statistics.popped(key[0], key[1], "ACK", count)
         if not is_stored or not self._is_plain:
             self._answer_stored([put], waiting)
