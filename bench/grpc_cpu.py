@@ -175,7 +175,9 @@ async def send(client: Client, calls: int, count: int) -> float:
     return seconds / count
 
 
-async def receive(client: Client, calls: int, count: int) -> tuple[float, float]:
+async def receive(
+    client: Client, calls: int, count: int, profiles: dict[str, cProfile.Profile | None]
+) -> tuple[float, float]:
     """CPU seconds of a message, for receives of 32 and for its ack."""
     receiving = acking = 0.0
     got = 0
@@ -187,7 +189,9 @@ async def receive(client: Client, calls: int, count: int) -> tuple[float, float]
         )
         request.filter_expression.type, request.filter_expression.expression = 1, "*"
         request.long_polling_timeout.seconds = 20
+        client.profile(profiles.get("receive"))
         seconds, written = await client.answers(client.call("ReceiveMessage", request), 1)
+        client.profile(profiles.get("ack"))
         receiving += seconds
         items = map(METHODS["ReceiveMessage"].response.FromString, messages_in(written))
         acks = []
@@ -225,8 +229,8 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]
                 client.profile(profile if options.profile == "send" and calls == 4 else None)
                 taken[f"send, {calls} of a read"] = await send(client, calls, options.messages)
                 gc.collect()
-                client.profile(profile if options.profile == "receive" and calls == 4 else None)
-                received, acked = await receive(client, calls, options.messages)
+                profiles = {options.profile: profile} if calls == 4 else {}
+                received, acked = await receive(client, calls, options.messages, profiles)
                 taken["receive of 32, a message"], taken[f"ack, {calls} of a read"] = received, acked
                 client.profile(None)
                 if turn:
@@ -243,7 +247,7 @@ def main() -> int:
     parser.add_argument("--messages", type=int, default=1024, help="of a load, in a round")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--beside", type=Path, help="the src folder of another checkout")
-    parser.add_argument("--profile", choices=("send", "receive"))
+    parser.add_argument("--profile", choices=("send", "receive", "ack"))
     parser.add_argument("--huffman", action="store_true", help="texts of headers as Go's SDK writes them")
     parser.add_argument("--plain", action="store_true", help="only the figures of this checkout, for one that asks")
     options = parser.parse_args()

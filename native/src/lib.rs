@@ -9,6 +9,7 @@
 mod acks;
 mod grpc;
 mod grpc_acks;
+mod grpc_headers;
 mod grpc_messages;
 mod header;
 mod hpack;
@@ -35,7 +36,7 @@ use properties::{Keys, Rules, STORED_BYTES_MAX, Span, java_hash, java_hash_behin
 use record::{Message, Shared};
 
 /// Raised whenever calls or their results change: Python takes a core of its own number only.
-const FORMAT: u32 = 10;
+const FORMAT: u32 = 11;
 const JSON: u8 = 0;
 const BINARY: u8 = 1;
 const START_BYTES: usize = 8;
@@ -758,6 +759,7 @@ fn rmqkit_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<grpc::GrpcSends>()?;
     module.add_class::<grpc_messages::GrpcMessages>()?;
     module.add_function(wrap_pyfunction!(grpc_acks::read_grpc_ack, module)?)?;
+    module.add_function(wrap_pyfunction!(grpc_headers::read_grpc_call, module)?)?;
     module.add_class::<hpack::HeaderDecoder>()?;
     module.add_class::<Core>()?;
     module.add_class::<acks::Acks>()?;

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqkit.clock import SYSTEM_CLOCK
+from rmqkit.protocol.core import core_fault, grpc_headers_reader
 from rmqkit.proxy.grpc_call import GrpcService
 from rmqkit.proxy.header_blocks import header_block
 from rmqkit.proxy.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame
@@ -20,6 +21,7 @@ from rmqkit.proxy.plain_header_blocks import HeaderDecoder
 from tests.proxy.calling import METHODS
 from tests.proxy.test_http2 import GREETING, Peer, Transport, data_of
 
+FAULT = core_fault({})
 OK = METHODS["Heartbeat"].response.FromString(b"")
 
 
@@ -64,9 +66,12 @@ class Endpoint:
 class Client(Peer):
     """A connection of a service, and its client's side."""
 
-    def __init__(self):
+    def __init__(self, *, with_core=True):
         self.endpoint = Endpoint()
-        connection = GrpcService(self.endpoint).connection(clock=SYSTEM_CLOCK)
+        service = GrpcService(self.endpoint)
+        if not with_core:
+            service._read_usual = None
+        connection = service.connection(clock=SYSTEM_CLOCK)
         self.__dict__ |= connection.__dict__  # a peer's reading and writing, over what the service has made
         self.wire = Transport()
         self.connection_made(self.wire)
@@ -275,3 +280,63 @@ def test_any_content_has_a_status(pieces, name):
         assert code in (0, 8, 13)
 
     asyncio.run(main())
+
+
+USUAL = [
+    (b":method", b"POST"), (b":scheme", b"http"), (b":path", f"/{SERVICE}/Heartbeat".encode()), (b":authority", b"h"),
+    (b"te", b"trailers"), (b"content-type", b"application/grpc"), (b"grpc-timeout", b"10S"), (b"x-mq-client-id", b"c"),
+]  # fmt: skip
+NAMES = [name for name, _ in USUAL] + [
+    b"grpc-encoding", b"content-length", b"connection", b"authorization", b"x-mq-date-time", b"x", b"X", b":x", b"",
+    b"x-mq-request-id", b"x-mq-language",
+]  # fmt: skip
+VALUES = [
+    b"",
+    b"POST",
+    b"GET",
+    b"/",
+    b"identity",
+    b"gzip",
+    b"1S",
+    b"12345678n",
+    b"123456789S",
+    b"1x",
+    b"5",
+    b"\xe4",
+    b"a",
+]
+HEADER = st.sampled_from(USUAL) | st.tuples(st.sampled_from(NAMES), st.sampled_from(VALUES))
+
+
+def what_headers_begin(headers, *, with_core):
+    """What is written, and what a call knows of itself."""
+
+    async def main():
+        client = Client(with_core=with_core)
+        asked = frame(HEADERS, END_HEADERS, 1, header_block(headers)) + frame(DATA, END_STREAM, 1, framed(b""))
+        found = client.sends(asked)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        calls = [(name, call.metadata, call.seconds_left()) for name, call, _ in client.endpoint.asked]
+        return found + client.read(), calls
+
+    return asyncio.run(main())
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(HEADER, max_size=4), st.integers(0, 8), st.integers(0, 8))
+def test_headers_are_read_alike_with_and_without_the_core(some, at, left_out):
+    headers = USUAL[:at] + some + [one for number, one in enumerate(USUAL[at:], at) if number != left_out]
+    written, calls = what_headers_begin(headers, with_core=True)
+    expected, expected_calls = what_headers_begin(headers, with_core=False)
+    assert written == expected
+    assert [call[:2] for call in calls] == [call[:2] for call in expected_calls]
+    for (*_, left), (*_, expected_left) in zip(calls, expected_calls, strict=True):
+        assert left == pytest.approx(expected_left, abs=1)
+
+
+@pytest.mark.skipif(bool(FAULT), reason=FAULT)
+def test_the_core_reads_usual_headers():
+    path, seconds, metadata = grpc_headers_reader({})(USUAL)
+    assert (path, seconds, metadata) == (USUAL[2][1], 10, {"x-mq-client-id": "c"})
+    assert grpc_headers_reader({})([*USUAL, (b"x", b"y")]) is None

@@ -214,17 +214,18 @@ class _LocalPeer(LocalConnection):
         waiting = LocalConnection(self._router, clock=self._context.clock)
         waiting.peer, waiting.peer_host, waiting.hops = self.peer, self.peer_host, self.hops
         waiting.addresses, waiting.user = self.addresses, self.user
-        answer = waiting.request(command)
+        # One future of our own: a shielded one under a timeout would cost three turns of the loop instead of one.
+        loop = asyncio.get_running_loop()
+        came: asyncio.Future[Command] = loop.create_future()
+        waiting.request_soon(command, partial(_arrived, came, unclaimed))
+        timer = loop.call_later(timeout_ms / 1000.0, _time_out, came, broker, command.code, timeout_ms)
         try:
-            return await asyncio.wait_for(asyncio.shield(answer), timeout_ms / 1000.0)
-        except (TimeoutError, asyncio.CancelledError) as error:
-            # What was popped already is answered when it is safe, and would be hidden for all of its time. So the
-            # connection stays open, to nobody's harm: what is held is dropped.
-            answer.add_done_callback(partial(hand_back, unclaimed))
-            if isinstance(error, TimeoutError):
-                raise RequestTimedOut(broker, command.code, timeout_ms, request_name(command.code)) from None
+            return await came
+        except asyncio.CancelledError:
+            hand_back(unclaimed, came)  # it came in the turn in which the caller was cancelled
             raise
         finally:
+            timer.cancel()
             if self._context.pop is not None:
                 self._context.pop.connection_closed(waiting)
 
@@ -236,3 +237,21 @@ class _LocalPeer(LocalConnection):
     async def unregister(self, client_id: str, producer_group: str | None, consumer_group: str | None) -> None:
         header = UnregisterClientRequest(client_id, producer_group, consumer_group)
         await self.ask("", request(RequestCode.UNREGISTER_CLIENT, header))
+
+
+def _arrived(came: asyncio.Future[Command], unclaimed: Unclaimed, outcome: Command | ConnectionLost) -> None:
+    """Take the answer to a request that is held. What was popped already is answered when it is safe, and would be
+    hidden for all of its time if nobody waited any more. So the connection stays open, to nobody's harm: what is held
+    is dropped."""
+    if not came.done():
+        if isinstance(outcome, ConnectionLost):
+            came.set_exception(outcome)
+        else:
+            came.set_result(outcome)
+    elif isinstance(outcome, Command):
+        unclaimed(outcome)
+
+
+def _time_out(came: asyncio.Future[Command], broker: str, code: int, timeout_ms: float) -> None:
+    if not came.done():
+        came.set_exception(RequestTimedOut(broker, code, timeout_ms, request_name(code)))

@@ -27,6 +27,7 @@ __all__ = [
     "Acks",
     "CoreFault",
     "GrpcAck",
+    "GrpcHeaders",
     "GrpcMessages",
     "GrpcSendsReader",
     "LogReader",
@@ -38,13 +39,14 @@ __all__ = [
     "compiled_reader",
     "core_fault",
     "grpc_ack_reader",
+    "grpc_headers_reader",
     "index_entries",
     "log_reader",
     "record_selector",
     "set_slots",
 ]
 
-FORMAT = 10
+FORMAT = 11
 """What the calls below are numbered by: a core of another number is not used."""
 
 CoreFault: type[BaseException] = getattr(_native, "PanicException", SystemError)
@@ -276,6 +278,21 @@ def grpc_ack_reader(environment: Mapping[str, str]) -> Callable[[bytes], GrpcAck
     """Reads the one ack of a request of gRPC's AckMessage; that gives None for what is unusual or could be refused.
     None without a core."""
     reader: Callable[[bytes], GrpcAck | None] | None = None if core_fault(environment) else _native.read_grpc_ack
+    return reader
+
+
+GrpcHeaders = tuple[bytes, "float | None", dict[str, str]]
+"""Of a call its path, the seconds until its deadline, and the metadata that is of use."""
+
+
+def grpc_headers_reader(
+    environment: Mapping[str, str],
+) -> Callable[[list[tuple[bytes, bytes]]], GrpcHeaders | None] | None:
+    """Checks the headers of a call of gRPC, and reads them; that gives None for what is unusual or could be refused.
+    None without a core."""
+    reader: Callable[[list[tuple[bytes, bytes]]], GrpcHeaders | None] | None = (
+        None if core_fault(environment) else _native.read_grpc_call
+    )
     return reader
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import urllib.parse
 import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from typing import Any, Unpack
 
 from rmqkit.clock import Clock
+from rmqkit.protocol.core import grpc_headers_reader
 from rmqkit.proxy.call import CallEnded
 from rmqkit.proxy.endpoint import Endpoint, StreamFailed
 from rmqkit.proxy.header_blocks import Headers, header_block
@@ -61,11 +64,16 @@ class GrpcService:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.methods = {f"/{SERVICE}/{method.name}".encode(): method for method in endpoint.methods}
+        self._read_usual = grpc_headers_reader(os.environ)
 
     def connection(self, *, clock: Clock, **link: Unpack[LinkArguments]) -> Http2Connection:
         """A connection whose streams are calls."""
         return Http2Connection(
-            lambda *stream: _GrpcCall(self, *stream), clock=clock, on_read=self.endpoint.handle_gathered, **link
+            partial(_GrpcCall, self),
+            clock=clock,
+            on_read=self.endpoint.handle_gathered,
+            read_usual=self._read_usual,
+            **link,
         )
 
 
@@ -139,17 +147,23 @@ class _GrpcCall(Http2Stream):
         elif (method := self._service.methods.get(found[b":path"])) is None:
             self._finish(_UNIMPLEMENTED, f"Method not found: {_text(found[b':path'])}")
         else:
-            self._method = method
             self.metadata = {key: _text(found[name]) for name, key in _METADATA if name in found}
             try:
                 self._read_own_headers(found)
             except _Fault as fault:
                 self._finish(fault.code, str(fault))
                 return
-            if method.streams_requests:
-                self.waits_for_whole = False
-                self._came = deque()
-                self._start(self._telemetry, method)
+            self._begin(method)
+
+    def opened_usually(self, path: bytes, seconds: float | None, metadata: dict[str, str]) -> None:
+        method = self._service.methods.get(path)
+        if method is None:
+            self._finish(_UNIMPLEMENTED, f"Method not found: {_text(path)}")
+            return
+        self.metadata = metadata
+        if seconds is not None:
+            self._deadline = self._connection.loop.time() + seconds
+        self._begin(method)
 
     def received(self, data: bytes) -> None:
         try:
@@ -185,6 +199,13 @@ class _GrpcCall(Http2Stream):
 
     # -- inside
 
+    def _begin(self, method: Method) -> None:
+        self._method = method
+        if method.streams_requests:
+            self.waits_for_whole = False
+            self._came = deque()
+            self._start(self._telemetry, method)
+
     def _read_own_headers(self, found: dict[bytes, bytes]) -> None:
         """Deadline and compression. Raises _Fault."""
         timeout = found.get(b"grpc-timeout")
@@ -201,7 +222,12 @@ class _GrpcCall(Http2Stream):
 
     def _split(self, data: bytes) -> None:
         """Cut what came into messages: a flag, a length, content. Raises _Fault."""
-        self._untaken += len(data)
+        size = len(data)
+        self._untaken += size
+        if not self._kept and size > 5 and size - 5 == int.from_bytes(data[1:5]):  # mostly: one frame, one message
+            self._message(data[0], data[5:])
+            self._let_more_come()
+            return
         if self._kept:
             self._parts.append(data)
             self._kept += len(data)
@@ -294,6 +320,7 @@ class _GrpcCall(Http2Stream):
     async def _receive(self, method: Method, content: bytes) -> None:
         await self._service.endpoint.receive(method, self, _parsed(method, content), self.write, self.write_framed)
         self._finish(_OK, "")
+        self._connection.flush()  # the next turn of the loop would do it, and the client has waited for long
 
     async def _telemetry(self, method: Method) -> None:
         try:

@@ -20,6 +20,7 @@ from typing import Any, Unpack
 
 from rmqkit.clock import Clock
 from rmqkit.errors import RmqError
+from rmqkit.protocol.core import GrpcHeaders
 from rmqkit.proxy.header_blocks import HeaderBlockError, Headers
 from rmqkit.proxy.header_decoder import header_decoder
 from rmqkit.remoting.connection import Link, LinkArguments
@@ -148,6 +149,9 @@ class Http2Stream:
 
     def opened(self, headers: Headers) -> None:
         """Take the request's headers."""
+
+    def opened_usually(self, path: bytes, seconds: float | None, metadata: dict[str, str]) -> None:
+        """`opened` with headers that ``read_usual`` has checked and read."""
 
     def received(self, data: bytes) -> None:
         """Take some of the request's body."""
@@ -309,6 +313,7 @@ class Http2Connection(Link):
     Args:
         make_stream: a new stream of this connection, from the arguments of `Http2Stream`.
         on_read: called when the streams have what a read brought.
+        read_usual: checks the headers of a usual call, and reads them; it returns None for others.
 
     Attributes:
         peername: address and port of the client.
@@ -323,11 +328,13 @@ class Http2Connection(Link):
         *,
         clock: Clock,
         on_read: Callable[[], None] = lambda: None,
+        read_usual: Callable[[Headers], GrpcHeaders | None] | None = None,
         **link: Unpack[LinkArguments],
     ) -> None:
         super().__init__(clock=clock, **link)
         self.loop = self._loop
         self._on_read = on_read
+        self._read_usual = read_usual
         self.peername = ("0.0.0.0", 0)
         self.frame_bytes_max = FRAME_BYTES_MAX
         self.pending_bytes = 0
@@ -626,12 +633,16 @@ class Http2Connection(Link):
         if len(self._streams) >= STREAMS_MAX:
             self._count_labour()
             raise _StreamError(ErrorCode.REFUSED_STREAM)
-        declared = _check_request(headers)
+        usual = None if self._read_usual is None else self._read_usual(headers)
+        declared = _check_request(headers) if usual is None else -1
         stream = self._make_stream(self, stream_id, self.active_ms)
         stream._declared = declared
         stream.is_request_whole = ends
         self._streams[stream_id] = stream
-        stream.opened(headers)
+        if usual is None:
+            stream.opened(headers)
+        else:
+            stream.opened_usually(*usual)
         if stream.is_over:
             return
         if ends:

@@ -50,6 +50,7 @@ _UNSENT_REPORTED_BYTES = 4 << 10
 HTTP2_FIRST_BYTE = ord("P")
 
 _log = logging.getLogger(__name__)
+_NOWHERE = pack_host("0.0.0.0", 0)
 _OPAQUE_MASK = 0x7FFFFFFF
 _UNSENT_MAX = 16
 # A timer that comes this much late means a loop that was busy with something else.
@@ -112,7 +113,7 @@ class Link(asyncio.Protocol):
         self._flush_due = False
         self._closed_because = "the peer closed it"
         self.peer = "?"
-        self.peer_host = pack_host("0.0.0.0", 0)
+        self.peer_host = _NOWHERE
         self.hops: list[IpAddress] = []
         self.addresses: tuple[str, ...] = ()
         self.active_ms = clock.monotonic_ms()
