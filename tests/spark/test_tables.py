@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 import tarfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from rmqkit.arrow.reader import Condition
+from rmqkit.arrow.schema import MESSAGE_COLUMNS
 from rmqkit.broker.transaction.half import TRANSACTION_GROUP
 from rmqkit.errors import SettingsError, StoreError
 from rmqkit.protocol import fastjson
@@ -30,6 +32,7 @@ from rmqkit.spark.source.store import (
     store_parts,
     store_splits,
 )
+from rmqkit.spark.source.tables import TABLES
 from tests.golden_stores import GoldenStore, golden_manifest, unpack_golden
 from tests.store.log.test_recovery import GOLDEN, damage
 from tests.store.stores import message, opened
@@ -320,3 +323,14 @@ def test_a_store_that_lost_two_files_reads_as_the_broker_reads_it(tmp_path):
     for query in retained["queryByKey"]:
         keyed = rows(root, topic=query["topic"], key=query["key"], maxHashSlotNum="64")
         assert {row["commitLogOffset"] for row in keyed} >= offsets & set(query.get("physicalOffsets", ()))
+
+
+def test_the_guide_lists_the_columns_of_every_table():
+    guide = (Path(__file__).parents[2] / "docs/how-to/spark.md").read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \| (.+) \|$", guide.partition("| `entity` | Columns |")[2], re.MULTILINE)
+    of_messages = ", ".join(column.name for column in MESSAGE_COLUMNS)
+    wanted = {"messages": of_messages}
+    for entity, table in TABLES.items():
+        columns = ", ".join(column.name for column in table.columns)
+        wanted[entity.value] = columns.replace(of_messages, "and those of messages")
+    assert dict(rows[: len(wanted)]) == wanted
