@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -23,9 +24,11 @@ SECONDS = 120
 
 
 @contextmanager
-def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def started(folder: Path, *arguments: str, stderr: int | None = None) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "RMQCONF_grpcServerPort": "-1"}
-    with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
+    ) as process:
         try:
             yield process
         finally:
@@ -79,6 +82,22 @@ def test_a_console_alone_tells_its_address_and_ends_cleanly(tmp_path: Path) -> N
         process.send_signal(signal.SIGTERM)
         assert process.wait(SECONDS) == 0
     assert (tmp_path / "state" / "rmqkit" / "console-audit.jsonl").exists()
+
+
+def test_a_console_that_somebody_looks_at_ends_without_a_word(tmp_path: Path) -> None:
+    arguments = ("console", "-n", "127.0.0.1:1", "--port", "0")
+    with started(tmp_path, *arguments, stderr=subprocess.PIPE) as process:
+        address = ready(process)["console"].rstrip("/")
+        paths = ("%2Flocal%2Ftopics", "%2Flocal%2F")
+        with contextlib.ExitStack() as stack:
+            for path in paths:
+                stream = stack.enter_context(urllib.request.urlopen(f"{address}/events?path={path}", timeout=SECONDS))
+                while b"event: live" not in stream.readline():
+                    pass
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SECONDS) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,21 @@ async def test_a_region_is_sent_when_it_changed(tmp_path: Path) -> None:
         assert console.streams["page"] == 0  # the browser went away
 
 
+async def test_a_console_that_ends_ends_streams(tmp_path: Path) -> None:
+    async with served(tmp_path) as (both, console, browser), Admin(both.namesrv_address) as admin:
+        await admin.topics.create("Orders")
+        tail = browser.stream("/local/topics/Orders/tail/events")
+        async with browser.stream("/events?path=%2Flocal%2Ftopics") as events, tail as rows:
+            await after(events, "live")
+            await after(rows, "status")
+            assert (console.streams["page"], console.streams["tail"]) == (1, 1)
+            began = asyncio.get_running_loop().time()
+            console.ending.set()
+            while console.streams["page"] or console.streams["tail"]:
+                await asyncio.sleep(0.01)
+            assert asyncio.get_running_loop().time() - began < 0.5
+
+
 async def test_a_page_that_does_not_refresh_has_no_stream(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, _, browser):
         for path in ("%2Flocal%2Ftopics%2FOrders%2Fsend", "%2Fnowhere", "%2Fevents", ""):

@@ -133,6 +133,7 @@ class Hub:
         self.sessions, self.tries = Sessions(clock), Tries(clock)
         self.reviews = Reviews(clock)
         self.streams: dict[str, int] = {}
+        self.ending = asyncio.Event()
         self.last_sent: dict[tuple[str, str, str], dict[str, str]] = {}
         self.authorize = authorize
         self._credentials, self._tls, self._timeout_ms = credentials, tls, timeout_ms

@@ -3,6 +3,7 @@
 A refresh renders the page's ``live`` block again and sends it when it changed. The next one begins after that.
 A comment every 15 s keeps the connection open; after an hour the stream ends, and the browser opens another. 100
 streams at a time, 5 tails of one user and 20 in all. A browser that goes away ends its stream at the next write.
+A console that ends ends all of them at once; browsers ask again until the next one is there.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def refreshes(
         loop = asyncio.get_running_loop()
         end, before, pause_s = loop.time() + STREAM_S, "", 1.0
         yield b"retry: 3000\n\n"
-        while loop.time() < end:
+        while loop.time() < end and not hub.ending.is_set():
             try:
                 page = await view()
                 text, pause_s = render.block(page.template, values(page)), max(1.0, page.live_s)
@@ -50,16 +51,24 @@ def refreshes(
                     break
             except (RmqError, Fault) as error:
                 yield _event("trouble", str(error))
-            async for beat in _pause(pause_s):
+            async for beat in _pause(hub, pause_s):
                 yield beat
-        yield _event("end", "")
+        if not hub.ending.is_set():
+            yield _event("end", "")
 
     return _response(hub, "page", user, events(), STREAMS_MAX, STREAMS_MAX)
 
 
-async def _pause(seconds: float) -> AsyncIterator[bytes]:
-    while seconds > 0:
-        await asyncio.sleep(min(seconds, HEARTBEAT_S))
+async def _sleep(hub: Hub, seconds: float) -> None:
+    """Wait so long, or until the console ends."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await hub.ending.wait()
+
+
+async def _pause(hub: Hub, seconds: float) -> AsyncIterator[bytes]:
+    while seconds > 0 and not hub.ending.is_set():
+        await _sleep(hub, min(seconds, HEARTBEAT_S))
         seconds -= HEARTBEAT_S
         if seconds > 0:
             yield b": still here\n\n"
@@ -93,7 +102,9 @@ def tail_rows(
                     shown, beat = 0, 0.0
                     yield _event("status", "following: messages stored from now on are shown")
                     while loop.time() < end and not task.done():
-                        await asyncio.sleep(1.0)
+                        await _sleep(ask.console, 1.0)
+                        if ask.console.ending.is_set():
+                            return
                         beat += 1.0
                         for note in iter(lambda: notes.popleft() if notes else None, None):
                             yield _event("status", note)

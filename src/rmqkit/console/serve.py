@@ -118,6 +118,7 @@ async def serve(
 
         loop.add_reader(0, left_alone)
     name = f"[{host}]" if ":" in host else host
+    server.on_end = console.ending.set
     server.on_ready = lambda: ready(f"{'https' if cert else 'http'}://{name}:{listening.getsockname()[1]}/")
     await server.serve(sockets=[listening])
     listening.close()
@@ -126,9 +127,10 @@ async def serve(
 
 
 class _Server(uvicorn.Server):
-    """Tells when it serves; signals are the caller's."""
+    """Tells when it serves, and when it stops doing so; signals are the caller's."""
 
     on_ready: Callable[[], object] = staticmethod(lambda: None)
+    on_end: Callable[[], object] = staticmethod(lambda: None)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -138,3 +140,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self.on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.on_end()
+        await super().shutdown(sockets)
