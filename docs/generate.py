@@ -36,6 +36,8 @@ from rmqkit.metrics import ExporterSettings
 from rmqkit.namesrv import settings as namesrv
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.proxy.server import ProxySettings
+from rmqkit.proxy.unused_settings import RENAMED
+from rmqkit.proxy.unused_settings import UNUSED as UNUSED_AT_PROXY
 from rmqkit.proxy.users import ProxyUserSettings
 from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.remoting.limits import ConnectionSettings
@@ -43,6 +45,7 @@ from rmqkit.remoting.tls import ClientTlsSettings, ServerTlsSettings
 from rmqkit.spark import options as spark
 from rmqkit.store.settings import StoreSettings
 from rmqkit.testing import chaos, plugin
+from rmqkit.unused import Unused, unused_keys
 
 FOLDER = Path(__file__).parent
 NOTE = "This page is generated: `make docs` writes it, and a test fails while it is out of date.\n"
@@ -108,10 +111,13 @@ def settings_page() -> str:
         parts.append(f"## {title}\n\n{where}\n\n| {first} | Default | Bounds | |\n{'|---' * (4 + first.count('|'))}|")
         parts += [row for settings_type in types for row in _setting_rows(settings_type, has_fields="|" in first)]
         parts.append("")
-    parts += ["## Accepted without effect", "", _UNUSED_HEAD, *_unused_rows(must_stay=False), ""]
+    parts += ["## Accepted without effect", "", _UNUSED_HEAD, *_unused_rows(UNUSED, must_stay=False), ""]
     parts.append(f"Also accepted: {_keys(_WITHOUT_EFFECT)}.\n")
-    parts += ["## Settings with only one accepted value", "", _REFUSED_HEAD, *_unused_rows(must_stay=True), ""]
+    parts += ["## Settings with only one accepted value", "", _REFUSED_HEAD, *_unused_rows(UNUSED, must_stay=True), ""]
     parts.append(f"Also: {_keys(_PROMISES)}.\n")
+    parts += ["## Settings of Apache's proxy", "", _PROXY_HEAD]
+    parts += [_row(f"The same as `{own}`", f"`{other}`") for other, own in RENAMED.items()]
+    parts += [*_unused_rows(UNUSED_AT_PROXY, must_stay=False), ""]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -127,7 +133,14 @@ error, at the start and in a request.
 
 | Reason | Keys |
 |---|---|"""
-_UNUSED_KEYS = frozenset(key for group in UNUSED for key in group.defaults)
+_PROXY_HEAD = """\
+`rmq proxy -c rmq-proxy.json` knows every setting of Apache's 5.4.0 proxy. Those that are not in the table
+[Proxy](#proxy) are here. If you set one without effect to a value other than Apache's default, the log names it with
+the reason.
+
+| Reason | Keys |
+|---|---|"""
+_UNUSED_KEYS = unused_keys(UNUSED)
 _WITHOUT_EFFECT = (WITHOUT_EFFECT | namesrv.WITHOUT_EFFECT) - _UNUSED_KEYS
 _PROMISES = [f"{k}={'|'.join(v)}" for k, v in (PROMISES | namesrv.PROMISES).items() if k not in _UNUSED_KEYS]
 
@@ -156,8 +169,8 @@ def _keys(keys: Iterable[str]) -> str:
     return ", ".join(f"`{key}`" for key in sorted(keys))
 
 
-def _unused_rows(*, must_stay: bool) -> Iterator[str]:
-    for group in UNUSED:
+def _unused_rows(groups: Iterable[Unused], *, must_stay: bool) -> Iterator[str]:
+    for group in groups:
         if group.must_stay == must_stay:
             yield _row(group.reason, _keys(group.settings.split()))
 

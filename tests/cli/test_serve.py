@@ -115,13 +115,27 @@ def test_a_proxy_reads_apaches_json(tmp_path):
         "remotingListenPort": -1,
     }
     others = {"proxyName": "proxy-a", "tlsTestModeEnable": True, "namesrvAdr": "127.0.0.1:1"}
+    others |= {"maxMessageSize": 4194304, "userPropertyMaxNum": 200, "delayLevelTable": {}}
     config.write_text(json.dumps({**own, **others, "namesrvAddr": "127.0.0.1:1", "bindAddress": "127.0.0.1"}))
     with server(tmp_path, "proxy", "-c", config, "--port", 0) as proxy:
         proxy.wait_ready(r"^ready grpc=127\.0\.0\.1:\d+$", SECONDS_MAX)
         assert proxy.stop(signal.SIGTERM, SECONDS_MAX) == 0
     said = proxy.log.read_text()
     assert f"{config}:1: unknown key namesrvAdr is ignored, did you mean namesrvAddr?" in said
-    assert f"{config}: without effect here: proxyName, tlsTestModeEnable" in said
+    assert f"{config}: without effect here: proxyName=proxy-a (a proxy is named by its address)\n" in said
+    assert f"{config}: without effect here: userPropertyMaxNum=200 (bounds of messages are Apache's defaults)\n" in said
+    assert len(said.splitlines()) == 4, "as many as there is to tell"
+
+
+def test_certificates_of_apaches_proxy_are_taken_by_its_names(tmp_path):
+    config = tmp_path / "rmq-proxy.json"
+    told = {"tlsTestModeEnable": False, "tlsKeyPath": "/own.key", "tlsCertPath": "/theirs.crt"}
+    config.write_text(json.dumps({**told, "tls.server.certPath": "/own.crt"}))
+    done = rmq("proxy", "-c", config, "--port", 0, "--print-config")
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout
+    for line in ("tls.test.mode.enable=false", "tls.server.keyPath=/own.key", "tls.server.certPath=/own.crt"):
+        assert f"\n{line}\n" in shown
 
 
 def test_a_broker_without_a_name_server_says_so_and_runs(tmp_path):

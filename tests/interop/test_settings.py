@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
 from pathlib import Path
 
 from rmqkit.broker.settings import BrokerSettings
@@ -10,11 +12,17 @@ from rmqkit.broker.unused_settings import UNUSED, UnusedSettings
 from rmqkit.cli.sources import BROKER
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, request
+from rmqkit.proxy.server import ProxySettings
+from rmqkit.proxy.unused_settings import RENAMED
+from rmqkit.proxy.unused_settings import UNUSED as UNUSED_AT_PROXY
+from rmqkit.proxy.users import ProxyUserSettings
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.settings import parse_properties, setting_table, to_properties
 from rmqkit.standalone import Standalone
 from tests.interop.apache import BROKER_CONF, ApachePair, ask
-from tests.interop.conftest import ACCESS_CONF
+from tests.interop.conftest import ACCESS_CONF, kit_or_skip
+from tests.interop.grpc.apache_proxy import prepare_proxy
+from tests.interop.kit import default_version
 
 OURS_ALONE = """
     adminAllowedAddresses haMasterAddress indexTagsEnable logFile logFileBytesMax logFileCount logFormat logLevel
@@ -55,6 +63,21 @@ def test_no_setting_is_both_with_and_without_effect() -> None:
     without = [key for group in UNUSED for key in group.defaults]
     assert len(without) == len(set(without)), "in two groups"
     effective = {key for one in BROKER if one is not UnusedSettings for key in setting_table(one)}
+    assert effective.isdisjoint(without)
+
+
+def test_every_setting_of_apache_s_proxy_is_known_once() -> None:
+    kit = kit_or_skip(default_version(), prepare_proxy)
+    (jar,) = kit.lib.glob("rocketmq-proxy-*.jar")
+    javap = [Path(kit.java).with_name("javap"), "-p", "-cp", jar, "org.apache.rocketmq.proxy.config.ProxyConfig"]
+    shown = subprocess.run(javap, capture_output=True, text=True, check=True).stdout
+    fields = re.findall(r"^  private (?!static)[\w.<>, ]+ (\w+);$", shown, re.MULTILINE)
+    theirs = {*fields} - {"configName"}
+    effective = {key for one in (ProxySettings, ProxyUserSettings) for key in setting_table(one)}
+    without = [key for group in UNUSED_AT_PROXY for key in group.defaults]
+    assert len(theirs) > 140
+    assert theirs - effective - RENAMED.keys() - {*without} == set(), "Apache's proxy has them, ours does not know them"
+    assert len(without) == len({*without}), "in two groups"
     assert effective.isdisjoint(without)
 
 

@@ -1,33 +1,14 @@
-"""Settings of Apache's 5.4.0 broker that mean nothing here, as data: why, and the default that Apache's broker has.
+"""Settings of Apache's 5.4.0 broker that mean nothing here; see `rmqkit.unused`.
 
 Together with those that have a meaning (`rmqkit.broker.settings`, `rmqkit.store.settings`) they are all that its
-GET_BROKER_CONFIG lists; a test asks one. They are shown and may be changed like others, kept in the file, and told of
-once when they are set to something else than the default. Where another value would promise something that is not kept,
-it is refused (``must_stay``). Defaults that Apache takes from the machine are those of two processors.
+GET_BROKER_CONFIG lists; a test asks one. Defaults that Apache takes from the machine are those of two processors.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from rmqkit.unused import Unused, unused_type
 
-import msgspec
-
-from rmqkit.settings import Setting, to_properties
-
-__all__ = ["UNUSED", "Unused", "UnusedSettings", "unused_notes"]
-
-
-class Unused(msgspec.Struct, frozen=True):
-    """Settings that mean nothing here for one reason: ``key=default`` between blanks."""
-
-    reason: str
-    settings: str
-    must_stay: bool = False
-
-    @property
-    def defaults(self) -> dict[str, str]:
-        """Key → Apache's default."""
-        return {key: default for key, _, default in (word.partition("=") for word in self.settings.split())}
+__all__ = ["UNUSED", "UnusedSettings"]
 
 
 UNUSED = (
@@ -263,42 +244,4 @@ UNUSED = (
 )
 
 
-def _value(default: str) -> bool | int | float | str:
-    """What a default is, of the kind that its text shows; a text like ``05`` is a text."""
-    if default in ("true", "false"):
-        return default == "true"
-    for kind in (int, float):
-        try:
-            value = kind(default)
-        except ValueError:
-            continue
-        if str(value) == default:
-            return value
-    return default
-
-
-def _field(key: str, default: str, group: Unused) -> tuple[str, Any, bool | int | float | str]:
-    value = _value(default)
-    setting = Setting(key, group.reason, hot=True, only=default if group.must_stay else None)
-    return key, Annotated[type(value), setting], value
-
-
-# A settings object with a field for each of them, as `rmqkit.settings` reads, shows and changes it.
-UnusedSettings = msgspec.defstruct(
-    "UnusedSettings",
-    [_field(key, default, group) for group in UNUSED for key, default in group.defaults.items()],
-    module=__name__,
-    kw_only=True,
-)
-
-_DEFAULTS = to_properties(UnusedSettings())
-_REASONS = {key: group.reason for group in UNUSED for key in group.defaults}
-
-
-def unused_notes(texts: dict[str, str]) -> list[str]:
-    """What to tell of settings as they are given: of those that were set to something else than the default."""
-    by_reason: dict[str, list[str]] = {}
-    for key, text in sorted(texts.items()):
-        if key in _DEFAULTS and text.lower() != _DEFAULTS[key].lower():
-            by_reason.setdefault(_REASONS[key], []).append(f"{key}={text}")
-    return [f"without effect here: {', '.join(those)} ({reason})" for reason, those in by_reason.items()]
+UnusedSettings = unused_type("UnusedSettings", UNUSED, __name__)

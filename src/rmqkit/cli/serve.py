@@ -209,12 +209,15 @@ def proxy(
 ) -> None:
     """Run a proxy in front of a cluster: a gRPC endpoint for the RocketMQ 5.x SDKs, and a remoting port."""
     with extras.needed("grpc", "rmq proxy"):
-        from rmqkit.proxy.server import WITHOUT_EFFECT, Proxy, ProxySettings
+        from rmqkit.proxy.server import Proxy, ProxySettings
+        from rmqkit.proxy.unused_settings import RENAMED, UNUSED, UnusedSettings
         from rmqkit.proxy.users import ProxyUserSettings
-    types = (ProxySettings, ProxyUserSettings, LoggingSettings, ServerTlsSettings, ClientTlsSettings)
+    types = (ProxySettings, ProxyUserSettings, UnusedSettings, LoggingSettings, ServerTlsSettings, ClientTlsSettings)
     running = Running.of(
         {types: {}},
-        without_effect=WITHOUT_EFFECT,
+        without_effect=frozenset(),
+        unused=UNUSED,
+        renamed=RENAMED,
         defaults=_remoting_default,
         bindAddress=host,
         grpcServerPort=port,
@@ -222,7 +225,7 @@ def proxy(
         **common,
     )
     (everything,) = running.configurations
-    settings, users, _, *tls = everything.settings
+    settings, users, _, _, *tls = everything.settings
     sides = _tls(*tls)
     _run(
         lambda: Proxy(settings, users, **sides),

@@ -29,7 +29,7 @@ import typer
 from rmqkit import settings as configuration
 from rmqkit.broker import settings as broker_keys
 from rmqkit.broker.settings import BrokerSettings, refuse_unsupported
-from rmqkit.broker.unused_settings import UNUSED, UnusedSettings, unused_notes
+from rmqkit.broker.unused_settings import UNUSED, UnusedSettings
 from rmqkit.cli import logging_setup
 from rmqkit.cli.logging_setup import LoggingSettings
 from rmqkit.errors import SettingsError
@@ -39,10 +39,10 @@ from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.remoting.tls import ClientTlsSettings, ServerTlsSettings
 from rmqkit.settings import SECRET, Configuration, Given
 from rmqkit.store.settings import StoreSettings
+from rmqkit.unused import Unused, unused_keys, unused_notes
 
 PROMISES = {**broker_keys.PROMISES, **namesrv_keys.PROMISES}
 WITHOUT_EFFECT = broker_keys.WITHOUT_EFFECT | namesrv_keys.WITHOUT_EFFECT
-_UNUSED = frozenset(key for group in UNUSED for key in group.defaults)
 _SHARED: tuple[type[msgspec.Struct], ...] = (LoggingSettings, ServerTlsSettings, ClientTlsSettings)
 BROKER: tuple[type[msgspec.Struct], ...] = (
     *(BrokerSettings, StoreSettings, AuthenticationSettings, UnusedSettings),
@@ -127,6 +127,8 @@ class Sources:
         config: the file of ``-c``.
         options: the settings of the command line.
         without_effect: keys that Apache's servers have and that are accepted here.
+        unused: the same, with the reason.
+        renamed: other names of settings, which hold where nobody gives them under their own.
 
     Attributes:
         file: the file that is read and that requests keep their changes in.
@@ -138,7 +140,11 @@ class Sources:
         config: Path | None,
         options: Mapping[str, str],
         without_effect: frozenset[str] = WITHOUT_EFFECT,
+        unused: Sequence[Unused] = UNUSED,
+        renamed: Mapping[str, str] | None = None,
     ) -> None:
+        self.unused = unused
+        self._renamed = renamed or {}
         self._types = types
         self._without_effect = without_effect
         self._config = config
@@ -158,7 +164,7 @@ class Sources:
         for key in PROMISES.keys() & given.keys():
             text, source = given[key]
             refuse_unsupported({key: text}, source=source, promises={key: PROMISES[key]})
-        accepted = self._without_effect | _UNUSED | PROMISES.keys()
+        accepted = self._without_effect | unused_keys(self.unused) | PROMISES.keys()
         loaded = configuration.load(self._types, given, without_effect=accepted)
         notes = []
         for key, nearest in loaded.unknown:
@@ -166,8 +172,8 @@ class Sources:
             if key in self._options:
                 raise SettingsError(f"--set {key}={self._options[key]}: unknown key{hint or '; see --print-config'}")
             notes.append(f"{given[key].source}: unknown key {key} is ignored{hint}")
-        if UnusedSettings in self._types:
-            notes += [f"{self.file}: {note}" for note in unused_notes({key: one.text for key, one in given.items()})]
+        texts = {key: one.text for key, one in given.items() if key in self._keys}
+        notes += [f"{self.file}: {note}" for note in unused_notes(self.unused, texts)]
         named = sorted(set(loaded.without_effect) - PROMISES.keys())
         if named:
             notes.append(f"{self.file}: without effect here: {', '.join(named)}")
@@ -182,7 +188,9 @@ class Sources:
             tls_file = own.pop("tls.config.file", None)
             configuration.load(self._types, own)  # a wrong value is told, even where another one wins
             given |= (configuration.given_by_file(Path(tls_file.text)) if tls_file is not None else {}) | own
-        return given | self._overrides()
+        given |= self._overrides()
+        others = {own: given.pop(other) for other, own in self._renamed.items() if other in given}
+        return others | given
 
     def _overrides(self) -> dict[str, Given]:
         return self._environment | {key: Given(text, "command line") for key, text in self._options.items()}
@@ -216,15 +224,17 @@ class Running:
         print_config: bool,
         as_json: bool,
         without_effect: frozenset[str] = WITHOUT_EFFECT,
+        unused: Sequence[Unused] = UNUSED,
+        renamed: Mapping[str, str] | None = None,
         defaults: Callable[[Mapping[str, Given]], Mapping[str, Given]] = lambda given: {},
         **options: Any,
     ) -> Running:
         """Settings objects from all sources; the log begins here. With ``print_config`` they are printed, and that is
         all. ``defaults``: told what was given, says what holds of settings that nobody gave.
-        ``without_effect``: as of `Sources`.
+        ``without_effect``, ``unused``, ``renamed``: as of `Sources`.
         Raises SettingsError: something of it cannot be used."""
         types = list(dict.fromkeys(one for part in parts for one in part))
-        sources = Sources(types, config, options_of(**options), without_effect)
+        sources = Sources(types, config, options_of(**options), without_effect, unused, renamed)
         given, notes = sources.read()
         others = defaults(given)
         made = [Configuration.load(part, {**others, **given, **own}, file=sources.file) for part, own in parts.items()]
@@ -262,7 +272,8 @@ class Running:
         """Every setting, sorted: its origin, bounds and meaning, then a line that a file may have. Those without effect
         are left out where nobody gave them."""
         described = [row for one in self.configurations for row in one.described()]
-        told = {row.key: row for row in described if row.key not in _UNUSED or row.source != "default"}
+        unused = unused_keys(self.sources.unused)
+        told = {row.key: row for row in described if row.key not in unused or row.source != "default"}
         rows = sorted(told.items())
         if as_json:
             print(msgspec.json.format(msgspec.json.encode([row for _, row in rows])).decode())

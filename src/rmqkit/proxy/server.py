@@ -35,44 +35,9 @@ from rmqkit.settings import Setting
 if TYPE_CHECKING:  # it loads prometheus-client, which a proxy without metrics does not need
     from rmqkit.proxy.metrics import ProxyMetrics
 
-__all__ = ["WITHOUT_EFFECT", "Proxy", "ProxySettings"]
+__all__ = ["Proxy", "ProxySettings"]
 
 _log = logging.getLogger(__name__)
-
-
-WITHOUT_EFFECT = frozenset(
-    """
-    aclConfigCacheExpiredSeconds aclConfigCacheMaxNum aclConfigCacheRefreshSeconds authenticationMetadataProvider
-    authenticationProvider authenticationStrategy authorizationMetadataProvider authorizationProvider
-    authorizationStrategy channelExpiredTimeout consumerProxyForwardThreadPoolNums
-    consumerProxyForwardThreadPoolQueueCapacity defaultInvisibleTimeMills enableACL enableAclRpcHookForClusterMode
-    enableBatchAck enablePrintJstack enableProxyAutoRenew enableRemotingLocalProxyGrpc enableTopicMessageTypeCheck
-    grpcBossLoopNum grpcClientChannelMaxInactiveTimeMills grpcClientConsumerLongPollingBatchSize
-    grpcClientConsumerMaxLongPollingTimeoutMillis grpcClientConsumerMinLongPollingTimeoutMillis
-    grpcClientIdleTimeMills grpcClientManagerThreadPoolNums grpcClientManagerThreadQueueCapacity
-    grpcClientProducerBackoffInitialMillis grpcClientProducerBackoffMaxMillis grpcClientProducerBackoffMultiplier
-    grpcClientProducerMaxAttempts grpcConsumerThreadPoolNums grpcConsumerThreadQueueCapacity
-    grpcMaxInboundMessageSize grpcProducerThreadPoolNums grpcProducerThreadQueueCapacity grpcRouteThreadPoolNums
-    grpcRouteThreadQueueCapacity grpcThreadPoolNums grpcThreadPoolQueueCapacity grpcTransactionThreadPoolNums
-    grpcTransactionThreadQueueCapacity grpcWorkerLoopNum heartbeatSyncerTopicClusterName heartbeatSyncerTopicName
-    invisibleTimeMillisWhenClear lockTimeoutMsInHandleGroup localServeAddr maxDelayTimeMills
-    maxInvisibleTimeMills maxMessageGroupSize maxMessageSize maxRenewRetryTimes maxTransactionRecoverySecond
-    maxUserPropertySize metricCollectorMode minInvisibleTimeMillsForRecv printJstackInMillis
-    printThreadPoolStatusInMillis producerProxyForwardThreadPoolNums producerProxyForwardThreadPoolQueueCapacity
-    proxyName renewAheadTimeMillis renewMaxTimeMillis renewSchedulePeriodMillis renewThreadPoolNums
-    remotingConsumerThreadPoolNums remotingDefaultThreadPoolNums remotingHeartbeatThreadPoolNums
-    remotingProducerThreadPoolNums remotingPullMessageThreadPoolNums remotingTopicRouteThreadPoolNums
-    remotingUpdateOffsetThreadPoolNums subscriptionGroupConfigCacheExpiredSeconds
-    subscriptionGroupConfigCacheMaxNum subscriptionGroupConfigCacheRefreshSeconds tlsCertPath tlsKeyPath
-    tlsTestModeEnable topicConfigCacheExpiredSeconds topicConfigCacheMaxNum topicConfigCacheRefreshSeconds
-    topicRouteServiceCacheExpiredSeconds topicRouteServiceCacheMaxNum topicRouteServiceCacheRefreshSeconds
-    topicRouteServiceThreadPoolNums topicRouteServiceThreadPoolQueueCapacity transactionDataExpireMillis
-    transactionDataMaxNum transactionDataMaxWaitClearMillis transactionHeartbeatPeriodSecond
-    transactionHeartbeatThreadPoolNums useDelayLevel useEndpointPortFromRequest userCacheExpiredSeconds
-    userCacheMaxNum userCacheRefreshSeconds userPropertyMaxNum
-    """.split()
-)
-"""Keys of ``rmq-proxy.json`` that Apache's proxy has and that mean nothing here."""
 
 
 class ProxyMode(enum.Enum):

@@ -27,7 +27,7 @@ from rmqkit.broker.handlers import Handlers, answers
 from rmqkit.broker.operations import OperationsContext
 from rmqkit.broker.pull.long_polling import HELD_MAX
 from rmqkit.broker.settings import WITHOUT_EFFECT
-from rmqkit.broker.unused_settings import unused_notes
+from rmqkit.broker.unused_settings import UNUSED
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode, ResponseCode, version_name
 from rmqkit.protocol.command import Command, decode_fields, reply
@@ -40,6 +40,7 @@ from rmqkit.remoting.router import Router, change_settings, settings_reply
 from rmqkit.store.log.commit_log import log_directories
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.retention import used_percent
+from rmqkit.unused import unused_notes
 
 CAPACITIES = {"pull": HELD_MAX, "litePull": HELD_MAX, "send": WAITING_MAX, "query": WAITING_MAX, "ack": WAITING_MAX}
 
@@ -208,7 +209,7 @@ class ConfigHandlers(Handlers[OperationsContext]):
     def _changed(self, keys: Sequence[str]) -> None:
         self._version.advance(self._context.clock.now_ms())
         texts = self._configuration.texts()
-        for note in unused_notes({key: texts[key] for key in keys}):
+        for note in unused_notes(UNUSED, {key: texts[key] for key in keys}):
             _log.warning("%s", note)
 
 

@@ -1,0 +1,74 @@
+"""Settings of Apache's servers that mean nothing here: why, and the default that Apache has.
+
+A file that was written for Apache's server works as it is: all its keys are known. Those without a meaning are shown
+and may be changed like others, and are told of once, with the reason, when they are set to something else than the
+default. Where another value would promise something that is not kept, it is refused (``must_stay``). The tables are
+beside the settings that have a meaning: `rmqkit.broker.unused_settings`, `rmqkit.proxy.unused_settings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from rmqkit.settings import Setting
+
+__all__ = ["Unused", "unused_keys", "unused_notes", "unused_type"]
+
+
+class Unused(msgspec.Struct, frozen=True):
+    """Settings that mean nothing here for one reason: ``key=default`` between blanks."""
+
+    reason: str
+    settings: str
+    must_stay: bool = False
+
+    @property
+    def defaults(self) -> dict[str, str]:
+        """Key → Apache's default."""
+        return {key: default for key, _, default in (word.partition("=") for word in self.settings.split())}
+
+
+def unused_keys(groups: Iterable[Unused]) -> frozenset[str]:
+    """The keys of a table."""
+    return frozenset(key for group in groups for key in group.defaults)
+
+
+def unused_type(name: str, groups: Iterable[Unused], module: str) -> type[msgspec.Struct]:
+    """A settings type with a field for each key, as `rmqkit.settings` reads, shows and changes it."""
+    fields = [_field(key, default, group) for group in groups for key, default in group.defaults.items()]
+    return msgspec.defstruct(name, fields, module=module, kw_only=True)
+
+
+def unused_notes(groups: Iterable[Unused], texts: Mapping[str, str]) -> list[str]:
+    """What to tell of settings as they are given: of those that were set to something else than the default."""
+    notes = []
+    for group in groups:
+        defaults = group.defaults
+        given = sorted((key, texts[key]) for key in defaults.keys() & texts.keys())
+        those = [f"{key}={text}" for key, text in given if text.lower() != defaults[key].lower()]
+        if those:
+            notes.append(f"without effect here: {', '.join(those)} ({group.reason})")
+    return notes
+
+
+def _field(key: str, default: str, group: Unused) -> tuple[str, Any, bool | int | float | str]:
+    value = _value(default)
+    setting = Setting(key, group.reason, hot=True, only=default if group.must_stay else None)
+    return key, Annotated[type(value), setting], value
+
+
+def _value(default: str) -> bool | int | float | str:
+    """What a default is, of the kind that its text shows; a text like ``05`` is a text."""
+    if default in ("true", "false"):
+        return default == "true"
+    for kind in (int, float):
+        try:
+            value = kind(default)
+        except ValueError:
+            continue
+        if str(value) == default:
+            return value
+    return default
