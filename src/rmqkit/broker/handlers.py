@@ -18,7 +18,7 @@ import msgspec
 
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.topics import TopicTable
-from rmqkit.filter import SQL92, sql92
+from rmqkit.filter import sql92
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, reply
 from rmqkit.remoting.connection import Connection
@@ -76,10 +76,10 @@ async def when_published(published: Callable[[], Awaitable[None]], answer: Comma
     return answer
 
 
-def needs_parser(expression_type: str | None) -> bool:
-    """Whether a request with an expression of this type has to be answered by `when_prepared`: it is the first of the
+def needs_parser() -> bool:
+    """Whether a request with an expression of SQL92 has to be answered by `when_prepared`: it is the first of the
     process, and making the parser would hold the loop for more than 0.1 s. No start waits for what few brokers use."""
-    return expression_type == SQL92 and not sql92.is_prepared()
+    return not sql92.is_prepared()
 
 
 async def when_prepared(connection: Connection, handle: Callable[[], _Answer]) -> Command | None:

@@ -22,6 +22,7 @@ from rmqkit.broker.handlers import Handlers, answers, needs_parser, when_prepare
 from rmqkit.broker.operations import OperationsContext
 from rmqkit.broker.tables.clients import CONSUME_ACTIVELY, Member
 from rmqkit.errors import ProtocolError, RemotingError, RequestTimedOut
+from rmqkit.filter import SQL92
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Body, Command, decode_fields, decode_header, decode_header_leniently, reply, request
@@ -66,9 +67,8 @@ class ClientHandlers(Handlers[OperationsContext]):
         refusal = self._too_many(connection, data)
         if refusal is not None:
             return reply(command, ResponseCode.SYSTEM_ERROR, refusal)
-        if any(
-            needs_parser(one.expression_type) for each in data.consumerDataSet for one in each.subscription_data_set
-        ):
+        kinds = {one.expression_type for each in data.consumerDataSet for one in each.subscription_data_set}
+        if SQL92 in kinds and needs_parser():
             return when_prepared(connection, lambda: self._heartbeat(connection, command, data))
         return self._heartbeat(connection, command, data)
 

@@ -34,6 +34,7 @@ from rmqkit.broker.pop.read import ORDER_REVIVE_QUEUE, Archived, PopRead
 from rmqkit.broker.pop.service import PopContext, PopLongPolling, PopService, WaitingPop
 from rmqkit.broker.tables.filters import PullFilter, inline_filter
 from rmqkit.errors import PeerRefused, StoreError
+from rmqkit.filter import SQL92
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, reply
 from rmqkit.protocol.core import AckedOffsets
@@ -123,7 +124,7 @@ class PopHandlers(PopHandlerBase):
     def pop(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
         """Messages; None while they are waited for, or their check point is on its way to the disk."""
         header = decode_header_leniently(command, PopMessageRequest, drops_unreadable=False)
-        if needs_parser(header.exp_type):
+        if header.exp_type == SQL92 and needs_parser():
             return when_prepared(connection, lambda: self.pop(connection, command))
         refusal = self._refusal(connection, header, _POPPING) or self._busy
         if refusal is None and header.max_msg_nums > _COUNT_MAX:

@@ -40,7 +40,7 @@ from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import Clock
 from rmqkit.errors import HeaderError
-from rmqkit.filter import is_tag_type
+from rmqkit.filter import SQL92, is_tag_type
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
 from rmqkit.protocol.names import RETRY_PREFIX
@@ -137,7 +137,7 @@ class PullHandlers(Handlers[PullContext]):
             header = decode_header(command, PullMessageRequest)
         except HeaderError:
             header = decode_header_leniently(command, PullMessageRequest, missing=_MAY_MISS, drops_unreadable=False)
-        if needs_parser(header.expression_type):
+        if header.expression_type == SQL92 and needs_parser():
             return when_prepared(connection, lambda: self._pull(connection, command, header, may_hold=True))
         return self._pull(connection, command, header, may_hold=True)
 

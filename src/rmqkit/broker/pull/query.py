@@ -17,7 +17,7 @@ from rmqkit.broker.durability import REJECTED
 from rmqkit.broker.handlers import Handlers, answers, needs_parser, when_prepared
 from rmqkit.broker.pull.handler import PullContext
 from rmqkit.broker.tables.filters import EVERYTHING, inline_filter
-from rmqkit.filter import is_tag_type
+from rmqkit.filter import SQL92, is_tag_type
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
@@ -193,7 +193,7 @@ class QueryHandlers(Handlers[PullContext]):
         if not self._context.settings.property_filter:
             remark = f"The broker does not support consumer to filter message by {wanted.expression_type}"
             return reply(command, ResponseCode.SYSTEM_ERROR, remark)
-        if needs_parser(wanted.expression_type):
+        if wanted.expression_type == SQL92 and needs_parser():
             return when_prepared(connection, lambda: self.check_subscription(connection, command))
         try:
             inline_filter(wanted.sub_string, wanted.expression_type)
