@@ -30,7 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.broker_bench import APACHE_CONF
-from tests.interop.apache import HOST, free_ports, open_store_with_apache
+from tests.interop.apache import HOST, open_store_with_apache
 from tests.interop.go_and_node import cached, complete, find_tool
 from tests.interop.kit import (
     Unavailable,
@@ -43,6 +43,7 @@ from tests.interop.kit import (
 )
 from tests.interop.server_process import ServerProcess
 from tests.interop.standalone import RMQ
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 PEERS = ROOT / "bench" / "peers"
@@ -129,7 +130,7 @@ def kafka(folder: Path) -> Iterator[tuple[str, list[int]]]:
     if not lib.is_dir():
         cache_folder().mkdir(parents=True, exist_ok=True)
         fetch_jars("", lib, PEERS / "kafka" / "pom.xml")
-    port, controller, _ = free_ports()
+    port, controller = free_port(), free_port()
     settings = {
         "process.roles": "broker,controller",
         "node.id": 1,
@@ -153,7 +154,7 @@ def kafka(folder: Path) -> Iterator[tuple[str, list[int]]]:
 
 @contextlib.contextmanager
 def nats(folder: Path) -> Iterator[tuple[str, list[int]]]:
-    port = free_ports()[0]
+    port = free_port()
     command = [nats_server(), "-a", HOST, "-p", str(port), "-js", "-sd", folder / "data"]
     with ServerProcess(command, folder / "log") as process:
         yield f"{HOST}:{port}", [process.pid]

@@ -51,10 +51,11 @@ from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
 from tests.faults.spark.servers import set_queues
-from tests.interop.apache import HOST, ask, free_ports, run_apache_broker, run_apache_name_server
+from tests.interop.apache import HOST, ask, run_apache_broker, run_apache_name_server
 from tests.interop.kit import ApacheKit, default_version, prepare
 from tests.interop.server_process import ServerProcess, wait_until
 from tests.interop.standalone import run_broker, run_name_server
+from tests.ports import free_ports
 
 IN_SYNC_SECONDS = 120.0
 CATCH_UP_SECONDS = 600.0

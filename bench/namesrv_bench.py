@@ -29,9 +29,10 @@ from rmqkit.protocol.command import request
 from rmqkit.protocol.schemas.brokers import RegisterBrokerBody, RegisterBrokerRequest
 from rmqkit.protocol.schemas.topics import DataVersion, TopicConfig, TopicConfigTable, TopicRequest
 from rmqkit.remoting.client import RemotingClient, expect_success
-from tests.interop.apache import NAME_SERVER_HEAP_MB, free_ports
+from tests.interop.apache import NAME_SERVER_HEAP_MB
 from tests.interop.kit import default_version, prepare
 from tests.interop.server_process import ServerProcess
+from tests.ports import free_port
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 IN_FLIGHT = 8
@@ -94,7 +95,7 @@ def main() -> None:
     kit = prepare(default_version())
     with tempfile.TemporaryDirectory(prefix="rmq-bench-") as name:
         folder = Path(name)
-        port = free_ports()[0]
+        port = free_port()
         (folder / "namesrv.conf").write_text(f"listenPort={port}\nbindAddress=127.0.0.1\n")
         java = kit.jvm(
             "org.apache.rocketmq.namesrv.NamesrvStartup",

@@ -25,7 +25,7 @@ from rmqkit.rpc import PullStatus
 from rmqkit.store.settings import StoreSettings
 from tests.client.messages import received
 from tests.client.peers import until
-from tests.interop.apache import free_ports
+from tests.ports import free_port
 
 
 @asynccontextmanager
@@ -62,7 +62,7 @@ async def test_a_tail_outlives_a_restart_of_the_broker_and_sees_new_queues(tmp_p
     notes = []
     async with AsyncExitStack() as stack:
         namesrv, runtime, consumer, producer = await stack.enter_async_context(clients())
-        port = free_ports()[1]
+        port = free_port(-2, 1)
         async with a_broker(namesrv, tmp_path, port):
             await producer.send(Message(topic="T", body=b"before"))
             await until(lambda: runtime.routes.subscribe_queues("T"), "the topic is known")

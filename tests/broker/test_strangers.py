@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import random
-import socket
 
 import pytest
 
 from rmqkit.clock import SYSTEM_CLOCK
 from tests.broker.cluster import serving
 from tests.broker.stranger import Stranger, ask, frame, fully_signed
+from tests.ports import free_port
 
 SEND, QUERY, VIEW, SEND_BACK, END = 310, 12, 33, 36, 37
 CREATE_USER, CREATE_ACL, HEARTBEAT, CONSUME_DIRECTLY = 3001, 3006, 34, 309
@@ -339,22 +337,9 @@ async def test_a_producer_without_the_right_is_never_asked_about_a_half_message(
 # ---- the VIP port and the exporter
 
 
-def free_port():
-    """A port whose VIP port, two below, is free as well."""
-    while True:
-        port = random.SystemRandom().randrange(26_000, 32_000)
-        with contextlib.ExitStack() as stack:
-            try:
-                for each in (port, port - 2, port + 1):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", each))
-            except OSError:
-                continue
-        return port
-
-
 @pytest.mark.parametrize("users", [False, True])
 async def test_the_vip_port_opens_nothing_that_the_main_port_does_not(users, tmp_path):
-    port = free_port()
+    port = free_port(-2, 1)
     main, vip = f"127.0.0.1:{port}", f"127.0.0.1:{port - 2}"
     signed_by = "root" if users else None
 

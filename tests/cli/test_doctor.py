@@ -26,8 +26,8 @@ from rmqkit.remoting.tls import ServerTlsSettings
 from rmqkit.store.files import StoreLock
 from rmqkit.store.settings import StoreSettings
 from tests.certificates import OPENSSL, REASON, make_certificate
-from tests.interop.apache import free_ports
 from tests.interop.standalone import run_standalone
+from tests.ports import free_port, silent_port
 
 OK, WARN, FAIL, UNKNOWN = State.OK, State.WARN, State.FAIL, State.UNKNOWN
 LIMITS = "Limit              Soft Limit   Hard Limit   Units\nMax open files            {}   9999   files\n"
@@ -171,7 +171,7 @@ def test_a_store_that_runs_that_was_killed_and_that_was_stopped(tmp_path):
 
 
 def test_a_port_in_use_is_told_with_its_user(tmp_path):
-    port = free_ports()[1]
+    port = free_port(-2, 1)
     with socket.create_server(("127.0.0.1", port)):
         target = plant(tmp_path, listen_port=port)
         target.machine = Host()
@@ -194,8 +194,7 @@ def test_a_port_in_use_is_told_with_its_user(tmp_path):
     ],
 )
 def test_the_advertised_address_is_tried(tmp_path, listens, told, state, text):
-    with socket.create_server((listens, 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     target = plant(tmp_path, listen_port=port, broker_ip1=told)
     target.broker.bind_address = listens
     (finding,) = doctor.advertised(target)
@@ -226,9 +225,8 @@ def test_the_clock_of_a_broker(monkeypatch, runtime, state, text):
 
 
 def test_name_servers_and_their_brokers(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        dead = f"127.0.0.1:{probe.getsockname()[1]}"
-    with run_standalone(tmp_path / "running", tmp_path) as running:
+    with silent_port() as port, run_standalone(tmp_path / "running", tmp_path) as running:
+        dead = f"127.0.0.1:{port}"
         findings = found(plant(tmp_path, namesrv_addr=f"{running.namesrv_addr};{dead}"), doctor.name_servers)
         running.stop()
     answer = findings[f"name server {running.namesrv_addr}"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 
@@ -17,6 +16,7 @@ from rmqkit.protocol.schemas.topics import TopicList
 from rmqkit.remoting.tls import ServerTls, ServerTlsSettings, TlsMode
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.cli.answering import SECONDS_MAX, body, refusal, saying, serving
+from tests.ports import HOST, silent_port
 
 TOPICS = body(msgspec.json.encode(TopicList(["Orders", "Payments"])))
 LIST = {RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: TOPICS}
@@ -50,9 +50,8 @@ def test_done(rmq):
 
 
 def test_no_server(rmq):
-    with socket.socket() as bound:  # not listening
-        bound.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{bound.getsockname()[1]}"
+    with silent_port() as port:
+        address = f"{HOST}:{port}"
         code, _, error = rmq("admin", "topic", "list", "-n", address)
     assert code == ExitCode.NO_SERVER
     assert f"cannot connect to {address}" in said(error)

@@ -17,9 +17,9 @@ import pytest
 
 from tests.cli.in_process import rmq
 from tests.golden_stores import unpack_golden
-from tests.interop.apache import free_ports
 from tests.interop.server_process import ServerProcess
 from tests.interop.standalone import run_standalone
+from tests.ports import free_port
 
 RMQ = Path(sys.executable).with_name("rmq")
 SECONDS_MAX = 150
@@ -147,7 +147,7 @@ def test_a_broker_without_a_name_server_says_so_and_runs(tmp_path):
 
 
 def test_the_vip_port_is_two_below_a_fixed_port(tmp_path):
-    port = free_ports()[1]
+    port = free_port(-2, 1)
     arguments = ["standalone", "--namesrv-port", 0, "--port", port, "--store", tmp_path / "store"]
     with server(tmp_path, *arguments) as process:
         process.wait_ready(rf"broker=127\.0\.0\.1:{port} ", SECONDS_MAX)

@@ -6,12 +6,10 @@ import asyncio
 import functools
 import json
 import os
-import random
 import signal
 import socket
 import sys
 from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -28,6 +26,7 @@ from rmqkit.testing import StandingClock
 from tests.interop.server_process import ServerProcess, wait_until
 from tests.interop.standalone import RMQ, run_name_server
 from tests.patience import producing, pushing
+from tests.ports import free_port
 
 SECONDS_MAX = 150
 HOST = "127.0.0.1"
@@ -183,17 +182,9 @@ async def test_what_a_shard_says_goes_into_the_log_under_its_name(caplog):
 # -- all of them
 
 
-def free_ports() -> int:
+def free_port_of_two() -> int:
     """A port for the first of two shards: what it and the second listen on is free."""
-    while True:
-        port = random.SystemRandom().randrange(26_000, 32_000)
-        with ExitStack() as stack:
-            try:
-                for step in (-2, 0, 1, 8, 10, 11):
-                    stack.enter_context(socket.socket()).bind((HOST, port + step))
-            except OSError:
-                continue
-        return port
+    return free_port(-2, 1, 8, 10, 11)
 
 
 def sharded(tmp_path: Path, *options: object) -> ServerProcess:
@@ -223,7 +214,7 @@ async def until(condition, what):
 
 @runs
 async def test_clients_balance_over_shards_and_a_killed_one_comes_back_with_all_that_was_acknowledged(tmp_path):
-    port, log = free_ports(), tmp_path / "log.json"
+    port, log = free_port_of_two(), tmp_path / "log.json"
     with (
         run_name_server(tmp_path) as (_, namesrv),
         sharded(tmp_path, "-n", namesrv, "--port", port, "--log-file", log, "--log-format", "json") as parent,
@@ -280,7 +271,7 @@ def test_shards_stop_in_order_when_their_parent_is_killed(tmp_path):
 
 
 def test_a_shard_that_cannot_start_ends_all(tmp_path):
-    port = free_ports()
+    port = free_port_of_two()
     with socket.create_server((HOST, port + 10)), sharded(tmp_path, "--port", port) as parent:
         wait_until(lambda: "rmq: " in parent.log.read_text(), SECONDS_MAX, "an error")
         assert parent.stop(signal.SIGCONT, SECONDS_MAX) == 1

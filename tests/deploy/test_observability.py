@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -23,6 +22,7 @@ from rmqkit.metrics import COMMON, TABLE, Kind
 from tests.deploy.pods import DEPLOY, SECONDS_MAX
 from tests.deploy.promql import labels_out, prepared, wanted, without_limit
 from tests.interop.server_process import ServerProcess
+from tests.ports import HOST, free_port
 
 FOLDER = DEPLOY / "observability"
 BOARDS = {path.name: json.loads(path.read_text()) for path in sorted((FOLDER / "grafana/dashboards").glob("*.json"))}
@@ -145,8 +145,7 @@ def ask(promtool, shard, tmp_path_factory) -> Iterator[Callable[[str], list]]:
     data, config = folder / "data", folder / "prometheus.yaml"
     run(promtool, "tsdb", "create-blocks-from", "openmetrics", folder / "metrics", data)
     config.write_text("scrape_configs: []\n")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"{HOST}:{free_port()}"
     command = [
         "prometheus",
         f"--config.file={config}",

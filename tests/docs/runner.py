@@ -12,10 +12,8 @@ from __future__ import annotations
 import io
 import json
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -32,6 +30,7 @@ import pytest
 from tests.docs.blocks import Block, PageError, differs
 from tests.docs.interpreter import END
 from tests.docs.interpreter import run as run_code
+from tests.ports import free_port
 
 PORTS = (9876, 9877, 10911, 10912, 10921, 10922, 10931, 10932, 10941, 10942, 5557, 5558, 8081)
 SECONDS_MAX = 200.0
@@ -69,20 +68,9 @@ def free_ports() -> dict[int, int]:
 
 
 def _free_shift(ports: list[int]) -> int:
-    """By how much to move some ports so that they are free, and what brokers open beside them, too. They are below
-    those that connections get, and below those that other tests choose. Each process of a run has its own: a port is
-    taken some time after it was looked at."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    lowest = 20_000 + worker % 3 * 2_000
-    while True:
-        shift = random.SystemRandom().randrange(lowest, lowest + 1_900) - ports[0]
-        with ExitStack() as stack:
-            try:
-                for port in {port + step for port in ports for step in (-2, 0, 1)}:
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port + shift))
-            except OSError:
-                continue
-        return shift
+    """By how much to move some ports so that they are free, and what brokers open beside them, too."""
+    first = ports[0]
+    return free_port(*(port + step - first for port in ports for step in (-2, 0, 1))) - first
 
 
 def is_make(block: Block) -> bool:

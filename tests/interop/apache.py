@@ -1,8 +1,6 @@
 """Real Apache RocketMQ servers on free loopback ports, over any store directory."""
 
-import contextlib
 import os
-import random
 import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +16,7 @@ from rmqkit.protocol.schemas.topics import KVTable
 from rmqkit.remoting.authentication import Credentials
 from tests.interop.kit import LOGGING_OFF, ApacheKit
 from tests.interop.server_process import ServerProcess, wait_until
+from tests.ports import free_ports
 
 HOST = "127.0.0.1"
 CLUSTER = "InteropCluster"
@@ -249,18 +248,3 @@ def ask(address: str, command: Command) -> Command:
             for frame in splitter.feed(chunk):
                 return decode_command(frame)
     raise ConnectionError(f"{address} closed the connection without an answer to request {command.code}")
-
-
-def free_ports() -> tuple[int, int, int]:
-    """Ports for name server, broker and HA; the broker also listens two below its own (the "fast" port), ours one above
-    unless told another HA port. They are below those that connections get, so that a server that was killed finds its
-    port free."""
-    while True:
-        namesrv, broker, ha = random.SystemRandom().sample(range(26_000, 32_000), 3)
-        with contextlib.ExitStack() as stack:
-            try:
-                for port in (namesrv, broker, broker - 2, broker + 1, ha):
-                    stack.enter_context(socket.socket()).bind((HOST, port))
-            except OSError:
-                continue
-        return namesrv, broker, ha

@@ -192,7 +192,8 @@ def archive_classes(kit: ApacheKit, archive: Path) -> None:
     jcmd = kit.java.resolve().with_name("jcmd")
     if not jcmd.exists():
         return
-    from tests.interop.apache import BROKER_CONF, BROKER_HEAP_MB, HOST, READY_SECONDS, free_ports, start_apache
+    from tests.interop.apache import BROKER_CONF, BROKER_HEAP_MB, HOST, READY_SECONDS, start_apache
+    from tests.ports import free_ports
 
     with tempfile.TemporaryDirectory(dir=archive.parent, prefix="archiving-", ignore_cleanup_errors=True) as name:
         folder = Path(name)

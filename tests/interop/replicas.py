@@ -23,7 +23,6 @@ from tests.interop.apache import (
     BROKER_CONF,
     HOST,
     ask,
-    free_ports,
     is_member,
     log_end,
     run_apache_broker,
@@ -32,6 +31,7 @@ from tests.interop.kit import ApacheKit
 from tests.interop.server_process import ServerProcess, wait_until
 from tests.interop.standalone import run_broker
 from tests.interop.store_files import files, without_new_blank
+from tests.ports import free_ports
 
 BROKER = "replicas"
 READY_SECONDS = 150

@@ -17,13 +17,13 @@ from tests.interop.apache import (
     BROKER_HEAP_MB,
     HOST,
     READY_SECONDS,
-    free_ports,
     register_now,
     run_apache_name_server,
     start_apache,
 )
 from tests.interop.kit import ApacheKit
 from tests.interop.server_process import ServerProcess
+from tests.ports import free_ports
 
 STORM_SECONDS = 10.0
 

@@ -24,10 +24,10 @@ from rmqkit.console import Console, watch
 from rmqkit.console.alerts import Rule
 from tests.admin.things import send
 from tests.console.test_alerts import SECRET, receiving
-from tests.interop.apache import free_ports
 from tests.interop.replicas import BROKER, CONF, frozen, run_replica
 from tests.interop.server_process import ServerProcess
 from tests.interop.standalone import READY_SECONDS, RMQ, run_name_server
+from tests.ports import free_ports
 from tests.waiting import until
 
 pytestmark = pytest.mark.real_time

@@ -31,9 +31,10 @@ from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.router import Router
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
-from tests.interop.apache import BROKER_NAME, CLUSTER, HOST, QUICK_CONF, free_ports, open_store_with_apache
+from tests.interop.apache import BROKER_NAME, CLUSTER, HOST, QUICK_CONF, open_store_with_apache
 from tests.interop.kit import ApacheKit
 from tests.patience import TIMEOUT_MS
+from tests.ports import free_port
 
 TOPIC, GROUP, PRODUCERS = "Metered", "metering", "metered"
 TIMED_TOPIC = "MeteredLater"
@@ -270,7 +271,7 @@ class Load:
 def told(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[Page, Page]]]:
     """What Apache's broker and ours tell after the load, and after pops."""
     work = tmp_path_factory.mktemp("metrics")
-    port = free_ports()[0]
+    port = free_port()
     conf = {
         "metricsExporterType": "PROM",
         "metricsPromExporterPort": port,

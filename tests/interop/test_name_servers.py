@@ -24,7 +24,6 @@ from tests.interop.apache import (
     BROKER_NAME,
     CLUSTER,
     ask,
-    free_ports,
     run_apache_broker,
     run_apache_name_server,
 )
@@ -34,6 +33,7 @@ from tests.interop.probe import ProbeRun, run_probe
 from tests.interop.server_process import ServerProcess, wait_until
 from tests.interop.standalone import run_name_server
 from tests.patience import producing, pulling
+from tests.ports import free_port
 
 COUNT = 200
 INNER = {"accessKey": "inner", "secretKey": "inner-secret"}
@@ -196,7 +196,7 @@ def test_apache_s_slave_acts_as_master_at_our_name_server(apache_kit: ApacheKit,
 
 @pytest.mark.faults
 def test_one_of_two_name_servers_may_die_and_come_back(tmp_path: Path) -> None:
-    ports = free_ports()[:2]
+    ports = free_port(), free_port()
     with (
         run_name_server(tmp_path, ports[0]) as (first, first_addr),
         run_name_server(tmp_path, ports[1]) as (_, second_addr),

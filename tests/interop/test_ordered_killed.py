@@ -9,10 +9,10 @@ from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 
-from tests.interop.apache import free_ports
 from tests.interop.kit import ApacheKit
 from tests.interop.probe import PROBE_HEAP_MB
 from tests.interop.standalone import run_standalone
+from tests.ports import free_ports
 
 MESSAGES = 240
 KILLED_AFTER = (60, 140)

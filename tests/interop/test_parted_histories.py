@@ -15,12 +15,13 @@ import pytest
 from rmqkit import Message, Producer
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command
-from tests.interop.apache import ask, free_ports
+from tests.interop.apache import ask
 from tests.interop.conftest import kit_or_skip
 from tests.interop.replicas import create_topic, restarted, run_replica
 from tests.interop.server_process import wait_until
 from tests.interop.standalone import run_name_server
 from tests.patience import producing
+from tests.ports import free_ports
 
 TOPIC = "Parted"
 PARTED_SECONDS = 150

@@ -17,9 +17,9 @@ from rmqkit.protocol.message import ReceivedMessage, read_messages
 from rmqkit.spark.broker_pool import BrokerPool, Range
 from rmqkit.spark.failures import one_line
 from rmqkit.spark.options import LiveOptions
-from tests.interop.apache import free_ports
 from tests.interop.server_process import wait_until
 from tests.interop.standalone import Standalone, run_standalone
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.spark
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -18,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.interop.standalone import run_standalone
+from tests.ports import free_port
 from tests.spark import connect_program
 from tests.store.stores import golden_settings
 
@@ -42,9 +42,7 @@ def topic(golden: GoldenStore) -> str:
 @pytest.fixture(scope="module")
 def server(spark: SparkSession) -> Iterator[str]:
     """The address of a server."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     context = spark.sparkContext
     assert context._jvm is not None
     assert context._jsc is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
 from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -37,10 +36,11 @@ from rmqkit.protocol.schemas.topics import (
 )
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.router import Router
-from rmqkit.remoting.server import ListenFailed, RemotingServer
+from rmqkit.remoting.server import RemotingServer
 from rmqkit.store.message_store import MessageStore
 from tests.broker.cluster import Cluster
 from tests.broker.conversation import exchanges
+from tests.ports import free_port, silent_port
 from tests.store.stores import small_settings
 from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
@@ -61,7 +61,6 @@ class Master:
         self.answers = dict.fromkeys(ROUND + TIMED, self.recorded)
         self.servers: list[RemotingServer] = []
         self.address = ""
-        self.held: socket.socket | None = None
 
     def recorded(self, command):
         exchange = GOLDEN[command.code]
@@ -79,31 +78,13 @@ class Master:
         return self.servers[-1]
 
     async def listen(self, *, is_fast=True):
-        while not self.address:
-            port = await self.server("main").listen("127.0.0.1", 0)
-            try:
-                if is_fast:
-                    await self.server("fast").listen("127.0.0.1", port - 2)
-                else:
-                    self.held = self.held_port(port - 2)
-                self.address = f"127.0.0.1:{port}"
-            except (ListenFailed, OSError):
-                await self.close()
-
-    def held_port(self, port):
-        """A port where nobody listens, and where no other test's server can: who connects is refused."""
-        held = socket.socket()
-        try:
-            held.bind(("127.0.0.1", port))
-        except OSError:
-            held.close()
-            raise
-        return held
+        port = free_port(-2)
+        await self.server("main").listen("127.0.0.1", port)
+        if is_fast:
+            await self.server("fast").listen("127.0.0.1", port - 2)
+        self.address = f"127.0.0.1:{port}"
 
     async def close(self):
-        if self.held is not None:
-            self.held.close()
-            self.held = None
         while self.servers:
             await self.servers.pop().close()
 
@@ -292,9 +273,8 @@ async def test_records_of_a_topic_that_a_dead_master_did_not_tell_of_get_ordinar
     monkeypatch.setattr("rmqkit.broker.replication.tables._ASK_AGAIN_SECONDS", 0.001)
 
     async with pair(tmp_path) as (_, slave):
-        with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))  # and does not listen
-            slave.sync._master = f"127.0.0.1:{nobody.getsockname()[1]}"
+        with silent_port() as port:
+            slave.sync._master = f"127.0.0.1:{port}"
             with pytest.raises(BlockingIOError):
                 slave.sync.is_batch_topic("T")
             async with asyncio.timeout(SECONDS):

@@ -24,7 +24,7 @@ from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.standalone import Standalone
 from tests.client.messages import record
 from tests.client.peers import Cluster, offset, pulled, refused, until
-from tests.interop.apache import free_ports
+from tests.ports import free_ports
 
 PULL, SAVE, LEAVE = RequestCode.PULL_MESSAGE, RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.UNREGISTER_CLIENT
 QUICK = PushConsumerSettings(take_over_pause_ms=400, start_from=StartFrom.FIRST_OFFSET)

@@ -49,7 +49,7 @@ from rmqkit.standalone import Standalone
 from tests.client.messages import record
 from tests.client.peers import Cluster, Peer, pulled, until
 from tests.client.pops import PopCluster
-from tests.interop.apache import free_ports
+from tests.ports import free_port
 
 NS = "NS"
 FIRST = StartFrom.FIRST_OFFSET
@@ -278,7 +278,7 @@ class PairOfPorts(Peer):
         self.vip = Peer()
 
     async def start(self) -> None:
-        _, port, _ = free_ports()
+        port = free_port(-2)
         for peer, at in ((self, port), (self.vip, port - 2)):
             server: RemotingServer = peer._server
             await server.listen("127.0.0.1", at)

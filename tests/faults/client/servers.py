@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Self
 
 from rmqkit.remoting.address import split_address
-from tests.interop.apache import free_ports
 from tests.interop.server_process import ServerProcess
+from tests.ports import free_port
 
 READY_SECONDS = 150
 _RMQ = Path(sys.executable).with_name("rmq")
@@ -28,7 +28,7 @@ class Server:
         self._options = list(options)
         self._log = folder / f"{name}.log"
         self._process: ServerProcess | None = None
-        self._port = port or free_ports()[1]
+        self._port = port or free_port(-2, 1)
         self.address = ""
 
     @property

@@ -32,7 +32,7 @@ from rmqkit.store.settings import StoreSettings
 from tests.faults.client.proxy import Cut, Dials, Proxy
 from tests.faults.client.servers import HOST, PROXIED_HOST, Server
 from tests.faults.spark.servers import set_queues
-from tests.interop.apache import free_ports
+from tests.ports import free_ports
 
 __all__ = ["BROKER", "MASTER", "QUEUES", "SLAVE", "TOPIC", "Fault", "Pair", "store_settings"]
 

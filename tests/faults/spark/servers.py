@@ -18,12 +18,12 @@ from tests.interop.apache import (
     NAME_SERVER_HEAP_MB,
     READY_SECONDS,
     ask,
-    free_ports,
     register_now,
     start_apache,
 )
 from tests.interop.kit import default_version, prepare
 from tests.interop.server_process import ServerProcess
+from tests.ports import free_ports
 
 __all__ = ["APACHE", "OURS", "ApacheServers", "servers", "set_queues"]
 

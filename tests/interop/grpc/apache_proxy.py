@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.interop.apache import (
@@ -22,6 +21,7 @@ from tests.interop.apache import (
 from tests.interop.grpc.scene import BROKER, Place
 from tests.interop.kit import LOGGING_OFF, ApacheKit, Unavailable, cache_folder, fetch_jars, find_java
 from tests.interop.server_process import ServerProcess, wait_until
+from tests.ports import free_port
 
 POM = Path(__file__).with_name("pom.xml")
 # Recall and priority are off as Apache ships it; transactions are asked about soon enough for a test.
@@ -51,8 +51,7 @@ def prepare_proxy(version: str) -> ApacheKit:
 def run_apache_proxy(kit: ApacheKit, work_dir: Path) -> Iterator[tuple[ServerProcess, Place]]:
     """A running proxy whose broker is registered. Both Java processes are killed by their ids at the end."""
     with run_apache_name_server(kit, work_dir) as (_, namesrv_addr):
-        broker, fast, ha, grpc, remoting = free_ports()
-        assert fast == broker - 2
+        broker, ha, grpc, remoting = free_port(-2), free_port(), free_port(), free_port()
         store = work_dir / "store"
         conf = {
             **PROXY_BROKER_CONF,
@@ -99,7 +98,7 @@ def run_apache_cluster_proxy(
     kit: ApacheKit, work_dir: Path, namesrv_addr: str, conf: Mapping[str, object]
 ) -> Iterator[tuple[ServerProcess, str]]:
     """Apache's proxy in front of the brokers of a name server, and its address. Killed at the end."""
-    _, _, _, grpc, remoting = free_ports()
+    grpc, remoting = free_port(), free_port()
     proxy_conf = work_dir / "rmq-proxy.json"
     own = {
         "rocketMQClusterName": CLUSTER,
@@ -133,17 +132,3 @@ def listens(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def free_ports() -> tuple[int, int, int, int, int]:
-    """Ports for broker, its "fast" one two below, HA, gRPC and the proxy's remoting; below those of connections."""
-    while True:
-        broker, ha, grpc, remoting = random.SystemRandom().sample(range(26_000, 32_000), 4)
-        ports = (broker, broker - 2, ha, grpc, remoting)
-        with ExitStack() as stack:
-            try:
-                for port in ports:
-                    stack.enter_context(socket.socket()).bind((HOST, port))
-            except OSError:
-                continue
-        return ports

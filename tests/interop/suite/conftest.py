@@ -12,12 +12,13 @@ import pytest
 
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
-from tests.interop.apache import BROKER_NAME, CLUSTER, QUICK_CONF, ApachePair, ask, free_ports
+from tests.interop.apache import BROKER_NAME, CLUSTER, QUICK_CONF, ApachePair, ask
 from tests.interop.conftest import kit_or_skip
 from tests.interop.kit import default_version
 from tests.interop.standalone import run_standalone
 from tests.interop.suite.runner import Runner, is_behaviour
 from tests.interop.suite.scene import Peer
+from tests.ports import free_ports
 
 PEERS = ("ours", "apache")
 _RUNNER = pytest.StashKey[Runner]()

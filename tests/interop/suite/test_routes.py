@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import time
 from collections.abc import AsyncIterator
 from unittest import mock
@@ -32,17 +31,15 @@ from rmqkit.protocol.schemas.topics import KVPut, TopicConfig, TopicConfigTable
 from rmqkit.remoting.client import RemotingClient
 from tests.interop.suite.scene import POLL_SECONDS, Scene
 from tests.patience import TIMEOUT_MS, producing
+from tests.ports import HOST, silent_port
 
 ROUTE_INTERVAL_MS = 100
-_TAKEN: list[socket.socket] = []
+_KEPT = contextlib.ExitStack()
 
 
 def closed_port() -> str:
     """An address nobody listens at, nor can from now on."""
-    unused = socket.socket()
-    unused.bind(("127.0.0.1", 0))
-    _TAKEN.append(unused)
-    return f"127.0.0.1:{unused.getsockname()[1]}"
+    return f"{HOST}:{_KEPT.enter_context(silent_port())}"
 
 
 # -- name servers
