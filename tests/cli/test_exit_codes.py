@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import subprocess
 import sys
 
@@ -16,6 +18,7 @@ from rmqkit.protocol.schemas.topics import TopicList
 from rmqkit.remoting.tls import ServerTls, ServerTlsSettings, TlsMode
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.cli.answering import SECONDS_MAX, body, refusal, saying, serving
+from tests.patience import as_users_have_it
 from tests.ports import HOST, silent_port
 
 TOPICS = body(msgspec.json.encode(TopicList(["Orders", "Payments"])))
@@ -68,7 +71,7 @@ def test_something_else_listens_there(rmq, greeting):
 
 
 def test_no_answer(rmq):
-    with saying(None) as address:
+    with saying(None) as address, as_users_have_it():
         code, _, error = rmq("admin", "topic", "list", "-n", address, "--timeout", "50")
     assert code == ExitCode.TIMED_OUT
     assert "did not answer GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206) within 50 ms" in said(error)
@@ -185,7 +188,16 @@ def test_a_noun_alone_is_a_question_for_help(rmq):
 
 
 @pytest.mark.parametrize("command", [["send"], ["tail"], ["admin", "topic", "route"]])
-def test_a_name_that_is_not_utf8(command):
+def test_a_name_that_is_not_utf8(rmq, monkeypatch, command):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("x"))
+    with serving(LIST) as address:
+        code, _, error = rmq(*command, os.fsdecode(b"\xff"), "-n", address)
+    assert code == ExitCode.USAGE
+    assert "'\\udcff' cannot be written in utf-8" in said(error)
+
+
+def test_a_name_that_comes_as_bytes_which_are_not_utf8():
+    command = ["admin", "topic", "route"]
     with serving(LIST) as address:
         asked = [sys.executable, "-m", "rmqkit", *command, b"\xff", "-n", address]
         done = subprocess.run(asked, capture_output=True, text=True, timeout=SECONDS_MAX, check=False, input="x")
