@@ -17,6 +17,7 @@ from rmqkit.broker.tables.groups import drop_unused_groups
 from rmqkit.filter import sql92
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import Cluster
+from tests.cpu import slowness
 from tests.strangers import Stranger, frame, measured
 from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS, until
@@ -36,6 +37,7 @@ NOTHING_FOUND = (19, 210)
 ALL_TOPICS, MAKE_TOPICS = 21, 18
 MAX_SECONDS = 0.05
 """CPU time of one callback of the loop."""
+ATTEMPTS = 5
 
 
 @pytest.fixture
@@ -75,16 +77,19 @@ def names(mark, count):
     return [f"{mark}{i}" for i in range(count)]
 
 
-def shortest(times, attempt):
-    """The smallest of several longest callbacks: noise of the machine only ever adds."""
+def assert_short(attempt, prepare=lambda number: None):
+    """In one of several attempts no callback takes `MAX_SECONDS`, or more where Python is slower just then: noise only
+    ever adds. Both functions are given the attempt's number; what ``prepare`` does is not measured."""
     took = []
-    for number in range(times):
+    for number in range(ATTEMPTS):
+        prepare(number)
+        before = slowness()
         with measured() as callbacks:
             attempt(number)
-        took.append((callbacks.longest, callbacks.which))
-        if callbacks.longest < MAX_SECONDS:
-            break
-    return min(took)
+        took.append((callbacks.longest / max(before, slowness()), callbacks.which))
+        if took[-1] < (MAX_SECONDS,):
+            return
+    raise AssertionError(f"{MAX_SECONDS} s at most: {took}")
 
 
 @pytest.mark.slow
@@ -115,7 +120,7 @@ def test_a_heartbeat_at_its_bounds_does_not_hold_the_loop(beside):
             stranger = connect(address)
             assert stranger.ask(heartbeat(*names(f"a{number}-", 4096), topics=names("t", 2)))["code"] == 0
 
-        assert shortest(4, attempt) < (MAX_SECONDS,)
+        assert_short(attempt)
 
     beside(program)
 
@@ -231,7 +236,7 @@ def test_the_first_expression_does_not_hold_the_loop(beside, without_parser, cod
         assert answer["code"] in (0, *NOTHING_FOUND), answer
         assert [thread is threading.main_thread() for thread in without_parser] == [False], "not the loop's thread"
         assert (parts.filters.get("TBW102", "g") is not None) == (code == HEART_BEAT)
-        assert callbacks.longest < MAX_SECONDS, callbacks.which
+        assert callbacks.longest < MAX_SECONDS * slowness(), callbacks.which
 
     beside(program, broker={"property_filter": True})
 
@@ -269,7 +274,7 @@ def test_a_long_body_in_the_dialect_is_refused_before_it_is_read(beside):
             answer = stranger.ask(frame(LOCK, body=body[:20_000]))
             assert "only 16384 bytes of anything else are read" in answer["remark"]
 
-        assert shortest(4, attempt) < (MAX_SECONDS,)
+        assert_short(attempt)
 
     beside(program)
 
@@ -296,7 +301,7 @@ def test_a_registration_that_inflates_to_more_than_a_frame_is_refused(beside):
             assert answer["code"] == 1
             assert "grows beyond the limit of 16777216 bytes" in answer["remark"]
 
-        assert shortest(4, attempt) < (MAX_SECONDS,)
+        assert_short(attempt)
 
     beside(program)
 
@@ -390,22 +395,21 @@ def test_one_message_wakes_many_held_pulls_without_holding_the_loop(beside):
         message |= {"queueId": "0", "sysFlag": "0", "bornTimestamp": "1", "flag": "0", "properties": ""}
         count = 5000
 
-        def attempt(number):
+        def hold(number):
             pulls = {"consumerGroup": "g", "topic": "T", "queueId": "0", "queueOffset": str(number + 1)}
             pulls |= {"maxMsgNums": "1", "sysFlag": "6", "commitOffset": "0", "suspendTimeoutMillis": "900000"}
             pulls |= {"subscription": "*", "subVersion": "0", "expressionType": "TAG"}
             stranger.send(b"".join(frame(PULL, pulls, opaque=i) for i in range(count)))
             wait_for(lambda: len(context.long_polling) == count)
-            with measured() as callbacks:
-                assert sender.ask(frame(SEND, message, b"m"))["code"] == 0
-                answers = [stranger.answer() for _ in range(count)]
+
+        def wake(_):
+            assert sender.ask(frame(SEND, message, b"m"))["code"] == 0
+            answers = [stranger.answer() for _ in range(count)]
             assert {answer["code"] for answer in answers} == {0}
             assert sorted(answer["opaque"] for answer in answers) == [*range(count)]
-            return callbacks.longest, callbacks.which
 
         assert sender.ask(frame(SEND, message, b"m"))["code"] == 0
-        took = min(attempt(number) for number in range(2))
-        assert took < (MAX_SECONDS,)
+        assert_short(wake, hold)
 
     beside(program)
 
@@ -458,7 +462,7 @@ def test_a_long_batch_does_not_hold_the_loop_and_later_sends_of_its_connection_s
             assert all(parts.store.log.record_at(int(one[-16:], 16)) is not None for one in ids[:: count // 9])
             assert parts.store.max_offset("T", 0) == first + 3 + 2 * count
 
-        assert shortest(4, attempt) < (MAX_SECONDS,)
+        assert_short(attempt)
 
     beside(program, store=LARGE_FILES)
 
@@ -493,6 +497,6 @@ def test_long_batches_wait_for_the_disk_and_are_readable_then(beside):
             wait_for(lambda: not parts.store._dispatcher.pending)
             assert parts.store.max_offset("T", 0) == first + 60_000
 
-        assert shortest(4, attempt) < (MAX_SECONDS,)
+        assert_short(attempt)
 
     beside(program, store=LARGE_FILES | {"flush_disk_type": FlushDiskType.SYNC_FLUSH})

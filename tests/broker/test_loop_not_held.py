@@ -7,6 +7,7 @@ import asyncio
 import pytest
 import uvloop
 
+from tests.cpu import slowness
 from tests.loop_held import MAX_SECONDS, held, table
 
 
@@ -15,8 +16,10 @@ from tests.loop_held import MAX_SECONDS, held, table
     ("run", "has_users"), [(asyncio.run, False), (uvloop.run, True)], ids=["asyncio", "users on uvloop"]
 )
 def test_no_request_at_its_bounds_holds_the_loop_of_broker_or_name_server(tmp_path, run, has_users):
+    before = slowness()
     found = run(held(tmp_path, is_long=False, has_users=has_users))
     print(table(found, 25))
     assert len(found) > 400
     # Other tests run beside this one and share its processor: `make loop-held`, alone, holds it to half of that.
-    assert [one for one in found if one.seconds > 2 * MAX_SECONDS] == []
+    limit = 2 * MAX_SECONDS * max(before, slowness())
+    assert [one for one in found if one.seconds > limit] == []

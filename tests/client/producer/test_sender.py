@@ -270,11 +270,13 @@ async def test_one_way_sends_wait_for_a_broker_that_does_not_read():
         sending = asyncio.create_task(send())
         await until(lambda: held, "the connection")
         connection = await it.runtime.remoting.connection(address)
-        await until(lambda: not connection.is_writable, "more is sent than is taken")
-        before = taken
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert taken <= before + 1 < 600
+        before = -1
+        while before != taken:  # the kernels of both sides take some of it, now and then more
+            await until(lambda: not connection.is_writable, "more is sent than is taken")
+            before = taken
+            for _ in range(100):
+                await asyncio.sleep(0)
+        assert taken < 600
         ((reader, writer),) = held
         writer.transport.resume_reading()
         reading = asyncio.create_task(read(reader))
