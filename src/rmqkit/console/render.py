@@ -23,6 +23,8 @@ from rmqkit.admin.health import span_text
 from rmqkit.console import texts
 
 _SAFE_INTEGER = 1 << 53
+_TYPED = re.compile(r'(?<= value=")\{\{ ([^{}]+) \}\}(?=")|\{\{ ([^{}]+) \}\}(?=</textarea>)')
+"""What somebody typed: it comes back as it is, in no other language."""
 UNKNOWN = Markup('<span class="unknown" title="unknown: nobody told it yet">–</span>')
 
 
@@ -98,18 +100,26 @@ class _Loader(jinja2.PackageLoader):
 
     def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool] | None]:
         source, name, is_fresh = super().get_source(environment, template)
-        return texts.translated(source, self._language), name, is_fresh
+        return _TYPED.sub(r"{{ (\1\2)|e }}", texts.translated(source, self._language)), name, is_fresh
+
+
+def _said(value: Any, language: str) -> Any:
+    """What an expression of a template has, in a language; what is HTML already stays."""
+    if isinstance(value, Markup):
+        return texts.drawn(UNKNOWN, language) if value == UNKNOWN else value
+    return texts.said(value, language) if isinstance(value, str) else value
 
 
 @functools.cache
 def _environment(language: str) -> jinja2.Environment:
-    known = texts.catalogue(language)
+    say = functools.partial(texts.said, language=language)
     found = jinja2.Environment(
         loader=_Loader(language),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=None if language == "en" else functools.partial(_said, language=language),
     )
     found.filters |= {
         "number": number,
@@ -119,7 +129,7 @@ def _environment(language: str) -> jinja2.Environment:
         "time": time,
         "clean": clean,
         "breakable": breakable,
-        "text": lambda text: known.get(text, text),
+        "text": lambda text: text if isinstance(text, Markup) else say(str(text), is_word=True),
         "percent": lambda value: UNKNOWN if value is None else f"{value:.0%}",
     }
     found.tests["unknown"] = lambda value: value is None

@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 from rmqkit.console.asking import Ask, Fault, Page
 from rmqkit.console.charts import Line, Mark, line_chart
 from rmqkit.console.figures import BOOT, FIGURES
+from rmqkit.console.texts import drawn
 from rmqkit.console.views.messages import time_of
 
 LINES_MAX, MARKS_MAX = 6, 9
@@ -38,7 +39,8 @@ def span_of(ask: Ask) -> tuple[int, int]:
 
 async def charts(ask: Ask, wanted: Iterable[Wanted], marks: Sequence[Mark] = ()) -> list[Markup]:
     """A chart per figure."""
-    return list(await asyncio.gather(*(_chart(ask, figure, names, marks) for figure, names in wanted)))
+    found = await asyncio.gather(*(_chart(ask, figure, names, marks) for figure, names in wanted))
+    return [drawn(one, ask.language) for one in found]
 
 
 async def _chart(ask: Ask, figure: str, names: Sequence[str], marks: Sequence[Mark]) -> Markup:
@@ -80,7 +82,8 @@ def tabs(ask: Ask, *parts: str) -> Markup:
     if until:
         links.append(Markup('<a href="{}">later</a>').format(ask.link(*parts, range=chosen, until=2 * end - begin)))
         links.append(Markup('<a href="{}">now</a>').format(ask.link(*parts, range=chosen)))
-    return Markup('<nav class="tabs range" aria-label="Time of the charts">{}</nav>').format(Markup("").join(links))
+    found = Markup('<nav class="tabs range" aria-label="Time of the charts">{}</nav>').format(Markup("").join(links))
+    return drawn(found, ask.language)
 
 
 async def marks_of(ask: Ask, *, group: str = "", brokers: Sequence[str] = ()) -> list[Mark]:
