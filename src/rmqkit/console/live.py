@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,6 +21,7 @@ from rmqkit.admin.tail import AdminPuller, Start, Tail, Wanted
 from rmqkit.console import render
 from rmqkit.console.asking import Ask, Fault, Page
 from rmqkit.console.hub import Hub
+from rmqkit.console.texts import said
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import ReceivedMessage
 
@@ -79,7 +81,7 @@ def tail_rows(
 ) -> StreamingResponse:
     """The rows of a topic as they come, at most 50 a second; the others are counted.
     Raises Fault: too many tails are open."""
-    admin = ask.admin
+    admin, say = ask.admin, functools.partial(said, language=ask.language)
 
     async def events() -> AsyncIterator[bytes]:
         waiting: deque[ReceivedMessage] = deque(maxlen=ROWS_A_SECOND)
@@ -100,14 +102,14 @@ def tail_rows(
                 task = asyncio.create_task(follow(tail), name="console tail")
                 try:
                     shown, beat = 0, 0.0
-                    yield _event("status", "following: messages stored from now on are shown")
+                    yield _event("status", say("following: messages stored from now on are shown"))
                     while loop.time() < end and not task.done():
                         await _sleep(ask.console, 1.0)
                         if ask.console.ending.is_set():
                             return
                         beat += 1.0
                         for note in iter(lambda: notes.popleft() if notes else None, None):
-                            yield _event("status", note)
+                            yield _event("status", say(note))
                         if waiting:
                             rows = list(waiting)
                             waiting.clear()
@@ -124,9 +126,9 @@ def tail_rows(
                 finally:
                     task.cancel()
                     await asyncio.gather(task, return_exceptions=True)
-            yield _event("end", "the tail ends after 15 minutes: load the page again to go on")
+            yield _event("end", say("the tail ends after 15 minutes: load the page again to go on"))
         except RmqError as error:
-            yield _event("end", str(error))
+            yield _event("end", say(str(error)))
 
     return _response(ask.console, "tail", ask.user.name, events(), TAILS_MAX, TAILS_A_USER)
 
