@@ -5,6 +5,8 @@
 Without the address of a console it starts a broker with a console of its own and opens the shop of
 `tests.console.world`. A person looks at them before a release; nothing compares them. Those that the documents show are
 in ``FOLDER/docs`` as well, cut and with few colours: copy them to ``docs/images``.
+
+A font with Chinese (Debian's ``fonts-wqy-microhei``) has to be there: else the switch of languages shows two boxes.
 """
 
 from __future__ import annotations
