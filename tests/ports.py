@@ -21,8 +21,8 @@ __all__ = ["HOST", "free_port", "free_ports", "silent_port"]
 
 HOST = "127.0.0.1"
 LOWEST, END, BLOCK = 18_000, 32_000, 250
-"""Connections get ports from 32,768 on (Linux) or above. Documents show 16384 as a size: it must be no port, as the ports
-of a test are turned back in what a page prints."""
+"""Connections get ports from 32,768 on (Linux) or above. 16384, a usual size, is none of these: what documents print is
+read with the ports of a test turned back."""
 
 
 class _Block:
