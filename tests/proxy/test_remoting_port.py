@@ -32,6 +32,7 @@ from rmqkit.protocol.schemas.clients import (
     HeartbeatData,
     LockBody,
     MessageQueue,
+    ProducerConnection,
     ProducerData,
     SubscriptionData,
 )
@@ -308,6 +309,7 @@ async def test_what_no_client_asks_is_not_passed_on():
             RequestCode.UPDATE_AND_CREATE_TOPIC,
             RequestCode.UPDATE_BROKER_CONFIG,
             RequestCode.AUTH_CREATE_USER,
+            RequestCode.GET_CONSUMER_RUNNING_INFO,  # as at Apache's proxy: brokers relay it, and are asked themselves
         ):
             told = await ask(code, bname="broker-0", topic="X")
             assert (told.code, told.remark) == (3, f" request type {int(code)} not supported")
@@ -464,6 +466,24 @@ async def test_who_asks_for_consumers_without_being_one(tmp_path):
             found = fastjson.decode_as(told.payload, ConsumerConnection)
             assert [one.client_id for one in found.connection_set] == [consumer.status().client_id]
             await remoting.close()
+
+
+async def test_who_asks_for_producers_without_being_one(tmp_path):
+    async with proxied(tmp_path) as (proxy, _):
+        producer, asking = RemotingClient(), RemotingClient()
+        body = msgspec.json.encode(HeartbeatData(clientID="C", producerDataSet=[ProducerData("PG")]))
+        route = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields={"topic": "TBW102"})
+        assert (await producer.call(proxy, route, 3000)).code == OK  # the brokers it uses hear of it
+        assert (await producer.call(proxy, request(RequestCode.HEART_BEAT, body=body), 3000)).code == OK
+        asked = Command(RequestCode.GET_PRODUCER_CONNECTION_LIST, fields={"producerGroup": "PG"})
+        told = await asking.call(proxy, asked, 3000)
+        assert told.code == OK, told.remark
+        found = fastjson.decode_as(told.payload, ProducerConnection)
+        assert [one.client_id for one in found.connection_set] == ["C"]
+        asked = Command(RequestCode.GET_CONSUMER_CONNECTION_LIST, fields={"consumerGroup": "nobody"})
+        assert (await asking.call(proxy, asked, 3000)).code == ResponseCode.CONSUMER_NOT_ONLINE
+        await producer.close()
+        await asking.close()
 
 
 async def test_no_remoting_port_where_none_is_wanted():
