@@ -11,8 +11,6 @@ import mmap
 import os
 import sys
 from contextlib import suppress
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,7 +20,7 @@ from msgspec import Struct
 from rmqkit.errors import RmqError, StoreError
 from rmqkit.store.archive.archive import segment_name
 from rmqkit.store.archive.places import Place, place_of
-from rmqkit.store.archive.segment import PLACE, SegmentFile, write_segment
+from rmqkit.store.archive.segment import SegmentFile, parts_of, write_segment
 
 __all__ = ["Sealed", "Work", "seal"]
 
@@ -67,23 +65,12 @@ def seal(work: Work, place: Place) -> Sealed:
 
 def compare(segment: SegmentFile, log: mmap.mmap) -> None:
     """Compare all that a segment holds with the log file it was made of. Raises StoreError: something differs."""
-    blocks, directory = segment.blocks(), segment.directory
-    rows = [row for _, part in directory.places for row in PLACE.iter_unpack(segment.section(part))]
-    rows.sort(key=itemgetter(1, 2))
-    seen = 0
-    with memoryview(log) as view:
-        for block, of_block in groupby(rows, key=itemgetter(1)):
-            content = segment.contents([blocks[block]])[0]
-            offsets, _, starts = zip(*of_block, strict=True)
-            ends = [*starts[1:], len(content)]
-            places = [offset - directory.start for offset in offsets]
-            pieces = [view[at : at + end - start] for at, start, end in zip(places, starts, ends, strict=True)]
-            is_same = b"".join(pieces) == content
-            for piece in pieces:
-                piece.release()
-            if not is_same:
-                raise StoreError(f"{segment.name} reads back with other records in the block of {offsets[0]}")
-            seen += len(content)
+    directory, seen = segment.directory, 0
+    for physical_offset, part in parts_of(segment):
+        position = physical_offset - directory.start
+        if part != log[position : position + len(part)]:
+            raise StoreError(f"{segment.name} reads back with another record at {physical_offset}")
+        seen += len(part)
     if seen != directory.records_end - directory.start:
         raise StoreError(f"{segment.name} reads back with {seen} bytes of {directory.records_end - directory.start}")
 

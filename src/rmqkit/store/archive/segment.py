@@ -43,7 +43,7 @@ from rmqkit.store.log.scan import Buffer
 if TYPE_CHECKING:
     from rmqkit.store.archive.contents import Numbers
 
-__all__ = ["Block", "Directory", "PlaceOf", "Queue", "Section", "SegmentFile", "rebuild", "write_segment"]
+__all__ = ["Block", "Directory", "PlaceOf", "Queue", "Section", "SegmentFile", "parts_of", "rebuild", "write_segment"]
 
 MAGIC = b"RMQARCH1"
 BLOCK_BYTES = 256 << 10
@@ -329,21 +329,28 @@ def _first_row(rows: bytes, layout: struct.Struct, value: int) -> int:
     return low * layout.size
 
 
+def parts_of(segment: SegmentFile) -> Iterator[tuple[int, bytes]]:
+    """All records and other bytes of a segment with their physical offsets, block by block. Raises as `section`."""
+    of_blocks: dict[int, list[tuple[int, int]]] = {}
+    for _, part in segment.directory.places:
+        for physical_offset, block, at in PLACE.iter_unpack(segment.section(part)):
+            of_blocks.setdefault(block, []).append((at, physical_offset))
+    blocks = segment.blocks()
+    for number in sorted(of_blocks):
+        content = segment.contents([blocks[number]])[0]
+        places = sorted(of_blocks[number])
+        ends = [at for at, _ in places[1:]]
+        for (at, physical_offset), end in zip(places, [*ends, len(content)], strict=True):
+            yield physical_offset, content[at:end]
+
+
 def rebuild(segment: SegmentFile) -> bytearray:
     """The log file that a segment was made of; behind the blank's head are zeros.
     Raises StoreError: it was changed. Raises OSError: it cannot be read."""
     directory = segment.directory
     log = bytearray(directory.end - directory.start)
-    blocks = segment.blocks()
-    rows = [row for _, part in directory.places for row in PLACE.iter_unpack(segment.section(part))]
-    rows.sort(key=lambda row: row[1:])
     end_of_records = directory.records_end - directory.start
-    number, content = -1, b""
-    for index, (physical_offset, block, at) in enumerate(rows):
-        if block != number:
-            number, content = block, segment.contents([blocks[block]])[0]
-        is_last = index + 1 == len(rows) or rows[index + 1][1] != block
-        part = content[at : len(content) if is_last else rows[index + 1][2]]
+    for physical_offset, part in parts_of(segment):
         position = physical_offset - directory.start
         if position + len(part) > end_of_records:
             raise StoreError(f"{segment.name} has a record at {physical_offset} that reaches over the log's end")
