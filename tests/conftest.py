@@ -2,8 +2,8 @@
 
 Set-up and tear-down count, so a session-wide fixture shows up in the file that first asked for it. With ``-n 3`` the
 tests of a file stay in one process, and so do all that share a pair of Apache's servers. Files that need a Spark
-session go to at most `SESSIONS_MAX` processes, which share them out as they get on; the pages of the documents are
-shared out one by one. Files that start servers of their own wait for them beside the others.
+session go to one process: each session costs 15 s of CPU before it is warm. The pages of the documents are shared out
+one by one. Files that start servers of their own wait for them beside the others.
 """
 
 import functools
@@ -39,8 +39,6 @@ INTEROP = PAIR
 PAGES, PAGES_WITH_SPARK = "tests/docs/test_blocks.py", "tests/docs/test_blocks.py::test_a_page_with_spark"
 TAKES_SESSION = re.compile(r"[(, ]spark(: SparkSession)?[,)]")
 """An argument of a test that is the session."""
-SESSIONS_MAX = 2
-"""Processes with a Spark session: one alone would be the last to end, and each costs 15 s of CPU before it is warm."""
 
 LONG = (
     PROXY,
@@ -52,6 +50,11 @@ LONG = (
     "tests/broker/test_loop_not_held.py",
 )
 """Files that take long and need no session of the process, the longest first."""
+
+OF_PROCESSES = (
+    INTEROP, "tests/faults/", PAGES, "tests/frameworks/", "tests/tree/test_examples.py", "tests/deploy/", "tests/cli/"
+)  # fmt: skip
+"""Files that wait for programs now and then: beside them other tests go on, at the end nothing would."""
 
 CAPTURED_LINES = 20
 ROOT = Path(__file__).parents[1]
@@ -82,15 +85,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
         def _assign_work_unit(self, node: Any) -> None:
             with_session = {one for one, groups in self.assigned_work.items() if any(map(_takes_session, groups))}
-            if node not in with_session and len(with_session) >= self._sessions_max():
+            if with_session and node not in with_session:
                 group = next((one for one in self.workqueue if not _takes_session(one)), next(iter(self.workqueue)))
                 self.workqueue.move_to_end(group, last=False)
             super()._assign_work_unit(node)
-
-        def _sessions_max(self) -> int:
-            """One process less while another one is with Apache's servers, which are as long."""
-            has_servers = INTEROP in self.workqueue or any(INTEROP in groups for groups in self.assigned_work.values())
-            return min(SESSIONS_MAX, max(1, self.numnodes - has_servers))
 
     config.option.loadscopereorder = False
     return Groups(config, log)
@@ -112,7 +110,7 @@ def _rank(group: str) -> tuple[int, int]:
         return 0, 0
     if _takes_session(group):
         return 1, 0
-    return (3 if group.startswith((INTEROP, "tests/faults/", PAGES)) else 4), 0
+    return (3 if group.startswith(OF_PROCESSES) else 4), 0
 
 
 @functools.cache

@@ -49,6 +49,7 @@ def text_of(page: str) -> str:
     return html.unescape(re.sub(r"<[^>]+>", "", article[1] if article else page))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(_BUILD_SECONDS_MAX)
 def test_a_reader_fetches_nothing_from_other_hosts(site):
     for name, page in site.items():
@@ -56,6 +57,7 @@ def test_a_reader_fetches_nothing_from_other_hosts(site):
         assert not re.search(fetched, page), f"{name} loads something from elsewhere"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(_BUILD_SECONDS_MAX)
 def test_the_site_says_nothing_of_the_machine_that_built_it(site):
     for name, page in site.items():
@@ -74,6 +76,7 @@ def _modules() -> Iterator[object]:
             yield importlib.import_module(found.name)
 
 
+@pytest.mark.slow
 def test_every_setting_is_in_the_site(site):
     shown = text_of(site["reference/settings.html"])
     for module in _modules():
@@ -84,6 +87,7 @@ def test_every_setting_is_in_the_site(site):
                 assert not missing, f"settings of {declared.__name__} that no page has: {missing}"
 
 
+@pytest.mark.slow
 def test_every_code_metric_and_exit_code_is_in_the_site(site):
     codes = text_of(site["reference/codes.html"])
     assert [one.name for one in CATALOG.values() if one.name not in codes] == []
@@ -103,12 +107,14 @@ def _commands(command: object, path: str) -> Iterator[str]:
             yield from _commands(below, f"{path} {name}")
 
 
+@pytest.mark.slow
 def test_every_command_is_in_the_site(site):
     shown = text_of(site["reference/cli.html"])
     missing = [path for path in _commands(typer.main.get_command(app), "rmq") if path not in shown]
     assert not missing, "run `make docs`"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", API)
 def test_every_public_name_is_in_the_site_and_says_what_it_is(site, page):
     shown = site[f"reference/api/{page}.html"]
@@ -127,6 +133,7 @@ def test_every_field_of_a_client_class_says_what_it_means():
     assert [row for row in rows if row.endswith("|  |")] == []
 
 
+@pytest.mark.slow
 def test_every_field_of_settings_and_results_is_in_the_site(site):
     shown = text_of(site["reference/api/rmqkit.html"])
     for name in ("ProducerSettings", "PushConsumerSettings", "PullConsumerSettings", "SendResult", "ReceivedMessage"):
@@ -159,6 +166,7 @@ def test_nothing_that_users_read_refers_to_files_they_do_not_have():
     assert [name for name, text in (*texts, *_docstrings()) if _NOTE.search(text)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(_BUILD_SECONDS_MAX)
 def test_the_search_works_from_a_folder(site):
     """Pages from a folder cannot start the worker of the search: docs/javascripts/iframe-worker.js is one for them."""
@@ -166,6 +174,7 @@ def test_the_search_works_from_a_folder(site):
     assert "offline" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_every_decision_is_in_the_menu(site):
     menu = site["index.html"]
     for decision in (ROOT / "docs/decisions").glob("*.md"):

@@ -25,7 +25,7 @@ async def _nothing() -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("by_proxy", [False, True])
+@pytest.mark.parametrize("by_proxy", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_clients_that_come_and_go_leave_nothing_behind(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, by_proxy: bool
 ) -> None:

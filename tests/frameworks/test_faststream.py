@@ -253,8 +253,11 @@ async def test_batches_groups_that_pop_and_ordered_ones(tmp_path):
             assert len({result.queue for result in results}) == 1
             await broker.start()
             await until(lambda: len(popped) == len(in_order) == sum(map(len, several)) == 20, "all of them")
-        assert in_order == [number for numbers in several for number in numbers] == list(range(20))
+        assert in_order == list(range(20))
         assert sorted(popped) == list(range(20))
+        # Batches of one queue are handled side by side: in order within each, and no batch before another.
+        assert [sorted(numbers) for numbers in several] == several
+        assert sorted(number for numbers in several for number in numbers) == list(range(20))
         assert max(map(len, several)) > 1
 
 

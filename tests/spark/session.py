@@ -36,6 +36,8 @@ SMALL: Mapping[str, str] = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # A stream without rows says how far its source is after so many ms; by default after ten seconds.
+    "spark.sql.streaming.noDataProgressEventInterval": "100",
 }
 """Settings of sessions whose queries are small."""
 

@@ -24,7 +24,7 @@ from tests.store.stores import golden_settings
 for package in ("google.rpc", "grpc", "grpc_status", "pandas"):
     pytest.importorskip(package, reason=f"the extra [connect] lacks {package}")
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
