@@ -107,6 +107,10 @@ loop-held: $(STAMP) ## every request at its bounds: how long each holds a server
 house: $(STAMP) ## files, lines, comments, asserts and import circles of every room in src
 	@$(BIN)/python -m tests.tree.house $(ARGS)
 
+.PHONY: again
+again: ready ## `make test` ten times beside two processes that only compute, 2 hours; ARGS="--runs 3"
+	@$(BIN)/python -m tests.tree.again $(ARGS)
+
 soak: SECONDS = 1800
 soak: $(STAMP) ## clients of every kind under load, SECONDS=1800 long: nothing lost, nothing grows
 	@$(BIN)/python -m tests.faults.soak --seconds $(SECONDS) $(ARGS)
