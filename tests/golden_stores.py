@@ -30,6 +30,12 @@ class GoldenStore:
     root: Path
     manifest: dict[str, Any]
 
+    @property
+    def conf(self) -> str:
+        """The lines of ``broker.conf`` that it was written with, without the ports: other tests may listen there."""
+        lines = self.manifest["brokerConf"].items()
+        return "".join(f"{key}={value}\n" for key, value in lines if not key.endswith("Port"))
+
 
 def golden_manifest(name: str) -> dict[str, Any]:
     """The manifest of one store, by the part of its file name (``5.4.0``)."""

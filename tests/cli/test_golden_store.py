@@ -49,7 +49,7 @@ def golden(request, tmp_path) -> GoldenStore:
 
 def test_every_message_of_the_manifest_is_pulled_from_min_to_max(golden, tmp_path):
     config = tmp_path / "broker.conf"
-    config.write_text("".join(f"{key}={value}\n" for key, value in golden.manifest["brokerConf"].items()))
+    config.write_text(golden.conf)
     queues, expected = simple_queues(golden), expected_messages(golden)
     assert len(expected) > 400
     growing = {message["properties"].get("REAL_TOPIC") for message in expected} | SYSTEM_TOPICS

@@ -241,7 +241,7 @@ def test_a_store_of_another_segment_size(tmp_path):
 def test_a_segment_file_of_the_wrong_length(tmp_path):
     golden = unpack_golden("5.4.0", tmp_path)
     config = tmp_path / "broker.conf"
-    config.write_text("".join(f"{key}={value}\n" for key, value in golden.manifest["brokerConf"].items()))
+    config.write_text(golden.conf)
     segment = golden.root / "commitlog/00000000000000131072"
     os.truncate(segment, 60_000)
     before = files_of(golden.root)

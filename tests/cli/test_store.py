@@ -24,7 +24,7 @@ def golden(tmp_path) -> GoldenStore:
 @pytest.fixture
 def config(golden, tmp_path) -> Path:
     path = tmp_path / "broker.conf"
-    path.write_text("".join(f"{key}={value}\n" for key, value in golden.manifest["brokerConf"].items()))
+    path.write_text(golden.conf)
     return path
 
 

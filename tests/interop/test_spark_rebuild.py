@@ -32,7 +32,7 @@ def rebuild_with_spark(golden: GoldenStore, work_dir: Path) -> dict[str, Any]:
     for name in ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index"):
         shutil.rmtree(golden.root / name)
     config = work_dir / "broker.conf"
-    config.write_text("".join(f"{key}={value}\n" for key, value in golden.manifest["brokerConf"].items()))
+    config.write_text(golden.conf)
     rmq = Path(sys.executable).with_name("rmq")
     command = [rmq, "pipeline", "rebuild", golden.root, "-c", config, "--master", "local[2]", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=REBUILD_SECONDS)
