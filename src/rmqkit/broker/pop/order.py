@@ -53,6 +53,7 @@ class OrderInfo(Struct, kw_only=True, omit_defaults=True):
         """When nothing hidden is left that blocks the queue; None: nothing does."""
         hidden_until = self.pop_time + (self.invisible_time or 0)
         times = [(self.visible_at or {}).get(offset, hidden_until) for offset in self.offsets_left]
+        # The latest: while one message is hidden, nothing behind it may be handed out.
         return max((time for time in times if time > now_ms), default=None)
 
 
@@ -77,6 +78,7 @@ class OrderTable(LazyTable):
 
     def snapshot(self) -> OrderFile:
         """A copy of what is not older than a day."""
+        # Before the copy: what changes while a thread writes it is for the next round.
         self._is_dirty = False
         oldest_ms = self._clock.now_ms() - _KEPT_MS
         for key, queues in list(self._table.items()):

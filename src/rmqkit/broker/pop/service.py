@@ -142,12 +142,14 @@ class PopService:
     def close(self) -> None:
         """Answer those who wait."""
         self.waiting.close()
+        # Behind the pops: each looks a last time as it is closed, and is answered when what it took is stored.
         self.batch.end()
         self.notifications.close()
 
     def persist(self) -> None:
         """Store what only memory has, as the broker stops; the store is still open."""
         self.batch.end()
+        # Before the offset: while an ack has no record, the revive group stays in front of its check point.
         self.check_points.write_acks()
         self.check_points.commit()
         if self.orders.is_dirty:
@@ -251,6 +253,7 @@ class PopLongPolling:
             return
         is_retry = stored.topic.startswith(RETRY_PREFIX)
         for held in self._waiting.get(stored.topic, {}).get(group, ()):
+            # A retry topic has one queue, which no request names, and only what passed the group's filter before.
             is_here = is_retry or held.queue_id in (_ANY_QUEUE, stored.queue_id)
             if is_here and (is_retry or held.wants(stored)) and held not in self._woken:
                 woken.add(place)
@@ -293,9 +296,11 @@ class PopLongPolling:
             self._retry(held, may_hold=True)
 
     def _check_waiting(self, held: WaitingPop) -> None:
+        # The loop's timer and the wall clock differ by some ms: what fires a little early ends all the same.
         self._retry(held, may_hold=self._clock.now_ms() < held.until_ms - _LATE_MS)
 
     def _retry(self, held: WaitingPop, *, may_hold: bool) -> None:
+        # Its timer, or the end of its connection, was quicker than its turn: it would take messages that nobody gets.
         if held not in self._connections.get(held.connection, ()):
             return
         self._drop(held)
