@@ -72,6 +72,7 @@ class Survey:
         self._due: defaultdict[_Message, list[int]] = defaultdict(list)
         self._recalled: set[_Message] = set()
         self._early: list[tuple[int, int]] = []
+        # Of now: what comes while it runs was not delivered before.
         self._end = store.max_offset(TIMER_TOPIC, 0)
         self._steps = self._run()
 
