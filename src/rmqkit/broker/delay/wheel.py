@@ -214,7 +214,7 @@ class TimerState:
         now_ms, read_ms = self.floor(self._clock.now_ms()), self.read_ms
         if read_ms <= 0 and not self.files.log.end:
             read_ms = now_ms
-        # As the reference: the wheel covers seven days, and slots from further back are those of seconds to come.
+        # As the reference: a timer that stood still for longer begins seven days back, not at each second since.
         self.read_ms = max(read_ms, now_ms - _READ_BACK_SLOTS_MAX * self.precision_ms)
         self.write_ms = self.read_ms if now_ms - self.read_ms < self.window_ms else now_ms
         assert self.read_ms <= self.write_ms, "no second is delivered before it has begun"
