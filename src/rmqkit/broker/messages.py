@@ -201,6 +201,7 @@ def committed(half: Record) -> InnerMessage | None:
     if place is None:
         return None
     assert kept.sys_flag & TRANSACTION_MASK == TRANSACTION_COMMIT, "a commit is readable, a half message is not"
+    # As 5.4.0. Brokers of 4.9 and up to 5.3 leave both in what they commit: readers may find either.
     changes = {property_names.REAL_TOPIC: None, property_names.REAL_QUEUE_ID: None}
     return changed(kept, changes, topic=place[0], queue_id=place[1])
 
@@ -217,4 +218,5 @@ def real_place(properties: Mapping[str, str]) -> tuple[str, int] | None:
 
 def number(text: str | None) -> int:
     """A property as a number, -1 when it is none."""
+    # Java's long has room for any number of 18 digits; what is longer may be none there.
     return int(text) if text is not None and text.isdecimal() and len(text) < 19 else -1
