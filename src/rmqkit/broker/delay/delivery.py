@@ -256,8 +256,8 @@ class Dequeue:
         if place is None:
             return None
         enqueued, dequeued = str(enqueued_ms), str(self._clock.now_ms())
-        # REAL_TOPIC, REAL_QID and TIMER_OUT_MS stay in the copy, as at the reference: a survey knows by them, and by
-        # TIMER_DEQUEUE_MS, what was delivered.
+        # REAL_TOPIC, REAL_QID and TIMER_OUT_MS stay in the copy, as at the reference. By the last, and by
+        # TIMER_DEQUEUE_MS, a survey knows what was delivered.
         changes: dict[str, str | None] = {"TIMER_ENQUEUE_MS": enqueued, "TIMER_DEQUEUE_MS": dequeued}
         if is_roll:
             times = find_property(record.properties, _ROLL_TIMES) or b"0"

@@ -376,8 +376,8 @@ class TimerState:
         if not is_follower:
             checkpoint.data_version.advance(self._clock.now_ms())
         self.files.take(checkpoint)
-        # The end of all there is, among it the deliveries that the state counts: on the disk before them, it would lose
-        # them.
+        # The end of the log by now: the deliveries that the state counts lie before it, and have to be on the disk
+        # first.
         self._taken_end = self._store.max_physical_offset
         counts = {topic: msgspec.structs.replace(one) for topic, one in self.metrics.timing_count.items()}
         self._taken_metrics = TimerMetrics(msgspec.structs.replace(self.metrics.data_version), counts)

@@ -134,8 +134,8 @@ class CheckPointStore:
         for queue_id in range(queue_count):
             committed = self._offsets.get(REVIVE_GROUP, self._topic, queue_id)
             low = self._store.min_offset(self._topic, queue_id)
-            # The offset kept names the last record that is done with, as Apache's revive service keeps it; it starts
-            # one behind.
+            # The offset kept names the last record that is done with, as Apache's revive service keeps it: a start
+            # reads on from the next one.
             self._read[queue_id] = low if committed is None else max(low, committed + 1)
             self._queues[queue_id] = {}
         self._committed.clear()
