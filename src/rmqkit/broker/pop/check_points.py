@@ -500,6 +500,7 @@ class PopWriteBatch:
 
     def pop(self, connection: Connection, new: list[NewCheckPoint], answer: Callable[[PutResult], None]) -> None:
         """Store check points and answer with the last one's put, or with one that was refused."""
+        assert new, "a pop without check points is answered at once"
         self._begin(connection)
         # In the order of the requests: `end` hands out the puts by their number.
         self._new += new

@@ -219,6 +219,7 @@ class PopLongPolling:
             or self.count(*place) >= settings.pops_held_per_queue_max
         ):
             return False
+        assert held not in self._connections.get(held.connection, ()), "a request waits once, until it looks again"
         for topic in _topics_of(held):
             self._waiting.setdefault(topic, {}).setdefault(held.group, {})[held] = None
         self._connections.setdefault(held.connection, {})[held] = None
