@@ -134,6 +134,7 @@ def _merged(properties: dict[str, str], changes: Mapping[str, str | None]) -> di
 
 def to_dead_letters(message: InnerMessage, group: str) -> InnerMessage:
     """The dead letter of a group that a retried message becomes."""
+    # Not removed, as at the reference; with the level it came with, a dead letter would go to the delay topic first.
     return changed(message, {property_names.DELAY: "-1"}, topic=names.dlq_topic(group), queue_id=0)
 
 

@@ -280,6 +280,7 @@ class BrokerHandlers(TableHandlers):
         if (refused := self._claims.speaks_for(connection, command, [header.broker_addr])) is not None:
             return refused
         asked = decode_body(command, DataVersion)
+        # None for a broker that is not known: no version is equal to it, so it registers.
         stored = self._routes.refresh((header.cluster_name, header.broker_addr))
         body = b"" if stored is None else msgspec.json.encode(stored)
         return reply(command, header=DataVersionResponse(changed=stored != asked), body=body)

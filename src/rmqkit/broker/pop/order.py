@@ -114,6 +114,7 @@ class OrderTable(LazyTable):
         elif before is not None:
             known = before.tries or {}
             tries = {offset: known.get(offset, 0) + 1 for offset in offsets if offset in before.queue_offsets}
+        # In the place of the pop before: acks with its pop time are ignored from now on.
         info = OrderInfo(
             attempt_id=attempt_id,
             invisible_time=invisible_ms,
@@ -145,6 +146,7 @@ class OrderTable(LazyTable):
         """Have a message visible again at another time; a handle of another pop changes nothing."""
         info = self._get(topic, group, queue_id)
         if info is not None and info.pop_time == pop_time and offset in info.queue_offsets:
+            # A new one, not changed: a thread may be writing the one that is there.
             info.visible_at = {**(info.visible_at or {}), offset: visible_at_ms}
             self._is_dirty = True
 

@@ -116,6 +116,8 @@ class PopService:
         self.orders.load()
         config = self._topics.get(self._revive_topic)
         assert config is not None, "it exists from the start"
+        # Of the last run: the start writes both files behind this, and their times would say that they know of
+        # everything.
         offsets_at_ms, groups_at_ms = map(_written_ms, (self._offsets_path, self._groups_path))
         self.check_points.load(max(1, config.write_queue_nums), offsets_at_ms=offsets_at_ms, groups_at_ms=groups_at_ms)
 

@@ -186,6 +186,7 @@ class PullHandlers(Handlers[PullContext]):
         context.offsets.pulled(group, topic, queue_id, found.next_begin_offset)
         is_found = bool(found.records)
         if is_found:
+            # Not of a woken pull, whose request came long ago.
             ms = context.clock.monotonic_ms() - connection.active_ms if may_hold else 0.0
             context.statistics.given(topic, group, queue_id, found.count, found.size, ms)
         else:
