@@ -106,6 +106,7 @@ class LogArchive:
     @property
     def archived_to(self) -> int:
         """Physical offset up to which the log is archived."""
+        # While that is not known nothing counts as archived: retention keeps all files.
         return self._archive.covered(self._store.min_physical_offset) if self._is_known else 0
 
     async def round(self) -> None:
@@ -142,7 +143,10 @@ class LogArchive:
     def _next(self) -> Work | None:
         """The oldest full file that is not archived."""
         start, store = self.archived_to, self._store
+        # On the disk, or a segment would hold what a crash takes from the log; dispatched, or a file might be deleted
+        # before its queues are made.
         ready = min(store.durable_offset, store.dispatched_offset)
+        # Without the last file: the log is still written there.
         file = next((one for one in store.log.queue.files[:-1] if one.start == start and one.end <= ready), None)
         if file is None:
             return None
@@ -151,6 +155,7 @@ class LogArchive:
     async def _seal(self, work: Work) -> None:
         """Write one segment. Raises StoreError: it could not be written."""
         told = await self._writing(msgspec.json.encode(work) + b"\n")
+        # `stop` may have killed the process: what it left is no failure, and is written anew after the next start.
         if self._is_stopping:
             return
         try:

@@ -147,6 +147,7 @@ class Assembly:
         if settings.broker_role is not BrokerRole.SLAVE:
             master = self.master = self._make_master(store)
             pop = PopService(folder, store, topics, groups, offsets, settings, clock, identity.store_host, archive)
+            # Slaves behind the clients of this broker: their round is in the next tick anyway.
             self._on_readable += [pop.waiting.arrived, pop.notifications.arrived, master.advanced]
         has_copies = waits_for_copies(settings)
         self.durability = Durability(
@@ -209,6 +210,7 @@ class Assembly:
             table.load()
         if self.slave is not None:
             context.offsets.begin_copying()
+        # Behind the tables: recovery asks the topics of which type queues are.
         context.store.open()
         # Both look into the log: a timer is brought to where it ends, check points of pops are read from it.
         if context.timer is not None:
@@ -261,6 +263,7 @@ class Assembly:
         """Have requests checked by this broker's users, and by what they may do where that is configured."""
         context = self.context
         context.access.add(authentication.initial)
+        # Asked for each request: after every change of a user it is another mapping.
         authentication.users = lambda: context.access.users
         self._authentication = authentication
         if self.authentication.authorization_enabled:
@@ -309,6 +312,7 @@ class Assembly:
             is_batch_topic=self._is_batch_topic if is_replica else topics.is_batch_topic,
             on_arrival=self._readable if counts is None else self._readable_and_sampled,
             on_durable=self._flushed if self._is_sync else None,
+            # Called in the thread that commits; only the loop dispatches.
             on_committed=lambda: loop.call_soon_threadsafe(self.durability.dispatch),
             on_flushed=None if counts is None else counts.flush_ms.observe,
             bitmap_of=filters.bitmap_of if self.settings.filter_bitmaps else None,

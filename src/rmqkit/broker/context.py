@@ -128,6 +128,8 @@ class BrokerContext:
     def persist(self) -> None:
         """Write all tables; one that the disk refuses keeps no other from it. Raises StoreUnavailable."""
         with ExitStack() as stack:
+            # Called from the last to the first: POP commits the offsets of its revive group, so the offsets are written
+            # after it.
             for table in (self.filters, self.offsets, self.groups, self.topics, self.pop):
                 if table is not None:
                     stack.callback(table.persist)

@@ -193,6 +193,7 @@ class Counts:
         if found is None:
             if len(self._by_kind) >= _KINDS_MAX:
                 self._drop_kinds()
+            # What does not count goes into an entry that no table has: then it is no special case for each message.
             came = _Came() if topic.startswith(NOT_COUNTED) else self.came[topic, kind]
             latency = self.meter.latency[code, ResponseCode.SUCCESS, False, "success"]
             found = self._by_kind[topic, code, kind] = Noted(came, latency)
@@ -235,6 +236,7 @@ class Counts:
         for table in tables:
             for key in [key for key in table if is_gone(key[0])]:
                 del table[key]
+                # They hold entries of these tables: one that is kept would count where nobody reads.
                 self._drop_kinds()
 
     # ---- inside

@@ -163,6 +163,7 @@ class Durability:
 
     def _flushed(self, durable_offset: int, error: OSError | None) -> None:
         if error is None:
+            # Before the answers: who hears that its message is stored may ask for it at once.
             self.dispatch()  # a message may be read, and sent to slaves, once it is durable
         self._release(durable_offset)
         if error is not None:

@@ -117,6 +117,7 @@ class LocalBackend:
 
     def handle_gathered(self) -> None:
         if self._gathering:
+            # Emptied first: what is asked while these are handled belongs to the next turn.
             gathering, self._gathering = self._gathering, set()
             for peer in gathering:
                 peer.handle_gathered()
@@ -194,6 +195,7 @@ class _LocalPeer(LocalConnection):
             return
         gathered, self._gathered_acks = self._gathered_acks, {}
         pops = [(*pop, [one[0] for one in acks], [one[2] for one in acks]) for pop, acks in gathered.items()]
+        # Together or one by one, never both: False means that none of them was taken.
         if self._acks_at_once(self, pops):
             return
         for (topic, group, queue_id, *_), acks in gathered.items():

@@ -134,6 +134,7 @@ def _merged(properties: dict[str, str], changes: Mapping[str, str | None]) -> di
 
 def to_dead_letters(message: InnerMessage, group: str) -> InnerMessage:
     """The dead letter of a group that a retried message becomes."""
+    # Not removed, as at the reference; with the level it came with, a dead letter would go to the delay topic first.
     return changed(message, {property_names.DELAY: "-1"}, topic=names.dlq_topic(group), queue_id=0)
 
 
@@ -201,6 +202,7 @@ def committed(half: Record) -> InnerMessage | None:
     if place is None:
         return None
     assert kept.sys_flag & TRANSACTION_MASK == TRANSACTION_COMMIT, "a commit is readable, a half message is not"
+    # As 5.4.0. Brokers of 4.9 and up to 5.3 leave both in what they commit: readers may find either.
     changes = {property_names.REAL_TOPIC: None, property_names.REAL_QUEUE_ID: None}
     return changed(kept, changes, topic=place[0], queue_id=place[1])
 
@@ -217,4 +219,5 @@ def real_place(properties: Mapping[str, str]) -> tuple[str, int] | None:
 
 def number(text: str | None) -> int:
     """A property as a number, -1 when it is none."""
+    # Java's long has room for any number of 18 digits; what is longer may be none there.
     return int(text) if text is not None and text.isdecimal() and len(text) < 19 else -1

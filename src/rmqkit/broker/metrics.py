@@ -218,6 +218,7 @@ class BrokerMetrics:
         """How far the groups online are. Source: behaviour.md §9.10."""
         found: dict[_Key, tuple[int, int, int, int, int]] = {}
         looked_at = 0
+        # A copy: clients come and go while the loop turns.
         for group, topic, queue_count in list(self._consumed()):
             looked_at += queue_count
             # Each queue is three reads of the store: a thousand groups would hold the loop for a second.

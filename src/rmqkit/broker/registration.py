@@ -162,9 +162,13 @@ class Registration:
         header = RegisterBrokerRequest(
             **msgspec.structs.asdict(self._identity),
             ha_server_addr=self._ha_address,
+            # None has name servers wait for their own 120 s: without heartbeats the short time would be over between
+            # two rounds.
             heartbeat_timeout_millis=self._settings.not_active_ms_max if self._settings.acts_as_master else None,
             enable_acting_master=self._settings.acts_as_master,
             compressed=is_compressed,
+            # Without the sign bit, as Java's `UtilAll.crc32` has it: name servers refuse what differs (`crc32 not
+            # match`).
             body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
         )
         return lambda: request(RequestCode.REGISTER_BROKER, header, body)
@@ -178,6 +182,7 @@ class Registration:
             except HeaderError as error:
                 _log.warning("a name server's answer does not say where the master is: %s", error)
                 continue
+            # A slave that was the master before may be named as that still: it cannot follow itself.
             if named.master_addr and named.ha_server_addr and named.master_addr != self._address:
                 self._on_master(named.master_addr, named.ha_server_addr)
                 return
@@ -190,6 +195,7 @@ class Registration:
 
     def topics_changed(self, topics: list[TopicConfig]) -> None:
         """Register changed topics soon: those of one tick go together."""
+        # What changes before the start is in the first registration; behind the stop nothing may be registered.
         if self._name_servers and self._is_started:
             if not self._changed:
                 asyncio.get_running_loop().call_soon(self._register_changes)
@@ -207,6 +213,7 @@ class Registration:
 
     async def settled(self) -> None:
         """Wait until every change so far is registered, for 2 s at most."""
+        # Now, not in the next tick: what is waited for has to be on its way.
         self._register_changes()
         if self._single:
             await asyncio.wait(self._single, timeout=_SETTLED_SECONDS)
@@ -317,6 +324,7 @@ class Registration:
             await asyncio.sleep(_BEAT_SECONDS)
 
     async def _beat_at(self, server: str) -> None:
+        # Those of 4.9 know no BROKER_HEARTBEAT. Any name server takes this question for a sign of life.
         if self._settings.old_name_servers:
             body = msgspec.json.encode(self._topics.data_version)
             beat = request(RequestCode.QUERY_DATA_VERSION, self._identity, body, one_way=True)
@@ -355,4 +363,6 @@ def _registered_from(answer: Command) -> dict[str, str] | None:
     try:
         return msgspec.json.decode(text, type=dict[str, str])
     except msgspec.MsgspecError:
+        # Not None, which would have everybody believed: what cannot be read names no place, and nobody is a member by
+        # it.
         return {}

@@ -152,6 +152,7 @@ class Broker:
         exporter = await self._bind_exporter()
         servers = [self._server(dispatch)]
         port = await self._bind(servers[0], settings.listen_port)  # a port in use is found before anything is written
+        # For port 0 the system chooses one, and the port two below may be anybody's: then there is no VIP port.
         if settings.listen_port > _VIP_BELOW:
             servers.append(self._server(vip_dispatch))
             await self._bind(servers[1], settings.listen_port - _VIP_BELOW)
@@ -184,6 +185,7 @@ class Broker:
         lifecycle.on_stop(Stage.TABLES, context.persist)
         lifecycle.on_stop(Stage.CLIENTS, client.close)
         lifecycle.on_stop(Stage.CLIENTS, context.long_polling.close)
+        # Behind the load: a slave says at once how far it is, and is sent a log that has to be recovered by then.
         ha_address = await self._listen_for_slaves(port)
         registration = parts.register_with(ha_address)
         local_dispatch = Router()  # for calls that the gRPC endpoint has let in
@@ -192,13 +194,20 @@ class Broker:
         self._configuration.listeners.append(self._settings_changed)
         if authentication is not None:
             parts.authorize(authentication)
+        # Before anybody is served: the system topics that the load added are on the disk when they are registered.
         context.persist()
+        # The first look at the queues: what they hold by now was put before this start and does not count.
         context.statistics.sample()
         self._free_disk(context.store)
+        # Before the registration: clients that name servers send here must not find a closed port.
         for server in servers:
             await server.serve()
+        # Behind `long_polling` and the client, so done before them: while clients leave, what they wait for is still
+        # held.
         lifecycle.on_stop(Stage.CLIENTS, partial(self._drain, servers))
         await sync_with_group(context, registration, client, ha_address)
+        # Before its start, which may fail half way: some name servers know the broker then, and have to hear that it
+        # leaves.
         lifecycle.on_stop(Stage.REGISTRATION, registration.stop)
         await registration.start()
         if parts.slave is None:
@@ -358,6 +367,8 @@ class Broker:
         self._lifecycle.on_stop(Stage.SERVICES, slave.close)
         if self._settings.ha_master_address:
             slave.follow(slave.tables.master, None)
+        # Only now: before name servers have answered nobody knows whether there is a master whose log is to be
+        # compared.
         slave.is_registered = True
         if slave.acting is not None:
             self._lifecycle.on_stop(Stage.SERVICES, slave.acting.close)
@@ -381,5 +392,6 @@ class Broker:
         """The remark for a request that is not let in, or None; slaves are known by what they sign here."""
         remark, master = authentication.refusal(connection, command), self.parts.master
         if remark is None and master is not None and connection.hops and authentication.is_trusted(connection.user):
+            # The socket's own peer: what comes before it among the hops is only said by it.
             master.signed(connection.hops[-1])
         return remark

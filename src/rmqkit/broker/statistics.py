@@ -402,6 +402,7 @@ class Statistics:
     def sample(self) -> None:
         """Keep the counters that changed since the last sample."""
         self._enter_growth()
+        # Behind what came until now: entered later, it would count for the new day.
         self._note_midnight()
         self._rounds += 1
         if self._rounds % _ROUNDS_A_MINUTE == 0:
@@ -415,6 +416,7 @@ class Statistics:
 
     def drop_counters(self, *, topic: str = "", group: str = "") -> None:
         """Drop the counters of a topic or group that was deleted."""
+        # First: what is noted of it still would make its counters anew.
         self._enter_growth()
         for name, key in list(self._counters):
             of_topic, _, rest = (key.partition("@")[2] if name in _QUEUE_FIRST else key).partition("@")

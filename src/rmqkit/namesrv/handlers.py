@@ -162,6 +162,7 @@ class RouteHandlers(TableHandlers):
             remark = f"No topic route info in name server for the topic: {header.topic}{FAQ}"
             return reply(command, ResponseCode.TOPIC_NOT_EXIST, remark)
         route = self._as_asked(header, route)
+        # Older clients expect fastjson's own JSON, where the ids of brokers are keys without quotes.
         is_strict = command.version >= _STRICT_JSON_SINCE or header.accept_standard_json_only
         body = msgspec.json.encode(route) if is_strict else fastjson.dumps(route)
         if not header.topic.startswith(SYNC_BROKER_MEMBER_PREFIX):
@@ -184,6 +185,7 @@ class RouteHandlers(TableHandlers):
             order = self._kv.get(ORDER_TOPIC_CONFIG, header.topic)
             route.order_topic_conf = msgspec.UNSET if order is None else order
         if self._settings.support_acting_master:
+            # Before the zones: a group whose slave acts as master counts there as one that has a master.
             route = with_acting_masters(header.topic, route)
         if header.zone_name and (header.zone_mode or "").lower() == "true":
             route = in_zone(route, header.zone_name)
@@ -278,6 +280,7 @@ class BrokerHandlers(TableHandlers):
         if (refused := self._claims.speaks_for(connection, command, [header.broker_addr])) is not None:
             return refused
         asked = decode_body(command, DataVersion)
+        # None for a broker that is not known: no version is equal to it, so it registers.
         stored = self._routes.refresh((header.cluster_name, header.broker_addr))
         body = b"" if stored is None else msgspec.json.encode(stored)
         return reply(command, header=DataVersionResponse(changed=stored != asked), body=body)

@@ -182,6 +182,7 @@ class RouteTable:
         assert list(addresses.values()).count(registration.address) <= 1, "one address has one id"
         is_first = registration.broker_id not in addresses
         addresses[registration.broker_id] = registration.address
+        # Before it is replaced: its version says whether the topics have to be taken over.
         before = self._live.get(registration.key)
         live = self._live[registration.key] = LiveBroker(
             broker_name=registration.broker_name,

@@ -119,6 +119,7 @@ class NameServer:
         except BaseException:
             await self.stop()
             raise
+        # For port 0, as Apache's: operators are shown the port that the system chose.
         self._settings.listen_port = port
         self.address = join_address(advertised_ip(self._settings.bind_address), port)
         if self._metrics is not None:
@@ -131,6 +132,7 @@ class NameServer:
         if self._metrics is not None:
             await self._metrics.close()
         await self._server.close()
+        # Behind the port: each connection that closes puts its brokers into this queue.
         await self._unregistration.stop()
         if self._notices is not None:
             await self._notices.stop()

@@ -50,6 +50,7 @@ class Authorization:
         """The reference's remark for a request that is not allowed, or None.
         ``user``: who signed it; None: nobody did, or nobody had to. ``fields``: its extFields.
         ``addresses``: the peer's and its balancer's: policies have to allow it from each."""
+        # As the reference: a request without fields names nothing that a right could be needed for.
         if command.code in self._white_list or not fields or self._is_free(user):
             return None
         try:
@@ -67,6 +68,7 @@ class Authorization:
     def _first_refusal(
         self, user: str | None, wanted: Iterable[tuple[Resource, Actions]], addresses: Sequence[str]
     ) -> str | None:
+        # The user is looked up with the first need: what needs no right is let in, whoever asks.
         index: PolicyIndex | None = None
         for resource, actions in wanted:
             if index is None:
@@ -101,6 +103,7 @@ class Authorization:
             self._indexes, self._indexed = {}, self._access.acls
         index = self._indexes.get(user)
         if index is None:
+            # Only of users that exist, which was looked at before: made up names would fill it.
             index = self._indexes[user] = PolicyIndex(user, self._indexed.get(f"User:{user}"))
         return index
 

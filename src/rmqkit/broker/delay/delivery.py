@@ -188,6 +188,7 @@ class Dequeue:
 
     def _delete(self, due: _Due, unit: Unit) -> bool:
         """Note what a marker deletes; False when its record is none, but a message."""
+        # A bit of the unit is not enough to drop a message: the record has to say so, too.
         record = self._state.record(unit.physical_offset, unit.size)
         key = None if record is None else find_property(record.properties, _DELETE_KEY)
         if record is not None and key is None:
@@ -255,11 +256,15 @@ class Dequeue:
         if place is None:
             return None
         enqueued, dequeued = str(enqueued_ms), str(self._clock.now_ms())
+        # REAL_TOPIC, REAL_QID and TIMER_OUT_MS stay in the copy, as at the reference. By the last, and by
+        # TIMER_DEQUEUE_MS, a survey knows what was delivered.
         changes: dict[str, str | None] = {"TIMER_ENQUEUE_MS": enqueued, "TIMER_DEQUEUE_MS": dequeued}
         if is_roll:
             times = find_property(record.properties, _ROLL_TIMES) or b"0"
             changes["TIMER_ROLL_TIMES"] = str(int(times) + 1 if times.isdigit() else 1)
             message = message_from(record, topic=TIMER_TOPIC, queue_id=0, changes=changes)
+        # One that was parked before has these names already, and a property CRC is that of the old string: neither may
+        # stay.
         elif _has_new_name(record.properties) or not record.properties.endswith(b"\x02"):
             message = message_from(record, topic=place[0], queue_id=place[1], changes=changes)
         else:  # the same, at a third of the cost
@@ -274,6 +279,7 @@ class Dequeue:
         if place is None or time is None:
             return None
         changes: dict[str, str | None] = dict.fromkeys((*TIMER_NAMES, property_names.TIMER_OUT_MS))
+        # One slot on: the other broker takes 1 ms off and rounds down, which comes to the same second.
         changes[property_names.TIMER_DELIVER_MS] = str(int(time) + self._state.precision_ms)
         return _Ready(message_from(record, topic=place[0], queue_id=place[1], changes=changes), place[0], is_roll=True)
 

@@ -150,6 +150,7 @@ class Schedule:
         self._levels.clear()
         self._written = {level: offset for level, offset in stored.offset_table.items() if level > 0}
         count = max(_LEVEL_COUNT_MIN, len(self._delays_ms))
+        # Also levels that only the file knows: what a longer table put there is still to be delivered.
         for number in sorted({*range(1, count + 1), *self._written}):
             delay_ms = self._delays_ms[number - 1] if number <= len(self._delays_ms) else None
             self._levels[number] = _Level(number, delay_ms, self._written.get(number, 0))
@@ -180,6 +181,7 @@ class Schedule:
         version = copied.data_version or DataVersion()
         if version.timestamp >= self._data_version.timestamp:
             own = self._offsets()
+            # Level by level, forward only: what either of the two delivered is not delivered once more.
             further = {level: max(offset, own.get(level, 0)) for level, offset in copied.offset_table.items()}
             self.replace_with(DelayOffsets(version, own | further))
 
@@ -218,6 +220,7 @@ class Schedule:
         for level in self._levels.values():
             pending += self._clamp(level) - level.offset
             level.look_at_ms = 0.0
+            # Read for an offset that may have moved since.
             level.ahead.clear()
         if self._is_file_missing and pending:
             _log.warning(
@@ -276,6 +279,7 @@ class Schedule:
 
     def _deliver_run(self, level: _Level, now_ms: int) -> bool:
         """Deliver a level's next messages; whether more may be due. Otherwise it says when to look again."""
+        # From here on each way out says when, or has a message wake the level: nothing else does.
         level.look_at_ms = _NEVER
         if level.is_away:
             return False
@@ -373,6 +377,8 @@ class Schedule:
         record = self._record(level, physical_offset, size)
         if record is None:
             return None
+        # A half message that was sent with a level. Apache's broker throws it away here, too: its place is not told any
+        # more.
         place = self._destination.place_of(record, forbidden=_HALF_TOPIC)
         return None if place is None else message_from(record, topic=place[0], queue_id=place[1])
 

@@ -104,7 +104,9 @@ class RecallHandlers(Handlers[RecallContext]):
             "BORN_TIMESTAMP": str(now_ms),
             property_names.TAGS: "_RECALL_TAG_",
             property_names.UNIQ_KEY: handle.unique_key,
+            # The key alone, as 5.4 writes it. 5.3 has topic and + before it; delivery takes both.
             property_names.TIMER_DELETE_KEY: handle.unique_key,
+            # 1 ms on, which `Timer` takes off again: in another slot than its message's a marker deletes nothing.
             property_names.TIMER_DELIVER_MS: str(handle.deliver_timestamp + 1),
         }
         return InnerMessage(

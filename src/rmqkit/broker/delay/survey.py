@@ -72,6 +72,7 @@ class Survey:
         self._due: defaultdict[_Message, list[int]] = defaultdict(list)
         self._recalled: set[_Message] = set()
         self._early: list[tuple[int, int]] = []
+        # Of now: what comes while it runs was not delivered before.
         self._end = store.max_offset(TIMER_TOPIC, 0)
         self._steps = self._run()
 
@@ -119,6 +120,7 @@ class Survey:
         message = _Message(topic, queue_id, key, out_ms)
         rolls = find_property(properties, b"TIMER_ROLL_TIMES") or b"0"
         stage = int(rolls) if rolls.isdigit() else 0
+        # One for one: a producer that tried twice has two messages of one key, and both are to be delivered.
         earlier = self._stages.get((message, deleted is not None, stage - 1)) if stage else None
         if earlier:
             self._leave_out(earlier.pop(), is_marker=deleted is not None)
@@ -142,6 +144,7 @@ class Survey:
                 for number in set(numbers) - self.left_out:
                     self._leave_out(number)
             at = message.topic, message.queue_id
+            # From where the earliest of them was due: none was delivered before its time.
             queues[at] = min(queues[at], int(message.out_ms))
         for (topic, queue_id), from_ms in queues.items():
             if queue_id.isdigit():

@@ -164,6 +164,7 @@ class Timer:
         ``asked``: the time it asks for, in ms since the epoch where ``unit_ms`` is 0."""
         now_ms, settings = self._clock.now_ms(), self._settings
         at_ms = now_ms + asked * unit_ms if unit_ms else asked
+        # With a limit of messages in a second each slot has to be looked at: `schedule` does that, and has the refusal.
         is_kept = 0 < at_ms - now_ms <= settings.timer_delay_seconds_max * 1000
         return self._out_ms(at_ms) if is_kept and settings.timer_slot_count_max == _I32_MAX else None
 
@@ -296,6 +297,7 @@ class Timer:
         """Write the state of a store that was closed in order, and close the files."""
         # Not behind a failed flush: the log may lack deliveries that the state counts as done.
         if self._store.failure is None:
+            # A round may have set a state aside that waits for the disk: there is room for one.
             if self.state.files.has_taken:
                 self.state.write()
             if self._is_used and not self.state.needs_survey:
@@ -378,6 +380,8 @@ class Timer:
             # One wake-up of readers for all that a round puts: each put alone would run the listeners.
             with self._store.batch():
                 has_more = self._begin_second(state.floor(now_ms))
+                # Before delivery: a marker that came in time has to be on the wheel when the second of its message is
+                # walked.
                 has_more |= self._fill(self._clock.monotonic_ms() + _FILL_MS_MAX)
                 self._end_seconds()
                 if not self.is_follower and self._destination.remote_put is None:

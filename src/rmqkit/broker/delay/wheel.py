@@ -214,6 +214,7 @@ class TimerState:
         now_ms, read_ms = self.floor(self._clock.now_ms()), self.read_ms
         if read_ms <= 0 and not self.files.log.end:
             read_ms = now_ms
+        # As the reference: a timer that stood still for longer begins seven days back, not at each second since.
         self.read_ms = max(read_ms, now_ms - _READ_BACK_SLOTS_MAX * self.precision_ms)
         self.write_ms = self.read_ms if now_ms - self.read_ms < self.window_ms else now_ms
         assert self.read_ms <= self.write_ms, "no second is delivered before it has begun"
@@ -241,6 +242,7 @@ class TimerState:
     def pass_second(self) -> None:
         """The second to deliver has no message."""
         assert self.read_ms < self.write_ms, "no second is delivered before it is over"
+        # No change that is to be written: a broker without timed messages would write its state all the time.
         self.read_ms += self.precision_ms
 
     def begin_second(self, time_ms: int, *, is_follower: bool) -> None:
@@ -281,6 +283,7 @@ class TimerState:
     def was_delivered(self, time_ms: int, queue_offset: int) -> bool:
         """Whether a message of the timer topic is dealt with, by the progress of another or before a new start."""
         progress, before = self.master_progress, self._done_before
+        # Both: behind the offset lies what came late for an early second, behind the time what still waited.
         return (time_ms < progress.last_read_time_ms and queue_offset < progress.master_timer_queue_offset) or (
             time_ms < before.last_read_time_ms and queue_offset < before.master_timer_queue_offset
         )
@@ -373,6 +376,8 @@ class TimerState:
         if not is_follower:
             checkpoint.data_version.advance(self._clock.now_ms())
         self.files.take(checkpoint)
+        # The end of the log by now: the deliveries that the state counts lie before it, and have to be on the disk
+        # first.
         self._taken_end = self._store.max_physical_offset
         counts = {topic: msgspec.structs.replace(one) for topic, one in self.metrics.timing_count.items()}
         self._taken_metrics = TimerMetrics(msgspec.structs.replace(self.metrics.data_version), counts)
@@ -386,6 +391,7 @@ class TimerState:
     def write(self) -> None:
         """Write what was set aside; any thread. Raises OSError: the disk refused; the next call tries it again."""
         self.files.write()
+        # Behind the files: a start counts anew where the counts are not those of the timer log.
         metrics = self._taken_metrics
         if metrics.data_version.counter != self._written_counter:
             self._metrics_file.save(metrics)
@@ -451,6 +457,8 @@ class Enqueue:
         if time_ms < state.write_ms and self.late is Late.NEXT:
             time_ms = state.write_ms
         if time_ms < state.write_ms and self.late is Late.PUT:
+            # What came before it goes first, and the position with it: a refusal of this one must not put those on the
+            # wheel twice.
             self._add()
             state.read_up_to(following - 1)
             record = None if is_marker else state.record(physical_offset, size)

@@ -69,6 +69,7 @@ class RuntimeInfoHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.GET_BROKER_RUNTIME_INFO)
     def runtime_info(self, connection: Connection, command: Command) -> Command:
         table = (
+            # In this order: what is known replaces what is always so.
             ALWAYS | self._process() | self._counted() | self._puts() | self._delayed() | self._log() | self._disks()
         )
         return reply(command, body=msgspec.json.encode(KVTable(dict(sorted(table.items())))))

@@ -141,6 +141,8 @@ class ClientHandlers(Handlers[OperationsContext]):
         )
         # A client of before the fingerprints always sends everything.
         changed = "true" if differ or not data.heartbeatFingerprint else "false"
+        # To a broker that says the first, clients of 5.x may send subscriptions only when these changed; the second
+        # asks for all of them.
         return reply(command, fields={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": changed})
 
     def _too_many(self, connection: Connection, data: HeartbeatData) -> str | None:
@@ -153,6 +155,7 @@ class ClientHandlers(Handlers[OperationsContext]):
         if count > settings.heartbeat_subscriptions_max:
             maximum = settings.heartbeat_subscriptions_max
             return f"heartbeat with {count} subscriptions: maxSubscriptionsPerHeartbeat is {maximum}"
+        # Names are only compared near the limit: a group that is known already counts twice here.
         if self._context.clients.group_count(connection) + group_count <= settings.connection_groups_max:
             return None
         joined = self._context.clients.groups_of(connection) | {one.group_name for one in data.consumerDataSet}
@@ -165,6 +168,7 @@ class ClientHandlers(Handlers[OperationsContext]):
     def unregister(self, connection: Connection, command: Command) -> Command:
         header = decode_header_leniently(command, UnregisterClientRequest, missing={"clientID": ""})
         if header.producerGroup:
+            # Of this connection alone: a client that came back over another one has registered there.
             self._context.clients.unregister_producer(connection, header.producerGroup)
         if header.consumerGroup:
             config = self._context.groups.get(header.consumerGroup)

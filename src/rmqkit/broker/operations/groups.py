@@ -113,6 +113,7 @@ class GroupHandlers(Handlers[OperationsContext]):
     def groups_of_topic(self, connection: Connection, command: Command) -> Command:
         """The groups that subscribe to a topic, and those that have offsets on it."""
         topic = decode_header(command, TopicRequest).topic
+        # Both: a group that is offline has offsets, and one that is new none.
         groups = self._context.clients.subscribers(topic) | set(self._context.offsets.groups(topic))
         return reply(command, body=msgspec.json.encode(GroupList(sorted(groups))))
 

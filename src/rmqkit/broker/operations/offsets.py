@@ -58,6 +58,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
         if header.set_zero_if_not_found is False:
             remark = "Not found, do not set to zero, maybe this group boot first"
             return reply(command, ResponseCode.QUERY_NOT_FOUND, remark)
+        # As the reference: of a young topic a new group gets everything, also one that wants to begin at its end.
         starts_at_zero = self._context.store.min_offset(header.topic, header.queue_id) <= 0
         if starts_at_zero and self._context.store.is_in_memory(header.topic, header.queue_id, 0):
             return reply(command, header=OffsetResponse(0))
@@ -69,6 +70,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
     def update(self, connection: Connection, command: Command) -> Command:
         """Commit an offset; after a reset by an operator what clients commit is void until their next pull."""
         header = decode_header_leniently(command, UpdateConsumerOffsetRequest)
+        # With `in`: `get` might make a deleted group anew, for the last commit of a client that leaves.
         if header.consumer_group not in self._context.groups:
             remark = f"Group {header.consumer_group} not exist!"
             return reply(command, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
@@ -213,6 +215,7 @@ class ResetHandlers(Handlers[OperationsContext]):
         if header.queue_id >= 0 and header.offset is not None and header.offset != -1:
             low = self._context.min_offset(header.topic, header.queue_id)
             high = self._context.store.max_offset(header.topic, header.queue_id)
+            # One past the end is let through, as by the reference.
             if not low <= header.offset <= high + 1:
                 remark = f"Target offset {header.offset} not in consume queue range [{low}-{high}]"
                 return reply(command, ResponseCode.SYSTEM_ERROR, remark)
@@ -220,6 +223,7 @@ class ResetHandlers(Handlers[OperationsContext]):
         else:
             queue_ids = [header.queue_id] if header.queue_id >= 0 else range(topic.write_queue_nums)
             is_end = header.timestamp < 0
+            # All of them before the first queue is moved: the archive may refuse, and then nothing has changed.
             targets = {queue_id: await self._offset_at(connection, header, queue_id, is_end) for queue_id in queue_ids}
         assert all(offset >= 0 for offset in targets.values()), f"a group is moved to messages, not to {targets}"
         for queue_id, offset in targets.items():

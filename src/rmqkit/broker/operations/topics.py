@@ -184,6 +184,7 @@ class TopicHandlers(Handlers[OperationsContext]):
         """Every topic, with the version of the table; slaves copy it."""
         table = self._context.topics.snapshot()
         table.mapping_data_version = self._context.topics.static.data_version
+        # Slaves take the whole mappings; what `snapshot` puts here is for name servers.
         table.topic_queue_mapping_info_map = {}
         table.topic_queue_mapping_detail_map = self._context.topics.static.details
         header = TopicConfigsResponse(len(table.topic_config_table))

@@ -58,12 +58,15 @@ class PopAssignmentHandlers(Handlers[PopContext]):
         """The queues of one client of a group."""
         asked = decode_body(command, QueryAssignmentBody)
         group = self._context.clients.consumers(asked.consumer_group)
+        # All brokers have to share out by the same order, as clients do that share out by themselves.
         client_ids = sorted({member.client_id for member in group.members.values()}) if group is not None else []
         strategy = _STRATEGIES.get(asked.strategy_name)
         if strategy is None:
             remark = f"strategy {asked.strategy_name} is not supported: use {' or '.join(_STRATEGIES)}"
             return reply(command, ResponseCode.SYSTEM_ERROR, remark)
         if asked.client_id not in client_ids:
+            # Not an empty list: Apache's client keeps its queues when there is none, and would drop all of them for an
+            # empty one.
             return reply(command, body=b"{}")
         wanted = self._mode(asked.topic, asked.consumer_group)
         queues, is_pop = await self._queues(asked.topic), wanted.mode == RequestMode.POP.value
@@ -114,6 +117,7 @@ class PopAssignmentHandlers(Handlers[PopContext]):
         """The queues to read from of all brokers, as far as name servers know them, and of this one."""
         counts = {data.broker_name: data for route in await self._routes(topic) for data in route.queue_datas}
         found = {name: data.read_queue_nums for name, data in counts.items() if data.perm & Permission.READ}
+        # Its own table is newer than what name servers know: they hear of a change with the next registration.
         own = self._context.topics.get(topic)
         if own is not None and own.perm & Permission.READ:
             found[self._context.settings.broker_name] = own.read_queue_nums

@@ -134,6 +134,8 @@ class CheckPointStore:
         for queue_id in range(queue_count):
             committed = self._offsets.get(REVIVE_GROUP, self._topic, queue_id)
             low = self._store.min_offset(self._topic, queue_id)
+            # The offset kept names the last record that is done with, as Apache's revive service keeps it: a start
+            # reads on from the next one.
             self._read[queue_id] = low if committed is None else max(low, committed + 1)
             self._queues[queue_id] = {}
         self._committed.clear()
@@ -212,6 +214,7 @@ class CheckPointStore:
             elif pending is not None:
                 ended = next(following)
                 self._count_acks(pending, len(offsets), ended.status)
+                # Else its client is answered with an error, and the message stays in flight and comes again in time.
                 if ended.status is _OK:
                     self._done(pending, offsets)
             results.append(ended)
@@ -219,6 +222,7 @@ class CheckPointStore:
 
     def withdraw(self, new: Iterable[NewCheckPoint]) -> None:
         """Forget check points that were not stored: their messages are not given away."""
+        # `store` may have failed half way: what it stored stays in flight, what it took back is not counted off twice.
         for pending in [one.pending for one in new]:
             if pending.revive_offset < 0 and self._table.get(pending.key) is pending:
                 self._count_out(pending, len(pending.left))
@@ -274,6 +278,7 @@ class CheckPointStore:
                 found = self._store.get(self._topic, queue_id, position, count_max=_READ_COUNT)
                 for raw in found.records:
                     self._read_one(queue_id, raw)
+                # A read that does not get on would hold the loop for ever; the next round tries once more.
                 if found.next_begin_offset <= position:
                     break
                 self._read[queue_id] = position = found.next_begin_offset
@@ -314,6 +319,7 @@ class CheckPointStore:
     def _left(self, key: AckKey, offsets: Iterable[int]) -> tuple[InFlightPop | None, list[int]]:
         """What of acknowledged messages was pending, and in which pop; None without any."""
         pending = self._table.get(key)
+        # Not stored yet, so nobody has its handle: an ack that guesses it would end a pop that may still be refused.
         if pending is None or pending.revive_offset < 0:
             return None, []
         # What is left: an ack that a client repeats, or one of a message that came again, is stored once.
@@ -377,6 +383,8 @@ class CheckPointStore:
 
     def _know(self, queue_id: int, queue_offset: int) -> None:
         """Move the read position past a record that this broker put, when it is the next one."""
+        # A gap holds what others put there, such as check points of Apache's broker that the timer delivers: `follow`
+        # reads those, and this record once more, which in the end changes nothing.
         if queue_offset == self._read.get(queue_id):
             self._read[queue_id] += 1
 
@@ -387,6 +395,8 @@ class CheckPointStore:
             if tag == CHECK_POINT_TAG.encode():
                 check_point = _read_check_point(record.body)
                 if check_point.pop_time > min(self._groups_at_ms, self._offsets_at_ms):
+                    # Not for its result: `get` makes the group that a crash forgot, or its messages were dropped as a
+                    # deleted group's.
                     self._groups.get(check_point.group)
                 if check_point.pop_time > self._offsets_at_ms:
                     self._take_offset(check_point)
@@ -408,6 +418,7 @@ class CheckPointStore:
         """Have a check point pending that was read."""
         topic, group, queue_id, pop_time = popped.topic, popped.group, popped.queue_id, popped.pop_time
         key, due_ms = (topic, group, queue_id, popped.start_offset, pop_time), pop_time + popped.invisible_time
+        # It may be an own one that `follow` meets behind somebody else's record: it would count twice as in flight.
         if left and key not in self._table:
             pending = InFlightPop(key, (topic, group, queue_id), left, due_ms, revive_queue_id, revive_offset)
             self._count_in(pending)
@@ -489,6 +500,7 @@ class PopWriteBatch:
 
     def pop(self, connection: Connection, new: list[NewCheckPoint], answer: Callable[[PutResult], None]) -> None:
         """Store check points and answer with the last one's put, or with one that was refused."""
+        assert new, "a pop without check points is answered at once"
         self._begin(connection)
         # In the order of the requests: `end` hands out the puts by their number.
         self._new += new

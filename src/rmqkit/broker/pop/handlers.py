@@ -183,6 +183,7 @@ class PopHandlers(PopHandlerBase):
     ) -> Refusal | None:
         """The checks in the reference's order."""
         now_ms = self._context.clock.now_ms()
+        # A request without a time counts as made now: with 0 it would be refused as too late.
         header.born_time = header.born_time or now_ms
         if now_ms - header.born_time - header.poll_time > _LATE_MS:
             return ResponseCode.POLLING_TIMEOUT, f"the broker[{self._context.identity.ip}] {what} is timeout too much"
@@ -288,6 +289,8 @@ class PopHandlers(PopHandlerBase):
             answer = partial(self._answer_popped, connection, command, header, read)
             self._pop.batch.pop(connection, read.check_points, answer)
             return None
+        # Clients take this code for "nothing there" and pop again at once. POLLING_FULL below makes them wait for a
+        # second.
         if not may_hold or header.poll_time <= 0:
             return reply(command, ResponseCode.POLLING_TIMEOUT, _NOTHING, header=read.answer(header))
 
@@ -438,6 +441,8 @@ class PopAckHandlers(PopHandlerBase):
         if not self._is_plain:
             return False
         try:
+            # All are looked at before the first is taken: after a False each is handled alone, and would be answered
+            # twice.
             for topic, _, queue_id, _, _, revive_queue_id, offsets, _ in pops:
                 config = self._context.topics.get(topic)
                 if config is None or queue_id >= config.read_queue_nums or revive_queue_id == ORDER_REVIVE_QUEUE:
@@ -507,6 +512,7 @@ class PopAckHandlers(PopHandlerBase):
         check_points, pop_time = self._pop.check_points, self._context.clock.now_ms()
         while check_points.is_taken(topic, group, queue_id, offset, pop_time):
             pop_time += 1
+        # The number comes from a client and may be that of a broker with more queues: nobody reads a check point there.
         queue = handle.revive_queue_id if check_points.has_queue(handle.revive_queue_id) else check_points.next_queue()
         # The new check point before the old one's ack: a crash in between repeats the message, and loses none.
         put = check_points.add(

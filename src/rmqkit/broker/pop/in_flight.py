@@ -64,6 +64,7 @@ QueueKey = tuple[str, str, int]
 """Topic, group and queue id."""
 
 
+# By identity: slots have it as a key while `left` changes under them.
 class InFlightPop(Struct, eq=False):
     """One pop of one queue whose messages are not all acknowledged (a check point, in memory).
 
@@ -81,6 +82,7 @@ class InFlightPop(Struct, eq=False):
     due_ms: int
     revive_queue_id: int
     revive_offset: int
+    # msgspec gives each pop a list of its own for an empty default.
     unwritten: list[int] = []
 
     @property
@@ -121,6 +123,8 @@ class ExpiryWheel:
         """The check points whose time has come, each until it leaves or is postponed.
         What is neither comes up again a moment later, behind the others."""
         end, numbers = self._clock.now_ms() // _SLOT_MS, self._numbers
+        # Slots that are over, not the one that runs: no message may come again before its time, a little later is
+        # harmless.
         while numbers and numbers[0] < end:
             slot = self._slots[numbers[0]]
             if slot:
@@ -141,6 +145,7 @@ class ExpiryWheel:
     def postpone(self, pending: InFlightPop, ms: int) -> None:
         """Have a check point come up later, also where the clock was set back."""
         self.leave(pending)
+        # Between `leave` and `enter`: both find the slot by this time.
         pending.due_ms = max(pending.due_ms, self._clock.now_ms()) + ms
         self.enter(pending)
 
@@ -194,6 +199,8 @@ class ReviveRecords:
         """The record that messages of a pop are consumed."""
         assert offsets, "an ack names messages"
         topic, group, queue_id, start, pop_time = pending.key
+        # Apache's broker reads one offset for the tag `ack` and a list for `bAck`, and merges both into the check
+        # point's bits.
         name, is_one = self._settings.broker_name, len(offsets) == 1
         body = StoredAck(
             ack_offset=offsets[0] if is_one else -1,
@@ -211,6 +218,7 @@ class ReviveRecords:
 
     def _message(self, queue_id: int, tag: str, unique_key: str, body: bytes) -> InnerMessage:
         now_ms, host = self._clock.now_ms(), self._store_host
+        # In a property string these two end names and values: with one inside, the record would have other properties.
         if "\x01" in unique_key or "\x02" in unique_key:
             raise ValueError(f"{unique_key!r} contains the separator 0x01 or 0x02: rename topic, group or broker")
         properties = (_PROPERTIES[tag] % (now_ms, unique_key)).encode("utf-8", "replace")

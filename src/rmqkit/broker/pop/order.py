@@ -53,6 +53,7 @@ class OrderInfo(Struct, kw_only=True, omit_defaults=True):
         """When nothing hidden is left that blocks the queue; None: nothing does."""
         hidden_until = self.pop_time + (self.invisible_time or 0)
         times = [(self.visible_at or {}).get(offset, hidden_until) for offset in self.offsets_left]
+        # The latest: while one message is hidden, nothing behind it may be handed out.
         return max((time for time in times if time > now_ms), default=None)
 
 
@@ -77,6 +78,7 @@ class OrderTable(LazyTable):
 
     def snapshot(self) -> OrderFile:
         """A copy of what is not older than a day."""
+        # Before the copy: what changes while a thread writes it is for the next round.
         self._is_dirty = False
         oldest_ms = self._clock.now_ms() - _KEPT_MS
         for key, queues in list(self._table.items()):
@@ -112,6 +114,7 @@ class OrderTable(LazyTable):
         elif before is not None:
             known = before.tries or {}
             tries = {offset: known.get(offset, 0) + 1 for offset in offsets if offset in before.queue_offsets}
+        # In the place of the pop before: acks with its pop time are ignored from now on.
         info = OrderInfo(
             attempt_id=attempt_id,
             invisible_time=invisible_ms,
@@ -143,6 +146,7 @@ class OrderTable(LazyTable):
         """Have a message visible again at another time; a handle of another pop changes nothing."""
         info = self._get(topic, group, queue_id)
         if info is not None and info.pop_time == pop_time and offset in info.queue_offsets:
+            # A new one, not changed: a thread may be writing the one that is there.
             info.visible_at = {**(info.visible_at or {}), offset: visible_at_ms}
             self._is_dirty = True
 

@@ -232,6 +232,8 @@ class PopRead:
 
     def _pop_queue(self, header: PopMessageRequest, topic: str, mark: str, queue_id: int) -> None:
         group, check_points = self._group, self._pop.check_points
+        # Also where nothing can be taken: a group that is new here begins now, not behind what comes until its next
+        # pop.
         offset = before = self._start(header, topic, queue_id)
         if self._is_too_full(topic, queue_id):
             return self._add_rest(topic, queue_id, offset)
@@ -290,6 +292,7 @@ class PopRead:
             invisible_ms=header.invisible_time,
         )
         self._tries |= {OrderKey(NORMAL_TOPIC, queue_id, one): count for one, count in tries.items()}
+        # For clients older than the counts by offset: they read one number for a queue, else each try is the first.
         self._tries[OrderKey(NORMAL_TOPIC, queue_id)] = min(tries.get(one, 0) for one in offsets)
         # To the first of them, not behind: in order, the offset moves on by acks.
         self._offsets.commit(self._group, topic, queue_id, offsets[0])
@@ -327,6 +330,7 @@ class PopRead:
         """A record of a retry topic, with the topic it came from and its handle."""
         record = decode_record(raw)
         mark = encode_properties({property_names.POP_CHECK_POINT: encode_pop_handle(handle)})
+        # Some brokers and clients leave out the last separator: appended to that, the handle would be part of a value.
         ending = b"" if not record.properties or record.properties.endswith(b"\x02") else b"\x02"
         return encode_record(
             topic=self._topic.encode(),
@@ -343,6 +347,7 @@ class PopRead:
             prepared_transaction_offset=record.prepared_transaction_offset,
             body=record.body,
             properties=record.properties + ending + mark,
+            # The one that was stored: a new one would vouch for a body that changed on the disk.
             crc=record.body_crc,
         )
 
@@ -371,6 +376,8 @@ class PopRead:
             return end
         offset = offsets.get(group, topic, queue_id)
         if offset is None:
+            # Committed at once: with ``initMode`` 1 the end moves on, and what comes before the next pop would be
+            # skipped.
             offset = self._beginning(topic, queue_id, from_end=header.init_mode == _FROM_END)
             offsets.commit(group, topic, queue_id, offset)
         return offset
@@ -384,6 +391,7 @@ class PopRead:
 
     def _beginning(self, topic: str, queue_id: int, *, from_end: bool) -> int:
         """Where a group begins that is new."""
+        # What lies in a retry topic was popped by the group before: begun at its end, it would be lost.
         if not from_end or topic != self._topic:
             return self._context.first_offset(topic, queue_id)
         low = self._store.min_offset(topic, queue_id)

@@ -60,6 +60,7 @@ class Revive:
 
     async def round(self) -> None:
         """Have what is due come again; to be called a few times a second."""
+        # First: `follow` does nothing while acks are to be written.
         self._check_points.write_acks()
         self._check_points.follow()
         for number, pending in enumerate(self._check_points.due(), 1):
@@ -91,6 +92,7 @@ class Revive:
         return found
 
     def _revive(self, pending: InFlightPop, archived: dict[int, memoryview]) -> None:
+        # With `in`, not `get`, which would make the group that was deleted once more.
         is_wanted = self._topics.get(pending.topic) is not None and pending.group in self._groups
         done: list[int] = []
         for offset in sorted(pending.left):

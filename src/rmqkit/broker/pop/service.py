@@ -116,6 +116,8 @@ class PopService:
         self.orders.load()
         config = self._topics.get(self._revive_topic)
         assert config is not None, "it exists from the start"
+        # Of the last run: the start writes both files behind this, and their times would say that they know of
+        # everything.
         offsets_at_ms, groups_at_ms = map(_written_ms, (self._offsets_path, self._groups_path))
         self.check_points.load(max(1, config.write_queue_nums), offsets_at_ms=offsets_at_ms, groups_at_ms=groups_at_ms)
 
@@ -142,12 +144,14 @@ class PopService:
     def close(self) -> None:
         """Answer those who wait."""
         self.waiting.close()
+        # Behind the pops: each looks a last time as it is closed, and is answered when what it took is stored.
         self.batch.end()
         self.notifications.close()
 
     def persist(self) -> None:
         """Store what only memory has, as the broker stops; the store is still open."""
         self.batch.end()
+        # Before the offset: while an ack has no record, the revive group stays in front of its check point.
         self.check_points.write_acks()
         self.check_points.commit()
         if self.orders.is_dirty:
@@ -217,6 +221,7 @@ class PopLongPolling:
             or self.count(*place) >= settings.pops_held_per_queue_max
         ):
             return False
+        assert held not in self._connections.get(held.connection, ()), "a request waits once, until it looks again"
         for topic in _topics_of(held):
             self._waiting.setdefault(topic, {}).setdefault(held.group, {})[held] = None
         self._connections.setdefault(held.connection, {})[held] = None
@@ -251,6 +256,7 @@ class PopLongPolling:
             return
         is_retry = stored.topic.startswith(RETRY_PREFIX)
         for held in self._waiting.get(stored.topic, {}).get(group, ()):
+            # A retry topic has one queue, which no request names, and only what passed the group's filter before.
             is_here = is_retry or held.queue_id in (_ANY_QUEUE, stored.queue_id)
             if is_here and (is_retry or held.wants(stored)) and held not in self._woken:
                 woken.add(place)
@@ -293,9 +299,11 @@ class PopLongPolling:
             self._retry(held, may_hold=True)
 
     def _check_waiting(self, held: WaitingPop) -> None:
+        # The loop's timer and the wall clock differ by some ms: what fires a little early ends all the same.
         self._retry(held, may_hold=self._clock.now_ms() < held.until_ms - _LATE_MS)
 
     def _retry(self, held: WaitingPop, *, may_hold: bool) -> None:
+        # Its timer, or the end of its connection, was quicker than its turn: it would take messages that nobody gets.
         if held not in self._connections.get(held.connection, ()):
             return
         self._drop(held)

@@ -134,6 +134,7 @@ class PullHandlers(Handlers[PullContext]):
     def pull(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
         """Read, and hold the request when nothing is there and it says so."""
         try:
+            # The strict way first: one call for what clients write. Java's broker takes more than that.
             header = decode_header(command, PullMessageRequest)
         except HeaderError:
             header = decode_header_leniently(command, PullMessageRequest, missing=_MAY_MISS, drops_unreadable=False)
@@ -180,10 +181,12 @@ class PullHandlers(Handlers[PullContext]):
                 if header.sys_flag & _COMMIT:
                     context.offsets.commit(group, topic, queue_id, header.commit_offset)
                 return self._from_archive(connection, command, header, found, wanted, topic_config, config)
+            # A woken pull cannot wait for the archive: its client asks again at once, with a pull that can.
             found = GetResult(GetStatus.NO_MATCHED_MESSAGE, header.queue_offset, found.min_offset, found.max_offset)
         context.offsets.pulled(group, topic, queue_id, found.next_begin_offset)
         is_found = bool(found.records)
         if is_found:
+            # Not of a woken pull, whose request came long ago.
             ms = context.clock.monotonic_ms() - connection.active_ms if may_hold else 0.0
             context.statistics.given(topic, group, queue_id, found.count, found.size, ms)
         else:
@@ -208,6 +211,7 @@ class PullHandlers(Handlers[PullContext]):
         )
 
         def retry() -> None:
+            # Checked and read like a new one: topic, group and filter may have changed while it waited.
             answer = self._pull(connection, command, header, may_hold=False)
             assert not isinstance(answer, Awaitable), "only a new pull is answered from the archive"
             if answer is not None:
@@ -388,6 +392,7 @@ class PullHandlers(Handlers[PullContext]):
         if registered is None:
             remark = "The broker's consumer filter data is not exist!Your expression may be wrong!"
             raise _Refused(ResponseCode.FILTER_DATA_NOT_EXIST, remark)
+        # An older filter would pass over messages that the new one wants, and they would count as consumed.
         if registered.data.client_version < header.sub_version:
             raise _Refused(ResponseCode.FILTER_DATA_NOT_LATEST, "the consumer's consumer filter data not latest")
         self._check_type(subscribed.data.expression_type)
@@ -403,6 +408,7 @@ def _code_of(found: GetResult, header: PullMessageRequest) -> ResponseCode:
     code = _CODES.get(found.status)
     if code is not None:
         return code
+    # At 0 of an empty queue a client waits. Told that 0 is illegal it would drop the queue and take it again, for ever.
     return ResponseCode.PULL_OFFSET_MOVED if header.queue_offset else ResponseCode.PULL_NOT_FOUND
 
 

@@ -128,6 +128,7 @@ class LongPolling:
 
     def close(self) -> None:
         """Answer everything that waits, as the broker stops."""
+        # Those under way first: their order is that of the messages.
         self._turns.finish()
         for held in [held for waiting in self._queues.values() for held in waiting]:
             self._answer(held)
@@ -215,6 +216,7 @@ class LongPolling:
     def _end_by(self, held: WaitingPull, at_ms: float) -> None:
         """Put a pull into the slot of its end; a new slot sets its timer."""
         now_ms = self._clock.monotonic_ms()
+        # One further than the end lies in: a slot's timer fires where it begins, which must not be before the end.
         held._slot = number = int(min(max(at_ms, now_ms), now_ms + _WAIT_MS_MAX)) // _SLOT_MS + 1
         slot = self._slots.get(number)
         if slot is None:

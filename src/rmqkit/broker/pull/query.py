@@ -77,6 +77,7 @@ class QueryHandlers(Handlers[PullContext]):
                 left -= len(record)
         assert records or left == _ANSWER_BYTES_MAX, "what was left out made room for nothing"
         answer = QueryMessageResponse(found.last_update_timestamp, found.last_update_offset)
+        # What the index named, not what was read: what did not fit above must not be looked for in the archive.
         missing = min(count_max, self._context.store_settings.query_count_max) - len(found.physical_offsets)
         if self._context.archive is not None and missing > 0:
             return self._and_archived(connection, command, header, key, missing, records, answer)
@@ -125,6 +126,7 @@ class QueryHandlers(Handlers[PullContext]):
         if not self._context.may_serve():
             return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
         offset = decode_header(command, ViewMessageRequest).offset
+        # Anybody can make up an id: an offset below 0 is in no file.
         record = self._context.store.log.record_at(offset) if offset >= 0 else None
         if record is None and offset >= 0 and self._context.archive is not None:
             return self._view_archived(connection, command, offset, self._context.archive)

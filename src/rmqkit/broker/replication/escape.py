@@ -118,6 +118,7 @@ class EscapeBridge:
             default_topic=names.AUTO_CREATE_TOPIC,
             default_topic_queue_nums=self._settings.default_topic_queue_count,
             queue_id=0,
+            # Only how the body is packed: what the message is to a transaction the other broker reads from TRAN_MSG.
             sys_flag=message.sys_flag & (COMPRESSED | COMPRESSION_MASK),
             born_timestamp=message.born_timestamp,
             flag=message.flag,

@@ -153,6 +153,7 @@ class SlaveRole:
     def follow(self, master: str | None, ha_address: str | None) -> None:
         """Copy the tables of the master at an address, and its log from its HA port; None for a master that is gone,
         whose log is waited for."""
+        # Kept while there is no master: one that comes back is believed at the address that it had.
         if master is not None:
             self._master_hosts = {_host_of(each) for each in (master, ha_address) if each}
         self.tables.follow(master)

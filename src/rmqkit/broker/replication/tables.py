@@ -202,6 +202,7 @@ class SlaveSync:
             _log.info("took over %d topics of %s", len(copied.topic_config_table), master)
 
     async def _copy_offsets(self, master: str) -> None:
+        # Before the question: of what the master commits while it answers nobody knows whether the copy has it.
         asked_ms = self._clock.now_ms()
         copied = await self._calls.consumer_offsets(master)
         if master == self._master:

@@ -294,6 +294,7 @@ class SendHandlers(Handlers[SendContext]):
         self, connection: Connection, command: Command, header: SendMessageRequest
     ) -> Command | Awaitable[Command | None] | None:
         """The answer to a send. With a topic made for it the answer waits until the name servers know that."""
+        # By their number: the handler does not wait, so the topics that are new behind it are those of this send.
         topic_count = len(self._context.topics)
         answer = self._stored(connection, command, header)
         if answer is None or len(self._context.topics) == topic_count:
@@ -472,6 +473,7 @@ class SendHandlers(Handlers[SendContext]):
         finally:
             assert self._long_batches > 0, "this batch was counted"
             self._long_batches -= 1
+            # Also where the put failed: a connection that stays held is never read again.
             connection.go_on()
         self._context.statistics.sent_one(message, put, self._context.clock.monotonic_ms() - since_ms, count)
         if self._context.counts is not None:
@@ -661,6 +663,8 @@ class SendRun:
             if queue_id >= self._checks.plain_queue_count(topic):
                 return False
         try:
+            # This changes what is stored, not the chunk: one by one they are read from that again, with the times they
+            # ask for.
             if (asked := sends.asked) and not self._keep(sends, asked):
                 return False
             end_offset = self._store.put_sends(sends, connection.peer_host, self._store_host)

@@ -37,6 +37,7 @@ class ReplyHandlers(Handlers[SendContext]):
         self._checks = SendChecks(context)
         _, self._answer_fields = stamps_of(self._context.settings)
 
+    # A lane of its own: each of these waits for somebody else's client, for 10 s when that does not answer.
     @answers(RequestCode.SEND_REPLY_MESSAGE, lane="reply")
     async def reply(self, connection: Connection, command: Command) -> Command:
         """SEND_REPLY_MESSAGE: long header names."""
@@ -87,6 +88,7 @@ class ReplyHandlers(Handlers[SendContext]):
         if requester is None:
             return f"push reply message fail, channel of <{client_id}> not found."
         now_ms = self._context.clock.now_ms()
+        # In what is pushed alone: the stored reply says nothing of a push.
         properties = message.parsed | {property_names.PUSH_REPLY_TIME: str(now_ms)}
         pushed = PushReplyRequest(
             producer_group=header.producer_group,

@@ -52,6 +52,7 @@ class SendBackHandlers(Handlers[SendContext]):
         if not self._context.settings.broker_permission & Permission.WRITE:
             remark = f"the broker[{self._context.identity.ip}] sending message is forbidden"
             return reply(command, ResponseCode.NO_PERMISSION, remark)
+        # SUCCESS though nothing is stored, as at the reference: refused, its consumer would store a copy by itself.
         if group.retry_queue_nums <= 0:
             return reply(command)
         retry = self._context.topics.ensure(
@@ -60,6 +61,7 @@ class SendBackHandlers(Handlers[SendContext]):
         if not retry.perm & Permission.WRITE:
             remark = f"the topic[{retry.topic_name}] sending message is forbidden"
             return reply(command, ResponseCode.NO_PERMISSION, remark)
+        # The offset comes from a client and may point anywhere: where no sound record begins, nothing is stored.
         record = record_at(self._context.store, header.offset)
         if record is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
@@ -91,6 +93,8 @@ class SendBackHandlers(Handlers[SendContext]):
         message = changed(
             kept,
             {
+                # The topic of the first delivery: Apache's consumers put it in the place of the retry topic before a
+                # listener sees it.
                 property_names.RETRY_TOPIC: kept.parsed.get(property_names.RETRY_TOPIC, record.topic),
                 property_names.ORIGIN_MESSAGE_ID: kept.parsed.get(property_names.ORIGIN_MESSAGE_ID, "").strip()
                 or first_id,

@@ -72,6 +72,8 @@ class ConsumerGroup:
         for data in wanted:
             topics.add(data.topic)
             known = self.subscriptions.get(data.topic)
+            # Members of a group that is being upgraded differ for a while: the newer one counts, whoever's heartbeat is
+            # the last.
             if known is None or data.sub_version > known.data.sub_version:
                 changed = changed or known is None
                 tags = PullFilter(codes_of(data)) if is_tag_type(data.expression_type) else None

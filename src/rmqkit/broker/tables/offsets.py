@@ -68,6 +68,8 @@ class OffsetTable(LazyTable):
         asked_ms = self._snapshot_asked_ms
         super().write(snapshot)
         if asked_ms is not None:
+            # A crash before this leaves the time of now: what was popped after the master was asked is then popped once
+            # more.
             os.utime(self._file.path, ns=(asked_ms * 1_000_000, asked_ms * 1_000_000))
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:

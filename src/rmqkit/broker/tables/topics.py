@@ -357,6 +357,7 @@ class TopicTable:
 
     def _content(self, version: DataVersion, table: dict[str, TopicConfig]) -> Callable[[], dict[str, Any]]:
         """What makes the file's content, of the table as it is now."""
+        # Copied on the loop: `_change_soon` changes the table in place while a thread writes it.
         table = dict(table)
         return lambda: {"dataVersion": version, "topicConfigTable": self._rows.of(table)}
 
@@ -416,6 +417,7 @@ class TopicTable:
         sys_flag = _sys_flag(topic, unit=unit)
         created = TopicConfig(topic, queue_count, queue_count, _ALL, topic_sys_flag=sys_flag, order=order)
         if soon:
+            # Name servers hear of it before it is on the disk: what a crash forgets is made again when it is needed.
             self._change_soon(topic, created)
         else:
             self._replace(self._table | {topic: created})

@@ -250,6 +250,8 @@ class CheckBack:
         unique_key = properties.get(property_names.UNIQ_KEY)
         header = CheckTransactionRequest(
             topic=names.HALF_TOPIC,
+            # Both of the copy: its producer sends them back, and an op message for the old one, which is passed,
+            # decides nothing.
             tran_state_table_offset=put.queue_offset,
             commit_log_offset=put.physical_offset,
             msg_id=unique_key,
@@ -258,6 +260,7 @@ class CheckBack:
             bname=self._settings.broker_name,
         )
         body = encode_record(
+            # The topic and queue it is for: producers know the message by them, not by the half topic.
             topic=place[0].encode(),
             queue_id=place[1],
             flag=half.flag,
@@ -273,6 +276,7 @@ class CheckBack:
             body=half.body,
             properties=with_changes(again.properties, {property_names.WAIT: "false"}),
         )
+        # One-way: the answer is an END_TRANSACTION of its own, perhaps much later.
         producer.send(request(RequestCode.CHECK_TRANSACTION_STATE, header, body, one_way=True))
 
     def _pick_producer(self, group: str, topic: str) -> Connection | None:
@@ -347,7 +351,10 @@ class _OpReader:
     def _enter(self, op: Record, half_offset: int) -> None:
         ahead = 0
         for offset in op_offsets(op):
+            # Named once more when a decision came twice: counted for the second op message, the first would stay open
+            # for ever, and the position in front of it.
             if offset not in self._op_of:
+                # What is passed is kept as well: it may be the original of a copy further on.
                 is_ahead = offset >= half_offset
                 self._op_of[offset] = op.queue_offset if is_ahead else _PASSED
                 ahead += is_ahead

@@ -54,6 +54,7 @@ TRANSACTION_GROUP = names.TRANSACTION_GROUP
 COLLECTED_MAX = 20_000
 """Offsets that may wait while the store takes no op message; beyond it no transaction is ended."""
 
+# Without UNIQ_KEY, as Apache's broker stores them: nobody looks op messages up by key.
 _OP_PROPERTIES = b"WAIT\x01true\x02TAGS\x01d\x02"
 _OP_TAG = b"d"
 _OP_TAGS = property_names.TAGS.encode()
@@ -114,6 +115,7 @@ def op_offsets(op: Record) -> list[int]:
     """The half queue offsets in an op message; pieces that are no numbers are left out."""
     if find_property(op.properties, _OP_TAGS) != _OP_TAG:
         return []
+    # The last piece of 5.x is empty, behind its comma; a body of 4.9 is one number.
     pieces = op.body.decode("ascii", "replace").split(",")
     return [offset for offset in map(number, pieces) if offset >= 0]
 
@@ -143,6 +145,7 @@ class OpMessages:
         """Note that a half message is decided; its commit, if it is one, was put before."""
         self._collected.setdefault(queue_id, []).append(queue_offset)
         self._collected_bytes += len(str(queue_offset)) + 1
+        # Not while the store refuses: every further decision would try, and log, the same again.
         if self._collected_bytes > self._body_bytes_max and not self._is_refused:
             self.write()
 

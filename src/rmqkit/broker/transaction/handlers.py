@@ -56,6 +56,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
             return reply(command, ResponseCode.SLAVE_NOT_AVAILABLE, _NO_REMARK)
         if header.commit_or_rollback == _UNKNOWN:
             return None
+        # Before the commit is put: one that no op message can follow would be asked about, and committed once more.
         if self._ops.is_full or (self._context.durability is not None and self._context.durability.is_full):
             return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
         # The offset comes from a client and may point anywhere: `_refusal` compares what lies there with the request.
@@ -132,6 +133,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
         self._decided(half, is_commit=True)
         if self._context.durability is None:
             return reply(command)
+        # Clients of Apache send decisions one-way: nobody waits, and the flush is asked for all the same.
         if command.is_one_way or self._context.durability.has(put.end_offset):
             self._context.durability.wake()
             return reply(command)
