@@ -22,7 +22,7 @@ from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import ConnectFailed, StoreMismatch
 from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.command import Command, decode_fields, reply
+from rmqkit.protocol.command import Command, FrameSplitter, decode_command, decode_fields, encode_command, reply
 from rmqkit.protocol.fastjson import decode_as, loads
 from rmqkit.protocol.schemas.brokers import DelayOffsets, TimerMetrics, decode_timer_checkpoint
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig, SubscriptionGroupTable
@@ -283,6 +283,105 @@ async def test_records_of_a_topic_that_a_dead_master_did_not_tell_of_get_ordinar
             assert not slave.sync.is_batch_topic("T")
             assert slave.topics.get("T") == TopicConfig("T", 16, 16)
     assert caplog.text.count("topic T gets ordinary queues: the master left before it told of the topic") == 1
+
+
+async def close_it(reader, writer):
+    await reader.read(1)
+    writer.close()
+
+
+async def say_nothing(reader, writer):
+    await reader.read()
+    writer.close()
+
+
+async def answer_in_another_protocol(reader, writer):
+    await reader.read(1)
+    writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    await reader.read()
+    writer.close()
+
+
+def answering(make):
+    """A peer of our protocol that is not the master: `make` turns a request into its answer."""
+
+    async def serve(reader, writer):
+        splitter = FrameSplitter()
+        while data := await reader.read(65_536):
+            for frame in splitter.feed(data):
+                writer.writelines(encode_command(make(decode_command(frame))))
+        writer.close()
+
+    return serve
+
+
+STRANGERS = {
+    "closes": close_it,
+    "says nothing": say_nothing,
+    "another protocol": answer_in_another_protocol,
+    "refuses": answering(lambda command: reply(command, 3, "not supported")),
+    "no table": answering(lambda command: reply(command, body=b"[7]")),
+}
+
+
+@asynccontextmanager
+async def stranger(master, serve):
+    """A program of somebody else that listens where the master's fast port would be."""
+    host, port = fast_address(master).split(":")
+    server = await asyncio.start_server(serve, host, int(port))
+    async with server:
+        yield
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_a_stranger_at_the_fast_port_does_not_keep_the_topics_from_a_slave(tmp_path, name):
+    async def scenario():
+        async with pair(tmp_path, is_fast=False) as (master, slave), stranger(master.address, STRANGERS[name]):
+            began_ms = SYSTEM_CLOCK.monotonic_ms()
+            slave.sync.follow(master.address)
+            await slave.settled(master)
+            for _ in range(5):
+                await slave.sync.copy_topics()
+            assert SYSTEM_CLOCK.monotonic_ms() - began_ms < 15_000  # one time limit of a call, and not one of each
+            assert master.codes == ROUND + [21] * 5
+            assert slave.topics.get("TopicA") is not None
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_a_stranger_at_the_fast_port_of_a_dead_master_does_not_keep_a_slave_asking(tmp_path, name):
+    async def scenario():
+        slave, address = Slave(tmp_path), f"127.0.0.1:{free_port(-2)}"
+        async with stranger(address, STRANGERS[name]):
+            slave.sync._master = address
+            with pytest.raises(BlockingIOError):
+                slave.sync.is_batch_topic("T")
+            began_ms = SYSTEM_CLOCK.monotonic_ms()
+            async with asyncio.timeout(600):
+                while len(slave.sync._tasks):
+                    await asyncio.sleep(0.1)
+            assert SYSTEM_CLOCK.monotonic_ms() - began_ms < 25_000
+            assert not slave.sync.is_batch_topic("T")
+            assert slave.topics.get("T") == TopicConfig("T", 16, 16)
+            await slave.sync.close()
+            await slave.client.close()
+
+    run_virtual(scenario())
+
+
+def test_the_fast_port_is_asked_again_in_the_next_round(tmp_path):
+    async def scenario():
+        async with pair(tmp_path) as (master, slave):
+            slave.sync._master = master.address
+            master.answers[21] = lambda command: reply(command, 2, "busy")
+            await slave.sync._round()
+            await slave.sync.copy_topics()
+            master.answers[21] = master.recorded
+            await slave.sync._round()
+            assert [port for port, code, _ in master.asked if code == 21] == ["fast", "main", "main", "fast"]
+
+    run_virtual(scenario())
 
 
 def test_pages_are_joined_and_begun_anew_when_the_table_changes(tmp_path):

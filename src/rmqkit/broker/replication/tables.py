@@ -12,8 +12,10 @@ waiting timed messages          61  fast   replaces its own counts, if the versi
 timer check point               60  fast   goes on to there (`Timer.replace_with`); asked every 3 s
 ============================  ====  =====  ======================================================================
 
-The *fast* port is the main one - 2; a master that does not listen there is asked on its main port. A round runs as soon
-as the master is known or another, and then every minute; the reference waits a minute with the first one.
+The *fast* port is the main one - 2. A master that does not listen there is asked on its main port, and so it is for the
+rest of the round when what listens there gives no table: it may be another program, as nobody keeps the port for the
+master. A round runs as soon as the master is known or another, and then every minute; the reference waits a minute with
+the first one.
 A step that fails is logged once and the others go on. A record of a topic that the slave does not have waits until the
 master was asked for its topics, as its queue is of the topic's type (`SlaveSync.is_batch_topic`). 5.3 and later hand
 out topics and groups in pages where that is configured; the version of the table says whether pages belong together.
@@ -63,6 +65,7 @@ _ASK_AGAIN_SECONDS = 1.0
 _GONE_AFTER_TRIES, _QUEUES = 10, 16
 _FAST_PORT_BELOW = 2
 
+R = TypeVar("R")
 T = TypeVar("T", TopicConfigTable, SubscriptionGroupTable)
 _log = logging.getLogger(__name__)
 
@@ -98,6 +101,7 @@ class SlaveSync:
         self._failures: dict[str, RmqError] = {}
         self._missing: set[str] = set()
         self._asked_for: set[str] = set()
+        self._useless_fast: str | None = None
 
     @property
     def master(self) -> str | None:
@@ -119,6 +123,7 @@ class SlaveSync:
         await self._tasks.close()
 
     async def _round(self) -> float:
+        self._useless_fast = None
         for name, step in (
             ("topics", self._copy_topics),
             ("consumer offsets", self._copy_offsets),
@@ -191,9 +196,7 @@ class SlaveSync:
     async def _copy_topics(self, master: str) -> None:
         async def page(first: int, version: str) -> tuple[TopicConfigTable, int | None]:
             header = TopicConfigsRequest(first, version, _PAGE_ENTRIES_MAX)
-            answer = await self._ask_fast(master, RequestCode.GET_ALL_TOPIC_CONFIG, header)
-            total = decode_header_leniently(answer, TopicConfigsResponse).total_topic_num
-            return decode_as(answer.payload, TopicConfigTable), total
+            return await self._ask_fast(master, RequestCode.GET_ALL_TOPIC_CONFIG, _topic_page, header)
 
         copied = await _whole(page, lambda table: table.topic_config_table)
         # In each step: while it was waited for the master may have become another one, whose table is not to be
@@ -235,26 +238,42 @@ class SlaveSync:
 
     async def _copy_timer_metrics(self, master: str) -> None:
         if self._timer is not None and self._timer.is_follower:
-            answer = await self._ask_fast(master, RequestCode.GET_TIMER_METRICS)
-            copied = decode_as(answer.payload, TimerMetrics)
+            copied = await self._ask_fast(
+                master, RequestCode.GET_TIMER_METRICS, lambda answer: decode_as(answer.payload, TimerMetrics)
+            )
             if master == self._master:
                 self._timer.take_counts(copied)
 
     async def _copy_timer_checkpoint(self, master: str) -> None:
         if self._timer is not None and self._timer.is_follower:
-            answer = await self._ask_fast(master, RequestCode.GET_TIMER_CHECK_POINT)
-            checkpoint = decode_timer_checkpoint(answer.payload)
+            checkpoint = await self._ask_fast(
+                master, RequestCode.GET_TIMER_CHECK_POINT, lambda answer: decode_timer_checkpoint(answer.payload)
+            )
             if master == self._master:
                 self._timer.replace_with(checkpoint)
 
-    async def _ask_fast(self, master: str, code: int, header: msgspec.Struct | None = None) -> Command:
+    async def _ask_fast(
+        self, master: str, code: int, read: Callable[[Command], R], header: msgspec.Struct | None = None
+    ) -> R:
+        """What ``read`` makes of the answer of the fast port, else of the main one.
+        Raises the error of the main port, which tells whether the master is there: of the fast one it is not known
+        whose it is."""
         fast = fast_address(master)
-        if fast is not None:
+        if fast is not None and fast != self._useless_fast:
             try:
-                return await self._calls.ask(fast, code, header)
+                return read(await self._calls.ask(fast, code, header))
             except ConnectFailed:
                 _log.debug("%s does not listen on its fast port", master)
-        return await self._calls.ask(master, code, header)
+            except RmqError as error:
+                # One that says nothing costs the whole time limit: once in a round, not in each step and try.
+                self._useless_fast = fast
+                _log.info("%s is asked on its main port for the rest of the round: %s", master, error)
+        return read(await self._calls.ask(master, code, header))
+
+
+def _topic_page(answer: Command) -> tuple[TopicConfigTable, int | None]:
+    total = decode_header_leniently(answer, TopicConfigsResponse).total_topic_num
+    return decode_as(answer.payload, TopicConfigTable), total
 
 
 def fast_address(address: str) -> str | None:
