@@ -135,6 +135,8 @@ class Archive:
         directory = self._segment_file(name, size).directory
         known = _Known(name, size, directory.start, directory.end, directory.first_time, directory.last_time)
         if not self._segments or self._segments[-1].start < known.start:
+            # The queues first: what `covered` counts the retention may delete, and by then its messages have to be
+            # found here.
             _enter(self._queues, known, directory)
             self._segments = [*self._segments, known]
             return
@@ -169,6 +171,8 @@ class Archive:
                 "of another store, or this one lost its end; give another archive, or bring the store back"
             )
         for one in self._segments:
+            # Offsets alone do not tell logs apart, and the retention deletes files on the word of the segments: those
+            # of another store would cost all messages.
             record = first_record(one.start)
             if record is not None and identity_of(record) != self._segment_file(one.name, one.size).directory.identity:
                 raise StoreError(
@@ -224,11 +228,14 @@ class Archive:
             if result.records and (result.size + len(record) > bytes_max or len(result.records) >= count_max):
                 break
             scanned += len(record)
+            # Not before the test above: a record that does not fit is the first of the next pull.
             result.next_begin_offset = following
             if _is_wanted(record, codes, accept, tags_code):
                 result.records.append(_copied(record))
                 result.size += len(record)
                 result.status = GetStatus.FOUND
+            # A filter that matches little must not keep its turn for a whole segment: the consumer asks again from here
+            # on.
             elif scanned > 16 * bytes_max:
                 break
         return result
@@ -300,6 +307,7 @@ class Archive:
                 continue
             segment, _ = self._opened(known)
             for physical_offset in segment.offsets_of(hashed):
+                # A hash has 31 bits, and one key may be that of every message: each comparison may fetch a block.
                 left -= 1
                 if len(found) >= count_max or left < 0:
                     return found
@@ -334,6 +342,8 @@ class Archive:
             if found is not None:
                 self._open.move_to_end(known.name)
                 return found
+        # Without the lock: who waits for one object must not hold up those who read another. Two may fetch the same one
+        # then.
         segment = self._segment_file(known.name, known.size)
         found = segment, segment.blocks()
         with self._lock:
@@ -361,6 +371,8 @@ class Archive:
             last += 1
         fetched = [_rows(segment.name, content) for content in segment.contents(blocks[number:last])]
         with self._lock:
+            # Another thread may have fetched the same blocks meanwhile: counted twice, they would shrink the cache for
+            # good.
             for at, rows in enumerate(fetched, number):
                 if (segment.name, at) not in self._contents:
                     self._contents[segment.name, at] = rows

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["KEY", "OTHER_BYTES", "OTHER_RECORDS", "Contents", "Group", "contents_of", "identity_of", "messages_of"]
 
 _Queue = tuple[str, int]
+# Unsigned, as the hash of index files is never below 0: Java's abs, and 0 for the one int that has no positive one.
 KEY = struct.Struct(">IQ")
 OTHER_RECORDS = ("", 0)
 """What stands for the queue of records that are in none."""

@@ -63,12 +63,15 @@ class Folder:
     def writing(self, name: str) -> Iterator[BinaryIO]:
         make_directory(self._path)
         for left in self._path.glob(f"{name}.*{_PART}"):  # of a process that was killed
+            # Its process may live on where only the broker was killed: it has nothing to rename then, and fails.
             left.unlink(missing_ok=True)
         part = self._path / f"{name}.{os.getpid()}{_PART}"
         try:
             with part.open("wb") as file:
                 yield file
                 file.flush()
+                # The bytes before the name, the name before anybody hears of it: then the retention deletes the log
+                # file, and a power cut must not leave a segment that is cut in its place.
                 sync_file(file.fileno())
             part.rename(self._path / name)
         except BaseException:

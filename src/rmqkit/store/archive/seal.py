@@ -55,6 +55,8 @@ def seal(work: Work, place: Place) -> Sealed:
         with place.writing(name) as out:
             assert out is not None, "a place gives a file"
             directory = write_segment(log, work.start, out, with_tags=work.with_tags)
+        # Behind the publication and by its name: what is read back is what consumers will get once the log file is
+        # deleted.
         size = place.names().get(name, 0)
         segment = SegmentFile(name, lambda position, count: place.read(name, position, count), size)
         if segment.directory != directory:
@@ -88,6 +90,7 @@ def main(lines: BinaryIO) -> int:
     except (OSError, RmqError) as error:
         sealed = Sealed(error=f"{type(error).__name__}: {error}")
     with suppress(BrokenPipeError):  # the broker died: the next one finds the segment
+        # Not printed: a buffer that is flushed at the exit would raise where nothing suppresses it.
         os.write(sys.stdout.fileno(), msgspec.json.encode(sealed) + b"\n")
     return int(bool(sealed.error))
 

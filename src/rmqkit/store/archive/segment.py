@@ -202,6 +202,8 @@ class _Writing:
 
     def _end(self, pieces: list[memoryview], first: int) -> None:
         content = b"".join(pieces)
+        # Before anything is written: a mapping with slices cannot be closed, and where the disk refuses the BufferError
+        # of that would hide why.
         for piece in pieces:
             piece.release()
         place = self.section(content)
@@ -215,6 +217,8 @@ class _Writing:
 
     def section(self, content: bytes) -> Section:
         """Compress and write something."""
+        # The CRC-32 is of what is stored, and compared before it is decompressed: changed bytes never reach the
+        # decoder.
         stored = compress(content, Compression.ZSTD, _LEVEL)
         self._out.write(stored)
         found = Section(self._position, len(stored), zlib.crc32(stored))
@@ -277,6 +281,7 @@ class SegmentFile:
     def contents(self, blocks: list[Block]) -> list[bytes]:
         """What blocks that follow each other hold, by one read. Raises as `section`."""
         begin = blocks[0].position
+        # One read: at an object store each request costs more than the bytes.
         stored = self._read_at(begin, sum(block.stored_bytes for block in blocks))
         found = []
         for block in blocks:
@@ -299,6 +304,7 @@ class SegmentFile:
     def offsets_of(self, key_hash: int) -> Iterator[int]:
         """Physical offsets of records that have a key of this hash, in the order of the log. Raises as `section`."""
         parts = self.directory.keys
+        # Rows of a hash may begin at the end of the part before the first one that begins with it.
         at = max(0, bisect_right(parts, key_hash - 1, key=lambda part: part[0]) - 1)
         for first, part in parts[at:]:
             if first > key_hash:

@@ -98,6 +98,7 @@ def waiting_of(log: TimerLog, *, end: int, read_ms: int) -> Waiting:
         if time_ms < read_ms:
             continue
         slot = slots.get(time_ms)
+        # The first unit of a second names none, or one that retention deleted; each further one the unit before it.
         if unit.previous >= begin if slot is None else unit.previous != slot.last:
             waiting.fault = f"the unit at {position} follows {unit.previous}, not one of its second"
             return waiting
@@ -123,6 +124,8 @@ def check_wheel(
             equal += 1
         elif wanted is not None or last >= begin:
             unit = log.unit(last) if last != NONE else None
+            # The wheel is written behind the log: one that knows units which the log has not shows that the log lost
+            # them. One that knows too few is made whole from the log alone.
             if last >= begin and (wanted is None or unit is None or unit.time_ms != slot.time_ms):
                 return Damage.LOG, f"the slot of {slot.time_ms} ends at {last}, where no unit of that time is"
             first = first or f"the slot of {slot.time_ms} ends at {last} and has {pending} messages"
@@ -150,6 +153,7 @@ def _before(log: TimerLog, slot: Slot, end: int) -> tuple[int, int]:
     last, pending = slot.last, slot.pending
     while last >= end:
         unit = log.unit(last)
+        # A damaged chain may lead forward: followed, it would never end.
         if unit is None or unit.time_ms != slot.time_ms or unit.previous >= last:
             return NONE, 0
         last, pending = unit.previous, pending - unit_weight(unit)

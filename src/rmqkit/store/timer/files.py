@@ -103,6 +103,8 @@ class TimerFiles:
         for position, unit in log.scan(end):
             number = None if dropped else queue_offset_of(unit)
             if number is None or number >= next_offset:
+                # All behind the first one go too, whatever they say: the log is cut at its position, and the timer
+                # topic is read again from its message on.
                 dropped.append((position, unit))
                 continue
             next_offset = max(next_offset, number + 1)
@@ -111,6 +113,7 @@ class TimerFiles:
                 self._link(position, unit)
                 if self.waiting is not None:
                     self.waiting.add(unit)
+        # Newest first: each takes its slot back to the unit before it, and only while the slot ends at that unit.
         for position, unit in reversed(dropped):
             self._unlink(position, unit)
         if log.queue.files:
@@ -177,11 +180,13 @@ class TimerFiles:
                 slots[time_ms] = Slot(time_ms, position, position, weight)
                 linked.append(unit if unit.previous == NONE else unit._replace(previous=NONE))
             else:
+                # `_unlink` leaves a slot without units, not an empty one.
                 first = position if slot.first < 0 else slot.first
                 slots[time_ms] = Slot(time_ms, first, position, slot.pending + weight)
                 linked.append(Unit(slot.last, *unit[1:]))
             position += UNIT_BYTES
         self.log.append(linked)
+        # Only behind the append: where the disk refuses the units, no slot may end at one of them.
         for slot in slots.values():
             wheel.put(slot)
         return len(linked)
@@ -190,6 +195,8 @@ class TimerFiles:
         """Set aside what the next `write` makes durable: the wheel as it is, and how far the timer has come."""
         assert self._taken is None, "what was taken is written first"
         self.wheel.take()
+        # The end as it is now: `write` may miss units that the owner adds while it runs, so the checkpoint must not
+        # count them.
         self._taken = msgspec.structs.replace(checkpoint, last_timer_log_flush_position=self.log.end)
 
     @property
@@ -267,6 +274,8 @@ def save_timer_checkpoint(path: Path, checkpoint: TimerCheckpoint) -> None:
     """Write a checkpoint and wait for the disk. Raises OSError: the disk refused."""
     is_new = not path.exists()
     make_directory(path.parent)
+    # In place and not by a rename: 56 bytes lie in one sector, which is written whole, and the name costs no wait each
+    # second.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         if os.fstat(descriptor).st_size != CHECKPOINT_FILE_BYTES:

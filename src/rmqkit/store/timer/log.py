@@ -35,6 +35,7 @@ NONE = -1
 _UNIT = struct.Struct(">iqiqiqiiq")
 UNIT_BYTES = _UNIT.size
 _BLANK = struct.Struct(">iqi")
+# Apache's recovery cuts the timer log before a unit with a greater magic or another size than 52.
 _MAGIC_MAX = 15
 _CHUNK_BYTES = 20_000 * UNIT_BYTES
 _BLOCK_BYTES = 78 * UNIT_BYTES
@@ -93,6 +94,7 @@ class TimerLog:
         file = self.queue.files[-1]
         packed = b"".join([_UNIT.pack(UNIT_BYTES, *unit, 0) for unit in units])
         file.write(file.wrote, packed)
+        # Behind the write: `sync` in another thread takes what lies before ``wrote`` for bytes that it makes durable.
         file.wrote += len(packed)
 
     def unit(self, position: int) -> Unit | None:
@@ -109,6 +111,8 @@ class TimerLog:
         if file is not None:
             at = position - file.start
             begin = at - at % _BLOCK_BYTES
+            # Not behind ``wrote``: the block would keep zeros where the next units come, and whoever walks their chain
+            # later would take the log for damaged.
             self._block = file.read(begin, max(0, min(_BLOCK_BYTES + UNIT_BYTES, file.wrote - begin)))
             self._block_at = file.start + begin
         return position - self._block_at
@@ -128,6 +132,8 @@ class TimerLog:
                     continue
                 break
             blank = file.read(position - file.start, _BLANK.size)
+            # A file that ends otherwise is the newest, or damaged: the units of the next one, if any, do not follow
+            # from it.
             if len(blank) < _BLANK.size or _BLANK.unpack(blank)[2] != BLANK_MAGIC:
                 return
 

@@ -78,6 +78,7 @@ class TimerWheel:
     def slot(self, time_ms: int) -> Slot | None:
         """What is due at a time, None for nothing."""
         number = time_ms // self._precision_ms % SLOT_COUNT
+        # The newer first: a slot that was taken for `write` may have changed again since.
         packed = self._changed.get(number) or self._taken.get(number)
         if packed is None:
             if self._fd < 0:
@@ -104,6 +105,8 @@ class TimerWheel:
             packed = b"" if self._fd < 0 else os.pread(self._fd, count * _SLOT.size, number * _SLOT.size)
             if packed != _EMPTY[: len(packed)]:  # far faster than to strip them
                 for time, slot in enumerate(_SLOT.iter_unpack(packed[: len(packed) // _SLOT.size * _SLOT.size]), first):
+                    # A slot of an earlier turn has another time, an empty one 0; one that changed came above, and here
+                    # is only what the disk has of it.
                     if slot[0] == time and time > 0 and time % SLOT_COUNT not in changed:
                         yield Slot(time * self._precision_ms, slot[1], slot[2], slot[3])
             first += count
@@ -126,12 +129,16 @@ class TimerWheel:
             self._create()
         # By the page: a write for each of thousands of slots would have this thread ask for the interpreter every time.
         for page, slots in groupby(sorted(self._taken.items()), lambda one: one[0] // _SLOTS_PER_PAGE):
+            # Only this thread writes the file, and slots beside those taken get the bytes back that they have: the
+            # owner may read them meanwhile.
             data = bytearray(os.pread(self._fd, _PAGE_BYTES, page * _PAGE_BYTES))
             for number, packed in slots:
                 at = number % _SLOTS_PER_PAGE * _SLOT.size
                 data[at : at + _SLOT.size] = packed
             os.pwrite(self._fd, data, page * _PAGE_BYTES)
         sync_data(self._fd)
+        # Behind the sync: a refused disk gets all of them again, and until then the owner finds these slots in memory
+        # and not in a page that is being written.
         self._taken = {}
 
     def clear(self) -> None:
