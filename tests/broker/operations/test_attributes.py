@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from rmqkit.broker.operations.topics import GROUP_ATTRIBUTES, TOPIC_ATTRIBUTES, alter, parse_changes
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.remoting import tasks
 
 TYPES = "value is not in set: [UNSPECIFIED, MIXED, TRANSACTION, PRIORITY, FIFO, DELAY, NORMAL]"
 
@@ -78,3 +82,19 @@ def test_refused_changes_of_a_topic(changes, is_new, fault):
 def test_a_number_out_of_its_range(value):
     with pytest.raises(ValueError, match=r"^value is not in range\(0, 100\)$"):
         alter({}, {"+priority.factor": value}, GROUP_ATTRIBUTES, is_new=True)
+
+
+async def test_two_lists_that_change_other_attributes_of_a_topic_both_count(cluster, monkeypatch):
+    monkeypatch.setattr(tasks, "SLICE_SECONDS", -1)  # the loop turns before each topic
+
+    async def change(**attributes):
+        others = [{"topicName": f"Other{number}"} for number in range(3)]
+        changed = {"topicName": "Both", "attributes": attributes}
+        body = {"topicConfigList": [changed, *others]}
+        return (await cluster.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body)).code
+
+    assert await change() == 0
+    answers = await asyncio.gather(change(**{"+message.type": "FIFO"}), change(**{"+reserve.time": "7"}))
+    assert answers == [0, 0]
+    both = cluster.standalone.broker.context.topics.get("Both")
+    assert both.attributes == {"message.type": "FIFO", "reserve.time": "7"}

@@ -56,6 +56,10 @@ from rmqkit.remoting.tasks import Slice
 class GroupHandlers(Handlers[OperationsContext]):
     """Creates, changes, deletes and shows consumer groups."""
 
+    def __init__(self, context: OperationsContext) -> None:
+        super().__init__(context)
+        self._altering = asyncio.Lock()
+
     @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, admins_only=True)
     async def create(self, connection: Connection, command: Command) -> Command:
         if not command.payload:
@@ -131,18 +135,20 @@ class GroupHandlers(Handlers[OperationsContext]):
 
     async def _put(self, command: Command, wanted: list[SubscriptionGroupConfig]) -> Command:
         """Create or change groups; the attributes of what is wanted are signed changes."""
-        table, now = self._context.groups.stored.subscription_group_table, Slice()
-        for config in wanted:
-            await now.pause_if_over()
-            fault = group_fault(config.group_name)
-            if fault is not None:  # nothing was changed yet: the write below is one for all
-                return reply(command, ResponseCode.INVALID_PARAMETER, fault)
-            known = table.get(config.group_name)
-            current = (known.attributes or {}) if known is not None else {}
-            try:
-                config.attributes = alter(current, config.attributes or {}, GROUP_ATTRIBUTES, is_new=known is None)
-            except ValueError as error:
-                return reply(command, ResponseCode.SYSTEM_ERROR, str(error))
+        now = Slice()
+        # One list at a time, up to where the table shows it: what two change at once would be altered from an old row.
+        async with self._altering:
+            for config in wanted:
+                await now.pause_if_over()
+                fault = group_fault(config.group_name)
+                if fault is not None:  # nothing was changed yet: the write below is one for all
+                    return reply(command, ResponseCode.INVALID_PARAMETER, fault)
+                known = self._context.groups.stored.subscription_group_table.get(config.group_name)
+                current = (known.attributes or {}) if known is not None else {}
+                try:
+                    config.attributes = alter(current, config.attributes or {}, GROUP_ATTRIBUTES, is_new=known is None)
+                except ValueError as error:
+                    return reply(command, ResponseCode.SYSTEM_ERROR, str(error))
         if wanted:
             await self._context.groups.put_shared(*wanted)
         return reply(command)

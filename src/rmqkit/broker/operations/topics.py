@@ -11,6 +11,7 @@ map of signed names: ``+name`` → value adds or alters, ``-name`` deletes; a to
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -122,6 +123,10 @@ _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 
 class TopicHandlers(Handlers[OperationsContext]):
     """Creates, changes, deletes and shows topics; deletes what nobody needs any more."""
+
+    def __init__(self, context: OperationsContext) -> None:
+        super().__init__(context)
+        self._altering = asyncio.Lock()
 
     @answers(RequestCode.UPDATE_AND_CREATE_TOPIC, admins_only=True)
     async def create(self, connection: Connection, command: Command) -> Command:
@@ -241,26 +246,32 @@ class TopicHandlers(Handlers[OperationsContext]):
         """Create or change what differs; the attributes of what is wanted are signed changes.
         ``detail``: the queues of the topic that is wanted, if it is a static one."""
         changed, now = [], Slice()
-        for config in wanted:
-            await now.pause_if_over()
-            known = self._context.topics.get(config.topic_name)
-            changes = config.attributes or {}
-            fault = topic_fault(config.topic_name) or self._conflict(config.topic_name)
-            if fault is None and changes.get("+message.type") == "MIXED" and not self._context.settings.mixed_topics:
-                fault = "MIXED message type is not supported."
-            if fault is None and known is None and changes.get("+cleanup.policy") == "COMPACTION":
-                fault = _NO_COMPACTION
-            if fault is None and detail is not None and detail.topic != config.topic_name:
-                fault = f"the mapping of topic {detail.topic} was given to topic {config.topic_name}"
-            if fault is not None:
-                return reply(command, ResponseCode.INVALID_PARAMETER, fault)
-            current = (known.attributes or {}) if known is not None else {}
-            try:
-                config.attributes = alter(current, changes, TOPIC_ATTRIBUTES, is_new=known is None)
-            except ValueError as error:
-                return reply(command, ResponseCode.SYSTEM_ERROR, str(error))
-            if config != known or detail is not None:
-                changed.append(config)
+        # One list at a time, up to where the table shows it: what two change at once would be altered from an old row.
+        async with self._altering:
+            for config in wanted:
+                await now.pause_if_over()
+                known = self._context.topics.get(config.topic_name)
+                changes = config.attributes or {}
+                fault = topic_fault(config.topic_name) or self._conflict(config.topic_name)
+                if (
+                    fault is None
+                    and changes.get("+message.type") == "MIXED"
+                    and not self._context.settings.mixed_topics
+                ):
+                    fault = "MIXED message type is not supported."
+                if fault is None and known is None and changes.get("+cleanup.policy") == "COMPACTION":
+                    fault = _NO_COMPACTION
+                if fault is None and detail is not None and detail.topic != config.topic_name:
+                    fault = f"the mapping of topic {detail.topic} was given to topic {config.topic_name}"
+                if fault is not None:
+                    return reply(command, ResponseCode.INVALID_PARAMETER, fault)
+                current = (known.attributes or {}) if known is not None else {}
+                try:
+                    config.attributes = alter(current, changes, TOPIC_ATTRIBUTES, is_new=known is None)
+                except ValueError as error:
+                    return reply(command, ResponseCode.SYSTEM_ERROR, str(error))
+                if config != known or detail is not None:
+                    changed.append(config)
         if detail is not None:
             self._context.topics.static.put(detail)  # first: the topic is registered with it
         if changed:
