@@ -23,9 +23,8 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
-from rmqkit.arrow.anchors import Anchors
 from rmqkit.arrow.plan import SPLIT_BYTES
-from rmqkit.arrow.splits import Split, grouped
+from rmqkit.arrow.splits import Anchors, Split, grouped
 from rmqkit.errors import StoreError
 from rmqkit.store.bulk import DispatchColumns
 from rmqkit.store.log import scan
