@@ -85,6 +85,7 @@ def backlog(progress: Mapping[str, Any]) -> dict[str, int]:
         ends, latest = dict(_offsets(source.get("endOffset"))), dict(_offsets(source.get("latestOffset")))
         for queue, reach in latest.items():
             name = "/".join(queue)
+            # Never below 0: a queue that was made anew ends before what was read of the old one.
             behind[name] = behind.get(name, 0) + max(0, reach - ends.get(queue, 0))
     return behind
 

@@ -43,6 +43,7 @@ def to_ddl(columns: Iterable[Column]) -> str:
 def given_options(options: Mapping[str, str], schema: StructType | None = None) -> dict[str, str]:
     """The options of a read: those that Spark gave, those among the properties of a new table, or those that a table's
     columns keep."""
+    # No options at all: Spark reads a table of its catalog. Every other read has a path or names topics.
     if schema is not None and not options and schema.fields:
         return dict(json.loads(schema.fields[0].metadata.get(_KEPT, "{}")))
     if _OF_A_TABLE not in options:

@@ -85,6 +85,7 @@ class SegmentCounts(Struct):
     def add(self, other: SegmentCounts) -> None:
         """Count what was read of another part of the same file."""
         assert (self.segment, self.base_offset) == (other.segment, other.base_offset), "counts are of one file"
+        # The first two fields name the file; all that stand behind them are summed.
         for name in self.__struct_fields__[2:]:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
