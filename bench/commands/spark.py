@@ -28,10 +28,10 @@ from bench.commands.served import serve_standalone
 from rmqkit.arrow.reader import read_split
 from rmqkit.errors import RmqError
 from rmqkit.protocol.schemas.topics import TopicConfig, TopicConfigTable
+from rmqkit.spark.frames import read
 from rmqkit.spark.jobs.archive import archive
 from rmqkit.spark.jobs.rebuild import rebuild as rebuild_with_spark
 from rmqkit.spark.jobs.verify import verify
-from rmqkit.spark.reading import read
 from rmqkit.spark.session import find_java_home, spark_session
 from rmqkit.spark.source.store import read_plan, store_options, store_splits
 from rmqkit.store.files import JsonFile

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.core import core_fault, grpc_headers_reader
 from rmqkit.proxy.grpc_call import GrpcService
-from rmqkit.proxy.header_blocks import header_block
+from rmqkit.proxy.header_blocks import header_block, header_decoder
 from rmqkit.proxy.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame
 from rmqkit.proxy.messages import SERVICE, message_class
-from rmqkit.proxy.plain_header_blocks import HeaderDecoder
 from tests.proxy.calling import METHODS
 from tests.proxy.test_http2 import GREETING, Peer, Transport, data_of
 
@@ -96,7 +95,7 @@ def framed(content, flag=0):
 
 def status_of(found):
     """The status of gRPC that a call ended with, and its text."""
-    decoder, headers = HeaderDecoder(16_384), {}
+    decoder, headers = header_decoder(16_384), {}
     for kind, _, _, payload in found:
         if kind == HEADERS:
             headers |= dict(decoder.decode(payload))
@@ -206,7 +205,7 @@ async def test_methods_that_are_not_there():
 
 
 async def test_what_is_no_grpc_has_a_status_of_http():
-    decoder = HeaderDecoder(1000)
+    decoder = header_decoder(1000)
     for headers, status in (({"content-type": "text/html"}, b"415"), ({}, b"405")):
         client = Client()
         method = b"POST" if headers else b"GET"

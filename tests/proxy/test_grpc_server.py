@@ -239,7 +239,7 @@ async def test_a_port_that_is_taken_stops_the_start(tmp_path, running):
 
 async def test_without_the_extra_the_setting_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("RMQKIT_NATIVE", "0")  # the compiled core needs no hpack
-    for name in ("grpc_call", "http2", "header_decoder", "plain_header_blocks"):
+    for name in ("grpc_call", "http2", "header_blocks", "plain_header_blocks"):
         monkeypatch.delitem(sys.modules, f"rmqkit.proxy.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "hpack", None)
     told = r"grpcServerPort=0 \(-1 for no such port\) needs hpack, which is not installed: pip install '.*\[grpc\]'"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.proxy import http2
-from rmqkit.proxy.header_blocks import header_block
+from rmqkit.proxy.header_blocks import header_block, header_decoder
 from rmqkit.proxy.http2 import (
     ACK,
     CONTINUATION,
@@ -32,7 +32,6 @@ from rmqkit.proxy.http2 import (
     Http2Stream,
     frame,
 )
-from rmqkit.proxy.plain_header_blocks import HeaderDecoder
 from rmqkit.remoting.limits import Limits
 
 REQUEST = header_block([(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x"), (b"te", b"trailers")])
@@ -172,7 +171,7 @@ async def test_a_request_and_its_answer():
         (HEADERS, END_HEADERS | END_STREAM, 1),
     ]
     assert data_of(found, 1) == b"hello"
-    assert HeaderDecoder(1000).decode(found[1][3]) == [(b":status", b"200")]
+    assert header_decoder(1000).decode(found[1][3]) == [(b":status", b"200")]
 
 
 async def test_requests_cut_anywhere_have_the_same_answers():

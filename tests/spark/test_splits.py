@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from rmqkit.arrow.anchors import Anchors
 from rmqkit.arrow.fs import Segment, data_end, find_segments, local_path, map_file
 from rmqkit.arrow.options import CorruptRecords
 from rmqkit.arrow.reader import read_split
-from rmqkit.arrow.splits import Split, grouped, plan_splits
+from rmqkit.arrow.splits import Anchors, Split, grouped, plan_splits
 from rmqkit.errors import StoreError, StoreMismatch
 from rmqkit.protocol.record import decode_record, layout_of, pack_blank
 from rmqkit.spark.jobs.log_ranges import log_splits

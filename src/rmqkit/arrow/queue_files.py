@@ -93,6 +93,7 @@ def queue_entries(file: QueueFile, *, with_codes: bool = True) -> tuple[NDArray[
     unwritten = np.flatnonzero(entries["size"] <= 0)
     entries = entries[: unwritten[0]] if len(unwritten) else entries
     kept = np.flatnonzero(entries != _BLANK)
+    # Indexed by an array, which copies: codes are written into it below, and the mapped file is read-only.
     entries = entries[kept]
     addresses = np.flatnonzero(entries["tags_code"] <= ADDRESS_MAX) if with_codes else ()
     if len(addresses):

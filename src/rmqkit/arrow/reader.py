@@ -97,6 +97,8 @@ def decode_pulled(body: bytes, plan: ReadPlan, low: int, high: int) -> Iterator[
     for first in range(0, len(records), plan.batch_rows):
         part = records.take(slice(first, first + plan.batch_rows))
         for batch in _planned(part, plan):
+            # Row by row: an inner batch is pulled whole, and members of it may lie before or behind the range. Kept,
+            # they would be read by two tasks.
             offsets = batch.field("queue_offset") + batch.member
             decoded = _decoded(source, batch, np.empty(0, "i8"), plan, (offsets >= low) & (offsets < high))
             if len(decoded):

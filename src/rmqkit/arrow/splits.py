@@ -3,32 +3,43 @@
 A split is a part of one file that begins and ends at records, so tasks need nothing from each other. The plan is also
 a snapshot: the newest file is read only up to the last record that was complete when the query was planned, and
 preallocated files behind it not at all. The plan reads the heads of that one file. Of each other file it reads one
-record per boundary, if a consume queue points at that (`rmqkit.arrow.anchors`), else all heads.
+record per boundary, if a consume queue points at that (`Anchors`), else all heads.
+
+**Anchors** tell records from bytes in a body that look like one: an entry of a consume queue points at a record. A
+sender that foresees where its message will lie can write a body with a record in it that is right in every part. A
+walk from the start of a file steps over it, a search from the middle does not. But the head of a record says its topic,
+queue and queue offset, so one read of 20 bytes finds the entry that has to be there, and only a broker writes entries.
+No entry is found for topics that were deleted, for batch queues, and where a store has no queues. That says nothing.
 
 Of a remote file the plan fetches some twenty `_LOOK_BYTES`, however large it is: the end of its records is where
 bisection comes to zeros and the chain of records before them ends. Two rare states of the newest file are told only
 where it is local: records behind a hole of zeros are not looked for in a remote one, and what a recovery cut off
-behind the end is taken for records behind damage. Source: spark.md §3, §7.
+behind the end is taken for records behind damage. Source: store.md §4; spark.md §3, §7.
 """
 
 from __future__ import annotations
 
+import bisect
+import functools
+import re
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from msgspec import Struct
 
-from rmqkit.arrow.anchors import Anchors
-from rmqkit.arrow.fs import RemotePath, Segment, StoreFile, above, data_end
-from rmqkit.errors import StoreMismatch
-from rmqkit.protocol.record import BLANK_MAGIC, MAGIC_V1, MAGIC_V2, decode_record
+from rmqkit.arrow.fs import RemotePath, Segment, StoredFile, StoreFile, above, data_end, exists, join, list_files
+from rmqkit.errors import StoreError, StoreMismatch
+from rmqkit.protocol.record import BLANK_MAGIC, MAGIC_V1, MAGIC_V2, Record, decode_record
 from rmqkit.store.log import scan
+from rmqkit.store.queues.consume_queue import ENTRY, ENTRY_BYTES
 
 _LOOK_BYTES = 64 << 10
 _ANCHORS_TRIED = 4
 _TASK_BYTES_MIN = 4 << 20
 _TASKS_MIN = 16  # of a log that has enough bytes
 _HEAD = struct.Struct(">ii20xqiq")  # size, magic, ..., physicalOffset, sysFlag, bornTimestamp
+_QUEUE_FILE = re.compile(r"\d{20}")
 _MAGICS = (0, MAGIC_V1, MAGIC_V2, BLANK_MAGIC)  # 0: the writer is at work
 
 
@@ -221,3 +232,39 @@ def _record_end(file: StoreFile, base_offset: int, position: int) -> int:
     stop = min(position + size, file.size)
     file.fetch(position, stop)
     return position + scan.log_end(file.buffer[position:stop], base_offset + position)
+
+
+class Anchors:
+    """The consume queues of the store that has a file of a log in ``commitlog``."""
+
+    def __init__(self, log_file: str) -> None:
+        self._folder = join(above(log_file, 2), "consumequeue")
+        self._files: dict[tuple[str, int], list[StoredFile]] = {}
+
+    @functools.cached_property
+    def exist(self) -> bool:
+        """Whether the store has queues. Raises StoreError: that cannot be learnt."""
+        return exists(self._folder)
+
+    def point_at(self, record: Record) -> bool:
+        """Whether the record's queue has an entry for its place."""
+        # The topic of what only looks like a record may be any text.
+        if record.queue_offset < 0 or "/" in record.topic or "\0" in record.topic or record.topic in ("", ".", ".."):
+            return False
+        at = record.queue_offset * ENTRY_BYTES
+        with suppress(StoreError):  # retention was quicker, or the file may not be read: that says nothing, too
+            files = self._of_queue(record.topic, record.queue_id)
+            number = bisect.bisect_right(files, at, key=lambda file: int(file.names[-1])) - 1
+            low = at - int(files[number].names[-1]) if number >= 0 else 0
+            if number >= 0 and low + ENTRY_BYTES <= files[number].size:
+                file = StoreFile(files[number].path)
+                file.fetch(low, low + ENTRY_BYTES)
+                return ENTRY.unpack_from(file.buffer, low)[:2] == (record.physical_offset, record.size)
+        return False
+
+    def _of_queue(self, topic: str, queue_id: int) -> list[StoredFile]:
+        key = topic, queue_id
+        if key not in self._files:
+            files = list_files(self._folder, topic, str(queue_id))
+            self._files[key] = [file for file in files if _QUEUE_FILE.fullmatch(file.names[-1])]
+        return self._files[key]

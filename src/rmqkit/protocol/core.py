@@ -305,7 +305,7 @@ class HeaderBlockDecoder(Protocol):
 
 
 def compiled_header_decoder(list_bytes_max: int) -> HeaderBlockDecoder:
-    """The core's `rmqkit.proxy.plain_header_blocks.HeaderDecoder`."""
+    """The core's `rmqkit.proxy.plain_header_blocks.PlainHeaderBlocks`."""
     decoder: HeaderBlockDecoder = _native.HeaderDecoder(list_bytes_max)
     return decoder
 

@@ -1,8 +1,8 @@
-"""The clients of the endpoint by their id: streams, groups, what is asked of them (``GrpcClientChannel``,
-``ClientActivity``).
+"""Calls of the service, and the clients of the endpoint by their id: streams, groups, what is asked of them
+(``GrpcClientChannel``, ``ClientActivity``).
 
 A client is its id: calls of several connections with the same id are one client's. It is kept while it calls; who is
-silent for as long as brokers wait for a heartbeat is forgotten. Loop only. Source: grpc.md §7, §10, §12.3.
+silent for as long as brokers wait for a heartbeat is forgotten. Loop only. Source: grpc.md §2.1, §7, §10, §12.3, §16.2.
 """
 
 from __future__ import annotations
@@ -10,21 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from rmqkit.clock import Clock
 from rmqkit.errors import RemotingError
 from rmqkit.filter import subscription
 from rmqkit.protocol.codes import CURRENT_VERSION
+from rmqkit.protocol.command import Command
 from rmqkit.protocol.schemas.clients import ConsumerData, HeartbeatData, ProducerData
 from rmqkit.proxy.backend import Backend, OnRequest, Peer
 from rmqkit.proxy.checks import sql_or_tags
 from rmqkit.proxy.client_settings import PUSH_CONSUMER, SIMPLE_CONSUMER
 from rmqkit.proxy.status import Code, Refused
+from rmqkit.remoting.local import Answered
 
-__all__ = ["Client", "Clients", "Stream"]
+__all__ = ["AnswerWith", "Call", "CallEnded", "Client", "Clients", "Stream"]
 
 CLIENT_SILENT_MS_MAX = 120_000.0
 CLIENTS_MAX = 50_000
@@ -36,6 +38,29 @@ _RELAY_SECONDS = 5.0
 _CONSUME_TYPES = {PUSH_CONSUMER: "CONSUME_PASSIVELY", SIMPLE_CONSUMER: "CONSUME_ACTIVELY"}
 
 _log = logging.getLogger(__name__)
+
+
+AnswerWith = Callable[[Callable[[Command], tuple[Code, bytes]]], Answered]
+"""Has a call answered with what is made of a broker's answer: a status, and the encoded message that tells it."""
+
+
+class CallEnded(Exception):
+    """Nothing can be written any more: the caller is gone, or its time is over."""
+
+
+class Call(Protocol):
+    """What an RPC may know of its call."""
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What SDKs say with each call: ``x-mq-client-id`` and the like, keys in lower case."""
+
+    @property
+    def peername(self) -> tuple[str, int]:
+        """Address and port of the other side."""
+
+    def seconds_left(self) -> float | None:
+        """Until the caller's deadline; None without one."""
 
 
 class Stream:

@@ -18,8 +18,7 @@ from rmqkit.clock import Clock
 from rmqkit.errors import ConnectionLost, RmqError
 from rmqkit.protocol.command import Command
 from rmqkit.proxy.backend import Backend
-from rmqkit.proxy.call import AnswerWith, Call, CallEnded
-from rmqkit.proxy.clients import CLIENT_SILENT_MS_MAX, Client, Clients, Stream
+from rmqkit.proxy.clients import CLIENT_SILENT_MS_MAX, AnswerWith, Call, CallEnded, Client, Clients, Stream
 from rmqkit.proxy.messages import DecodeError, Method, message_class, methods
 from rmqkit.proxy.receiving import Receiving, Write, WriteFramed
 from rmqkit.proxy.renewal import ROUND_SECONDS

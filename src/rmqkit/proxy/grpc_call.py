@@ -19,10 +19,9 @@ from typing import Any, Unpack
 
 from rmqkit.clock import Clock
 from rmqkit.protocol.core import grpc_headers_reader
-from rmqkit.proxy.call import CallEnded
+from rmqkit.proxy.clients import CallEnded
 from rmqkit.proxy.endpoint import Endpoint, StreamFailed
-from rmqkit.proxy.header_blocks import Headers, header_block
-from rmqkit.proxy.header_decoder import header_decoder
+from rmqkit.proxy.header_blocks import Headers, header_block, header_decoder
 from rmqkit.proxy.http2 import FRAME_BYTES_MAX, STREAM_WINDOW, Http2Connection, Http2Stream
 from rmqkit.proxy.messages import SERVICE, DecodeError, Method
 from rmqkit.remoting.connection import LinkArguments
@@ -78,7 +77,7 @@ class GrpcService:
 
 
 class _GrpcCall(Http2Stream):
-    """One call: what an RPC sees of it (`rmqkit.proxy.call.Call`), and what HTTP/2 does with it."""
+    """One call: what an RPC sees of it (`rmqkit.proxy.clients.Call`), and what HTTP/2 does with it."""
 
     __slots__ = ("_came", "_deadline", "_has_head", "_inflated_by", "_kept", "_method", "_more", "_parts",
                  "_queued_bytes", "_service", "_task", "_untaken", "_wanted", "metadata")  # fmt: skip

@@ -21,8 +21,7 @@ from typing import Any, Unpack
 from rmqkit.clock import Clock
 from rmqkit.errors import RmqError
 from rmqkit.protocol.core import GrpcHeaders
-from rmqkit.proxy.header_blocks import HeaderBlockError, Headers
-from rmqkit.proxy.header_decoder import header_decoder
+from rmqkit.proxy.header_blocks import HeaderBlockError, Headers, header_decoder
 from rmqkit.remoting.connection import Link, LinkArguments
 
 __all__ = ["Http2Connection", "Http2Error", "Http2Stream"]

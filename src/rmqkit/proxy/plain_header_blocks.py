@@ -12,9 +12,7 @@ from hpack import HPACKError
 from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
-from rmqkit.proxy.header_blocks import HeaderBlockError, Headers
-
-__all__ = ["HeaderDecoder"]
+__all__ = ["PlainHeaderBlocks"]
 
 _STATIC = ((b"", b""), *HeaderTable.STATIC_TABLE)
 _NUMBER_MAX = 1 << 20
@@ -22,7 +20,7 @@ _ENTRY_BYTES = 32
 _decode_huffman = lru_cache(maxsize=1024)(decode_huffman)  # names, and values that do not change, come again and again
 
 
-class HeaderDecoder:
+class PlainHeaderBlocks:
     """Reads the header blocks of one side of a connection, in their order, in plain Python.
 
     Args:
@@ -33,9 +31,10 @@ class HeaderDecoder:
         self._list_bytes_max = list_bytes_max
         self._table = HeaderTable()
 
-    def decode(self, block: bytes) -> Headers:
-        """The headers of a block. Raises HeaderBlockError."""
-        headers: Headers = []
+    def decode(self, block: bytes) -> list[tuple[bytes, bytes]]:
+        """The headers of a block. Raises ValueError as the compiled core does: its arguments are a text, and whether
+        there are only too many bytes of headers."""
+        headers: list[tuple[bytes, bytes]] = []
         at, size, left, entries = 0, len(block), self._list_bytes_max, self._table.dynamic_entries
         while at < size:
             first = block[at]
@@ -47,7 +46,7 @@ class HeaderDecoder:
                 header = _STATIC[index] if 0 < index < len(_STATIC) else self._entry(index)
             elif first & 0x60 == 0x20:
                 if headers:
-                    raise HeaderBlockError("the size of the table changes within a header block")
+                    raise ValueError("the size of the table changes within a header block", False)
                 at = self._resize(block, at)
                 continue
             else:
@@ -67,7 +66,7 @@ class HeaderDecoder:
                     entries = self._table.dynamic_entries
             left -= len(header[0]) + len(header[1]) + _ENTRY_BYTES
             if left < 0:
-                raise HeaderBlockError(f"headers of more than {self._list_bytes_max} bytes", is_too_large=True)
+                raise ValueError(f"headers of more than {self._list_bytes_max} bytes", True)
             headers.append(header)
         assert len(entries) <= HeaderTable.DEFAULT_SIZE // _ENTRY_BYTES, "the table keeps to its size"
         return headers
@@ -76,7 +75,7 @@ class HeaderDecoder:
         at = index - len(_STATIC)
         entries = self._table.dynamic_entries
         if not 0 <= at < len(entries):
-            raise HeaderBlockError(f"the table has no entry {index}")
+            raise ValueError(f"the table has no entry {index}", False)
         return entries[at]
 
     def _resize(self, block: bytes, at: int) -> int:
@@ -85,7 +84,7 @@ class HeaderDecoder:
         if size == 0x1F:
             size, at = _more_of_number(block, at, size)
         if size > HeaderTable.DEFAULT_SIZE:
-            raise HeaderBlockError(f"a table of {size} bytes is wanted; it has {HeaderTable.DEFAULT_SIZE}")
+            raise ValueError(f"a table of {size} bytes is wanted; it has {HeaderTable.DEFAULT_SIZE}", False)
         self._table.maxsize = size
         return at
 
@@ -100,13 +99,13 @@ def _more_of_number(block: bytes, at: int, number: int) -> tuple[int, int]:
         if more < 0x80:
             return number, at
         shift += 7
-    raise HeaderBlockError("a number in a header block does not end, or is too large")
+    raise ValueError("a number in a header block does not end, or is too large", False)
 
 
 def _string(block: bytes, at: int) -> tuple[bytes, int]:
     """A string, and where it ends (RFC 7541 §5.2)."""
     if at >= len(block):
-        raise HeaderBlockError("a header block ends within a header")
+        raise ValueError("a header block ends within a header", False)
     first = block[at]
     length = first & 0x7F
     at += 1
@@ -114,11 +113,11 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
         length, at = _more_of_number(block, at, length)
     end = at + length
     if end > len(block):
-        raise HeaderBlockError("a header block ends within a string")
+        raise ValueError("a header block ends within a string", False)
     text = block[at:end]
     if first & 0x80:
         try:
             text = _decode_huffman(text)
         except HPACKError as error:
-            raise HeaderBlockError(f"a string cannot be read: {error}") from None
+            raise ValueError(f"a string cannot be read: {error}", False) from None
     return text, end

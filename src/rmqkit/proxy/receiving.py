@@ -39,9 +39,7 @@ from rmqkit.protocol.schemas.pop import (
     PopMessageResponse,
 )
 from rmqkit.protocol.schemas.send import ConsumerSendBackRequest
-from rmqkit.proxy.answers import acked_answer
 from rmqkit.proxy.backend import Backend, BackendAtOnce, Peer
-from rmqkit.proxy.call import AnswerWith, Call
 from rmqkit.proxy.checks import (
     INVISIBLE_MS_MAX,
     RESERVED_AND_HIDDEN,
@@ -51,11 +49,11 @@ from rmqkit.proxy.checks import (
     sql_or_tags,
 )
 from rmqkit.proxy.client_settings import retry_waits_ms
-from rmqkit.proxy.clients import Client
+from rmqkit.proxy.clients import AnswerWith, Call, Client
 from rmqkit.proxy.messages import message_class
 from rmqkit.proxy.records import DELIVERED_BYTES_MAX, Handle, Popped, handles_of, message_of, read_handle
 from rmqkit.proxy.renewal import Renewals
-from rmqkit.proxy.status import OK, Code, Refused, code_of_broker, refusal_of, status
+from rmqkit.proxy.status import OK, Code, Refused, acked_answer, code_of_broker, refusal_of, status
 
 __all__ = ["Receiving", "Write", "WriteFramed", "plain_messages"]
 

@@ -46,15 +46,13 @@ from rmqkit.protocol.schemas.send import (
     SendMessageV2Request,
 )
 from rmqkit.protocol.schemas.topics import Permission
-from rmqkit.proxy.answers import sent_answer
 from rmqkit.proxy.backend import Backend, BrokerQueues, Route
-from rmqkit.proxy.call import AnswerWith, Call
 from rmqkit.proxy.checks import BODY_BYTES_MAX, REFUSED, check_messages, check_sent, check_topic, timestamp_ms
-from rmqkit.proxy.clients import Client
+from rmqkit.proxy.clients import AnswerWith, Call, Client
 from rmqkit.proxy.messages import message_class
 from rmqkit.proxy.receiving import no_route
 from rmqkit.proxy.records import TRACE_CONTEXT, TRANSACTION_TYPE, jump_hash, message_of, properties_of, type_of, zlib_of
-from rmqkit.proxy.status import OK, Code, Refused, code_of_broker, status
+from rmqkit.proxy.status import OK, Code, Refused, code_of_broker, sent_answer, status
 from rmqkit.remoting.address import join_address
 
 __all__ = ["Sending"]

@@ -23,10 +23,9 @@ from rmqkit.protocol.record import decode_record
 from rmqkit.protocol.schemas.clients import ConsumeMessageDirectlyResult, ConsumerRunningInfo, RunningInfoRequest
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.proxy.backend import Backend, OnRequest
-from rmqkit.proxy.call import Call
 from rmqkit.proxy.checks import check_group
 from rmqkit.proxy.client_settings import PUSH_CONSUMER, SIMPLE_CONSUMER, check_settings, language_of, merge, version_of
-from rmqkit.proxy.clients import Client
+from rmqkit.proxy.clients import Call, Client
 from rmqkit.proxy.messages import message_class
 from rmqkit.proxy.records import message_of
 from rmqkit.proxy.sending import Sending

@@ -16,10 +16,8 @@ Below it `source` has what reads, `sink` what writes, `jobs` whole jobs over a s
 
 from __future__ import annotations
 
-from rmqkit.spark.bodies import from_body_avro, from_body_json, from_body_protobuf
 from rmqkit.spark.failures import one_line
-from rmqkit.spark.progress import backlog
-from rmqkit.spark.reading import read
+from rmqkit.spark.frames import backlog, from_body_avro, from_body_json, from_body_protobuf, read
 from rmqkit.spark.session import register, spark_session
 
 __all__ = [

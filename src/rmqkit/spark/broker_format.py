@@ -16,6 +16,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from rmqkit.errors import SettingsError
+from rmqkit.spark.schema import declared, given_options
 from rmqkit.spark.sink.writers import BatchWriter, StreamWriter, sink_options
 from rmqkit.spark.source.broker import (
     FORMAT,
@@ -25,7 +26,6 @@ from rmqkit.spark.source.broker import (
     live_options,
     read_columns,
 )
-from rmqkit.spark.source.catalog import declared, given_options
 
 
 class BrokerSource(DataSource):

@@ -151,6 +151,7 @@ class BrokerPool:
 
         async def reached() -> dict[MessageQueue, Bounds]:
             found = await self._bounds(assigned or await self._queues(list(topics), pattern))
+            # Raised, so that `_patiently` asks again; when its time is over the caller judges what was found.
             if any(queue not in found or found[queue].high < offset for queue, offset in begun.items()):
                 raise _NotYet(found)
             return found
@@ -202,6 +203,8 @@ class BrokerPool:
         """Yield the stored records of a range of a queue, some MiB at a time; inner batches may reach out of it.
         Raises DataLost: some are gone and that is to fail. Raises RemotingError, PeerRefused: as `bounds`."""
         pieces = self._bodies(part)
+        # One step of the generator per call: nothing is pulled ahead while the caller decodes, so a task holds one
+        # chunk.
         while (body := self._portal.run(functools.partial(anext, pieces, b""))) != b"":
             yield body
 
@@ -228,6 +231,8 @@ class BrokerPool:
         found: list[MessageQueue] = []
         for topic in sorted(topics):
             if not await routes.refresh(topic):
+                # A topic that a pattern found may be deleted before it is asked for; one that was named has to be
+                # there.
                 if pattern:
                     continue
                 raise NoRoute(f"rocketmq: topic {topic} does not exist: create it, or send a message to it first")
@@ -262,6 +267,8 @@ class BrokerPool:
                 raise
             if pulled.status is PullStatus.FOUND:
                 yield pulled.body
+            # Retention was quicker, and the broker says where the queue begins now. Only forward: going back would give
+            # rows twice.
             elif pulled.status is PullStatus.OFFSET_ILLEGAL and pulled.next_begin_offset > offset:
                 gone = min(pulled.next_begin_offset, part.high)
                 self.report(DataLost(part.queue, offset, gone, f"the queue begins at {pulled.min_offset}"))
@@ -281,6 +288,8 @@ class BrokerPool:
     async def _pull(self, queue: MessageQueue, offset: int, count: int) -> Pulled:
         options = self._options
         wanted = subscription(queue.topic, options.expression, expression_type=options.expression_type)
+        # Neither SUSPEND nor COMMIT_OFFSET: a task must not be held at the end of its range, and what was read is said
+        # by the checkpoint, not by a pull.
         header = PullMessageRequest(
             consumer_group=options.commit_group or options.group,
             topic=queue.topic,

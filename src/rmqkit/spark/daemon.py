@@ -39,6 +39,8 @@ def print_exc() -> None:
 def keep_quiet() -> None:
     """Have PySpark's daemon say less, if this is a process of its making."""
     main = sys.modules["__main__"]
+    # A worker is forked by `python -m pyspark.daemon`: the names that it calls are those of its __main__, not those of
+    # the module `daemon` that was imported above, a second copy.
     if getattr(main.__spec__, "name", "") == "pyspark.daemon":
         _replace_in(main)
 

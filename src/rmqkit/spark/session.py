@@ -168,6 +168,8 @@ def register(spark: SparkSession) -> None:
     server needs this package, too.
     Raises SettingsError: pyspark is too old."""
     check_pyspark()
+    # Not at the top: sources are subclasses of PySpark's, and this module has to be imported without PySpark to say
+    # that it is missing.
     from rmqkit.spark.broker_format import BrokerSource
     from rmqkit.spark.source.archive import ArchiveSource
     from rmqkit.spark.source.store import StoreSource
@@ -237,6 +239,8 @@ def wrapper_home(java: Path, environ: Mapping[str, str]) -> Path:
         f'for a do shift; [ "$a" = "{_VECTOR_FLAG}" ] || set -- "$@" "$a"; done\n'
         f'exec {shlex.quote(str(java))} "$@"\n'
     )
+    # Named by what it does: another Java, or another version of this package, never rewrites a script that somebody
+    # starts.
     name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:12]}"
     for cache in (_cache_folder(environ), Path(tempfile.gettempdir()) / f"rmqkit-{os.getuid()}"):
         try:
@@ -284,5 +288,6 @@ def _written(home: Path, script: str) -> Path:
         with os.fdopen(handle, "w") as file:
             file.write(script)
         Path(temporary).chmod(0o755)
+        # Renamed into place when it is whole and may be run: Spark of another process may start it at any time.
         Path(temporary).replace(target)
     return home

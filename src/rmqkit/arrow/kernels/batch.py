@@ -190,6 +190,8 @@ def _decompressed(records: Records, rows: NDArray[np.int64], troubles: dict[int,
     plain: dict[int, bytes] = {}
     budget = _PLAIN_BYTES_MAX
     for row in rows.tolist():
+        # Looked at before the next body: one of any size still fits, so that every batch has a record and the caller
+        # ends.
         if budget <= 0:
             return plain, row
         try:

@@ -29,10 +29,13 @@ class Properties:
     def __init__(self, strings: pa.Array) -> None:
         self._row_count = len(strings)
         octets, bounds = octets_of(strings)
+        # One comparison finds 0 as well. It ends nothing: rows with one take the general way, which looks for 1 and 2
+        # alone.
         separators = np.flatnonzero(octets[bounds[0] : bounds[-1]] <= _ENTRY_END) + bounds[0]
         kinds = octets[separators]
         self._common = _common_names(octets, bounds, separators, kinds)
         if self._common is not None:
+            # In place: from here on they are the bounds of values, behind each 0x01 and up to its 0x02.
             separators[0::2] += 1
             self._values = between(octets.data, separators.astype("i4")).cast(pa.string(), safe=False)
             return

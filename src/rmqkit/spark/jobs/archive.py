@@ -146,6 +146,8 @@ def archive(
     segments = find_segments(parsed.path, words(parsed.log_paths))
     with place.held():
         _check_same([*place.runs(), *place.pending()], settings, segments, place)
+        # Before the log is planned: a run that was killed while it published is part of the archive, or its messages
+        # would be archived twice.
         place.recover(commit)
         runs = place.runs()
         if is_full:
@@ -226,6 +228,7 @@ def _new_splits(
     segments: Sequence[Segment], runs: Sequence[Run], split_bytes: int, done: Archived
 ) -> tuple[list[Split], str]:
     """The splits of the log that no run has, and the path of the newest file with records, even if a run has it."""
+    # The end of the archived bytes, not of a file: with includes_newest a run ends inside one.
     low = max((known.high for run in runs for known in run.segments), default=0)
     todo = [segment for segment in segments if segment.base_offset + segment.size >= low]
     if runs and todo:
@@ -337,6 +340,7 @@ def _delete(
     files = [file for run in runs for file in run.files if file.segment in bases]
     _verify_files(spark, target, files, reads_all=True)
     root = local_path(path)
+    # Held for the deletion alone: reading the archive again takes long, and no broker could start meanwhile.
     lock = StoreLock(root)
     try:
         lock.acquire()
@@ -396,6 +400,7 @@ def archive_split(plan: ArchivePlan, split: Split) -> SplitFiles:
     )
     walk = scan.walk(buffer, split.base_offset, split.low, split.high, rows_max=plan.read.batch_rows)
     parts = _wanted(counted(walk, done.counts, split), plan.read, done)
+    # `_wanted` has applied both, as it has to count what they leave out; once is enough.
     unfiltered = replace(plan.read, conditions=(), verify_crc=VerifyCrc.NONE)
     found, last = 0, -1
     for batch in read_parts(split, parts, unfiltered):

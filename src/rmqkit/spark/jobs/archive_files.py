@@ -130,6 +130,7 @@ class PartitionFiles:
 
     def _write(self) -> None:
         for values, batches in self._collected.items():
+            # Taken out and put in again: the first key of the dict is then the file that was left alone for longest.
             file = self._open.pop(values, None) or self._create(values, batches[0].schema)
             self._open[values] = file
             file.write(pa.Table.from_batches(batches))
@@ -140,6 +141,8 @@ class PartitionFiles:
         if len(self._open) >= OPEN_FILES_MAX:
             self._close_oldest()
         folder = partition_folder(self._partition_by, values)
+        # Counted on over all partitions: one whose file was closed early gets a second file, which must not replace the
+        # first.
         name = f"{self._stem}-{self._count}.parquet"
         self._count += 1
         path = f"{folder}/{name}" if folder else name
@@ -165,6 +168,7 @@ def difference(filesystem: pafs.FileSystem, path: str, file: ArchivedFile, *, re
     """What is wrong with a file, empty if nothing: its size and what its footer says of rows and offsets, and with
     ``reads_all`` every byte and every body."""
     try:
+        # The size first: a file that was cut off is found without fetching it.
         if (size := filesystem.get_file_info(path).size) != file.bytes:
             return f"has {size if size is not None else 'no'} bytes, written were {file.bytes}"
         if reads_all and (crc := _crc_of_file(filesystem, path)) != file.crc:
@@ -324,6 +328,7 @@ def _bodies_crc(bodies: Sequence[pa.Array], crc: int) -> int:
     """Go on with a CRC over bodies, which lie end to end and have no nulls."""
     for part in bodies:
         _, offsets, data = part.buffers()
+        # A slice shares the buffers of its whole array: only the bytes between its own first and last offset count.
         ends = np.frombuffer(offsets, "i4")[part.offset : part.offset + len(part) + 1]
         if data is not None:
             crc = zlib.crc32(memoryview(data)[int(ends[0]) : int(ends[-1])], crc)

@@ -140,6 +140,7 @@ class Target(Struct, frozen=True):
                     f"target {self.root} is not empty ({others[0].base_name}) and no archive: give another folder"
                 )
             filesystem.create_dir(_FOLDER)
+        # An object store has no locks: there two runs at once are kept apart by nobody.
         if not self.is_local:
             yield
             return

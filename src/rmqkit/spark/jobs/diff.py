@@ -168,6 +168,7 @@ def equal_end(split: Split, others: Sequence[Split]) -> int:
     mine = np.frombuffer(map_range(split.path, split.low, split.high), "u1")
     for other in others:
         low, high = _bounds(other)
+        # The other log has a gap here. What lies behind it may be equal again, and is compared by queue offset then.
         if low > at:
             break
         stop = min(high, end)
@@ -255,6 +256,7 @@ def _blocks(records: Records, content_only: bool) -> Iterator[tuple[Block, bytes
     names = [name.decode("utf-8", "replace") for name in topics.dictionary.to_pylist()]
     keys = np.stack([topics.indices.to_numpy(), records.field("queue_id"), entries["offset"] // _BLOCK])
     blocks, which = np.unique(keys, axis=1, return_inverse=True)
+    # numpy 2.0 gives the inverse another shape than the versions before and after it.
     which = which.ravel()
     order = np.argsort(which, kind="stable")
     cuts = np.flatnonzero(np.diff(which[order])) + 1
@@ -298,6 +300,7 @@ def _newest(parts: Iterable[bytes]) -> NDArray[np.void]:
     """Sort entries by queue offset, and keep the last record of each."""
     entries = np.frombuffer(b"".join(parts), _ENTRY)
     entries = entries[np.lexsort((entries["physical"], entries["offset"]))]
+    # Cut to their number: of no entries np.append makes one value.
     newest: NDArray[np.void] = entries[np.append(np.diff(entries["offset"]) != 0, True)[: len(entries)]]
     return newest
 

@@ -78,6 +78,8 @@ def _commit_delta(run: Run, target: Target, schema: pa.Schema) -> None:
         )
         return
     table = DeltaTable(target.root)
+    # A run that was killed behind this commit is finished once more: the number that Delta keeps has no file added
+    # twice.
     if (table.transaction_version(_APPLICATION) or 0) < run.number:
         table.create_write_transaction(actions, "append", columns, partition_by, commit_properties=properties)
 
@@ -88,6 +90,7 @@ def _added(file: ArchivedFile, partition_by: list[str]) -> Any:
     values = {"topic": file.topic, DAY: file.day}
     low: dict[str, Any] = {"commitLogOffset": file.offset_min}
     high: dict[str, Any] = {"commitLogOffset": file.offset_max}
+    # A file without bounds is always read; one with wrong bounds would be passed over with its rows.
     if file.stored_min_ms is not None and file.stored_max_ms is not None and file.stored_max_ms < _MS_MAX:
         low["storeTimestamp"], high["storeTimestamp"] = _iso(file.stored_min_ms), _iso(file.stored_max_ms)
     return AddAction(
@@ -117,6 +120,7 @@ def _commit_iceberg(run: Run, target: Target, schema: pa.Schema, given: Mapping[
             )
         if int(table.properties.get(_RUN_PROPERTY, 0)) >= run.number:
             return
+        # Files and number in one transaction: a kill between two would have the next run add the files again.
         with table.transaction() as transaction:
             if run.files:
                 transaction.add_files([f"{target.uri}/{file.path}" for file in run.files])

@@ -23,9 +23,8 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
-from rmqkit.arrow.anchors import Anchors
 from rmqkit.arrow.plan import SPLIT_BYTES
-from rmqkit.arrow.splits import Split, grouped
+from rmqkit.arrow.splits import Anchors, Split, grouped
 from rmqkit.errors import StoreError
 from rmqkit.store.bulk import DispatchColumns
 from rmqkit.store.log import scan
@@ -86,6 +85,7 @@ class SegmentCounts(Struct):
     def add(self, other: SegmentCounts) -> None:
         """Count what was read of another part of the same file."""
         assert (self.segment, self.base_offset) == (other.segment, other.base_offset), "counts are of one file"
+        # The first two fields name the file; all that stand behind them are summed.
         for name in self.__struct_fields__[2:]:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 

@@ -199,6 +199,7 @@ def _rebuilt(
         todo = _assigned(log, plan, found, store_rebuild.batch_topics_of(root), rebuilt)
         made = run_tasks(spark, partial(build, plan), todo)
         rebuilt.queues, rebuilt.index_files = sum(made), sum(isinstance(task, IndexTask) for task in todo)
+        # Not before all files are made and synced: until here the old ones are in place, whatever fails.
         if queues:
             store_rebuild.swap(root, folder, store_rebuild.QUEUE_TREES)
         if index:
@@ -255,6 +256,8 @@ class _Spill:
         columns["stored_ms"] = arrivals.store_timestamps[rows]
         columns["count"] = np.where(arrivals.sys_flags[rows] & INNER_BATCH, arrivals.batch_counts[rows], 0)
         topic = np.array(numbers, "i8")[arrivals.topic[rows]]
+        # Added and not or-ed: queue ids are signed, and the negative one of a strange record has to come back out of
+        # the key.
         self._runs.append(((topic << 32) + arrivals.records.field("queue_id")[rows], columns))
         self._spilled.batch_topics |= store_rebuild.inner_batch_topics(arrivals)
         for name, (number, *entry, stored_ms) in store_rebuild.light_entries(arrivals):
@@ -290,6 +293,7 @@ class _Spill:
             own = rows[group]
             has_rows = self._plan.settings.enable_consume_queue_ext or bool(own["count"].any())
             cuts = np.flatnonzero(np.diff(own["number"]) != 1) + 1
+            # The numbers of inner batches step by their members, so no run is made of a queue that has any.
             for part in np.split(own, () if own["count"].any() else cuts):
                 data = part.tobytes() if has_rows else part["entry"].tobytes()
                 yield _Entries(topic, queue_id, int(part["number"][0]), data, has_rows)

@@ -137,6 +137,8 @@ def replay(
     ledger = ExactlyOnce(parse_options(SinkOptions, given, FORMAT))
     try:
         done.up_to, unfinished = ledger.last_batches(replay_id)
+        # Decided and not done, and all half messages are there: nothing is staged again, the ledger knows what to
+        # commit.
         if unfinished is not None and not is_dry_run and not ledger.progress(Batch(replay_id, unfinished)).gone:
             ledger.commit(Batch(replay_id, unfinished), ())
             done.up_to, unfinished = unfinished, None
@@ -152,12 +154,14 @@ def replay(
                 assert chunk.high > done.up_to or is_dry_run, "the log is replayed forward"
                 if not is_dry_run:
                     rows = _rows(source, chunk, is_single=bool(rate) or is_ordered)
+                    # The batch's number is where its chunk ends: so the ledger alone says where the next run goes on.
                     rows.write.format(FORMAT).options(**given, batchId=str(chunk.high)).mode("append").save()
                     done.up_to = chunk.high
                 done.batches += 1
                 for topic, count in chunk.messages.items():
                     done.messages[topic] = done.messages.get(topic, 0) + count
     finally:
+        # Else its heartbeats would keep this process in the group, and brokers would ask it about half messages.
         portal().run(ledger.producer.close)
     return done
 
@@ -212,6 +216,8 @@ def _chunks(source: _Source, at: int, unfinished: int | None, chunk_bytes: int) 
 
     place = f.col("commitLogOffset")
     number = f.floor(place / chunk_bytes).cast("bigint")
+    # A batch that lost half messages is staged again with the rows that it had: its bounds stay, whatever chunk_bytes
+    # is today.
     if unfinished is not None:
         number = f.when(place < unfinished, f.lit(-1)).otherwise(number)
     rows = (
@@ -241,6 +247,7 @@ def _rows(source: _Source, chunk: _Chunk, *, is_single: bool) -> DataFrame:
     place = f.col("commitLogOffset")
     frame = source.frame(_SENT, chunk.begin_ms, chunk.end_ms).where((place >= chunk.low) & (place < chunk.high))
     if is_single:
+        # Not orderBy, which cuts the rows into ranges that several tasks send at once.
         frame = frame.coalesce(1).sortWithinPartitions("commitLogOffset", "queueOffset")
     return frame.select(
         "body",
@@ -249,6 +256,7 @@ def _rows(source: _Source, chunk: _Chunk, *, is_single: bool) -> DataFrame:
         "flag",
         f.map_filter("properties", lambda name, value: ~name.isin(*RESERVED_NAMES)).alias("properties"),
         f.col("properties")[SHARDING_KEY].alias("shardingKey"),
+        # A place in the log, not a row number: however Spark plans the read, the same message gets the same key.
         f.concat_ws(":", "commitLogOffset", "queueOffset").alias("rowKey"),
     )
 

@@ -72,9 +72,11 @@ def staged(
         with disk_errors(root):
             for file in list_files(source):
                 target = root.joinpath(*file.names)
+                # A name in an object store may contain `..`: nothing may be written outside of the copy.
                 if file.names[0] in _LEFT_OUT or root not in target.resolve().parents:
                     continue
                 target.parent.mkdir(parents=True, exist_ok=True)
+                # The whole size at once: tasks write their pieces in any order, and jobs judge files by their sizes.
                 with target.open("xb") as empty:
                     empty.truncate(file.size)
                 if is_wanted(file.names[0]):

@@ -152,6 +152,7 @@ def _verified(
     if derived is not None:
         queues, index = _shared(log, report, derived, seen.equal, core_count(spark))
         checked = run_tasks(spark, partial(check_files, plan), [*queues, *index])
+        # Results are in the order of the tasks: those of queues first, which say where queues end.
         for part, ends in checked[: len(queues)]:
             report.join(part)
             derived.ends |= ends
@@ -170,6 +171,7 @@ class _Checks:
         self._seen = Seen(Report(), {}, Equal())
         self._derived: DerivedFiles | None = None
         if plan.sizes is not None:
+            # No log: a task has its split alone. What needs other files of the log is checked in the second stage.
             log, report = LogView([]), self._seen.report
             self._derived = DerivedFiles(plan.root, log, plan.settings, report, plan.sizes, compared_from=start)
 

@@ -115,6 +115,7 @@ class ExactlyOnce:
         now = self._ledger.progress(batch, age_ms=_CHECK_AGE_MS)
         lapsed_ms = now.held_ms + 2 * self._ledger.lease_ms
         if now.is_decided and not now.is_done and message.store_timestamp > lapsed_ms:
+            # Not waited for: a commit of this process is at it already, and the broker asks again.
             if not self._finishing.acquire(blocking=False):
                 return TransactionState.UNKNOWN
             try:
@@ -133,6 +134,8 @@ class ExactlyOnce:
         if before.is_done:
             return
         halves = [half for piece in pieces for half in unpack_halves(piece)]
+        # Spark runs a batch again that was decided: the half messages of the decision are committed, those staged this
+        # time would be a second message each.
         if before.is_decided and not before.gone:
             self.roll_back(halves, batch)
             self._finish(batch)
@@ -158,6 +161,7 @@ class ExactlyOnce:
             # Before the decision, or a row that another process makes visible could lie in front of them.
             bounds = self.producer.pool.bounds(self._queues(halves))
             lows = tuple(Low(*_place(queue), bound.high) for queue, bound in sorted(bounds.items()))
+        # Parts first: a decision that names a part which a crash kept from being written could never be finished.
         parts = [self._ledger.append(Entry(Kind.PART, batch, halves=bundle)) for bundle in _bundles(pieces)]
         assert parts == sorted(set(parts)), "parts lie in the order in which they were written"
         self._ledger.append(Entry(Kind.DECISION, batch, self._claimant, parts=tuple(parts), lows=lows))

@@ -173,6 +173,7 @@ def progress(entries: Iterable[Written], batch: Batch, lease_ms: int) -> Progres
             now.gone = frozenset(entry.rows)
         elif entry.kind is Kind.DECISION:
             _decide(now, written, lease_ms)
+        # Before the decision there is nothing to hold: the decision itself gives the first lease.
         elif entry.kind is Kind.CLAIM and now.is_decided:
             _claim(now, written, lease_ms)
     return now

@@ -65,6 +65,8 @@ class LedgerTopic:
         """Read what the ledger says about a batch now, or said ``age_ms`` ago at most.
         Raises ClientError: it is not there, or has forgotten the sink."""
         with self._lock:
+            # The first batch may be what creates the topic, so nobody waits for it. A later one had a ledger, whose
+            # broker may be starting again.
             if self._find_home(0 if batch.batch_id == 0 else self._patience_ms) is None:
                 if batch.batch_id > 0 and self._fails_when_lost:
                     raise ClientError(
@@ -148,6 +150,7 @@ class LedgerTopic:
 
     def _read_on(self, wanted: int = -1) -> None:
         """Read what is new, at least up to an offset: what was stored is dispatched a little later."""
+        # The time before the read: what is as old as this has at least all that was there then.
         self._read_ms = self._producer.now_ms
         while (bounds := self._bounds())[1] <= wanted:
             self._producer.pause(_POLL_MS)

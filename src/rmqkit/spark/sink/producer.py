@@ -199,6 +199,7 @@ class SinkProducer:
                 await self.pool.runtime.calls.ask_end_transaction(address, header, self.options.settle_ms)
             except PeerRefused as error:
                 ended.refused.append((half, error))
+                # The next one of a lane must not become visible before this one, which is tried again.
                 if half.lane >= 0:
                     ended.unsent += lane[number + 1 :]
                     return

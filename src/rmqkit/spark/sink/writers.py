@@ -80,6 +80,7 @@ class _Writing:
                 if now.is_decided:
                     rows = [row for row in rows if (row.msg_id or "").removeprefix(batch.prefix) in now.gone]
                 sink.producer.stage(rows, batch, staged)
+        # Whatever ends the task: no commit message names its half messages, so nobody else can roll them back.
         except BaseException:
             sink.roll_back(staged, batch)
             raise
@@ -117,6 +118,7 @@ class BatchWriter(_Writing, DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions) -> None:
         super().__init__(options)
+        # Made once, on the driver, and pickled with the writer: all tasks, and second tries of one, make the same keys.
         self._sink_id = options.sink_id or uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
@@ -138,6 +140,8 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Send or stage the rows of a task."""
         context = _context()
+        # Spark tells a task neither id but as properties of its job. The query keeps its id in the checkpoint, so a
+        # batch that runs again after a restart makes the same keys.
         sink_id = self._options.sink_id or str(context.getLocalProperty("sql.streaming.queryId"))
         batch_id = int(str(context.getLocalProperty("streaming.sql.batchId")))
         return self._write(iterator, RowKeys(sink_id, batch_id, context.partitionId()))

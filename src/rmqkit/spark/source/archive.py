@@ -55,5 +55,6 @@ class ArchiveReader(DataSourceReader):
         """Yield the rows of a file. Raises StoreError: it cannot be read."""
         with open_input(partition.value) as file:
             for batch in pq.ParquetFile(file).iter_batches(_BATCH_ROWS, columns=self._schema.names):
+                # Spark accepts batches of exactly its schema's types; Parquet gives what the file was written with.
                 arrays = [batch.column(field.name).cast(field.type) for field in self._schema]
                 yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)

@@ -204,6 +204,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the end at what there is now; of queues whose broker is away, when it is back."""
+        # Set before brokers are asked: that the query ends at all must not depend on whether they answer now.
         self._target = {}
         with contextlib.suppress(NoRoute):
             self._target = self._ends({})
@@ -225,6 +226,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         if isinstance(limit, ReadAllAvailable):
             return to_json(end)
         if start is not None and self._waits(begun, end):
+            # The end of the batch before once more: Spark makes no batch of that, and asks again.
             return start
         if isinstance(limit, ReadMaxRows):
             end = limited(begun, end, limit.max_rows)
@@ -256,12 +258,15 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         begun = {queue: offset for queue, offset in _kept(start).items() if queue in ended}
         begun = {queue: offset if offset <= ended[queue] else 0 for queue, offset in begun.items()}
         assert all(offset <= ended[queue] for queue, offset in begun.items()), "a batch begins before it ends"
+        # Only of queues with something to read: a broker that is away must not hold up a batch of the others.
         bounds = self._pool().bounds(queue for queue, high in ended.items() if begun.get(queue, 0) < high)
         begun = {**dict.fromkeys(bounds, 0), **begun}
         return self._parts(self._check_there(begun, bounds), ended)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Save the offsets of a batch that is done for the group of ``commitOffsetsToGroup``."""
+        # Spark calls this only when it plans the next batch, so the group is a batch behind the checkpoint. Nothing
+        # reads it back: a failed query goes on from the checkpoint alone.
         if self._options.commit_group:
             there = {queue: offset for queue, offset in _kept(end).items() if queue not in self._given_up}
             self._pool().commit(self._options.commit_group, there)

@@ -50,8 +50,7 @@ from rmqkit.arrow.schema import CORRUPT, CORRUPT_COLUMN, Column, choose, message
 from rmqkit.arrow.splits import Split, grouped, plan_splits
 from rmqkit.errors import SettingsError
 from rmqkit.spark.options import Entity, StoreOptions, parse_options, words
-from rmqkit.spark.schema import check_types
-from rmqkit.spark.source.catalog import declared, given_options
+from rmqkit.spark.schema import check_types, declared, given_options
 from rmqkit.spark.source.tables import TABLES, read_table
 
 FORMAT = "rocketmq-store"

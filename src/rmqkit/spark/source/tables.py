@@ -256,6 +256,7 @@ def _waiting_rows(part: _Waiting, plan: ReadPlan) -> Iterator[dict[str, Any]]:
         properties = [dict(one) for one in batch["properties"].to_pylist()]
         yield {
             **dict(zip(batch.schema.names, batch.columns, strict=True)),
+            # The queue of a delay level has the time of delivery, in ms, where other queues have the hash of the tags.
             "deliverTimestamp": codes[at] * 1000,
             "delayLevel": batch["queueId"].to_numpy() + 1,
             "realTopic": [one.get(names.REAL_TOPIC) for one in properties],

@@ -24,6 +24,7 @@ _GROUPS = "secretgroups"
 def task_options(work: Callable[[Any], Iterable[tuple[Any, ...]]], groups: Sequence[Sequence[Any]]) -> dict[str, str]:
     """The options of a read whose rows are what ``work`` yields of every item; each group is the items of a task."""
     dumps: Callable[[Any], bytes] = cloudpickle.dumps
+    # Each group by itself: the planner handles bytes only, and the one task that gets a group unpickles it.
     pickled = [dumps(list(group)) for group in groups]
     return {_WORK: b64encode(dumps(work)).decode(), _GROUPS: b64encode(pickle.dumps(pickled)).decode()}
 

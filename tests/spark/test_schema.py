@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from rmqkit.arrow.schema import CORRUPT_COLUMN, MESSAGE_COLUMNS, PROPERTY_STRING
 from rmqkit.errors import SettingsError
-from rmqkit.spark.source.catalog import declared, given_options
+from rmqkit.spark.schema import declared, given_options
 from tests.spark.messages import record_at, segment_of
 
 COLUMNS = (*MESSAGE_COLUMNS, PROPERTY_STRING, CORRUPT_COLUMN)

@@ -1,10 +1,14 @@
-"""How far a stream is behind, from what Spark tells of it."""
+"""Columns made of bodies by Spark's own functions, and how far a stream is behind, from what Spark tells of it."""
 
 from __future__ import annotations
 
 import json
 
-from rmqkit.spark import backlog
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import Row, SparkSession
+
+from rmqkit.spark import backlog, from_body_avro, from_body_json, from_body_protobuf
 
 _KAFKA = {"endOffset": '{"orders":{"0":5}}', "latestOffset": '{"orders":{"0":9}}'}
 
@@ -25,3 +29,19 @@ def test_sources_add_up_and_those_of_others_do_not_count() -> None:
 def test_a_queue_that_was_made_anew_is_not_behind() -> None:
     source = {"endOffset": {"orders": {"a": {"0": 50}}}, "latestOffset": {"orders": {"a": {"0": 9}}}}
     assert backlog({"sources": [source]}) == {"orders/a/0": 0}
+
+
+@pytest.mark.spark
+def test_json_bodies_are_columns(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([(b'{"cents": 5, "item": "tea"}',), (b"no json",), (None,)], "body binary")
+    rows = frame.select(from_body_json("cents int, item string").alias("order")).collect()
+    assert rows == [(Row(cents=5, item="tea"),), (Row(cents=None, item=None),), (None,)]
+
+
+@pytest.mark.spark
+def test_a_package_that_spark_lacks_is_named(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([(b"\x0a",)], "body binary")
+    with pytest.raises(AnalysisException, match="Avro"):
+        frame.select(from_body_avro('"long"')).collect()
+    with pytest.raises(AnalysisException, match="Protobuf"):
+        frame.select(from_body_protobuf("Order", b"")).collect()

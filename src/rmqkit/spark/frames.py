@@ -1,0 +1,100 @@
+"""What programs call for their data frames of messages: `read`, columns made of bodies, and the `backlog` of a stream.
+
+**Reading less.** A source that is written in Python is told neither which columns a query uses nor which rows, so a
+plain ``spark.read.format("rocketmq-store")`` decodes and ships all of them. Spark's own reader of Parquet is told. So
+`read` plans the work over an empty Parquet table of the same columns first, and what that reader would read is then
+asked of the store, by the options ``columns``, ``topic``, ``queueId``, ``startingTimestamp`` and ``endingTimestamp``.
+
+**Bodies.** A body is bytes; `from_body_json`, `from_body_avro` and `from_body_protobuf` read them::
+
+    orders.select("msgId", from_body_json("cents int, item string").alias("order")).select("msgId", "order.cents")
+
+Each is Spark's own function over the column ``body``. Avro and Protobuf are in packages of Spark that PySpark does not
+have: start Spark with ``spark.jars.packages``, or a query says that they are not loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+def read(
+    spark: SparkSession,
+    path: str,
+    work: Callable[[DataFrame], DataFrame],
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """Read of a store, or of an archive of one, only what some work needs: the columns that it uses and, if it uses the
+    messages once, the topics, queues and times that its conditions leave.
+
+    ::
+
+        counts = read(spark, "store", lambda messages: messages.where("topic = 'Orders'").groupBy("tags").count())
+
+    Args:
+        work: makes the wanted data frame of the messages. It is called twice, first with an empty frame of the same
+            columns, so it must not run an action.
+        options: further ones of ``rocketmq-store``; they go before what is found out.
+
+    Raises:
+        SettingsError: an option cannot be used.
+        AnalysisException: Spark does not understand the work.
+    """
+    from rmqkit.spark.jobs.query import planned
+
+    return planned(spark, path, work, options)
+
+
+def from_body_json(schema: str, body: str = "body") -> Column:
+    """Read bodies as JSON. ``schema`` is Spark DDL; a body that is no JSON gives null, as in Spark's ``from_json``."""
+    from pyspark.sql import functions
+
+    return functions.from_json(functions.col(body).cast("string"), schema)
+
+
+def from_body_avro(schema: str, body: str = "body") -> Column:
+    """Read bodies as Avro without a header; ``schema`` is Avro's JSON. Spark needs its package ``spark-avro``."""
+    from pyspark.sql.avro.functions import from_avro
+
+    return from_avro(body, schema)
+
+
+def from_body_protobuf(message: str, descriptor: bytes, body: str = "body") -> Column:
+    """Read bodies as messages of Protobuf; ``descriptor`` is what ``protoc --descriptor_set_out`` writes.
+    Spark needs its package ``spark-protobuf``."""
+    from pyspark.sql.protobuf.functions import from_protobuf
+
+    return from_protobuf(body, message, binaryDescriptorSet=descriptor)
+
+
+def backlog(progress: Mapping[str, Any]) -> dict[str, int]:
+    """Count the messages that the queues of ``rocketmq`` sources had when a batch was planned, and that the stream has
+    not read: by ``topic/broker/queue``.
+
+    Args:
+        progress: ``query.lastProgress``, or one that a ``StreamingQueryListener`` got. It has no backlog of a stream
+            that ran without a new batch since it began.
+    """
+    behind: dict[str, int] = {}
+    for source in progress["sources"]:
+        ends, latest = dict(_offsets(source.get("endOffset"))), dict(_offsets(source.get("latestOffset")))
+        for queue, reach in latest.items():
+            name = "/".join(queue)
+            # Never below 0: a queue that was made anew ends before what was read of the old one.
+            behind[name] = behind.get(name, 0) + max(0, reach - ends.get(queue, 0))
+    return behind
+
+
+def _offsets(told: Any) -> Iterator[tuple[tuple[str, str, str], int]]:
+    """The offsets by queue that a source tells; none of a source with others."""
+    topics = json.loads(told) if isinstance(told, str) and told.startswith("{") else told
+    for topic, brokers in topics.items() if isinstance(topics, dict) else ():
+        for broker_name, queues in brokers.items() if isinstance(brokers, dict) else ():
+            for queue_id, offset in queues.items() if isinstance(queues, dict) else ():
+                if isinstance(offset, int):
+                    yield (topic, broker_name, queue_id), offset
