@@ -70,6 +70,8 @@ class FullSignature(Struct, frozen=True):
 def sign_fully(code: int, fields: Mapping[str, str], body: Body | list[Body], secret_key: str) -> str:
     """The full signature of a request; ``fields`` hold user and ``RmqSigned`` already."""
     digest = hmac.new(secret_key.encode(), b"rmqkit request 1" + _INT32.pack(code), hashlib.sha256)
+    # By code points, as both sides are ours; `_values` has Java's order. Either is part of a signature: they cannot be
+    # one.
     for name in sorted(fields):
         if name not in (SIGNATURE, FULL_SIGNATURE):
             for text in (name.encode("utf-8", "replace"), fields[name].encode("utf-8", "replace")):

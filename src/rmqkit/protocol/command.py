@@ -52,6 +52,8 @@ REQUEST_HEADER_BYTES_MAX = 256 << 10
 JSON = 0
 ROCKETMQ = 1
 
+# The length is signed, as in Java: one below zero then fails the comparison with the header's length, instead of being
+# waited for as up to 4 GiB.
 _START = struct.Struct(">iI")
 _HEADER_BYTES_MAX = 0xFFFFFF
 _UNKNOWN_TYPES = 0xFE000000
@@ -215,11 +217,13 @@ class Command(Struct, gc=False):
         return bool(self.flag & _ONE_WAY)
 
 
+# The body has an empty wire name, so that a header with a member "body" cannot fill in for the frame's.
 class _JsonCommand(Command, rename={"fields": "extFields", "body": ""}, gc=False):
     """A command as JSON spells it, read into its place at once; the body comes from the frame."""
 
     fields: Raw = _NO_FIELDS
     body: Any = b""
+    # Not what we are but what Java's decoder assumes where the two are missing (remoting.md §1.2).
     language: str | int | None = "JAVA"  # type: ignore[assignment]
     version: int = 0
 
@@ -277,6 +281,7 @@ def encode_command(command: Command, serialize_type: int = JSON) -> list[Body]:
     Raises FrameError: the command does not fit into a frame."""
     fields = command.fields
     if isinstance(fields, Raw):
+        # Passed on from a peer: what came as a bare number goes on as text, the only kind that all decoders take.
         fields = decode_fields(command)
     encode = _encode_json_header if serialize_type == JSON else _encode_binary_header
     header = encode(command, fields)
@@ -300,6 +305,7 @@ def decode_header(command: Command, header_type: type[H]) -> H:
         return msgspec.convert(fields or {}, header_type, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if isinstance(fields, Raw):
+            # Once more by way of text: Java takes a null for a missing field and any other JSON value for its text.
             return decode_header(Command(command.code, fields=decode_fields(command)), header_type)
         raise HeaderError(f"{header_type.__name__}: {error}") from None
 
@@ -353,6 +359,7 @@ def decode_fields(command: Command) -> dict[str, str]:
         return {}
     if not isinstance(decoded, dict):
         raise HeaderError(f"extFields must be an object, not {type(decoded).__name__}")
+    # A null is left out: as text it would be a topic with the name null, or a number that cannot be read.
     return {name: _text(value) for name, value in decoded.items() if value is not None}
 
 
@@ -432,6 +439,8 @@ def _decode_binary(frame: Frame) -> Command:
     header = frame.header
     if len(header) < _BINARY_HEAD.size:
         raise HeaderError(f"binary header has {len(header)} bytes: it must have at least {_BINARY_HEAD.size}")
+    # A Java peer that sends one of POP's codes in this form has cut it to 16 bits: it arrives as a code that nobody
+    # knows (3442 for 200050). Guessing the other bits would be wrong for the peer that really means 3442.
     code, language, version, opaque, flag = _BINARY_HEAD.unpack_from(header)
     remark, position = _take(header, _BINARY_HEAD.size)
     entries_bytes, position = _length(header, position)
@@ -458,6 +467,7 @@ def _entries(header: bytes, position: int, end: int) -> dict[str, str]:
                 raise HeaderError(f"binary header: entry at byte {key_at - 2} does not fit into {end} bytes")
             if value_bytes and key_end > key_at:
                 key, value = text[key_at:key_end], text[value_at:position]
+                # Cut as latin-1, where a character is a byte: only of ASCII is that the text, too.
                 if not (key.isascii() and value.isascii()):
                     key, value = str(header[key_at:key_end], "utf-8"), str(header[value_at:position], "utf-8")
                 fields[key] = value
@@ -492,6 +502,7 @@ def _encode_binary_header(command: Command, fields: Mapping[str, str] | None) ->
     if not -32768 <= command.code <= 32767:
         raise HeaderError(f"code {command.code} does not fit the binary header: send it with a JSON header")
     remark = (command.remark or "").encode()
+    # An empty value has length 0 here, which every decoder reads as null: only JSON can carry an empty text.
     entries = b"".join(
         part
         for name, value in (fields or {}).items()

@@ -72,6 +72,7 @@ def decode_as(body: bytes | bytearray | memoryview, body_type: type[T], *, slow_
     try:
         return msgspec.convert(read(body), body_type, strict=False)
     except msgspec.ValidationError:
+        # Only after the type refused the numbers: where a property of such a name is a number, it has to stay one.
         plain = _with_names(read(body, has_quoted_objects=True))
     try:
         return msgspec.convert(plain, body_type, strict=False)
@@ -131,11 +132,13 @@ _LEFT_OUT = (None, msgspec.UNSET)
 
 def _text(value: Any, line: str, step: str) -> str:
     """A value, its first line not indented. ``line``: what begins a new line at the level of the value."""
+    # Not isinstance: True is an int as well, and `str` would write it with a capital.
     if type(value) is int:
         return str(value)
     if type(value) in (str, bool):
         return msgspec.json.encode(value).decode()
     if type(value) is msgspec.Raw:
+        # Line ends are layout and nothing else: those of texts are escaped.
         return bytes(value).decode().replace("\n", line)
     inner = line + step if line else ""
     if isinstance(value, msgspec.Struct):
@@ -155,6 +158,8 @@ def _joined(begin: str, texts: list[str], end: str, line: str, inner: str) -> st
 
 def _key(key: Any) -> str:
     if type(key) is not str and isinstance(key, msgspec.Struct | ObjectKey):
+        # On one line even where the rest is indented: `_OBJECT_KEY` finds no other form. And never in quotes, as strict
+        # JSON would need it: fastjson2 of 5.4 rejects those.
         return _text(key, "", "")
     is_number = isinstance(key, int) and not isinstance(key, bool)
     return str(int(key)) if is_number else msgspec.json.encode(str(key)).decode()
@@ -177,6 +182,7 @@ def read(body: bytes | bytearray | memoryview, *, has_quoted_objects: bool = Fal
         text = str(body, "utf-8")
     except UnicodeDecodeError as error:
         raise BodyError(f"JSON body is not UTF-8: byte {error.start} cannot be decoded") from None
+    # With no text that begins with a brace, a key that does so afterwards is one that `_quoted` made.
     if not has_quoted_objects and '"{' not in text and '"$ref"' not in text:
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
             return _with_objects(msgspec.json.decode(_OBJECT_KEY.sub(_quoted, text)))
@@ -240,6 +246,7 @@ class ObjectKey(Mapping[str, Any]):
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?[LBSFD]?")
+# Possessive, so that text without a closing quote fails at once and is not tried from every character back.
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _ESCAPE_OR_CONTROL = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
 _WORDS = {"true": True, "false": False, "null": None}
@@ -361,6 +368,7 @@ class _Reader:
                 self.at += len(word)
                 return value
         match = _NUMBER.match(self.text, self.at)
+        # `int` raises ValueError beyond 4,300 digits, which callers that wait for BodyError would not catch.
         if match is None or len(match[0]) > 400:
             raise self.error("a value")
         self.at = match.end()
@@ -389,10 +397,12 @@ class _References:
             return value
         if isinstance(value, dict) and isinstance(path := value.get("$ref"), str):
             value, around = self._target(path, around)
+            # Followed, two references to each other would never end. Java points at objects, never at references.
             if isinstance(value, dict) and "$ref" in value:
                 raise BodyError(f"JSON body: $ref {path[:80]!r} points to another reference")
             if not isinstance(value, dict | list):
                 return value
+        # By identity: an object inside an equal one is no circle.
         if any(value is one for one in self._open):
             return None
         if len(self._open) > DEPTH_MAX:

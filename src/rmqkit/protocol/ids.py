@@ -69,6 +69,7 @@ def decode_offset_id(text: str) -> tuple[str, int, int]:
         packed = bytes.fromhex(text)
     except ValueError:
         raise ValueError(f"offset message id {text!r} is not hexadecimal") from None
+    # `bytes.fromhex` passes over blanks, so that 32 characters may be fewer than 16 bytes.
     if len(packed) * 2 != len(text):
         raise ValueError(f"offset message id {text!r} is not hexadecimal")
     ip, port = unpack_host(packed[:-8])
@@ -82,6 +83,7 @@ class UniqueKeys:
     __slots__ = ("_counter", "_month_end_ms", "_month_start_ms", "_prefix")
 
     def __init__(self, ip: bytes, process_id: int, seed: int) -> None:
+        # In containers every program may be process 1 of the same address: then the seed alone tells two clients apart.
         self._prefix = (ip + struct.pack(">HI", process_id & 0xFFFF, seed & 0xFFFFFFFF)).hex().upper()
         self._counter = seed & 0xFFFF
         self._month_start_ms = self._month_end_ms = 0

@@ -81,6 +81,7 @@ class Message(Struct, kw_only=True):
         merged = dict(self.properties)
         _check_text(self.properties, self.keys, self.tags, self.sharding_key)
         if self.keys:
+            # A text is a sequence of texts to every type checker: its letters would become the keys.
             keys = (self.keys,) if isinstance(self.keys, str) else self.keys
             if any(not key or " " in key for key in keys):
                 raise ValueError(f"keys {list(keys)} must be words without blanks: a blank separates them")
@@ -210,7 +211,9 @@ def records_of(body: bytes | memoryview) -> Iterator[Record]:
 
 def messages_of_record(record: Record, broker_name: str | None = None) -> Iterator[ReceivedMessage]:
     """The message of a record, or each message of an inner batch. Raises BodyError: as in `read_messages`."""
+    # Before the batch is cut: sysFlag speaks of the envelope's whole body, entries have no flag of that kind.
     body = decompress(record.body, record.sys_flag)
+    # Both bits, as Java's clients ask: without NEED_UNWRAP the body goes to the program in one piece.
     if record.sys_flag & INNER_BATCH and record.sys_flag & NEED_UNWRAP:
         for i, entry in enumerate(decode_batch(body)):
             yield _message(record, broker_name, i, entry.body, entry.properties, entry.flag)

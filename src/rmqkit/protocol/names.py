@@ -74,6 +74,7 @@ def pop_retry_topic(group: str, topic: str, separator: str = "_") -> str:
 
 def group_of_retry_topic(topic: str) -> str:
     """The group of a retry topic; POP's is ``%RETRY%<group>+<topic>``. Source: behaviour.md §3.3."""
+    # POP's older spelling cannot be cut: the "_" in it may be a letter of the group or of the topic.
     return topic.removeprefix(RETRY_PREFIX).partition("+")[0]
 
 

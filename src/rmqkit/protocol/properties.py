@@ -96,6 +96,7 @@ def encode_properties(properties: Mapping[str, str] | Iterable[tuple[str, str]])
     """The property string of a mapping, in its order, every entry ended.
     Raises ValueError: a name or value holds 0x01 or 0x02, which the format cannot carry."""
     pairs = list(properties.items() if isinstance(properties, Mapping) else properties)
+    # Half a pair of surrogates becomes "?", as Java's getBytes makes of it; it must not fail a send.
     encoded = "".join([f"{name}\x01{value}\x02" for name, value in pairs]).encode("utf-8", "replace")
     if encoded.count(b"\x01") != len(pairs) or encoded.count(b"\x02") != len(pairs):
         raise ValueError("a property name or value contains the separator 0x01 or 0x02: remove it")
@@ -122,6 +123,7 @@ def find_property(encoded: bytes, name: bytes) -> bytes | None:
     """One value out of a property string without decoding the rest; None when absent or empty.
     Equal to ``decode_properties(encoded).get(name)`` for UTF-8 input."""
     wanted = name + b"\x01"
+    # From the right: of duplicates the last wins. Behind 0x02: KEYS must not be found at the end of MYKEYS.
     at = encoded.rfind(b"\x02" + wanted)
     start = at + 1 + len(wanted) if at >= 0 else (len(wanted) if encoded.startswith(wanted) else -1)
     if start < 0:
@@ -191,6 +193,7 @@ def _sort_entries(encoded: bytes) -> bytes:
         if value and name:
             entries[name] = entry
     if len(entries) * 4 <= _MAP_BUCKETS * 3:
+        # `sorted` keeps the order of equal keys, as a bucket of Java's map keeps that in which they came.
         names = sorted(entries, key=_first_bucket)
     else:
         last_bucket = (1 << ((len(entries) * 4 - 1) // 3).bit_length()) - 1

@@ -46,6 +46,7 @@ from msgspec import Struct
 
 from rmqkit.errors import BodyError, RecordCorrupt
 
+# Signed, because the four bytes are read as an i32 everywhere, here as in Java.
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)
 BLANK_MAGIC = 0xCBD43194 - (1 << 32)
@@ -212,6 +213,8 @@ def encode_record(
         flag,
         queue_offset,
         physical_offset,
+        # Whatever a client set in the host bits goes: they must tell the lengths of this record's hosts, or readers
+        # look for body and topic in the wrong place.
         (sys_flag & ~_HOST_MASK) | host_bits,
         born_timestamp,
         born_host,
@@ -248,6 +251,8 @@ def encode_records(
     sizes: list[int] = []
     topic_before, magic, fixed_bytes = b"", MAGIC_V1, head.size
     for topic, queue_id, flag, queue_offset, sys_flag, born_timestamp, reconsume_times, body, properties in rows:
+        # By identity, which is cheap: rows of one topic share the object, and an equal one costs only this branch
+        # again.
         if topic is not topic_before:
             topic_before, fixed_bytes = topic, head.size + len(topic)
             magic = MAGIC_V1 if len(topic) <= _V1_TOPIC_BYTES_MAX + 1 else MAGIC_V2
@@ -296,6 +301,8 @@ def decode_record(buffer: bytes | memoryview, position: int = 0, *, verify_crc: 
     layout = _LAYOUTS[_I32.unpack_from(buffer, position + _SYS_FLAG_AT)[0] & _HOST_MASK]
     end = position + size
     body_at = position + layout.head_bytes
+    # Before the unpack: a damaged sysFlag that claims IPv6 hosts makes the head longer than the record and maybe than
+    # the buffer, and struct.error is not what callers look for.
     if body_at > end:
         raise RecordCorrupt(position, f"announced size {size} is smaller than its head", size=size)
     head = layout.head.unpack_from(buffer, position)
@@ -322,6 +329,7 @@ def _tail_bounds(
         raise RecordCorrupt(position, f"body length {body_bytes} does not fit into size {size}", size=size)
     topic_bytes = buffer[topic_at - 1] if length_bytes == 1 else _TOPIC_LENGTH_V2.unpack_from(buffer, topic_at - 2)[0]
     properties_at = topic_at + topic_bytes + 2
+    # Java reads the one byte as signed: over 127 is a negative length there, so nobody wrote it.
     if topic_bytes < 0 or (length_bytes == 1 and topic_bytes > _V1_TOPIC_BYTES_MAX) or properties_at > end:
         raise RecordCorrupt(position, f"topic length {topic_bytes} does not fit into size {size}", size=size)
     properties_bytes = _PROPERTIES_LENGTH.unpack_from(buffer, properties_at - 2)[0]

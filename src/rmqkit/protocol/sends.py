@@ -403,6 +403,7 @@ def _kind(request: _Sent) -> str:
 @functools.lru_cache(maxsize=16)
 def _form(pieces: tuple[bytes, ...]) -> bytes:
     """The header of an answer as a format."""
+    # Fields that every answer tells are names from the configuration, which may have a percent sign.
     first, *rest = [piece.replace(b"%", b"%%") for piece in pieces]
     return first + b"".join(
         [form + piece for form, piece in zip((b"%016X", b"%d", b"%d", b"%b", b"%b", b"%b"), rest, strict=False)]
@@ -471,12 +472,15 @@ class PlainSendsReader:
                 and header_bytes + 4 <= length
             )
             body_at = at + 8 + header_bytes
+            # A frame that cannot be ends the run and nothing more: the splitter meets it next and says what is wrong
+            # with it.
             if not is_sound or end > available or end == body_at:
                 break
             one = self._read(word >> 24, chunk[at + 8 : body_at], chunk[body_at:end])
             if one is None:
                 break
             if one.code == RequestCode.SEND_BATCH_MESSAGE:
+                # What came before it is returned first: a batch is a unit of its own, and the next call finds it again.
                 bounds = [] if sent else _members(one.body)
                 if bounds:
                     return PlainBatch(chunk, start, end, one, bounds)
@@ -500,6 +504,7 @@ class PlainSendsReader:
         is_batch = command.code == RequestCode.SEND_BATCH_MESSAGE
         is_special = bool(sent.batch) is not is_batch or sent.unit_mode or sys_flag & (TRANSACTION_MASK | INNER_BATCH)
         numbers = (command.opaque, sent.queue_id, sent.flag, sys_flag, sent.born_timestamp, times)
+        # A queue id below zero asks the broker to choose a queue, which only the handler of a single send does.
         if is_special or min(numbers) < 0 or sent.properties is None:
             return None
         if not topic.isascii() or not 0 < len(topic) <= _TOPIC_BYTES_MAX or topic.startswith(RETRY_PREFIX):

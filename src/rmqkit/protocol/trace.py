@@ -158,6 +158,7 @@ def _trace(line: str) -> Trace:
     if kind is None:
         raise BodyError(f"trace kind {name[:40]!r} is not known: it must be one of {', '.join(_KINDS)}")
     fields = {
+        # The format cannot tell a missing value from the text null; Java's tools read it so as well.
         field: None if value == _NULL else value
         for field, value in zip(kind.__struct_fields__, values, strict=False)  # more or fewer than we know are fine
     }

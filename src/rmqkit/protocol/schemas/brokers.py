@@ -253,6 +253,7 @@ def _topic_line(name: str, config: TopicConfig, version: int) -> bytes:
 
 def _topic_of(line: bytes) -> TopicConfig:
     try:
+        # No more cuts than that: the attributes at the end are JSON, which may have blanks.
         parts = line.decode().split(" ", _LINE_PARTS[-1] - 1)
         if len(parts) not in _LINE_PARTS:
             raise ValueError(f"it has {len(parts)} items")

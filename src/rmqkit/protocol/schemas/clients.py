@@ -32,6 +32,8 @@ class MessageQueue(Struct, rename="camel", frozen=True, order=True, gc=False):
         queue_id: the number of the queue on this broker, from 0.
     """
 
+    # In this order: it is what members sort by. If two of them sort differently, they take some queues twice and leave
+    # others to nobody.
     topic: str
     broker_name: str
     queue_id: Int32
@@ -81,6 +83,8 @@ class HeartbeatData(Struct, kw_only=True):
     producerDataSet: list[ProducerData] = field(default_factory=list)  # noqa: N815
     consumerDataSet: list[ConsumerData] = field(default_factory=list)  # noqa: N815
     heartbeatFingerprint: Int32 = 0  # noqa: N815
+    # Only for brokers that answered IS_SUPPORT_HEART_BEAT_V2: an older one passes over this member and takes the
+    # missing subscriptions for a group that subscribes to nothing.
     withoutSub: bool = False  # noqa: N815
 
 
@@ -264,6 +268,7 @@ class ConsumeMessageDirectlyResult(Struct, rename="camel", kw_only=True, gc=Fals
 
 def averagely(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
     """Contiguous blocks; the first ``len(queues) % len(client_ids)`` clients get one more (AVG, the default)."""
+    # A member that the broker does not list yet waits: with a place of its own choice it would take queues of others.
     if own_id not in client_ids:
         return []
     index = client_ids.index(own_id)

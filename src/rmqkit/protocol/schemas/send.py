@@ -17,6 +17,8 @@ from rmqkit.protocol.codes import Int32, Int64
 class _Sent(Struct, rename="camel", gc=False):
     """What says of a message whose it is and where it goes."""
 
+    # The order of the fields here and in SendMessageRequest gives the letters a to n of the short form. A new one in
+    # between renames all that follow, and every peer reads the wrong values without an error.
     producer_group: str
     topic: str
     default_topic: str
