@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rmqkit.protocol.command import Command, encode_command, reply
 from rmqkit.protocol.ids import PopQueue, encode_message_offsets, encode_start_offsets
 from rmqkit.protocol.schemas.pop import PopMessageResponse
-from rmqkit.protocol.templates import found_frame, success_frame
+from rmqkit.protocol.templates import found_frame, success_frames
 
 i64, opaques = st.integers(-(1 << 63), (1 << 63) - 1), st.integers(0, (1 << 31) - 1)
 
@@ -25,6 +25,6 @@ def test_they_are_what_the_plain_encoder_writes(opaque, answer, found, body) -> 
     request = Command(200050, opaque)
     for frame, plain in (
         (found_frame(opaque, answer, [memoryview(body)]), reply(request, remark="FOUND", header=answer, body=body)),
-        (success_frame(opaque), reply(request)),
+        (success_frames([opaque]), reply(request)),
     ):
         assert frame == b"".join(encode_command(plain))

@@ -90,7 +90,7 @@ ROUTES: tuple[Route, ...] = (
         "/{env}/groups/{g}", "groups:group", "One group: lag over the last hour, queues, members, verdict.", live_s=10
     ),
     Route(
-        "/{env}/groups/{g}/clients/{c}", "groups:client", "One member, in its own words; `stacks=1` for its threads."
+        "/{env}/groups/{g}/clients/{c}", "clients:client", "One member, in its own words; `stacks=1` for its threads."
     ),
     Route(
         "/{env}/groups/{g}/explain",
@@ -114,7 +114,7 @@ ROUTES: tuple[Route, ...] = (
     Route("/{env}/brokers/{b}", "brokers:broker", "One broker: every runtime figure.", live_s=10),
     Route(
         "/{env}/brokers/{b}/store",
-        "stores:store",
+        "brokers:store",
         "Files of the log, what retention deletes next, and when the disk is full.",
         live_s=60,
     ),

@@ -2,7 +2,7 @@
 
 A *template* (`answer_template`) is the header of an answer, encoded once from a sample by `encode_command`, with places
 for what differs; filled, it is equal to it byte for byte at a fifth of the cost. `answer_pieces` are those to stored
-messages, which `Sends.answers` fills; `pulled_frame`, `found_frame` and `success_frame` answer pulls, pops and acks.
+messages, which `Sends.answers` fills; `pulled_frame`, `found_frame` and `success_frames` answer pulls, pops and acks.
 Source: remoting.md §1.2, §4.3.1, §4.6.1.
 """
 
@@ -94,14 +94,8 @@ def pulled_frame(opaque: int, answer: PullMessageResponse, body_bytes: int) -> b
     return frame_start(JSON, len(header), body_bytes) + header
 
 
-def success_frame(opaque: int) -> bytes:
-    """A success that says nothing else."""
-    digits = b"%d" % opaque
-    return _SUCCESSES[len(digits)] % digits
-
-
 def success_frames(opaques: Iterable[int]) -> bytes:
-    """`success_frame` of several requests, one behind the other."""
+    """Successes that say nothing else, to several requests, one behind the other."""
     return b"".join([_SUCCESSES[len(digits)] % digits for digits in map(b"%d".__mod__, opaques)])
 
 

@@ -43,7 +43,7 @@ from rmqkit.protocol.schemas.pop import (
     ChangeInvisibleTimeResponse,
     PopMessageRequest,
 )
-from rmqkit.protocol.templates import success_frame
+from rmqkit.protocol.templates import success_frames
 from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, PutStatus
 from rmqkit.testing.clock import StandingClock
 from tests.broker.pops import Popped, named
@@ -107,7 +107,7 @@ class Peer:
 
     def send_successes(self, opaques: list[int]) -> None:
         for opaque in opaques:
-            self.send_frame(success_frame(opaque))
+            self.send_frame(success_frames([opaque]))
 
     def cork(self) -> None: ...
 

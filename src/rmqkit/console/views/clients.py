@@ -1,11 +1,14 @@
-"""Everybody who is connected: producers and consumers by client id."""
+"""Everybody who is connected: producers and consumers by client id, and one member of a group in its own words."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
-from rmqkit.console.asking import Ask, Page, rows_of
+from rmqkit.console.asking import Ask, Page, Part, part, rows_of
+from rmqkit.errors import UnknownName
 from rmqkit.protocol.codes import version_name
+from rmqkit.protocol.schemas.clients import ConsumerRunningInfo, MessageQueue
 
 
 async def clients(ask: Ask) -> Page:
@@ -35,3 +38,52 @@ async def clients(ask: Ask) -> Page:
         live_s=60,
         command="rmq admin cluster clients",
     )
+
+
+async def client(ask: Ask) -> Page:
+    """One member of a group: what it says of itself; its stacks only when they are asked for."""
+    name, client_id = ask.params["g"], ask.params["c"]
+    with_stacks = ask.text("stacks") == "1"
+    found: Part = await part(ask.admin.clients.running(name, client_id, stacks=with_stacks))
+    is_known = found.value is not None or any(one.client_id == client_id for one in ask.snapshot.clients)
+    if not is_known:
+        raise UnknownName("client", client_id, f"group {name}", remedy=found.trouble)
+    info: ConsumerRunningInfo | None = (found.value or {}).get(client_id)
+    values = {
+        "group": name,
+        "client": client_id,
+        "trouble": found.trouble or ("" if info is not None else f"{client_id} does not answer"),
+        "properties": dict(sorted(info.properties.items())) if info is not None else {},
+        "queues": _process_queues(info),
+        "rates": dict(sorted(info.status_table.items())) if info is not None else {},
+        "subscriptions": info.subscription_set if info is not None else [],
+        "stacks": info.jstack if info is not None and with_stacks else None,
+    }
+    return Page(
+        template="client.html",
+        title=client_id,
+        values=values,
+        more={"with_stacks": with_stacks},
+        command=f"rmq admin consumer status {name} -i {client_id}" + (" -s" if with_stacks else ""),
+        crumbs=[("Groups", ask.link("groups")), (name, ask.link("groups", name))],
+    )
+
+
+def _process_queues(info: ConsumerRunningInfo | None) -> list[dict[str, Any]]:
+    if info is None:
+        return []
+    names = ("topic", "broker", "queue", "offset", "held", "locked", "lastPullMs", "lastConsumeMs")
+    rows: list[tuple[Any, ...]] = [
+        (*_place(queue), one.commit_offset, one.cached_msg_count, one.locked, one.last_pull_timestamp,
+         one.last_consume_timestamp)
+        for queue, one in sorted(info.mq_table.items())
+    ]  # fmt: skip
+    rows += [
+        (*_place(queue), None, one.wait_ack_count, False, one.last_pop_timestamp, 0)
+        for queue, one in sorted(info.mq_pop_table.items())
+    ]
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _place(queue: MessageQueue) -> tuple[str, str, int]:
+    return queue.topic, queue.broker_name, queue.queue_id

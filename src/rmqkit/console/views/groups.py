@@ -1,4 +1,4 @@
-"""Consumer groups: the list, one of them with lag, queues, members and verdict, and one member in its own words."""
+"""Consumer groups: the list, and one of them with lag, queues, members and verdict."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from msgspec.structs import asdict
 from rmqkit.admin.clients import GroupStatus
 from rmqkit.admin.groups import GroupProgress
 from rmqkit.admin.health import GroupState
-from rmqkit.console.asking import Ask, Page, Part, part, rows_of
+from rmqkit.console.asking import Ask, Page, part, rows_of
 from rmqkit.console.views import history
 from rmqkit.console.views.topics import QUEUES_MAX, config_rows
-from rmqkit.errors import PeerRefused, UnknownName
+from rmqkit.errors import PeerRefused
 from rmqkit.protocol.codes import ResponseCode, version_name
-from rmqkit.protocol.schemas.clients import ConsumerRunningInfo, MessageQueue
 
 SORTS: dict[str, Callable[[GroupState], Any]] = {
     "lag": lambda one: -(one.lag if one.lag is not None else -1),
@@ -128,52 +127,3 @@ def _owners(found: GroupStatus | None) -> dict[tuple[str, str, int], str]:
         for queue in (*info.mq_table, *info.mq_pop_table) if info is not None else ():
             owners.setdefault((queue.topic, queue.broker_name, queue.queue_id), []).append(client)
     return {place: ", ".join(clients) for place, clients in owners.items()}
-
-
-async def client(ask: Ask) -> Page:
-    """One member of a group: what it says of itself; its stacks only when they are asked for."""
-    name, client_id = ask.params["g"], ask.params["c"]
-    with_stacks = ask.text("stacks") == "1"
-    found: Part = await part(ask.admin.clients.running(name, client_id, stacks=with_stacks))
-    is_known = found.value is not None or any(one.client_id == client_id for one in ask.snapshot.clients)
-    if not is_known:
-        raise UnknownName("client", client_id, f"group {name}", remedy=found.trouble)
-    info: ConsumerRunningInfo | None = (found.value or {}).get(client_id)
-    values = {
-        "group": name,
-        "client": client_id,
-        "trouble": found.trouble or ("" if info is not None else f"{client_id} does not answer"),
-        "properties": dict(sorted(info.properties.items())) if info is not None else {},
-        "queues": _process_queues(info),
-        "rates": dict(sorted(info.status_table.items())) if info is not None else {},
-        "subscriptions": info.subscription_set if info is not None else [],
-        "stacks": info.jstack if info is not None and with_stacks else None,
-    }
-    return Page(
-        template="client.html",
-        title=client_id,
-        values=values,
-        more={"with_stacks": with_stacks},
-        command=f"rmq admin consumer status {name} -i {client_id}" + (" -s" if with_stacks else ""),
-        crumbs=[("Groups", ask.link("groups")), (name, ask.link("groups", name))],
-    )
-
-
-def _process_queues(info: ConsumerRunningInfo | None) -> list[dict[str, Any]]:
-    if info is None:
-        return []
-    names = ("topic", "broker", "queue", "offset", "held", "locked", "lastPullMs", "lastConsumeMs")
-    rows: list[tuple[Any, ...]] = [
-        (*_place(queue), one.commit_offset, one.cached_msg_count, one.locked, one.last_pull_timestamp,
-         one.last_consume_timestamp)
-        for queue, one in sorted(info.mq_table.items())
-    ]  # fmt: skip
-    rows += [
-        (*_place(queue), None, one.wait_ack_count, False, one.last_pop_timestamp, 0)
-        for queue, one in sorted(info.mq_pop_table.items())
-    ]
-    return [dict(zip(names, row, strict=True)) for row in rows]
-
-
-def _place(queue: MessageQueue) -> tuple[str, str, int]:
-    return queue.topic, queue.broker_name, queue.queue_id

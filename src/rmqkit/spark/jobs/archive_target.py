@@ -179,6 +179,7 @@ class Target(Struct, frozen=True):
     def publish(self, run: Run, commit: Commit) -> None:
         """Let a run's files belong to the archive; ``commit`` tells its lake.
         Raises StoreError: a file is not where it was written."""
+        # First the files: a manifest that outlives a power cut must not name files that are empty then.
         self._sync(f"{self.staging(run.number)}/{file.path}" for file in run.files)
         name = f"{_FOLDER}/{run.number:06d}.publishing"
         filesystem = self.filesystem()

@@ -302,6 +302,7 @@ def _topic(
 
 def _percentile(ranges: list[dict[str, Any]], percent: int) -> int | None:
     """The largest value of the range in which a percentile is; None when there are no values."""
+    # Rounded up: the p-th percentile of few values is one of them, never none.
     left = -(-sum(row["messages"] for row in ranges) * percent // 100)
     for row in sorted(ranges, key=lambda row: row["range"]):
         left -= row["messages"]

@@ -108,6 +108,8 @@ def _tables(batch: pa.RecordBatch, period_seconds: int) -> dict[str, pa.Table]:
         ),
         "sizes": _ranges(topic.filter(pa.array(is_first)), sizes[is_first]),
     }
+    # What waited by intent, or was sent back, says nothing of how long a send takes: delays, retries and half messages
+    # are left out.
     is_direct = pc.and_(pc.is_null(batch["realTopic"]), pc.equal(batch["reconsumeTimes"], 0))
     is_direct = pc.and_(is_direct, pa.array(batch["sysFlag"].to_numpy() & TRANSACTION_MASK == 0))
     is_direct = pc.and_(is_direct, pc.and_(batch["bornTimestamp"].is_valid(), batch["storeTimestamp"].is_valid()))

@@ -117,6 +117,7 @@ def log_splits(log: LogView, split_bytes: int) -> list[Split]:
 def walked(split: Split, begin: Callable[[int], Work[Result]]) -> Iterator[tuple[LogRange, Result]]:
     """Walk over a split and yield its ranges, each with what a work made of it that began at its physical offset.
     Raises StoreError: the file cannot be read."""
+    # Opened in the task: a mapping is not pickled, and the executor maps the file of its own machine.
     with disk_errors(Path(split.path)):
         segment = Segment.opened(Path(split.path), split.base_offset)
     log_range = LogRange(split.path, split.base_offset, split.low, split.low)

@@ -257,6 +257,7 @@ def _archived(
     files = [file for run in runs for file in run.files if is_wanted(file)]
     if not files:
         return spark.createDataFrame([], to_ddl(columns))
+    # With a schema: else Spark runs a job of its own that reads footers before it plans.
     if target.is_local:
         return spark.read.schema(to_ddl(columns)).parquet(*map(target.path_of, files))
     chosen = [column for column in columns if needed is None or column.name in needed]
@@ -333,6 +334,7 @@ def _scans(
         empty = spark.read.schema(ddl).parquet(_EMPTY)
         new_table(name, empty.selectExpr(*(f"{alias} as `{column.name}`" for alias, column in own.items())))
     printed = io.StringIO()
+    # explain prints and gives nothing back; the JVM's own text of a plan is not there over Spark Connect.
     with _plain_times(spark), contextlib.redirect_stdout(printed):
         work().explain("formatted")
     scans: dict[str, list[set[str]]] = {name: [] for name in shapes}
@@ -344,6 +346,7 @@ def _scans(
     for kind, alias, value, values in re.findall(_PUSHED.format(mark=mark), printed.getvalue()):
         name, column = columns[alias]
         condition = _condition(column.name, kind, values.split(",") if values else [value])
+        # A table that is read twice has filters of two reads, and the text does not say whose: neither may narrow it.
         if condition is not None and len(scans[name]) == 1:
             tests[name].append(condition)
     return scans, tests
@@ -382,11 +385,14 @@ def _narrowed(tests: Sequence[Condition], given: Mapping[str, str]) -> dict[str,
     low_us, high_us = bounds([test for test in tests if test.column == "storeTimestamp"])
     topics, queue_ids = wanted(tests, "topic"), wanted(tests, "queueId")
     options = {
+        # An option is split at commas and stripped, so it cannot name such a topic. All are read then, and the
+        # statement leaves out the rest.
         "topic": "" if any("," in topic or topic.split() != [topic] for topic in topics) else ",".join(topics),
         "queueId": "" if any(queue_id < 0 for queue_id in queue_ids) else ",".join(map(str, queue_ids)),
         "startingTimestamp": "" if low_us is None or low_us < 1000 else str(low_us // 1000),
         "endingTimestamp": "" if high_us is None or high_us < 0 else str(high_us // 1000 + 1),
     }
+    # What the caller said wins: two bounds of one name cannot both be options.
     taken = {name.lower() for name in given}
     return {name: value for name, value in options.items() if value and name.lower() not in taken}
 

@@ -215,6 +215,7 @@ def _chunks(source: _Source, at: int, unfinished: int | None, chunk_bytes: int) 
     from pyspark.sql import functions as f
 
     place = f.col("commitLogOffset")
+    # By place in the log, as all batches of a replay are: chunks of message counts would be others after retention.
     number = f.floor(place / chunk_bytes).cast("bigint")
     # A batch that lost half messages is staged again with the rows that it had: its bounds stay, whatever chunk_bytes
     # is today.

@@ -85,6 +85,7 @@ def staged(
         if pieces:
             run_tasks(spark, fetch, pieces, min(len(pieces), 8 * core_count(spark)))
         yield root
+    # What fails names files of the copy, which nobody knows and which is gone then.
     except RmqError as error:
         raise _renamed(error, str(root), source) from None
     finally:

@@ -74,6 +74,7 @@ def _reduced(split: Split, plan: ReadPlan) -> Iterator[tuple[Any, ...]]:
     """The rows of one split."""
     import pyarrow as pa
 
+    # Grouped in the task: rows of messages never cross to the JVM, which costs more than decoding them.
     counted = [_counted(batch) for batch in read_split(split, plan)]
     if counted:
         grouped = pa.concat_tables(counted).group_by(["topic", "tags"])

@@ -105,6 +105,7 @@ class StoreReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the messages of one partition as Arrow record batches; runs in a task."""
+        # Batch by batch: when limit() has enough Spark ends the worker, and no more of the log is read.
         for part in partition.value:
             yield from read_part(part, self._plan)
 
@@ -142,6 +143,7 @@ def store_options(given: Mapping[str, str]) -> StoreOptions:
             f"{FORMAT}: filterPushdown=true cannot be used: Spark would keep the filters of one action for later ones"
             " of the same data frame; use the options topic, queueId, startingTimestamp and endingTimestamp"
         )
+    # Refused, not ignored: the tables have no such columns, and a read that is larger than asked for looks right.
     if options.entity is not Entity.MESSAGES:
         for name, value in (
             ("queueId", options.queue_ids),
