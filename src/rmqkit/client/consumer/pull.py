@@ -228,8 +228,8 @@ class PullConsumer(Consumer):
             queue_id=queue.queue_id,
             queue_offset=offset,
             max_msg_nums=max_count,
-            # The expression comes along, since no heartbeat has told of it. No COMMIT_OFFSET: the 0 below would take the
-            # group back to the start of the queue.
+            # The expression comes along, since no heartbeat has told of it. No COMMIT_OFFSET: the 0 below would take
+            # the group back to the start of the queue.
             sys_flag=int(PullFlag.SUBSCRIPTION | (PullFlag.SUSPEND if suspend_ms else 0)),
             commit_offset=0,
             suspend_timeout_millis=suspend_ms,
