@@ -146,6 +146,7 @@ class _GuardedClient(RemotingClient):
         self._guard(address, command)
         return await super().call(address, command, timeout_ms)
 
+    # Both ways by which a request can leave: a guard of one of them would be none.
     async def send_one_way(self, address: str, command: Command, timeout_ms: float) -> None:
         self._guard(address, command)
         await super().send_one_way(address, command, timeout_ms)
@@ -285,6 +286,7 @@ class AdminCalls(BrokerCalls):
 
     async def fan_out(self, addresses: Iterable[str], asking: Callable[[str], Awaitable[T]]) -> dict[str, T]:
         """What each address answers, by address, in the given order."""
+        # The first error is raised at once, and the other requests go on: what they change is changed all the same.
         listed = list(addresses)
         return dict(zip(listed, await asyncio.gather(*map(asking, listed)), strict=True))
 

@@ -181,6 +181,8 @@ class Groups:
 
         async def update(address: str) -> None:
             known = (await self.table(address)).get(group) or SubscriptionGroupConfig(group_name=group)
+            # Attributes go out as changes, with + or - before each name: those that are known have none, and brokers
+            # refuse them so.
             wanted = replace(known, **{"attributes": {}, **changes})
             code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
             await self._calls.ask(address, code, body=msgspec.json.encode(wanted))

@@ -178,9 +178,11 @@ class Replay:
     async def run(self, stop: Stop) -> None:
         """Send what is left; ``stop`` ends it behind a chunk.
         Raises RmqError: a message could not be sent for a reason that may pass; its chunk is not in the state."""
+        # Before the first send: the id in it makes the keys by which a second run finds what this one has sent.
         self._save()
         chunk: list[Picked] = []
         async for picked in self.source.read(self.state.lanes):
+            # Never within an inner batch: its messages share the place where the lane goes on behind them.
             if len(chunk) >= self.pace.chunk_count and picked.next_offset != chunk[-1].next_offset:
                 await self._pass(chunk, stop)
                 chunk = []
@@ -193,6 +195,8 @@ class Replay:
     async def _pass(self, chunk: list[Picked], stop: Stop) -> None:
         with stop.held():
             outcomes = await self._send(chunk)
+            # Before the state: a kill in between has the chunk looked at again, and lines that are there are not
+            # written twice. The other way round they would be missing for good.
             if self.audit is not None:
                 lines = [self._line(picked, outcome) for picked, outcome in zip(chunk, outcomes, strict=True)]
                 self.audit.write(lines, may_have=self.is_unsure)
@@ -455,6 +459,7 @@ class TopicSource:
                         end = min(end, message.queue_offset)
                     if offset <= message.queue_offset < end and self._is_selected(message):
                         yield Picked(message, lane, message.queue_offset + 1)
+                # An offset that does not rise would be pulled for ever.
                 if pulled.next_begin_offset <= offset:
                     break
                 offset = pulled.next_begin_offset

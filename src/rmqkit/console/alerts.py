@@ -248,6 +248,7 @@ class Alerts:
         """Save what changed, and only then let it go."""
         while True:
             await self._wake.wait()
+            # Before it is saved: what comes meanwhile wakes this again.
             self._wake.clear()
             await self.save()
             for name in {one.channel for one in self.waiting}:

@@ -111,6 +111,8 @@ class Console(Hub):
         user = User("nobody", Role.VIEWER)
         ask = Ask(self, request, user, None, {})
         try:
+            # First of all: under a foreign name in Host even a redirect or a 404 could be read by a page that rebinds
+            # its name to us.
             self._check(request)
             path = _path_below(request.scope)
             found = self.find_route(path)
@@ -134,6 +136,8 @@ class Console(Hub):
                 env.watcher.look()
                 await env.watcher.first(FIRST_SNAPSHOT_S)
             if request.method == "POST":
+                # Before the view and not beside it: nothing may be changed while a broker still says whether the user
+                # is one.
                 await self._prove(ask)
                 page = await (ask.confirmed(ask.form["review"]) if ask.is_confirmed else view(ask))
             else:

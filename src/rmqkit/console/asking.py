@@ -219,7 +219,9 @@ class Ask:
         if review.typed and self.form.get("typed", "").strip() != review.typed:
             return self.review(review, token, f"type {review.typed} to confirm it")
         if review.done is None:
+            # No await since it was looked for: who clicks twice finds this future, and nothing is done twice.
             review.done = asyncio.get_running_loop().create_future()
+            # Before it is done: what a crash cuts off has left a line.
             self.audit(review.action, review.target, "intent", "; ".join(review.requests))
             try:
                 await self._check_unchanged(review)
@@ -229,12 +231,14 @@ class Ask:
                 self.audit(review.action, review.target, outcome, str(error) or type(error).__name__)
                 is_kept = isinstance(error, RmqError | Fault)
                 review.done.set_exception(error if is_kept else RmqError(str(error) or "it was cut off"))
+                # Taken once here, or asyncio complains of an error that nobody waited for.
                 review.done.exception()
                 raise
             self.audit(review.action, review.target, "done", _outcome(result))
             review.done.set_result(result)
             if self.has_env:
                 self.env.watcher.refresh()
+        # Who goes away must not cancel what others wait for.
         result = await asyncio.shield(review.done)
         values = {"action": review.action, "target": review.target, "result": to_builtins(result)}
         more = {"back": review.back, "sent": result if hasattr(result, "queue_offset") else None}

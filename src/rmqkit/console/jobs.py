@@ -217,6 +217,7 @@ class Jobs:
     def resume_own(self, envs: dict[str, str]) -> None:
         """Let go on what ran as the console's own user when a console ended; ``envs`` are name servers by cluster."""
         for job in reversed(self.all()):
+            # Not those of a cluster's users: their secrets were in the memory of the console that ended.
             if job.status is Status.RUNNING and job.is_own and envs.get(job.env) == job.name_servers:
                 try:
                     self._check(job)
@@ -240,6 +241,7 @@ class Jobs:
             raise SettingsError(f"{JOBS_MAX} replays run already: wait for one, or pause it")
 
     def _spawn(self, job: Job, credentials: Credentials | None) -> None:
+        # Locked before anything is written: the job may be running in another console.
         lock = open(self._path(job, ".lock"), "wb")  # noqa: SIM115 - closed when the job ends
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -263,6 +265,7 @@ class Jobs:
         except asyncio.CancelledError:
             if not run.stop.is_asked:
                 raise
+            # Else it stays RUNNING, so that the next console goes on with it.
             if run.is_paused:
                 job.status = Status.PAUSED
         except (RmqError, OSError) as error:
@@ -273,6 +276,7 @@ class Jobs:
         finally:
             if run.replay is not None:
                 job.found += run.replay.found
+            # While it is locked: another console may take it up as soon as it is not.
             self._save(job)
             run.lock.close()
         shown = self.progress(job)

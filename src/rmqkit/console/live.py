@@ -143,6 +143,7 @@ def _response(
         )
 
     async def counted() -> AsyncIterator[bytes]:
+        # Counted with the first event and not before: of a response that never begins nobody would count down again.
         for key in keys:
             hub.streams[key] = hub.streams.get(key, 0) + 1
         try:

@@ -87,6 +87,7 @@ class Reviews:
     def find(self, token: str, user: str) -> Review | None:
         """The review, if it is that user's and not too old."""
         review = self._known.get(token)
+        # Of the same user alone: a token that somebody else has seen confirms nothing.
         if review is None or review.user != user or self._clock.monotonic_ms() - review.made_ms > KEPT_MS:
             return None
         return review

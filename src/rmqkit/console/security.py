@@ -81,6 +81,8 @@ def origin_fault(method: str, headers: Mapping[str, str], own: str, *, has_cooki
     """Why a request is refused as another site's, or nothing. ``own`` is this console's origin, ``http://host:port``."""
     if method in SAFE:
         return ""
+    # The first of them counts where it is there: scripts cannot set it, and behind a proxy our own origin may be told
+    # wrong.
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
         return "" if site == "same-origin" else f"the request comes from another site (Sec-Fetch-Site: {site})"
@@ -91,4 +93,5 @@ def origin_fault(method: str, headers: Mapping[str, str], own: str, *, has_cooki
 
 def is_own_path(path: str) -> bool:
     """Whether a text is a path of this site, and not an address of another one."""
+    # Browsers take \ for / and // for the beginning of another host: after a login they would go there.
     return path.startswith("/") and not path.startswith("//") and "\\" not in path and "\n" not in unquote(path)

@@ -187,6 +187,7 @@ def _compiled(text: str) -> Expression | str:
         term = _parse(text)
         return Expression(text, _condition(term), term)
     except ExpressionRejected as rejected:
+        # As text: a kept exception would keep the frames of its traceback.
         return str(rejected)
 
 
@@ -326,6 +327,8 @@ class _Terms:
 
     def float(self, parts: list[Any]) -> _Term:
         value = float(parts[0])
+        # Java's Double.MIN_VALUE is the smallest number above zero, and the reference refuses what is below it: so 0.0,
+        # too.
         if value == 0.0:
             raise ExpressionRejected(f"{parts[0]} is less than 4.9E-324")
         if value == float("inf"):

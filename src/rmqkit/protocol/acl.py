@@ -50,6 +50,7 @@ def sign(fields: Mapping[str, str], body: Body | list[Body], secret_key: str) ->
 def verify(fields: Mapping[str, str], body: Body | list[Body], secret_key: str) -> bool:
     """Whether a request was signed with a secret key; takes the same time for every wrong signature."""
     expected = sign(fields, body, secret_key)
+    # As bytes: of text `compare_digest` takes ASCII alone, and a stranger's signature may be anything.
     return hmac.compare_digest(expected.encode(), fields.get(SIGNATURE, "").encode("utf-8", "replace"))
 
 

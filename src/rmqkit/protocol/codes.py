@@ -159,6 +159,7 @@ class RequestCode(enum.IntEnum):
     AUTH_GET_ACL = 3009
     AUTH_LIST_ACL = 3010
     SWITCH_TIMER_ENGINE = 5001
+    # From here on codes do not fit the 16 bits of a binary header.
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052
@@ -227,6 +228,7 @@ class ResponseCode(enum.IntEnum):
     NOT_LEADER_FOR_QUEUE = 501
     ILLEGAL_OPERATION = 604
     GO_AWAY = 1500
+    # As numbers these are AUTH_CREATE_USER and AUTH_UPDATE_USER, too: the response bit says what is meant.
     USER_NOT_EXIST = 3001
     POLICY_NOT_EXIST = 3002
 

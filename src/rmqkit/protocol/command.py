@@ -153,6 +153,7 @@ class FrameSplitter:
 
 def frames_of(sends: Sends | Acks) -> list[Frame]:
     """The frames of plain sends or acks that were taken together, before their bodies are forgotten."""
+    # By a splitter that takes no sends: another would put them together again.
     return cast("list[Frame]", FrameSplitter().feed(sends.chunk[sends.start : sends.end]))
 
 

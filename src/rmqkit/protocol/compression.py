@@ -69,6 +69,7 @@ def decompress(body: bytes, sys_flag: int, *, bytes_max: int = DECOMPRESSED_BYTE
 def _decompress_zlib(body: bytes, bytes_max: int) -> bytes:
     stream = zlib.decompressobj()
     try:
+        # A bound of 0 would be none to zlib.
         plain = stream.decompress(body, bytes_max)
     except zlib.error as error:
         raise BodyError(f"zlib body of {len(body)} bytes is damaged: {error}") from None

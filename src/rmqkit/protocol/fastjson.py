@@ -184,6 +184,7 @@ def read(body: bytes | bytearray | memoryview, *, has_quoted_objects: bool = Fal
         raise BodyError(f"JSON body is not UTF-8: byte {error.start} cannot be decoded") from None
     # With no text that begins with a brace, a key that does so afterwards is one that `_quoted` made.
     if not has_quoted_objects and '"{' not in text and '"$ref"' not in text:
+        # No error of this: the reader below takes more, and what it refuses it names with the place.
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
             return _with_objects(msgspec.json.decode(_OBJECT_KEY.sub(_quoted, text)))
     return _Reader(text, has_quoted_objects).document()

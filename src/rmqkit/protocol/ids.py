@@ -205,6 +205,7 @@ def encode_pop_handle(handle: PopHandle) -> str:
 def decode_pop_handle(text: str) -> PopHandle:
     """What a POP_CK names."""
     match = _HANDLE(text)
+    # Only what is missing goes: "0" is a text, and true.
     numbers = [] if match is None else list(map(int, filter(None, match.group(1, 2, 3, 4, 7, 8, 9))))
     if match is None or max(numbers) > _INT64_MAX or min(numbers) < -_INT64_MAX - 1:
         rules = "must have 7 words or more: the fifth is 0, 1 or 2, the sixth a broker's name, others 64-bit integers"

@@ -179,8 +179,10 @@ def in_stored_order(encoded: bytes) -> bytes:
 @functools.lru_cache(maxsize=4096)
 def _arrangement(names: tuple[bytes, ...]) -> Callable[[list[bytes]], tuple[bytes, ...]] | None:
     """What puts entries of these names in their order; None where that takes more than changing places."""
+    # An `itemgetter` of one thing gives that thing and no tuple.
     if len(names) < 2 or len(set(names)) < len(names) or not all(names):
         return None
+    # With some value: entries without one would be dropped.
     entries = {name + b"\x01v": at for at, name in enumerate(names)}
     ordered = _sort_entries(_ENTRY_END_BYTES.join(entries)).split(_ENTRY_END_BYTES)
     return itemgetter(*[entries[entry] for entry in ordered[:-1]])

@@ -544,6 +544,7 @@ class PlainSendsReader:
         except ValueError:  # a piece that is no pair, or half a pair of surrogates
             return None
         unique_key, words, tags = [pieces[at][start:] if at >= 0 else "" for at, start in plan.keys]
+        # The key goes into the answer's JSON as it is: nothing in it may need an escape.
         if not (unique_key.isascii() and unique_key.isalnum()) or len(stored) > _STORED_BYTES_MAX:
             return None
         asked = None

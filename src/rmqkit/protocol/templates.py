@@ -38,6 +38,7 @@ def answer_template(
     ``forms``: what stands in the place of texts that the fields contain, in their order; ``%b`` for the opaque's digits
     comes last."""
     sample = Command(code, _SAMPLE_OPAQUE, RESPONSE, None if fields is None else dict(fields), remark=remark)
+    # Doubled before the places are put in, whose own % has to stay one.
     text = b"".join(encode_command(sample))[_START_BYTES:].decode().replace("%", "%%")
     for value, form in {**forms, f'"opaque":{_SAMPLE_OPAQUE}': '"opaque":%b'}.items():
         text = text.replace(value, form, 1)

@@ -84,6 +84,7 @@ class Stream:
         while not self._is_ending or self._waiting:
             while self._waiting:
                 await write(self._waiting.popleft())
+            # No await since the line was seen empty: a command that comes from now on sets it again.
             self._arrived.clear()
             if not self._is_ending:
                 await self._arrived.wait()
@@ -203,6 +204,7 @@ class Clients:
         if client.calls >= CALLS_MAX:
             raise Refused(Code.TOO_MANY_REQUESTS, "flow limit")
         client.seen_ms = self._clock.monotonic_ms()
+        # With each call: the same client may come over another connection, and sign as another user.
         peer = self.peer_of(client)
         peer.moved_to(peername)
         peer.user = user

@@ -80,6 +80,7 @@ class Endpoint:
         self.clients = Clients(backend, clock, telemetry.on_request, self._gone)
         routes = Routes(backend, port)
         self._at_once: dict[str, _AtOnce] = {}
+        # `answer_at_once` knows who signed and no more: where policies hold, every call has to be authorized.
         if backend.at_once is not None and not backend.has_policies:
             self._at_once = {"SendMessage": sending.send_at_once, "AckMessage": receiving.ack_at_once}
         self._unary: dict[str, _Unary] = {
@@ -115,6 +116,7 @@ class Endpoint:
     async def stop(self) -> None:
         """Give back what clients hold, and forget them. No call may come any more."""
         self.stopping.set()
+        # Before what is held is given back: a renewal under way would hide it again.
         await asyncio.gather(*self._rounds)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._receiving.renewals.release_all(), _STOP_SECONDS)
@@ -240,6 +242,7 @@ class Endpoint:
             await writing
         finally:
             writing.cancel()
+            # The client may have opened a newer one meanwhile, which has to stay.
             if client is not None and client.stream is stream:
                 client.stream = None
 
@@ -262,6 +265,8 @@ class Endpoint:
     async def _signer(self, name: str, call: Call, asked: Any) -> str | None:
         """Who signed a call that may be made; None where nobody has to. Raises Refused."""
         backend = self._backend
+        # Before the client is entered: who cannot sign must not fill the table, nor use up the calls of somebody else's
+        # id.
         user = await backend.identify(call.metadata)
         if backend.has_policies:
             await backend.authorize(user, wanted_by(name, asked), (call.peername[0],))

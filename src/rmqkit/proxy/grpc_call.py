@@ -368,6 +368,7 @@ def _inflate(content: bytes, window_bits: int) -> bytes:
     """A compressed message. Raises _Fault: it is damaged, or too large."""
     inflating = zlib.decompressobj(window_bits)
     try:
+        # One byte more than is allowed tells what is too large from what is cut off.
         plain = inflating.decompress(content, _MESSAGE_BYTES_MAX + 1)
     except zlib.error as error:
         raise _Fault(_INTERNAL, f"a compressed message cannot be read: {error}") from None

@@ -206,6 +206,8 @@ class Http2Stream:
         size = len(data)
         window = min(self._extra_window + connection._initial_window, connection._send_window)
         if self._pending is None and size <= window and size <= connection.frame_bytes_max:
+            # Both windows give, here and below: bytes taken from one alone are never granted again, and in the end
+            # everything stands still.
             self._extra_window -= size
             connection._send_window -= size
             connection._put(_HEAD.pack(size >> 8, size & 0xFF, DATA, 0, self.id))
@@ -216,6 +218,7 @@ class Http2Stream:
         self._pending.append(data)
         self._pending_bytes += size
         connection.pending_bytes += size
+        # Who waits for the connection's window keeps its turn: those before it have waited longer.
         if self.id not in connection._waiting:
             self._send_pending(connection)
         return self._pending is None
@@ -284,8 +287,11 @@ class Http2Stream:
         assert pending, "only who waits for a window is asked"
         while pending:
             own = self._extra_window + connection._initial_window
+            # Pieces have bytes, five at least with gRPC: an empty one would look like a window without room for ever.
             size = min(own, connection._send_window, connection.frame_bytes_max, len(pending[0]))
             if size <= 0:
+                # Its own window first: in ``_waiting`` it would be asked again with every update of the connection, and
+                # have nothing to use it for.
                 waiting = connection._stuck if own <= 0 else connection._waiting
                 waiting[self.id] = self
                 return
@@ -393,6 +399,7 @@ class Http2Connection(Link):
             (_MAX_HEADER_LIST, _HEADER_BYTES_MAX),
         )
         self._put(frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*one) for one in settings)))
+        # SETTINGS change the windows of streams alone: without this the connection's stays at 65,535 bytes.
         self._put(frame(WINDOW_UPDATE, 0, 0, (CONNECTION_WINDOW - self._window).to_bytes(4)))
         self._window = CONNECTION_WINDOW
 
@@ -413,6 +420,7 @@ class Http2Connection(Link):
         self.flush()
 
     def pause_writing(self) -> None:
+        # Who does not read its answers is not read either: its next requests would only add to them.
         self.taken = self._loop.create_future()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
@@ -475,6 +483,8 @@ class Http2Connection(Link):
             try:
                 at, self._is_held = self._read_frames(data)
             finally:
+                # Also when a later frame ends the connection: what was gathered from those before it is under way at
+                # the broker.
                 self._on_read()
         except Http2Error as error:
             self._give_up(error)
@@ -516,6 +526,7 @@ class Http2Connection(Link):
         while size - at >= 9:
             high, low, kind, flags, stream_id = _HEAD.unpack_from(data, at)
             length, stream_id = high << 8 | low, stream_id & 0x7FFFFFFF
+            # Before it is waited for: what is refused in the end must not be buffered.
             if length > FRAME_BYTES_MAX:
                 raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes, over {FRAME_BYTES_MAX}")
             end = at + 9 + length
@@ -532,6 +543,8 @@ class Http2Connection(Link):
         return at, False
 
     def _handle(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        # Before all else: a frame between the pieces of a header block would be read while the table of both sides
+        # differs.
         if self._block is not None and (kind != CONTINUATION or stream_id != self._block_of):
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a header block is not whole when another frame comes")
         if not self._has_settings and kind != SETTINGS:
@@ -545,6 +558,8 @@ class Http2Connection(Link):
         if not stream_id:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "DATA on stream 0")
         size = len(payload)
+        # All of the payload counts, padding too and on streams that have ended: the peer has taken it from its own
+        # count, and would be short of it for ever.
         self._window -= size
         if self._window < 0:
             raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the connection's window")
@@ -561,6 +576,7 @@ class Http2Connection(Link):
             raise _StreamError(ErrorCode.FLOW_CONTROL_ERROR)
         if flags & PADDED:
             payload = _unpadded(payload)
+            # Nobody reads the padding: it is granted again at once.
             stream.take(size - len(payload))
         if payload:
             stream._received += len(payload)
@@ -614,6 +630,8 @@ class Http2Connection(Link):
             self._header_block(stream_id, block, self._block_ends_stream)
 
     def _header_block(self, stream_id: int, block: bytes, ends: bool) -> None:
+        # First, also for streams that are refused or gone: all blocks of a connection share one table, and one that is
+        # left out makes the later ones unreadable.
         headers = self._decode(block)
         stream = self._streams.get(stream_id)
         if stream is not None:  # trailers, which say nothing to gRPC
@@ -627,6 +645,7 @@ class Http2Connection(Link):
             if stream_id in self._resets:
                 return
             raise Http2Error(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which has ended")
+        # Before it may be refused: it was opened all the same, and what still comes on it is no error.
         self._last_id = stream_id
         self._calls_left -= 1
         if len(self._streams) >= STREAMS_MAX:
@@ -637,6 +656,7 @@ class Http2Connection(Link):
         stream = self._make_stream(self, stream_id, self.active_ms)
         stream._declared = declared
         stream.is_request_whole = ends
+        # Before it is told: it may answer at once, and `_forget` has to find it.
         self._streams[stream_id] = stream
         if usual is None:
             stream.opened(headers)
@@ -670,6 +690,7 @@ class Http2Connection(Link):
             return
         stream = self._streams.get(stream_id)
         if stream is None:
+            # It was on its way when the stream ended.
             self._must_be_open(stream_id)
             return
         stream._extra_window += more
@@ -693,6 +714,8 @@ class Http2Connection(Link):
             if key == _INITIAL_WINDOW:
                 if value > _WINDOW_MAX:
                     raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, f"an initial window of {value}")
+                # It moves the windows of open streams as well, below zero if need be (RFC 9113 §6.9.2): so they keep
+                # only what they have beyond it.
                 self._initial_window = value
                 # At the end of the turn, once: to look at all streams for each frame would be a way to keep us busy.
                 self._waiting.update(self._stuck)
@@ -721,6 +744,7 @@ class Http2Connection(Link):
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"RST_STREAM of {len(payload)} bytes")
         self._must_be_open(stream_id)
         self._count_labour()
+        # Counted before: to open streams and reset them costs a peer nothing (Rapid Reset, CVE-2023-44487).
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._forget(stream)
@@ -761,6 +785,8 @@ class Http2Connection(Link):
         self._go_away(error.code, str(error))
         self.flush()
         self._closed_because = str(error)
+        # Not our own `close`: its second GOAWAY has NO_ERROR, and the client would take its fault for a restart of
+        # ours.
         Link.close(self, str(error))
 
     def _go_away(self, code: ErrorCode, text: str) -> None:

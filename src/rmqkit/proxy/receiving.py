@@ -216,6 +216,7 @@ class Receiving:
             messages = await _messages(left, wanted.message_topic)
             for message in messages:
                 await write(_ReceiveResponse(message=message))
+                # Out of ``left`` only when it is written: what is in there when the call is cut comes again.
                 popped = left.pop(0)
                 if wanted.renews:
                     message_id = message.system_properties.message_id
@@ -252,6 +253,7 @@ class Receiving:
         write_framed: WriteFramed,
     ) -> None:
         """`_deliver` what the compiled core has made."""
+        # What is counted here the client has, and the rest comes again: both have to be right wherever a client leaves.
         sent = 0
         try:
             await write(_ReceiveResponse(status=OK))
@@ -332,6 +334,7 @@ class Receiving:
         check_group(group)
         if not backend.is_broker(broker) or pop_time + invisible_ms <= self._clock.now_ms():
             return False
+        # Last of the checks, since it changes something: after False another task begins with all of them anew.
         if not self.renewals.let_go(client.id, (group, message_id, retry, broker, queue_id, offset), text):
             return False
         assert client.peer is not None, "who calls has been entered"
@@ -437,6 +440,8 @@ class Receiving:
 
     async def _give_up(self, peer: Peer, group: str, topic: str, handle: Handle) -> None:
         """Put a message to the group's dead letters, and acknowledge it."""
+        # Handles are texts that clients may make up: without this, one could have any message of the log, also of a
+        # topic that it may not read, put to the dead letters of its own group.
         lies_at = await self._backend.message_at(handle.pop.broker_name, handle.physical_offset)
         if lies_at != (handle.topic_of(topic, group), handle.pop.queue_id, handle.offset):
             raise Refused(Code.INVALID_RECEIPT_HANDLE, "the handle names a place in the log of another message")

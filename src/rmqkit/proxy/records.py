@@ -112,9 +112,12 @@ def type_of(properties: Mapping[str, str]) -> str:
 def jump_hash(group: str, count: int) -> int:
     """The queue of a message group among ``count`` (Guava's ``consistentHash`` of Java's ``hashCode``)."""
     assert count > 0, "there is a queue to choose"
+    # The mask extends the sign to 64 bits, as Java does where an int becomes a long.
     state, candidate = java_hash(group) & 0xFFFFFFFFFFFFFFFF, 0
     while True:
         state = (2862933555777941757 * state + 1) & 0xFFFFFFFFFFFFFFFF
+        # In doubles, like the reference: exact numbers would now and then choose another queue, and a group would be in
+        # two.
         following = int((candidate + 1) / (((state >> 33) + 1) / (1 << 31)))
         if following >= count:
             return candidate

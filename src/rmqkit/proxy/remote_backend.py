@@ -331,6 +331,7 @@ class _RemotePeer:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
             # The broker does not know that nobody waits any more: what it pops yet is given back.
+            # Not before: while the caller still waits, what is popped is its own.
             asking.add_done_callback(partial(hand_back, unclaimed))
             raise
 

@@ -206,6 +206,8 @@ class RemotingPort:
             size = len(command.body)
             if client.calls >= CALLS_MAX or self._request_bytes + size > _REQUESTS_BYTES_MAX:
                 return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
+            # Counted before it is admitted: to ask a broker about its user is work as well, which strangers can have us
+            # do.
             client.calls += 1
             self._request_bytes += size
             try:
@@ -284,6 +286,7 @@ class RemotingPort:
         timeout_ms = _ANSWER_MS
         if command.code in _HOLDS:
             timeout_ms = _AFTER_HOLD_MS + _milliseconds(decode_fields(command).get(_HOLDS[RequestCode(command.code)]))
+        # Before it is connected to: a farewell that comes meanwhile has to reach this broker, too.
         client.brokers.add(broker)
         try:
             connection = client.remoting.connected(address)
@@ -296,6 +299,7 @@ class RemotingPort:
             if command.is_one_way:
                 await client.remoting.send_one_way(address, copy(command), _ANSWER_MS)
                 return None
+            # A copy: the connection numbers what it sends, and the answer needs the client's own number.
             answer = await client.remoting.call(address, copy(command), timeout_ms)
         except ConnectFailed:
             if client.connection.is_open:
@@ -352,6 +356,7 @@ class RemotingPort:
         refused = [answer for answer in answers if answer.code != ResponseCode.SUCCESS]
         # One that does not have the subscriptions needs them, whatever the others have.
         asking = [one for one in answers if decode_fields(one).get(_SUB_CHANGE) == "true"]
+        # A refusal comes first: with a success from another broker the client would take itself for known everywhere.
         return (refused or asking or answers or [reply(command)])[0]
 
     async def _unregister(self, client: _Client, command: Command) -> Command:

@@ -152,6 +152,7 @@ class Renewals:
 
     async def release(self, client_id: str) -> None:
         """Have what a client holds come again soon."""
+        # Out of the table before the first await: neither a round nor an ack may find it there any more.
         held = self._held.pop(client_id, {})
         self._count -= len(held)
         assert self._count >= 0, "what is given back was held"

@@ -182,6 +182,7 @@ class Sending:
     def _queue(self, route: Route, group: str) -> tuple[BrokerQueues, int]:
         """The queue of a message group, or the next one."""
         writable = [one for one in route.brokers if one.broker_id == 0 and one.permission & _WRITE]
+        # In one order at all proxies: the queue of a message group is a number among all of them.
         if len(writable) > 1:
             writable.sort(key=lambda queues: queues.name)
         count = sum([one.write_queue_count for one in writable])
@@ -272,6 +273,7 @@ class Sending:
             if answer.code not in (ResponseCode.SUCCESS, *_UNSAFE):
                 raise PeerRefused(answer.code, answer.remark, half.broker)
         except BaseException:
+            # Also when the call was cancelled: its next try has to reach the broker again.
             half.ended = None
             raise
         if self._halves.get(key) is half:
@@ -286,6 +288,7 @@ class Sending:
         properties = decode_properties(record.properties)
         transaction_id = header.transaction_id or header.msg_id or ""
         half = _Half(header.bname or "", header.tran_state_table_offset, header.commit_log_offset)
+        # Also when there is no stream to ask over: the client may end it by itself, by this id.
         self._keep(self._halves, (record.topic, transaction_id), half)
         if client.stream is None:
             return  # the broker asks again

@@ -166,6 +166,7 @@ class Proxy:
             beating = repeat(backend.heartbeat, name="heartbeat", seconds=HEARTBEAT_SECONDS, end=self._stopping)
             heartbeats = asyncio.create_task(beating, name="heartbeat")
             self._stack.push_async_callback(asyncio.wait, [heartbeats])
+            # Callbacks run from the last to the first: drain, ports, endpoint, heartbeats, connections to brokers.
             self._stack.push_async_callback(endpoint.stop)
             for one in servers:  # closed before: no call comes while the endpoint stops
                 self._stack.push_async_callback(one.close)

@@ -72,6 +72,7 @@ class Telemetry:
         client.language = language_of(call.metadata.get("x-mq-language", ""))
         client.version = version_of(call.metadata.get("x-mq-client-version", ""))
         config = await self._backend.group(settings.subscription.group.name) or SubscriptionGroupConfig()
+        # Known before brokers are told, which takes its time: the first receive may be here before they answer.
         client.set_settings(merged := merge(settings, config))
         self._tasks.start(self._register(client, settings), f"registration of {client.id}")
         return _Command(status=OK, settings=merged)

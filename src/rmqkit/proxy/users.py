@@ -112,6 +112,8 @@ class Users:
                 remark = "check signature failed."
             if remark is not None:
                 raise Refused(Code.UNAUTHORIZED, remark)
+            # Second and optional: clients of Apache's have only the signature above, so that one has to hold in any
+            # case.
             verify_fully(command.code, fields, command.body, secret)
         except HeaderError as error:
             raise Refused(Code.UNAUTHORIZED, f"check signature failed: {error}.") from None

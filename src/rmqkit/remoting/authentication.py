@@ -140,6 +140,7 @@ class Credentials(Struct, rename="camel", kw_only=True):
             fields[SECURITY_TOKEN] = self.security_token
         if signed is not None:
             fields |= full_fields(signed)
+            # This one first: the other covers all fields, it among them.
             fields[FULL_SIGNATURE] = sign_fully(command.code, fields, command.body, self.secret_key)
         fields[SIGNATURE] = sign(fields, command.body, self.secret_key)
         command.fields = fields
@@ -268,6 +269,8 @@ class Authentication:
             return None
         if signed is None:
             return "check signature failed: fullSignatureRequired=true, and the request has none of these."
+        # Last of all: only a request that is proven genuine may use a number up, or strangers could use up those of
+        # others.
         fault = self._freshness.fault(name, signed, self._clock.now_ms())
         return None if fault is None else f"check signature failed: {fault}."
 

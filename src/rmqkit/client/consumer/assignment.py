@@ -190,6 +190,8 @@ class AssignedQueues:
                 return  # its offset was illegal, or it was moved, just now
             # Handlers first, then the offset: what they finish in this moment is not delivered a second time.
             is_idle = await process_queue.wait_for_handlers(_HAND_OVER_MS)
+            # Ordered and still at work, it stays dropped and locked: `give_up_ended` comes back for it in the next
+            # round.
             if is_idle or self.context.locks is None:
                 await self._hand_over(process_queue)
 
@@ -276,6 +278,7 @@ class AssignedQueues:
             assert queue in self._pulls, f"{queue} is held without a loop"
             pull = self._pulls[queue]
             pull.cancel()
+            # Not ``await pull``: the loop's CancelledError would end us as if we had been cancelled ourselves.
             await asyncio.wait([pull])
         return process_queue
 

@@ -204,6 +204,7 @@ class ConcurrentConsumeService:
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
         """Queue messages, which the process queue holds, for the workers."""
+        # Before they are grouped: a message that comes again goes to the handler of the topic it was first sent to.
         for message in messages:
             if names.RETRY_TOPIC in message.properties:
                 restore_topic(message, self.runtime.namespace)
@@ -280,6 +281,7 @@ class ConcurrentConsumeService:
         oldest_ms = self.runtime.clock.now_ms() - self.settings.consume_timeout_minutes * 60_000
         for message in process_queue.lowest(_EXPIRED_PER_ROUND):
             started_ms = int(message.properties.get(names.CONSUME_START_TIME, "0"))
+            # The lowest one decides, as in Java: those behind it do not hold the offset back.
             if not started_ms or started_ms > oldest_ms:
                 return
             _log.warning(
@@ -398,6 +400,7 @@ class ConcurrentConsumeService:
             running = asyncio.get_running_loop().run_in_executor(self._threads, context.run, handler, *arguments)
         except RuntimeError as error:
             raise _ThreadsClosed from error
+        # Outside of the ``try``: a RuntimeError of the handler itself is a failure like any other.
         outcome: Any = await running
         if inspect.isawaitable(outcome):
             await outcome

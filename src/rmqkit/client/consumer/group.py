@@ -153,6 +153,7 @@ class GroupCoordinator:
                 raise
             _log.warning("subscriptions of group %s: %s", self._context.group, error)
             self._runtime.refresh_routes_soon()
+        # Before the first rebalance: a broker lists only members that it has heard of.
         await self._runtime.heartbeat()
         name = f"rebalance of group {self._context.group}"
         self._tasks.start(keep_doing(self._share_out, wake=self._wake, name=name), name)
@@ -161,6 +162,7 @@ class GroupCoordinator:
 
     async def stop(self) -> None:
         self._is_open = False
+        # The rebalance ends first: it would take queues again that are being stopped.
         await self._tasks.close()
         await self.assigned.stop()
 
@@ -336,6 +338,7 @@ class GroupCoordinator:
             queues = set(self._runtime.routes.subscribe_queues(topic))
             held = {queue for queue in self.process_queues if queue.topic == topic}
             if published != (queues, held):
+                # Noted before the call: a listener that fails is not called again for the same change.
                 self._listeners[topic] = (listener, (queues, held))
                 try:
                     listener(set(queues), set(held))

@@ -136,6 +136,8 @@ class PullLoop:
         broker_id, address = self._runtime.routes.broker_for(self._queue, self.process_queue.broker_id)
         commit_offset = self.context.offsets.known(self._queue) or 0
         flags = PullFlag.SUSPEND
+        # Never with 0, which is also what is not known here; and a slave keeps no offsets that its master would hear
+        # of.
         if commit_offset > 0 and broker_id == MASTER_ID and self._commits:
             flags |= PullFlag.COMMIT_OFFSET
         if not self.is_member:

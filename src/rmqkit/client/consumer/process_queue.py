@@ -121,6 +121,7 @@ class ProcessQueue:
             offset = message.queue_offset
             if offset not in self._messages:
                 self._messages[offset] = message
+                # Maybe for the second time, while a removed one still lies in the heap: `remove` pops both.
                 heapq.heappush(self._offsets, offset)
                 self._last_offset = max(self._last_offset, offset)
                 self.body_bytes += len(message.body)
@@ -183,6 +184,7 @@ class ProcessQueue:
     async def wait_for_room(self) -> None:
         """Wait until more may be pulled or the queue is dropped."""
         while (self._is_paused or not self.has_room) and not self.is_dropped:
+            # No await between the check and this, here and below: otherwise a change in between would be slept over.
             self._changed.clear()
             await self._changed.wait()
 

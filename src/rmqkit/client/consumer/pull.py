@@ -228,6 +228,8 @@ class PullConsumer(Consumer):
             queue_id=queue.queue_id,
             queue_offset=offset,
             max_msg_nums=max_count,
+            # The expression comes along, since no heartbeat has told of it. No COMMIT_OFFSET: the 0 below would take
+            # the group back to the start of the queue.
             sys_flag=int(PullFlag.SUBSCRIPTION | (PullFlag.SUSPEND if suspend_ms else 0)),
             commit_offset=0,
             suspend_timeout_millis=suspend_ms,
@@ -246,6 +248,7 @@ class PullConsumer(Consumer):
             pulled.next_begin_offset,
             pulled.min_offset,
             pulled.max_offset,
+            # Brokers compare hashes of tags: other tags with the same hash come along.
             [message for message in messages if matches_tags(wanted, message.tags)],
         )
 

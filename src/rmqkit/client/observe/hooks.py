@@ -218,6 +218,7 @@ class Hooks(tuple[Hook, ...]):
         on_end = self.sending(sending)
         try:
             prepared = prepare(sending.properties)
+        # Whatever it is: ends are due exactly once, or spans and traces stay open.
         except BaseException as error:
             on_end(SendOutcome(error=error))
             raise
@@ -255,6 +256,8 @@ default_hooks: list[Hook] = []
 
 def with_defaults(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
     """The hooks of a client: its own, and those defaults of whose kind it was given none."""
+    # By exact kind: a hook with a tracer of its own stands in for the instrumentor's. Both would make two spans for
+    # each send, and the second would overwrite the context of the first.
     return (*hooks, *(one for one in default_hooks if not any(type(given) is type(one) for given in hooks)))
 
 

@@ -58,6 +58,7 @@ class Telemetry(Hook):
             if message.deliver_at_ms is not None:
                 attributes["messaging.rocketmq.message.delivery_timestamp"] = message.deliver_at_ms
         span = self._tracer.start_span(f"send {message.topic}", kind=SpanKind.PRODUCER, attributes=attributes)
+        # Not into the message: that is the program's, which may send it again under another span.
         propagate.inject(sending.properties, trace.set_span_in_context(span))
         return lambda outcome: _sent(span, sending, outcome)
 
@@ -78,6 +79,8 @@ class Telemetry(Hook):
             attributes |= {"messaging.message.id": first.msg_id, "messaging.message.body.size": len(first.body)}
         else:
             attributes["messaging.batch.message_count"] = len(messages)
+        # The span of a poll belongs to what the program does when it polls: the span of the sender is only linked, as
+        # those of a batch are.
         if len(messages) == 1 and not is_polled:
             parent = propagate.extract(first.properties, context.get_current())
         else:
@@ -100,6 +103,7 @@ def _sent(span: Span, sending: Sending, outcome: SendOutcome) -> None:
     result = outcome.result
     if outcome.body_bytes:
         span.set_attribute("messaging.message.body.size", outcome.body_bytes)
+    # Counted at the end: a batch of `send_many` has only its first message when its span begins.
     if sending.is_batch:
         span.set_attribute("messaging.batch.message_count", len(sending.messages))
     if outcome.address is not None:

@@ -135,6 +135,7 @@ class OpenBatches(ABC, Generic[K, P]):
         if first is None or batch is None:
             return
         assert len(batch.places) == len(batch.unique_keys) == len(batch.entries) > 0, "one of each, for every message"
+        # A batch may be full before its time: its timer would then close the next batch of the key too early.
         if batch.timer is not None:
             batch.timer.cancel()
         try:
@@ -301,6 +302,7 @@ class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
         settings = self.settings
         try:
             queue = None if self.choose is None else await self.choose(message)
+            # After the await: `close` may have come while the program chose a queue.
             if self._refusal is not None:
                 raise self._refusal
             message = with_bytes(message)
@@ -330,6 +332,8 @@ class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
             if batch.queue is None:
                 result = await self.deliver(prepared, None)
             else:
+                # asyncio's locks are fair, and tasks begin in the order they are made in: batches go as they were
+                # closed.
                 async with self._turns.setdefault(batch.queue, asyncio.Lock()):
                     result = await self._send_in_turn(prepared, batch.queue)
         except RmqError as error:

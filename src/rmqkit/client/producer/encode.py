@@ -155,6 +155,7 @@ def encode_dead_letter(message: ReceivedMessage, group: str, reason: str, namesp
     """Prepare a received message for its group's dead letters, with a reason.
     A request to send back has no room for one. So it is sent to the retry topic as after its last try: from there the
     broker puts it into the dead letters, whose topic it makes when it is first needed."""
+    # A reason is often the text of an exception: 0x01 or 0x02 in it would take the property string apart.
     text = "".join(character if character.isprintable() else " " for character in reason[:REASON_CHARACTERS_MAX])
     reasoned = replace(message, properties=message.properties | {names.DEAD_LETTER_REASON: text})
     return encode_retry(reasoned, group, 0, namespace)
@@ -170,6 +171,7 @@ def encode_retry(message: ReceivedMessage, group: str, retries_max: int, namespa
     properties.setdefault(names.ORIGIN_MESSAGE_ID, message.offset_msg_id)
     properties[names.DELAY] = str(_FIRST_RETRY_LEVEL + message.reconsume_times)
     return EncodedMessage(
+        # sysFlag stays 0: what was received compressed is decompressed here.
         retry_topic(group),
         message.body,
         encode_properties(properties).decode(),

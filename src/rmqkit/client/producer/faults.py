@@ -108,6 +108,7 @@ class Tries:
     __slots__ = ("_lasting", "_most", "_not_safe", "_unanswered", "backoff", "brokers", "failure")
 
     def __init__(self, retries: int) -> None:
+        # 0 is no limit: as often as there is time for.
         self._most = retries + 1 if retries >= 0 else 0
         self._lasting = 0
         self._unanswered = 0

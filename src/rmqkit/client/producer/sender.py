@@ -250,11 +250,14 @@ class Sender:
         try:
             result = await self._try(message, queue, timeout_ms)
         except (RemotingError, HeaderError) as error:
+            # A HeaderError is an answer that cannot be read: tried again like silence, but counted, since time does not
+            # mend it.
             tries.failed(error, is_passing=isinstance(error, RemotingError))
             self._note(queue, started_ms, is_isolated=True)
             self._runtime.refresh_routes_soon()
             return None
         except PeerRefused as error:
+            # Refused for the message's own sake, the broker still counts as reachable.
             self._note(queue, started_ms, is_isolated=True, is_reachable=error.code not in RETRYABLE)
             if error.code not in RETRYABLE:
                 raise
@@ -286,6 +289,8 @@ class Sender:
 
     async def _send_with_hooks(self, message: EncodedMessage, sending: Coroutine[Any, Any, R]) -> R:
         """Send between the hooks' begin and end."""
+        # Before ``sending`` runs, which is `send` once more: it comes back here as long as the message has an
+        # ``on_end``.
         on_end, message.on_end = message.on_end, None
         assert on_end is not None, "hooks prepared the message"
         message.outcome = outcome = SendOutcome(body_bytes=len(message.body))

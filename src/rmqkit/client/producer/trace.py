@@ -113,6 +113,7 @@ class MessageTrace(BackgroundHook):
     # -- what clients tell
 
     def sending(self, sending: Sending) -> Callable[[SendOutcome], None] | None:
+        # A trace of the trace's own sends would never end.
         if sending.messages[0].topic == self._topic:
             return None
         return lambda outcome: self._sent(sending, outcome)
@@ -246,6 +247,7 @@ class MessageTrace(BackgroundHook):
                 acts = [self._acts.popleft() for _ in range(min(self._batch_count * _SENDS_MAX, len(self._acts)))]
                 batches = (acts[at : at + self._batch_count] for at in range(0, len(acts), self._batch_count))
                 await asyncio.gather(*(self._send(batch) for batch in batches))
+            # No await since the line was seen empty: an act that comes from now on sets it again.
             self._wake.clear()
 
     async def _send(self, acts: list[_Act]) -> None:

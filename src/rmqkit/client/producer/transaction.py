@@ -145,6 +145,8 @@ class TransactionProducer(Producer):
             topic=message.topic,
             producer_group=self.group,
             tran_state_table_offset=sent.queue_offset,
+            # The answer to a send has no field for the place in the log: the broker's message id is the only one to
+            # tell it.
             commit_log_offset=decode_offset_id(sent.offset_msg_id)[2],
             commit_or_rollback=result.state.value,
             msg_id=sent.msg_id,
@@ -156,6 +158,7 @@ class TransactionProducer(Producer):
             named = replace(message, msg_id=sent.msg_id)
             result.state, result.error = await self._outcome(sent.msg_id, self._execute, named, argument)
             end.commit_or_rollback = result.state.value
+        # Looked up only now: ``execute`` may have taken minutes, and the master may be another.
         address = self._runtime.routes.address(end.bname or "")
         await self._end(address, end, result.state, result.error, message)
         return result
@@ -174,6 +177,7 @@ class TransactionProducer(Producer):
             raise MessageIllegal(f"{where} cannot have a priority, brokers drop it: leave it out")
         group = with_namespace(self._runtime.namespace, self.group)
         prepared = self._prepare(message, {names.TRANSACTION_PREPARED: "true", names.PRODUCER_GROUP: group})
+        # Brokers go by the property TRAN_MSG; the bit is what Java's producers set besides.
         prepared.sys_flag |= TRANSACTION_PREPARED
         if queue is not None:
             with reporting_failure(prepared):
@@ -229,6 +233,7 @@ class TransactionProducer(Producer):
                 transaction_id=header.transaction_id,
                 bname=header.bname,
             )
+            # Questions of 4.9 brokers have no ``bname``: the answer then goes to the address that asked.
             await self._end(self._runtime.routes.address(header.bname or "") or address, answer, state, error, message)
 
     async def _outcome(

@@ -144,6 +144,7 @@ class ClientRequestHandlers:
         """Run the handler once for the message in the request."""
         header = decode_header(command, ConsumeDirectlyRequest)
         consumer = self._consumer(header.consumer_group)
+        # The first one alone: of an inner batch the operator meant a message by an id that all of them share.
         (message,) = read_messages(command.payload, header.broker_name)[:1] or (None,)
         if message is None:
             raise PeerRefused(ResponseCode.SYSTEM_ERROR, "the request has no message to consume", connection.peer)

@@ -111,6 +111,7 @@ def subscribe_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
         MessageQueue(topic, data.broker_name, queue_id)
         for data in route.queue_datas
         if data.perm & Permission.READ
+        # While a topic shrinks more queues are read than written: what still lies in the others has to be consumed.
         for queue_id in range(data.read_queue_nums)
     }
     return sorted(logical_queues(topic, route) or physical)
@@ -232,6 +233,7 @@ class ClientRouteTable:
 
     async def _ask_publish_queues(self, topic: str, template_topic: str, template_queue_count: int) -> PublishQueues:
         async with self._fetching:
+            # Asked for with the lock held: whoever had it before may have brought the answer.
             if topic not in self._publish:
                 await self._fetch(topic)
             if topic not in self._publish:
@@ -356,6 +358,8 @@ class ClientRouteTable:
             self._store_route(topic, route)
 
     def _accept_route(self, topic: str, route: TopicRoute) -> None:
+        # Name servers list brokers as their hash maps do: unsorted, the same route would look like a new one time and
+        # again, and each new one is a heartbeat to all brokers and a rebalance.
         route.queue_datas.sort(key=lambda data: data.broker_name)
         route.broker_datas.sort(key=lambda broker: broker.broker_name)
         if route == self._routes.get(topic) and topic not in self._templates:

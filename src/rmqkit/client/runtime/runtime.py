@@ -178,6 +178,7 @@ class ClientRuntime:
         """Stop what `start` began and close every connection. Groups have to be unregistered before."""
         if self._is_from_parent:
             return
+        # Before the connections close: each of them would ask for a heartbeat and for routes otherwise.
         self._is_running = False
         await self._tasks.close()
         await self.remoting.close()
@@ -208,6 +209,7 @@ class ClientRuntime:
 
     async def unregister_consumer(self, group: str) -> None:
         """Leave a consumer group at all brokers, as above."""
+        # Out of the table first: the next heartbeat must not make us a member again.
         self._consumers.pop(group, None)
         await self._unregister_everywhere(
             lambda address: self.calls.unregister(address, self.client_id, consumer_group=group)

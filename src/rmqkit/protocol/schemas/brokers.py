@@ -197,6 +197,7 @@ def compress_registration(registration: RegisterBrokerBody, *, version: int) -> 
     lines = [_topic_line(name, config, version) for name, config in table.topic_config_table.items()]
     parts = [_with_length(msgspec.json.encode(table.data_version)), _I32.pack(len(lines)), *map(_with_length, lines)]
     parts.append(_with_length(msgspec.json.encode(registration.filter_server_list or [])))
+    # A name server reads by the version in the command: it has to be the same one there.
     if version >= SINCE_MAPPINGS:
         mappings = list((table.topic_queue_mapping_info_map or {}).values())
         parts.append(_I32.pack(len(mappings)))

@@ -56,6 +56,7 @@ class SubscriptionData(Struct, rename="camel", kw_only=True):
     tags_set: list[str] = field(default_factory=list)
     code_set: list[Int32] = field(default_factory=list)
     sub_version: Int64 = 0
+    # Java takes null for TAG.
     expression_type: str | None = "TAG"
 
 
@@ -82,6 +83,7 @@ class HeartbeatData(Struct, kw_only=True):
     clientID: str  # noqa: N815
     producerDataSet: list[ProducerData] = field(default_factory=list)  # noqa: N815
     consumerDataSet: list[ConsumerData] = field(default_factory=list)  # noqa: N815
+    # 0 is none, as of all clients before 5.1.
     heartbeatFingerprint: Int32 = 0  # noqa: N815
     # Only for brokers that answered IS_SUPPORT_HEART_BEAT_V2: an older one passes over this member and takes the
     # missing subscriptions for a group that subscribes to nothing.
@@ -159,6 +161,7 @@ class ProducerInfo(Struct, rename="camel", kw_only=True):
     """One producer; ``last_update_timestamp`` is its last heartbeat in ms."""
 
     client_id: str
+    # Camel case would make it remoteIp, which Java does not find.
     remote_ip: str = field(name="remoteIP")
     language: str = "JAVA"
     version: Int32 = 0
@@ -213,6 +216,7 @@ class ProcessQueueInfo(Struct, rename="camel", kw_only=True, gc=False):
     cached_msg_min_offset: Int64 = 0
     cached_msg_max_offset: Int64 = 0
     cached_msg_count: Int32 = 0
+    # Camel case would make it …InMib.
     cached_msg_size_in_mib: Int32 = field(default=0, name="cachedMsgSizeInMiB")
     transaction_msg_min_offset: Int64 = 0
     transaction_msg_max_offset: Int64 = 0
@@ -263,6 +267,7 @@ class ConsumeMessageDirectlyResult(Struct, rename="camel", kw_only=True, gc=Fals
     auto_commit: bool = True
     consume_result: str | None = None
     remark: str | None = None
+    # "mills" is the reference's spelling.
     spent_time_mills: Int64 = 0
 
 

@@ -46,6 +46,7 @@ class GroupRetryPolicy(Struct, rename="camel"):
     def __post_init__(self) -> None:
         if self.type != "EXPONENTIAL":
             self.type = _CUSTOMIZED
+        # Java leaves null members out of what it writes: so the file stays the same, whoever wrote it last.
         self.exponential_retry_policy = self.exponential_retry_policy or UNSET
         self.customized_retry_policy = self.customized_retry_policy or UNSET
 

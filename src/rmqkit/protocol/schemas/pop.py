@@ -163,6 +163,7 @@ class PopCheckPoint(Struct, kw_only=True, gc=False):
         tries: how often it was put back because its messages could not be retried.
     """
 
+    # Java's int, with a bit for each of at most 32 messages.
     acked_bits: Int32 = field(default=0, name="bm")
     broker_name: str = field(name="bn")
     group: str = field(name="c")
@@ -180,6 +181,7 @@ class PopCheckPoint(Struct, kw_only=True, gc=False):
     @property
     def offsets_left(self) -> set[int]:
         """The queue offsets that are not acknowledged."""
+        # With bit 31 the number is below zero, and Python's shift still finds each bit.
         diffs = self.diffs or range(self.count)
         return {self.start_offset + diff for i, diff in enumerate(diffs) if not self.acked_bits >> i & 1}
 

@@ -109,6 +109,7 @@ class ConsumeQueueEntry(Struct, rename="camel", kw_only=True):
 
     physic_offset: Int64
     physic_size: Int32
+    # No 32 bits: of a message that waits for its delay level it is the time of its delivery.
     tags_code: Int64
     eval: bool = False
     extend_data_json: str | None = None
