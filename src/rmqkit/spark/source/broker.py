@@ -74,6 +74,7 @@ class _Reading:
         part = partition.value
         if not isinstance(part, Range):  # a batch of nothing has one partition of nothing
             return
+        assert part.low < part.high, "a task has messages to read"
         options = self._options
         plan = ReadPlan(
             columns=tuple(read_columns(options, self._names)),
@@ -223,6 +224,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         # An end never goes back, or Spark would read rows twice; but a queue that was made anew begins at 0 again.
         anew = {queue for queue in begun if self._latest.get(queue, begun[queue]) < begun[queue]}
         end = {queue: offset if queue in anew else max(offset, begun[queue]) for queue, offset in end.items()}
+        assert end.keys() <= begun.keys(), "what a batch ends at has a begin"
         if isinstance(limit, ReadAllAvailable):
             return to_json(end)
         if start is not None and self._waits(begun, end):
@@ -232,6 +234,9 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
             end = limited(begun, end, limit.max_rows)
         if self._options.bytes_max:
             end = limited(begun, end, self._count_of(self._options.bytes_max, begun, end))
+        assert all(offset >= begun[queue] for queue, offset in end.items() if queue not in anew), (
+            "an end never goes back"
+        )
         return to_json(end)
 
     def _waits(self, begun: Offsets, end: Offsets) -> bool:
@@ -419,7 +424,7 @@ def limited(start: Offsets, end: Offsets, count_max: int) -> Offsets:
     if total <= count_max:
         return dict(end)
     taken = {queue: max(1, count * count_max // total) if count else 0 for queue, count in backlog.items()}
-    assert all(taken[queue] <= count for queue, count in backlog.items()), "a limit takes no more than there is"
+    assert all(0 <= taken[queue] <= count for queue, count in backlog.items()), "a limit takes no more than there is"
     return {queue: offset - backlog[queue] + taken[queue] for queue, offset in end.items()}
 
 

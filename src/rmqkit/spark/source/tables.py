@@ -71,6 +71,7 @@ def read_table(entity: Entity, part: Any, chosen: Sequence[str], plan: ReadPlan)
     table = TABLES[entity]
     columns = choose(table.columns, chosen, entity.value)
     for rows in table.rows(part, plan):
+        assert rows.keys() >= {column.name for column in table.columns}, "an entity has all of its columns"
         arrays = [_array(rows[column.name], column) for column in columns]
         yield pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
 

@@ -50,6 +50,7 @@ class TaskReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """One for each group. The groups stay behind: what reads a partition has a copy of this reader."""
+        assert self._groups, "Spark plans a read once"
         groups, self._groups = pickle.loads(self._groups), b""
         return [InputPartition(group) for group in groups]
 
