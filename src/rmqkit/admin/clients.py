@@ -344,6 +344,7 @@ def _producer_row(group: str, one: ProducerInfo, broker_name: str) -> ProducerRo
     return ProducerRow(
         group=group,
         client_id=one.client_id,
+        # Java writes the address of a socket with a slash before it.
         client_addr=one.remote_ip.removeprefix("/"),
         language=one.language,
         version=one.version,

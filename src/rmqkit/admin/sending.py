@@ -78,6 +78,7 @@ class Stop:
             yield
         finally:
             self._is_held = False
+        # Asked meanwhile: it was kept from the task then, so the task has to be ended here.
         if self.is_asked:
             raise asyncio.CancelledError
 
@@ -144,6 +145,7 @@ async def _send_lanes(
             sent = await _send(producer, some, queue)
             silence.heard()
             outcomes.update(zip(numbers, sent, strict=True))
+            # Nothing more to a queue after a failed send, or what follows would be stored in front of it.
             if queue is not None and isinstance(sent[-1], (SendFailed, NoRoute)):
                 outcomes.update({number: sent[-1] for rest in requests for number in rest})
         if queue is not None and (left := waiting.pop(queue.broker_name) - 1):

@@ -127,6 +127,7 @@ class AdminPuller:
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of a topic that may be read, as its route is now. Raises UnknownName: there is no such topic."""
+        # Routes are kept otherwise, and a queue that is new would never be seen.
         self._calls.forget()
         return subscribe_queues(topic, await self._calls.route(topic))
 
@@ -283,6 +284,7 @@ class Tail:
                 async with self._window:
                     pulled = await self._pull(lane.queue, lane.offset, 0)
                 lane.held = self._chosen(pulled)
+                # A broker that names no later offset would be asked for ever.
                 if pulled.next_begin_offset <= lane.offset:
                     break
                 lane.offset = pulled.next_begin_offset
@@ -292,6 +294,7 @@ class Tail:
             self._start_following(lane.queue, Start(offset=lane.offset))
 
     def _start_following(self, queue: MessageQueue, start: Start) -> None:
+        # Before the task begins: the next look at the queues must not follow it a second time.
         self._known.add(queue)
         self._tasks.start(self._follow(queue, start), f"tail of {queue_text(queue)}")
 

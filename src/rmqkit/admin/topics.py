@@ -187,6 +187,7 @@ class Topics:
         if cluster is None:
             cluster = next(iter((await self._calls.cluster()).cluster_addr_table))
         await self._calls.route(topic)
+        # Brokers first: one that still has it would tell the name servers of it again with its next registration.
         for address in masters.values():
             await self._calls.ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic))
         done = [Done(address, f"topic {topic} deleted") for address in masters.values()]

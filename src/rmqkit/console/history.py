@@ -373,6 +373,7 @@ class History:
                 for start, block in one.blocks()
                 if block and start > now_ms - one.level.kept - one.level.block
             ]
+            # Counted before the await: blocks that end while the thread writes are not written yet.
             done = [len(one.finished) for one in self._levels]
             try:
                 await self._in_thread(self._store, taken, now_ms)

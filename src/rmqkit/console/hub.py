@@ -170,6 +170,7 @@ class Hub:
 
     async def close(self) -> None:
         """Stop the watchers and what jobs send, write what is kept, and close every connection."""
+        # First: jobs tell the audit what became of them, which is closed last.
         await self.jobs.close()
         for env in self.envs.values():
             await env.close()
@@ -212,6 +213,8 @@ class Hub:
     def admin_of(self, env: Env, user: User, *, may_change: bool) -> Admin:
         """The connection of a user, kept for the next request; what it knows of routes is asked anew."""
         signing = user.credentials
+        # The guard is the connection's, so a viewer must never get an operator's; and with the secret in it, nobody who
+        # only knows the name gets what another has proven.
         key = (
             env.name,
             "user:" + (signing.access_key if signing else ""),
@@ -230,6 +233,8 @@ class Hub:
 
     @property
     def cookie(self) -> str:
+        # With this prefix browsers refuse the cookie unless it is secure and of this host alone: no neighbour can plant
+        # one.
         return f"__Host-{COOKIE}" if self.is_secure else COOKIE
 
     def begin_session(self, response: Response, user: User) -> None:

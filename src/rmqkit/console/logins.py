@@ -85,6 +85,7 @@ class Sessions:
 
     def begin(self, user: User) -> str:
         """A new session; the text for its cookie."""
+        # A new text with each login: one that was planted in the browser before must not become a session.
         text = secrets.token_urlsafe(32)
         now_ms = self._clock.monotonic_ms()
         self._known[text] = _Session(user, now_ms, now_ms)
@@ -122,6 +123,7 @@ class Tries:
         while self._tried and now_ms - self._tried[0][0] > 60_000:
             self._tried.popleft()
         own = sum(one == address for _, one in self._tried)
+        # The bound in all is for who tries from many addresses, and bounds the memory of this, too.
         if own >= TRIES_A_MINUTE or len(self._tried) >= 10 * TRIES_A_MINUTE:
             return False
         self._tried.append((now_ms, address))

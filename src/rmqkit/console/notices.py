@@ -121,6 +121,8 @@ def _dingtalk(event: Event, secret: str, now_ms: int) -> Sent:
 def _feishu(event: Event, secret: str, now_ms: int) -> Sent:
     body: dict[str, Any] = {"msg_type": "text", "content": {"text": event.text}}
     if secret:
+        # Feishu's own way: the text is the key, nothing is what is signed, and the time is in seconds, where DingTalk
+        # has ms.
         sign = hmac.digest(f"{now_ms // 1000}\n{secret}".encode(), b"", "sha256")
         body |= {"timestamp": str(now_ms // 1000), "sign": base64.b64encode(sign).decode()}
     return Sent(body)

@@ -166,6 +166,7 @@ class Watcher:
 
     async def _run(self) -> None:
         while True:
+            # Before the round: what is asked for while it runs begins the next one at once.
             self._wake.clear()
             try:
                 await self._round_or_trouble()
@@ -191,6 +192,7 @@ class Watcher:
     async def round(self) -> None:
         """Ask everything that is due, and replace the snapshot. Raises RmqError: no name server answers."""
         calls = self._admin.calls
+        # Routes and clusters are kept by the calls otherwise, and new brokers would never be seen.
         calls.forget()
         rows = await self._admin.clusters.listed()
         addresses = {row.addr for row in rows}
@@ -238,6 +240,7 @@ class Watcher:
             try:
                 return await calls.fetch(HaRuntimeInfo, address, code)
             except PeerRefused as error:
+                # Asked once: a 4.9 broker logs each request that it does not know.
                 if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:  # before 5.0
                     self._no_ha.add(address)
                 raise

@@ -98,6 +98,7 @@ def verify_fully(
     words = fields.get(_SIGNED, "").split(" ")
     expected = sign_fully(code, fields, body, secret_key)
     is_right = hmac.compare_digest(expected.encode(), fields[FULL_SIGNATURE].encode("utf-8", "replace"))
+    # The length is bounded here, before `int` reads the words.
     if not is_right or len(words) != 3 or not (words[0] + words[2]).isdecimal() or max(map(len, words)) > _WORD_MAX:
         raise HeaderError(f"{FULL_SIGNATURE} does not fit the request")
     return FullSignature(int(words[0]), words[1], int(words[2]))

@@ -167,6 +167,8 @@ def core_fault(environment: Mapping[str, str]) -> str:
     """Why there is no compiled core, or an empty text."""
     if _native is None:
         return "rmqkit_native is not installed"
+    # Another number has other arguments: called all the same it would store wrong records, or raise in the middle of a
+    # read.
     if _native.FORMAT != FORMAT:
         return f"rmqkit_native has format {_native.FORMAT}, {FORMAT} is needed: install the one beside this rmqkit"
     if environment.get("RMQKIT_NATIVE") == "0":

@@ -130,6 +130,7 @@ def topic_fault(topic: str) -> str | None:
     """The reference's text for what is wrong with a topic name, or None."""
     if not topic.strip():
         return "The specified topic is blank."
+    # Not `match` with a `$`: that lets a line end pass behind the name.
     if not _LEGAL.fullmatch(topic):
         return f"The specified topic: {topic}, contains illegal characters, allowing only {_LEGAL_TEXT}"
     if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):

@@ -176,6 +176,7 @@ class Record(Struct, gc=False):
 
 def body_crc(body: bytes | memoryview) -> int:
     """CRC-32 of a stored body with the top bit cleared."""
+    # Java has no unsigned int: it clears the sign where Python has a number of 32 bits.
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
@@ -341,6 +342,7 @@ def _tail_bounds(
 def record_properties(record: memoryview) -> bytes:
     """The property string of one whole record that the store wrote, without decoding the rest; empty for damage."""
     try:
+        # The lowest byte of the four: both host bits are in it.
         at = _LAYOUTS[record[_SYS_FLAG_AT + 3] & _HOST_MASK].head_bytes
         at += _I32.unpack_from(record, at - 4)[0]
         if _I32.unpack_from(record, 4)[0] == MAGIC_V1:

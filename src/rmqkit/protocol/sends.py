@@ -168,6 +168,7 @@ class PlainSends:
                 sent.properties = self._reader.stored(sent.sent_properties, more)
                 key = sent.keys[0].decode()
                 sent.recall_handle = encode_recall_handle(RecallHandle(topic, broker_name, out, key))
+                # Where it is stored; ``queue_id`` stays what was asked for, and is what the answer tells.
                 sent.place = timer_topic, 0
         self._count()
 
@@ -451,6 +452,7 @@ class PlainSendsReader:
         header_bytes_max: int,
     ) -> None:
         self._stamp_pieces = [f"{name}\x01{value}" for name, value in stamps.items()]
+        # What every message gets must not come from a client as well: it would be in the properties twice.
         self._refused = {*stamps, *not_plain}
         self._timed = dict(timed)
         self._frame_bytes_max = frame_bytes_max
@@ -533,6 +535,7 @@ class PlainSendsReader:
 
     def _properties(self, text: str, topic_bytes: int) -> tuple[bytes, Keys, tuple[int, int] | None] | None:
         """The stored form of properties, the keys among them and the time that they ask for; None for what is odd."""
+        # In characters, of which there are never more than bytes: the bytes are counted when they are there.
         if len(text) > _STORED_BYTES_MAX or "\x01\x02" in text or text.endswith("\x01"):
             return None
         pieces = text.removesuffix("\x02").split("\x02")

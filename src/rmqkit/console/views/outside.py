@@ -65,6 +65,7 @@ async def login(ask: Ask) -> Page | Response:
         console.end_session(ask.request, response)
         return response
     name, secret = ask.form.get("name", "").strip(), ask.form.get("secret", "")
+    # Counted before the password is looked at, which is what costs time.
     if not console.tries.may_try(ask.address):
         raise Fault(429, "Too many tries", f"{logins.TRIES_A_MINUTE} tries a minute: wait a minute, then try again")
     user, why = await _user_of(ask, name, secret)
@@ -98,6 +99,7 @@ async def cluster_user(ask: Ask, name_servers: str, name: str, secret: str) -> t
     right = Credentials(access_key=name, secret_key=secret)
     wrong = Credentials(access_key=name, secret_key=f"{secret}, not")
     try:
+        # The wrong secret first: where that passes the right one proves nothing.
         if await _is_let_in(ask, name_servers, wrong):
             return None, "the cluster lets everybody in: it has no users to log in as; use --users FILE"
         if not await _is_let_in(ask, name_servers, right):
@@ -217,6 +219,7 @@ async def static(ask: Ask) -> Response:
     """A file of ours."""
     file = _STATIC / ask.params["file"]
     kind = _KINDS.get(file.suffix)
+    # The name comes out of the address: it must not lead out of the folder.
     if kind is None or file.parent != _STATIC or not file.is_file():
         raise Fault(404, "No such file", f"there is no file {ask.params['file']}")
     headers = {"cache-control": "public, max-age=3600"} if ask.text("v") else {"cache-control": "no-cache"}
