@@ -4,7 +4,7 @@ interpreter, servers until the page ends. Pages with Spark run in the process of
 The text that readers see is the text that runs, with two exceptions, so that pages can be tested beside other servers.
 A port that pages name (`PORTS`) becomes a free one, everywhere on the page and back in what is printed; and a server
 that is started on its default ports is told those. A page that starts no server finds one at the
-default ports. A block of ``make`` calls is a dry run. ``HOME`` is the page's folder.
+default ports. A block of ``make`` calls is a dry run. ``HOME`` is the page's folder. `commands` is what ``rmq`` is.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ _NEAR = 40
 
 _ROOT = Path(__file__).parents[2]
 _BIN = Path(sys.executable).parent
+_PATIENT = Path(__file__).parent / "bin"
 _SERVER = re.compile(r"rmq (standalone|namesrv|broker)\b(?!.*(?: -p\b|--print-config|--help))")
 _DEFAULT_PORTS = {
     "standalone": (("--namesrv-port", 9876), ("--port", 10911)),
@@ -186,7 +187,7 @@ class PageRun:
             **_PYTHON,
             "HOME": str(folder),
             "XDG_CONFIG_HOME": str(folder / ".config"),
-            "PATH": f"{_BIN}:{os.environ['PATH']}",
+            "PATH": f"{_PATIENT}:{_BIN}:{os.environ['PATH']}",
             "COLUMNS": "120",
             "NO_COLOR": "1",
             "NAMESRV_ADDR": self._tested("127.0.0.1:9876"),  # what commands take when they are not told

@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rmqkit.admin import sending
+from rmqkit.cli import profiles
+from rmqkit.cli.admin import frame
+from tests.cli.in_process import rmq
+from tests.docs import commands
 from tests.docs.blocks import Block, PageError, blocks_of, differs
 from tests.docs.given import GIVEN
 from tests.docs.pages import PAGES, ROOT, RUNS, blocks_of_all, needs_spark
@@ -157,6 +162,19 @@ apple …
     with PageRun(tmp_path, free_ports()) as run:
         for block in page(tmp_path, text):
             run.run(block)
+
+
+@pytest.mark.parametrize(("chosen", "timeout_ms"), [((), 60_000), (("--timeout", "800"), 800)])
+def test_a_command_of_a_page_has_time(tmp_path, monkeypatch, chosen, timeout_ms):
+    text = "```sh\ncommand -v rmq; rmq profile list\n```\n\n```text\n…/tests/docs/bin/rmq\nno profiles; …\n```\n"
+    with PageRun(tmp_path, free_ports()) as run:
+        run.run(*page(tmp_path, text))
+    got: dict[str, object] = {}
+    monkeypatch.setattr(frame, "_run", lambda operation, given, options: got.update(options))
+    monkeypatch.setattr(profiles, "resolved", commands.resolved)
+    monkeypatch.setattr(sending, "SILENT_SECONDS", 2)
+    assert rmq("admin", "cluster", "list", *chosen).returncode == 0
+    assert (got["timeout_ms"], sending.SILENT_SECONDS) == (timeout_ms, 60)
 
 
 def test_what_a_page_shows_may_leave_out_what_changes():

@@ -67,7 +67,13 @@ def restart(folder: Path, clients: int, languages: dict[str, Program]) -> dict[s
         def all_receive(sent_ms: float) -> bool:
             return all(one.first_since(sent_ms).keys() == set(LOAD) for one in running.values())
 
-        wait_until(lambda: all_receive(0), SECONDS_MAX, "the first message of every consumer")
+        try:
+            wait_until(lambda: all_receive(0), SECONDS_MAX, "the first message of every consumer")
+        except TimeoutError:
+            for prefix, one in running.items():
+                if without := sorted(set(LOAD) - one.first_since(0).keys()):
+                    print(f"sdk-restart: {prefix} had no message: {', '.join(without)}", flush=True)
+            raise
         stopped = time.monotonic()
         broker.stop()
         broker.start()
