@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from rmqkit.admin import Admin
-from rmqkit.console.live import TAILS_A_USER
+from rmqkit.console.live import TAILS_A_USER, _event
 from rmqkit.protocol.message import Message
 from tests.admin.things import send
 from tests.client.peers import SECONDS
@@ -97,3 +97,7 @@ async def test_one_user_has_five_tails(tmp_path: Path) -> None:
         for one in streams:
             await one.__aexit__(None, None, None)
         assert (await browser.get("/local/topics/Nowhere/tail/events")).status == 404
+
+
+def test_no_text_begins_a_field_of_its_own() -> None:
+    assert _event("rows", "key\rid: 9\r\nb\nc") == b"event: rows\ndata: key\ndata: id: 9\ndata: b\ndata: c\n\n"

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import functools
 import hashlib
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -159,5 +160,6 @@ def _response(
 
 
 def _event(name: str, text: str) -> bytes:
-    lines = "".join(f"data: {line}\n" for line in text.split("\n"))
+    # A bare CR ends a line of an event stream, too: what follows one in a message's key would be a field of its own.
+    lines = "".join(f"data: {line}\n" for line in re.split(r"\r\n|\r|\n", text))
     return f"event: {name}\n{lines}\n".encode("utf-8", "replace")
