@@ -8,13 +8,16 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import uvloop
 
 from rmqkit.broker import server
 from rmqkit.broker.context import BrokerContext, Lifecycle, Stage
 from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.errors import StoreUnavailable
+from rmqkit.remoting.listening import ListenFailed
 from rmqkit.store.settings import StoreSettings
+from tests.ports import free_port
 
 MASTER_STOPS = [
     (Stage.ROUNDS, "CheckBack.stop"),
@@ -167,3 +170,24 @@ def test_a_table_that_cannot_be_written_keeps_no_other_from_it():
     with pytest.raises(StoreUnavailable):
         BrokerContext.persist(SimpleNamespace(**{name: Table(name) for name in names}))
     assert written == names
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_of_two_brokers_that_start_together_with_one_port_in_common_one_fails(tmp_path, run):
+    port = free_port(-2, -1, 1, 2)
+
+    def broker(name, listen_port, ha_port):
+        ports = {"listen_port": listen_port, "ha_listen_port": ha_port}
+        settings = BrokerSettings(broker_name=name, broker_ip1="127.0.0.1", bind_address="127.0.0.1", **ports)
+        return Broker(settings, StoreSettings(), tmp_path / name)
+
+    async def scenario():
+        # The HA port of the first is the port of the second.
+        brokers = [broker("a", port, port + 1), broker("b", port + 1, port + 2)]
+        started = await asyncio.gather(*(one.start() for one in brokers), return_exceptions=True)
+        refused = [one for one in started if one is not None]
+        assert [type(one) for one in refused] == [ListenFailed], started
+        assert f"127.0.0.1:{port + 1}" in str(refused[0])
+        await brokers[started.index(None)].stop()
+
+    run(scenario())

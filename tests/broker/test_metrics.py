@@ -24,7 +24,7 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.protocol.schemas.brokers import HaConnectionInfo, HaRuntimeInfo
 from rmqkit.protocol.schemas.pull import PullFlag
-from rmqkit.remoting.server import ListenFailed
+from rmqkit.remoting.listening import ListenFailed
 from rmqkit.standalone import Standalone
 from rmqkit.store.message_store import InnerMessage, PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType

@@ -19,7 +19,7 @@ from rmqkit.proxy.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, SETTINGS,
 from rmqkit.proxy.messages import SERVICE, message_class
 from rmqkit.remoting.address import AdminAddresses, split_address
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.remoting.server import ListenFailed
+from rmqkit.remoting.listening import ListenFailed
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings, TlsMode
 from rmqkit.standalone import Standalone
 from tests.certificates import OPENSSL, REASON, make_certificate

@@ -10,7 +10,7 @@ import pytest
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.metrics import histogram
 from rmqkit.remoting.exporter import Exporter
-from rmqkit.remoting.server import ListenFailed
+from rmqkit.remoting.listening import ListenFailed
 from tests.client.peers import until
 from tests.waiting import SECONDS
 

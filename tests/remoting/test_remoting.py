@@ -26,8 +26,9 @@ from rmqkit.protocol.command import (
 from rmqkit.remoting.address import AdminAddresses, advertised_ip, join_address, split_address, split_addresses
 from rmqkit.remoting.client import Permits, RemotingClient, expect_success
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.listening import ListenFailed
 from rmqkit.remoting.router import Lane, Router
-from rmqkit.remoting.server import ListenFailed, RemotingServer
+from rmqkit.remoting.server import RemotingServer
 from tests.waiting import SECONDS
 
 ECHO, SILENT, BROKEN, SLOW, CALL_BACK, REFUSING = 1001, 1002, 1003, 1004, 1005, 1006

@@ -119,7 +119,7 @@ class Claims:
         return None
 
     def _refuse(self, connection: Connection, command: Command, remark: str) -> Command:
-        _log.warning("refused %s of %s: %s", request_name(command.code), connection.peer, remark)
+        connection.warn(f"refused {request_name(command.code)} of {connection.peer}: {remark}")
         return reply(command, ResponseCode.NO_PERMISSION, remark)
 
 

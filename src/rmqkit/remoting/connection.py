@@ -194,9 +194,16 @@ class Link(asyncio.Protocol):
 
     def cut(self, reason: str) -> None:
         """Close at once and free what is kept of its incomplete frame."""
-        _log.warning("closing connection of %s: %s", self.peer, reason)
+        self.warn(f"closing connection of {self.peer}: {reason}")
         self._closed_because = reason
         self.abort()
+
+    def warn(self, line: str) -> None:
+        """Log a fault of the peer. A server logs at most one a minute for each address of a peer."""
+        if self._limits is None:
+            _log.warning("%s", line)
+        else:
+            self._limits.log.write(logging.WARNING, self.peer.rpartition(":")[0], line, self._clock.monotonic_ms())
 
     def plain_received(self, data: bytes) -> None:
         """Take what was read while it was not known which protocol this is."""
@@ -513,7 +520,7 @@ class Connection(Link):
         self._resume_reading()
 
     def _give_up(self, error: ProtocolError) -> None:
-        _log.warning("closing connection of %s: %s", self.peer, error)
+        self.warn(f"closing connection of {self.peer}: {error}")
         self.close()  # what was answered before the damage still leaves
         self._closed_because = str(error)
 

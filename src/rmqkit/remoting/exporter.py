@@ -26,7 +26,8 @@ from rmqkit.metrics import CONTENT_TYPE, Gathered, Histogram, RpcLatency, exposi
 from rmqkit.protocol.command import RESPONSE, Command, Frame, decode_command
 from rmqkit.remoting.address import advertised_ip, join_address
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.server import RemotingServer, bind
+from rmqkit.remoting.listening import ListeningPort
+from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tasks import Tasks
 
 _CONNECTIONS_MAX = 16
@@ -48,7 +49,7 @@ class Exporter:
         self._common: Mapping[str, str]
         self._requests = Tasks()
         self._tasks = Tasks()
-        self._server: asyncio.Server | None = None
+        self._port: ListeningPort | None = None
         self.address = ""
 
     async def bind(self, host: str, port: int) -> None:
@@ -56,21 +57,21 @@ class Exporter:
         Raises ListenFailed: the port is taken or the address is not this machine's. Raises ExtraMissing."""
         with extras.needed("server", "metricsExporterType=PROM"):
             import prometheus_client  # noqa: F401 - writes the text of the first answer
-        self._server = await bind(self._protocol, host, port)
-        self.address = join_address(advertised_ip(host), int(self._server.sockets[0].getsockname()[1]))
+        self._port = await ListeningPort.bind(self._protocol, host, port)
+        self.address = join_address(advertised_ip(host), self._port.number)
 
     async def serve(self, gather: Gather, common: Mapping[str, str], lag_ms: Histogram, clock: Clock) -> None:
-        """Answer requests from now on, and watch the event loop.
+        """Answer requests from now on, and watch the event loop. Raises ListenFailed.
         ``gather``: makes the values of the moment. ``common``: the labels that every sample has."""
-        assert self._server is not None, "bind comes first"
+        assert self._port is not None, "bind comes before serve"
         self._gather, self._common = gather, common
         self._tasks.start(_watch_lag(lag_ms, clock), "event loop lag")
-        await self._server.start_serving()
+        await self._port.open()
 
     async def close(self) -> None:
         """Stop listening and cut what is under way."""
-        if self._server is not None:
-            self._server.close()
+        if self._port is not None:
+            self._port.close()
         await self._requests.close()
         await self._tasks.close()
 

@@ -17,6 +17,7 @@ from typing import Annotated, Protocol
 
 from rmqkit.metrics import ExporterSettings, Gathered
 from rmqkit.remoting.address import IpAddress
+from rmqkit.remoting.bounded_log import BoundedLog
 from rmqkit.settings import Setting
 
 _log = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class Limits:
         cut: connections closed for their incomplete frame.
         unsent_bytes: what waits to be taken by peers, as connections report it from 4 KiB on.
         cut_unsent: connections closed for what they hold of that.
+        log: writes why connections were closed.
     """
 
     def __init__(self, settings: ConnectionSettings | None = None) -> None:
@@ -85,6 +87,7 @@ class Limits:
         self._unsent: dict[LimitedConnection, int] = {}
         self.unsent_bytes = 0
         self.cut_unsent = 0
+        self.log = BoundedLog(_log)
 
     def opened(self, connection: LimitedConnection, address: IpAddress | None) -> bool:
         """Count a connection; False when it is one too many and has to be closed."""

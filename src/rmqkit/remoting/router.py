@@ -210,7 +210,7 @@ def failure(connection: Connection, command: Command, error: Exception) -> Comma
     if isinstance(error, PeerRefused):
         return reply(command, error.code, error.remark)
     if isinstance(error, ProtocolError):
-        _log.warning("%s of %s cannot be read: %s", request_name(command.code), connection.peer, error)
+        connection.warn(f"{request_name(command.code)} of {connection.peer} cannot be read: {error}")
     else:
         _log.error("%s of %s failed", request_name(command.code), connection.peer, exc_info=error)
     return reply(command, ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import os
-import socket
 from collections.abc import Callable, Sequence
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.errors import RmqError
-from rmqkit.remoting.address import AdminAddresses, IpAddress, join_address
+from rmqkit.remoting.address import AdminAddresses, IpAddress
 from rmqkit.remoting.connection import Connection, Link
 from rmqkit.remoting.limits import Limits
+from rmqkit.remoting.listening import ListeningPort
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.sniffer import ProtocolSniffer
 from rmqkit.remoting.tasks import Tasks
@@ -24,32 +21,10 @@ IDLE_MS_MAX = 120_000
 
 _SWEEP_SECONDS = 5.0
 _DRAIN_LOOK_SECONDS = 0.05
-_BACKLOG = 1024
 _WARNINGS_MAX = 100
 _NOBODY = AdminAddresses("none")
 
 _log = logging.getLogger(__name__)
-
-
-class ListenFailed(RmqError):
-    """A port cannot be listened on."""
-
-
-async def bind(protocol: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> asyncio.Server:
-    """Take a port without accepting connections yet.
-    Raises ListenFailed: the port is taken or the address is not this machine's."""
-    loop = asyncio.get_running_loop()
-    try:
-        return await loop.create_server(
-            protocol, host or None, port, backlog=_BACKLOG, reuse_address=True, start_serving=False
-        )
-    except (OSError, OverflowError, UnicodeError) as error:
-        number = error.errno if isinstance(error, OSError) else None
-        is_name = isinstance(error, (socket.gaierror, UnicodeError))
-        cause = os.strerror(number) if number and not is_name else getattr(error, "strerror", None) or error
-        is_elsewhere = is_name or number == errno.EADDRNOTAVAIL
-        remedy = "use one of this machine's" if is_elsewhere else "choose another port or stop its user"
-        raise ListenFailed(f"cannot listen on {join_address(host, port)}: {cause}; {remedy}") from error
 
 
 class RemotingServer:
@@ -85,7 +60,7 @@ class RemotingServer:
         self._accepts_proxy = accepts_proxy
         self._balancers = balancers
         self._unbelieved: set[str] = set()
-        self._server: asyncio.Server | None = None
+        self._port: ListeningPort | None = None
         self._tasks = Tasks()
         self.limits = limits or Limits()
         self._addresses: dict[Link, IpAddress | None] = {}
@@ -102,13 +77,14 @@ class RemotingServer:
     async def bind(self, host: str, port: int) -> int:
         """Take a port without accepting connections yet; returns it (a free one for 0).
         Raises ListenFailed: as `listen`."""
-        self._server = await bind(self._connection, host, port)
-        return int(self._server.sockets[0].getsockname()[1])
+        self._port = await ListeningPort.bind(self._connection, host, port)
+        return self._port.number
 
     async def serve(self) -> None:
-        """Accept connections on the port that `bind` took."""
-        assert self._server is not None, "bind comes first"
-        await self._server.start_serving()
+        """Accept connections on the port that `bind` reserved.
+        Raises ListenFailed: another process has begun to listen on it since."""
+        assert self._port is not None, "bind comes before serve"
+        await self._port.open()
         self._tasks.start(self._close_idle(), "idle connections")
 
     async def drain(self, grace_ms: int) -> None:
@@ -122,8 +98,8 @@ class RemotingServer:
     async def close(self) -> None:
         """Stop listening, write what is queued, close every connection."""
         await self._tasks.close()
-        if self._server is not None:
-            self._server.close()
+        if self._port is not None:
+            self._port.close()
         waiting = [connection.closed for connection in self.connections]
         for connection in list(self.connections):
             connection.close()
@@ -135,8 +111,8 @@ class RemotingServer:
             if late:
                 await asyncio.wait(late, timeout=1.0)
         await self._router.close()
-        if self._server is not None:
-            await self._server.wait_closed()
+        if self._port is not None:
+            await self._port.wait_closed()
 
     def _connection(self) -> Connection:
         return self._make_connection(
@@ -174,7 +150,7 @@ class RemotingServer:
         self._addresses[connection] = address = connection.hops[0] if connection.hops else None
         if not self.limits.opened(connection, address):
             connection.abort()  # counted all the same: `_forget` follows
-        if self._server is not None and not self._server.is_serving():
+        if self._port is not None and not self._port.is_open:
             connection.abort()  # it was accepted while the port closed: nobody else would end it
         if self._on_open is not None and isinstance(connection, Connection):  # not again when it was handed over
             self._on_open()

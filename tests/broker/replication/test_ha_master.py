@@ -15,7 +15,7 @@ from rmqkit.broker.replication import master as ha_master
 from rmqkit.broker.replication.master import HaMaster, waits_for_copies
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.protocol.ha import HEAD_BYTES, encode_report
-from rmqkit.remoting.server import ListenFailed
+from rmqkit.remoting.listening import ListenFailed
 from rmqkit.store.settings import FlushDiskType
 from rmqkit.testing.clock import StandingClock
 from tests.broker.ha_links import master, turns, until

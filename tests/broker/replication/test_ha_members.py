@@ -305,7 +305,7 @@ def test_only_this_machine_can_connect_until_a_member_is_known(tmp_path, runner)
             assert not await is_open(ELSEWHERE, it.port)
             told.members = {"127.0.0.1:10921"}
             it.ha._members.look_soon()
-            await until(it.ha._server.is_serving)
+            await until(lambda: it.ha._port.is_open)
             assert await is_open(ELSEWHERE, it.port)
             assert await is_open("127.0.0.1", it.port)
             assert slave.is_open
@@ -334,7 +334,7 @@ async def test_the_port_is_open_from_the_start_where_slaves_are_wanted(tmp_path,
         assert await is_open(ELSEWHERE, it.port) is opened
         it.settings.ha_addresses = HaAddresses("any")
         it.ha.addresses_changed()
-        await until(it.ha._server.is_serving)
+        await until(lambda: it.ha._port.is_open)
         assert await is_open(ELSEWHERE, it.port)
 
 

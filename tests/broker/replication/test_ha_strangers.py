@@ -84,7 +84,7 @@ async def broker(root, *, tls=None, users=None, **settings):
     )
     await it.start()
     try:
-        yield it, int(it.address.rpartition(":")[2]), it.parts.master._server.sockets[0].getsockname()[1]
+        yield it, int(it.address.rpartition(":")[2]), it.parts.master._port.number
     finally:
         await it.stop()
 
@@ -259,3 +259,13 @@ async def test_with_users_a_registered_slave_gets_nothing_before_it_has_signed(t
                 assert link.log == b""
             await link.close()
     assert "is refused at the HA port" in caplog.text
+
+
+async def test_connections_that_are_no_slaves_write_one_line_a_minute(tmp_path, caplog):
+    async with broker(tmp_path / "store") as (_, _, ha_port):
+        for _ in range(20):
+            stray = await Raw.open(ha_port, HERE)
+            stray.report(8458360684376321139)
+            await until(lambda stray=stray: stray.is_closed, "the stray connection is closed")
+            await stray.close()
+    assert caplog.text.count("is refused: it reports offset 8458360684376321139") == 1

@@ -61,7 +61,8 @@ from rmqkit.errors import FrameError, SettingsError, StoreError
 from rmqkit.protocol.ha import DATA_BYTES_MAX, Reports, frame_head
 from rmqkit.protocol.schemas.brokers import HaConnectionInfo, HaRuntimeInfo
 from rmqkit.remoting.address import IpAddress, ip_of, join_address
-from rmqkit.remoting.server import bind
+from rmqkit.remoting.bounded_log import BoundedLog
+from rmqkit.remoting.listening import ListenFailed, ListeningPort
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.remoting.tls import CLIENT_HELLO, ServerTls, TlsLayer, TlsMode
 from rmqkit.store.message_store import MessageStore
@@ -124,8 +125,8 @@ class HaMaster:
         self._clock = clock
         self._on_acked = on_acked
         self._loop = asyncio.get_running_loop()
-        self._server: asyncio.Server | None = None
-        self._local_server: asyncio.Server | None = None
+        self._port: ListeningPort | None = None
+        self._local_port: ListeningPort | None = None
         own = {settings.broker_ip1, settings.broker_ip2}
         self._members = Members(
             clock,
@@ -144,37 +145,38 @@ class HaMaster:
         self._next_check: asyncio.TimerHandle | None = None
         self._tasks = Tasks()
         self._growth = _Growth()
+        self.log = BoundedLog(_log)
 
     async def start(self, bind_address: str, port: int) -> int:
         """Listen for slaves; returns the port (a free one for 0).
         Raises ListenFailed: the port is taken or the address is not this machine's."""
-        self._server = await bind(self._link, bind_address, port)
-        bound: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
-        address = ip_of(bound[0])
+        self._port = await ListeningPort.bind(self._link, bind_address, port)
+        number, address = self._port.number, ip_of(self._port.sockets[0].getsockname()[0])
         if self._is_wanted or (address is not None and address.is_loopback):
-            await self._server.start_serving()
+            await self._port.open()
         elif address is not None and address.is_unspecified:
-            self._local_server = await bind(self._link, "127.0.0.1" if address.version == 4 else "::1", bound[1])
-            await self._local_server.start_serving()
+            loopback = "127.0.0.1" if address.version == 4 else "::1"
+            self._local_port = await ListeningPort.bind(self._link, loopback, number)
+            await self._local_port.open()
         self._members.start()
-        return int(bound[1])
+        return number
 
     async def close(self) -> None:
         """Stop listening and cut every link; what was written before is still delivered by the kernel."""
         if self._next_check is not None:
             self._next_check.cancel()
-        if self._server is None:
+        if self._port is None:
             return
         await self._members.close()
         await self._tasks.close()
-        servers = [server for server in (self._server, self._local_server) if server is not None]
-        for server in servers:
-            server.close()
+        ports = [port for port in (self._port, self._local_port) if port is not None]
+        for port in ports:
+            port.close()
         for link in (*self._links, *self._waiting):
             link.close()
-        for server in servers:
-            await server.wait_closed()
-        self._server = self._local_server = None
+        for port in ports:
+            await port.wait_closed()
+        self._port = self._local_port = None
 
     def addresses_changed(self) -> None:
         """Let in and send away by ``haAllowedAddresses`` as it is now."""
@@ -322,17 +324,18 @@ class HaMaster:
                 )
         if self._links:
             self._on_acked()
-        if self._is_wanted and self._server is not None and not self._server.is_serving() and not len(self._tasks):
-            self._tasks.start(self._listen_everywhere(self._server), "HA port")
+        if self._is_wanted and self._port is not None and not self._port.is_open and not len(self._tasks):
+            self._tasks.start(self._listen_everywhere(self._port), "HA port")
 
-    async def _listen_everywhere(self, server: asyncio.Server) -> None:
-        """Listen on the whole address that was taken at the start; the next look tries again when that fails."""
-        if self._local_server is not None:
-            self._local_server.close()  # its links stay
+    async def _listen_everywhere(self, port: ListeningPort) -> None:
+        """Listen on the whole address that `start` bound; the next look at the members tries again if that fails."""
+        if self._local_port is not None:
+            self._local_port.close()  # its links stay
+            await self._local_port.wait_closed()
         try:
-            await server.start_serving()
-        except OSError as error:
-            _log.error("cannot listen on the HA port: %s", error)
+            await port.open()
+        except ListenFailed as error:
+            _log.error("the HA port: %s", error)
         else:
             _log.info("the HA port is open to other machines, because slaves are expected or known")
 
@@ -359,9 +362,7 @@ class HaMaster:
 
     def arrived(self, link: _Link) -> None:
         """A link came: it is let in, sent away, or waits until the name servers were asked who it is."""
-        if self._server is None or not any(
-            server.is_serving() for server in (self._server, self._local_server) if server is not None
-        ):
+        if not any(port.is_open for port in (self._port, self._local_port) if port is not None):
             link.close()  # it was accepted while the port closed
             return
         assert link not in self._links, "a link comes once"
@@ -612,7 +613,10 @@ class _Link(asyncio.Protocol):
             return
         self.closed_because = reason
         if is_wrong:
-            _log.error("slave %s is refused: %s", self.peer, reason)
+            # A slave that was in order is not silenced by stray connections from its address.
+            source = self.host if self.acked_offset < 0 else f"slave {self.host}"
+            line = f"slave {self.peer} is refused: {reason}"
+            self._master.log.write(logging.ERROR, source, line, self._clock.monotonic_ms())
         self._transport.abort()  # close() would wait for a peer that takes nothing
 
     @property

@@ -1,0 +1,49 @@
+"""Log lines that peers cause: at most one a minute for each source, so that no peer can fill the disk with them.
+
+The first line of a source is written at once. A later one within the minute is counted, and the next line says how
+many were left out. The table holds `_SOURCES_MAX` sources. While it is full, all further sources share one entry.
+"""
+
+from __future__ import annotations
+
+import logging
+
+_INTERVAL_MS = 60_000
+_SOURCES_MAX = 1024
+_OTHERS = ""
+
+
+class BoundedLog:
+    """Writes at most one line a minute for each source; loop only."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._written: dict[str, tuple[float, int]] = {}
+        """By source, oldest first: monotonic time of the last line, and the lines left out since."""
+
+    def write(self, level: int, source: str, line: str, now_ms: float) -> None:
+        """Write a line that a source caused, or count it.
+
+        Args:
+            level: of `logging`.
+            source: the peer's address without its port, which differs in each connection.
+            now_ms: monotonic time.
+        """
+        if source not in self._written and len(self._written) >= _SOURCES_MAX:
+            self._drop_old(now_ms)
+            if len(self._written) >= _SOURCES_MAX:
+                source = _OTHERS
+        written_ms, left_out = self._written.get(source, (now_ms - _INTERVAL_MS, 0))
+        if now_ms - written_ms < _INTERVAL_MS:
+            self._written[source] = (written_ms, left_out + 1)
+            return
+        self._written.pop(source, None)  # so that the dictionary stays ordered by time
+        self._written[source] = (now_ms, 0)
+        whose = f"from {source}" if source else "from other sources"
+        self._log.log(level, "%s", f"{line} ({left_out} like it {whose} left out)" if left_out else line)
+
+    def _drop_old(self, now_ms: float) -> None:
+        for source, (written_ms, _) in list(self._written.items()):
+            if now_ms - written_ms < _INTERVAL_MS:
+                break
+            del self._written[source]

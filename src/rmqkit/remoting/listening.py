@@ -1,0 +1,130 @@
+"""A TCP port of a server: `ListeningPort.bind` reserves it, `open` accepts connections on it.
+
+=========  ==================================================================================================
+state      meaning
+=========  ==================================================================================================
+bound      Another process that listens on the port was found, and `bind` raised. Connections are refused.
+           A server recovers its store in this state.
+open       The kernel and the event loop accept connections.
+closed     Connections are refused, and the port is free again.
+=========  ==================================================================================================
+
+Two processes can bind one port at the same moment, because both set SO_REUSEADDR to get past connections in TIME_WAIT.
+Only ``listen`` settles who owns the port, so `open` calls ``listen`` on its own sockets and raises. The event loops do
+not report it: ``start_serving()`` of uvloop 0.23 ignores EADDRINUSE.
+
+The port does not listen while it is only bound. The kernel would complete connections for it, and a request that waits
+there while a store recovers would be executed long after its client has sent it to another broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+from rmqkit.errors import RmqError
+from rmqkit.remoting.address import ip_of, join_address
+
+_BACKLOG = 1024
+
+
+class ListenFailed(RmqError):
+    """A port cannot be listened on."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ListeningPort:
+    """One port on every address of a host; loop only.
+
+    Attributes:
+        protocol: makes the protocol of each accepted connection.
+        host: the host as it was named; errors quote it.
+        number: the number of the port.
+        sockets: one for each address of the host.
+        is_open: True while connections are accepted.
+    """
+
+    protocol: Callable[[], asyncio.BaseProtocol]
+    host: str
+    number: int
+    sockets: list[socket.socket]
+    is_open: bool = False
+    _servers: list[asyncio.Server] = field(default_factory=list)
+
+    @classmethod
+    async def bind(cls, protocol: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> ListeningPort:
+        """Reserve a port, a free one for 0, without accepting connections.
+        Raises ListenFailed: another process listens there, or the address is not this machine's."""
+        loop = asyncio.get_running_loop()
+        try:
+            resolve = partial(socket.getaddrinfo, host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            needs_name_service = bool(host) and ip_of(host) is None
+            found = await loop.run_in_executor(None, resolve) if needs_name_service else resolve()
+            with ExitStack() as bound:
+                sockets: list[socket.socket] = []
+                for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+                    # The addresses of one host share the number that the system chose for the first of them.
+                    number = sockets[0].getsockname()[1] if sockets else port
+                    sockets.append(bound.enter_context(_bound(family, (address[0], number, *address[2:]))))
+                bound.pop_all()
+        except (OSError, OverflowError, UnicodeError) as error:
+            raise _listen_failed(host, port, error) from error
+        return cls(protocol=protocol, host=host, number=sockets[0].getsockname()[1], sockets=sockets)
+
+    async def open(self) -> None:
+        """Accept connections. Raises ListenFailed: another process has begun to listen on the port since `bind`."""
+        assert not self.is_open, "a port opens once"
+        loop = asyncio.get_running_loop()
+        try:
+            for one in self.sockets:
+                one.listen(_BACKLOG)
+        except OSError as error:
+            raise _listen_failed(self.host, self.number, error) from error
+        self.is_open = True  # before the loop accepts: the first connection may arrive while `create_server` waits
+        for one in self.sockets:
+            self._servers.append(await loop.create_server(self.protocol, sock=one, backlog=_BACKLOG))
+
+    def close(self) -> None:
+        """Refuse connections and free the port; accepted connections stay."""
+        self.is_open = False
+        for server in self._servers:
+            server.close()
+        for one in self.sockets:
+            one.close()
+
+    async def wait_closed(self) -> None:
+        """Wait until the event loop has let go of the port."""
+        for server in self._servers:
+            await server.wait_closed()
+
+
+def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
+    """Return a socket that is bound to an address. Raises OSError."""
+    # The protocol is named because asyncio sets TCP_NODELAY only on accepted sockets whose listener names it.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        bound.setblocking(False)
+        if os.name == "posix":  # elsewhere SO_REUSEADDR would share a port with a process that listens on it
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind(address)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def _listen_failed(host: str, port: int, error: Exception) -> ListenFailed:
+    number = error.errno if isinstance(error, OSError) else None
+    is_name = isinstance(error, (socket.gaierror, UnicodeError))
+    cause = os.strerror(number) if number and not is_name else getattr(error, "strerror", None) or error
+    is_elsewhere = is_name or number == errno.EADDRNOTAVAIL
+    remedy = "use one of this machine's" if is_elsewhere else "choose another port or stop its user"
+    return ListenFailed(f"cannot listen on {join_address(host, port)}: {cause}; {remedy}")
