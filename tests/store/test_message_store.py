@@ -518,3 +518,53 @@ def test_a_store_that_was_killed_is_recovered_where_abort_is_missing(tmp_path: P
     (tmp_path / "killed" / "abort").unlink(missing_ok=True)
     with opened(tmp_path / "killed") as again:
         assert again.max_offset("TopicTest", 0) == 10
+
+
+def logics_physical_offset(root):
+    return int.from_bytes((root / "checkpoint").read_bytes()[40:48])
+
+
+def test_the_check_point_says_how_far_the_queues_are_on_the_disk(tmp_path):
+    root = tmp_path / "store"
+    with opened(root) as store:
+        put_all(store, *(message(body=b"x" * 500) for _ in range(20)))
+        store.flusher.flush_log()
+        store.flusher.flush_queues()
+        assert logics_physical_offset(root) == store.max_physical_offset
+        flushed = store.max_physical_offset
+        put_all(store, message())
+        store.flusher.flush_queues()  # the log of the last message is not on the disk yet
+        assert logics_physical_offset(root) == flushed
+    assert logics_physical_offset(root) > flushed
+
+
+def test_a_check_point_of_another_broker_never_stays_past_the_end_of_the_log(tmp_path):
+    root, killed = tmp_path / "store", tmp_path / "killed"
+    with opened(root) as store:
+        put_all(store, *(message(body=b"x" * 500) for _ in range(20)))
+        store.flusher.flush_log()
+        store.flusher.flush_queues()
+        copy_store(root, killed)
+    content = bytearray((killed / "checkpoint").read_bytes())
+    content[40:48] = (1 << 40).to_bytes(8)
+    (killed / "checkpoint").write_bytes(content)
+    with opened(killed) as store:
+        assert logics_physical_offset(killed) == store.max_physical_offset
+    (killed / "checkpoint").write_bytes(content)
+    shutil.rmtree(killed / "commitlog")
+    with opened(killed):
+        assert logics_physical_offset(killed) == 0
+
+
+def test_a_kill_in_the_middle_of_a_recovery_leaves_no_trusted_queues(tmp_path, monkeypatch):
+    root, killed = tmp_path / "store", tmp_path / "killed"
+    with opened(root) as store:
+        put_all(store, *(message(body=b"x" * 500) for _ in range(20)))
+        store.flusher.flush_log()
+        store.flusher.flush_queues()
+        copy_store(root, killed)
+    assert logics_physical_offset(killed) > 0
+    monkeypatch.setattr("rmqkit.store.message_store.find_log_end", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError), opened(killed):
+        pass
+    assert logics_physical_offset(killed) == 0

@@ -46,7 +46,8 @@ class Flusher:
     """Both threads and what they reached.
 
     Args:
-        dispatched_timestamp: says the storeTimestamp of the newest record in the queues.
+        dispatched_timestamp: returns the storeTimestamp of the newest record in the queues.
+        dispatched_offset: returns the physical offset up to which the queues have the log.
         on_durable: called from the flush thread at the end of every round.
         on_committed: called from the commit thread when more of the log became readable.
         on_flushed: told after each flush of the log how many ms it took; from the thread that made it.
@@ -68,6 +69,7 @@ class Flusher:
         clock: Clock,
         *,
         dispatched_timestamp: Callable[[], int],
+        dispatched_offset: Callable[[], int],
         on_durable: Callable[[int, OSError | None], None] | None,
         on_committed: Callable[[], object] | None = None,
         on_flushed: Callable[[float], None] | None = None,
@@ -83,6 +85,7 @@ class Flusher:
         self._settings = settings
         self._clock = clock
         self._dispatched_timestamp = dispatched_timestamp
+        self._dispatched_offset = dispatched_offset
         self._on_durable = on_durable
         self._on_committed = on_committed
         self._on_flushed = on_flushed
@@ -217,6 +220,7 @@ class Flusher:
         next for durable. Raises OSError: the disk refused."""
         with self._flushing:
             assert end <= self._store_log.max_offset, "a log is cut inside"
+            self._checkpoint.before_cut(end)
             self._store_log.cut(end)
             self.durable_offset = min(end, self.durable_offset)
 
@@ -238,7 +242,8 @@ class Flusher:
         """Make queues durable that have at least so many bytes to flush; with 0 all, and the checkpoint says so."""
         if self.failure is not None:
             return
-        timestamp = self._dispatched_timestamp()  # first: entries of this time are there already, held or written
+        # First: entries of this time and before this offset are there already, held or written.
+        timestamp, offset = self._dispatched_timestamp(), min(self._dispatched_offset(), self.durable_offset)
         if not self._queues.write_held():
             return  # the checkpoint must not pass them; they are tried again in the next round
         try:
@@ -250,6 +255,7 @@ class Flusher:
                 if self._note_queues is not None:
                     self._note_queues()
                 self._checkpoint.reach(logics=timestamp)
+                self._checkpoint.logics_physical_offset = offset
             self._checkpoint.save()
         except OSError as error:
             self._fail("consume queues, index or checkpoint", error)

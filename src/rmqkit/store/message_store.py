@@ -141,6 +141,7 @@ class MessageStore:
             settings,
             clock,
             dispatched_timestamp=lambda: self._dispatcher.dispatched_timestamp,
+            dispatched_offset=lambda: self._dispatcher.position,
             on_durable=on_durable,
             on_committed=on_committed,
             on_flushed=on_flushed,
@@ -293,12 +294,15 @@ class MessageStore:
         if is_clean:
             log.queue.mark_synced()
             queues.mark_synced()
+        else:
+            self._checkpoint.before_cut(0)  # the recovery takes queues back and writes them again
         self._start.compare()
         check_heads(self.root, log.queue.files, is_replica=self._replica is not None)
         self._ends.load(clean=is_clean)
         newest = queues.recover(clean=is_clean, take=self._ends.take)
         if not log.queue.files:
             # Entries point into a log that is gone: kept, they would answer pulls with the records of new messages.
+            self._checkpoint.before_cut(0)
             queues.destroy_all()
             queues.sync_all()
             return LogEnd(0)
@@ -332,6 +336,7 @@ class MessageStore:
                 flushed_timestamp=self._checkpoint.physic_timestamp,
                 indexed_end=indexed_end,
             )
+        self._checkpoint.before_cut(end.offset)
         # Derived files first, the log last: after a kill in between the next start finds the same end again.
         self._deleted.cut(end.offset)
         queues.truncate_physical(end.offset)
@@ -348,6 +353,8 @@ class MessageStore:
         log.queue.sync()  # after a clean stop only what was cut: bytes that come back would look like records
         queues.sync_all()  # first, as a queue that is on the disk can be read and closed again without a wait
         queues.finish_recovery(log.min_offset)
+        self._checkpoint.logics_physical_offset = end.offset
+        self._checkpoint.save()
         _log.info("store %s: log from %d to %d, %d queues", self.root, log.min_offset, end.offset, len(queues))
         return end
 

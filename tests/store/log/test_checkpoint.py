@@ -14,9 +14,10 @@ def test_bytes(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "checkpoint")
     checkpoint.physic_timestamp, checkpoint.logics_timestamp, checkpoint.index_timestamp = 0x1A1, 0x1A2, 0x1A3
     checkpoint.master_flushed_offset, checkpoint.confirm_physical_offset = 0x1A4, 0x1A5
+    checkpoint.logics_physical_offset = 0x1A6
     checkpoint.save()
     content = (tmp_path / "checkpoint").read_bytes()
-    assert content == bytes.fromhex("".join(f"00000000000001a{i}" for i in range(1, 6))) + bytes(4096 - 40)
+    assert content == bytes.fromhex("".join(f"00000000000001a{i}" for i in range(1, 7))) + bytes(4096 - 48)
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -28,7 +29,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert (two.physic_timestamp, two.confirm_physical_offset) == (5, 6)
 
 
-@pytest.mark.parametrize("content", [None, b"", bytes(39)])
+@pytest.mark.parametrize("content", [None, b"", bytes(47)])
 def test_missing_or_cut_off_file_means_from_the_front(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "checkpoint").write_bytes(content)
@@ -70,3 +71,14 @@ def test_clock_set_back_lowers_what_counts_as_flushed_until_it_is_past_that_time
         assert (one.physic_timestamp, one.logics_timestamp, one.index_timestamp) == (8499, 8000, 8499)
     checkpoint.reach(physic=9501, logics=9502)
     assert (checkpoint.physic_timestamp, checkpoint.logics_timestamp) == (9501, 9502)
+
+
+@pytest.mark.parametrize(("log_end", "left"), [(99, 0), (100, 100), (101, 100)])
+def test_a_cut_of_the_log_forgets_queues_that_were_further(tmp_path: Path, log_end: int, left: int) -> None:
+    checkpoint = Checkpoint(tmp_path / "checkpoint")
+    checkpoint.logics_physical_offset = 100
+    checkpoint.save()
+    checkpoint.before_cut(log_end)
+    again = Checkpoint(checkpoint.path)
+    again.load()
+    assert again.logics_physical_offset == left

@@ -8,11 +8,17 @@ offset  field                 value
 16      indexMsgTimestamp     end timestamp of the newest full index file
 24      masterFlushedOffset   5.x
 32      confirmPhyOffset      5.x: offset of the last valid message found at recovery
+40      logicsPhysicalOffset  5.5: the log and all queues are on the disk up to this offset; 0 where nobody knows it
 ======  ====================  ==========================================================
 
 Recovery takes a record for flushed when its storeTimestamp says so. That holds while times rise: when the clock is set
 back, `step_back` lowers the timestamps on the disk before a record has an earlier time, and they stay until the clock
-is past the time it had. Big-endian i64 in a file of 4096 bytes, the rest zero. Source: store.md §8.1.
+is past the time it had.
+
+Our recovery does not read ``logicsPhysicalOffset``. A broker of 5.5 starts its recovery at the log file that holds that
+offset, so the number must never be past the end of the log, nor past the end of what the queues have on the disk.
+
+All numbers are big-endian i64 in a file of 4096 bytes; the rest is zero. Source: store.md §8.1, delta-5.5.md §3.
 """
 
 from __future__ import annotations
@@ -28,13 +34,13 @@ from rmqkit.store.files import sync_data
 __all__ = ["CHECKPOINT_BYTES", "Checkpoint"]
 
 _log = logging.getLogger(__name__)
-_FIELDS = struct.Struct(">5q")
+_FIELDS = struct.Struct(">6q")
 CHECKPOINT_BYTES = 4096
 _SAFETY_MS = 3000
 
 
 class Checkpoint:
-    """The five numbers and their file; any thread may call `save`, `reach` and `step_back`."""
+    """The six numbers and their file; any thread may call `save`, `reach` and `step_back`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,6 +49,7 @@ class Checkpoint:
         self.index_timestamp = 0
         self.master_flushed_offset = 0
         self.confirm_physical_offset = 0
+        self.logics_physical_offset = 0
         self._held_until = 0
         self._saved: bytes | None = None
         self._lock = threading.RLock()
@@ -58,7 +65,7 @@ class Checkpoint:
             _log.warning("%s has %d bytes, expected %d: recovering from the first file", *found)
             return
         self.physic_timestamp, self.logics_timestamp, self.index_timestamp, *offsets = _FIELDS.unpack_from(content)
-        self.master_flushed_offset, self.confirm_physical_offset = offsets
+        self.master_flushed_offset, self.confirm_physical_offset, self.logics_physical_offset = offsets
         self._saved = content[: _FIELDS.size]
 
     def reach(self, *, physic: int = 0, logics: int = 0, index: int = 0) -> None:
@@ -68,6 +75,13 @@ class Checkpoint:
             self.physic_timestamp = max(physic, self.physic_timestamp)
             self.logics_timestamp = max(logics, self.logics_timestamp)
             self.index_timestamp = max(index, self.index_timestamp)
+
+    def before_cut(self, log_end: int) -> None:
+        """Forget how far the queues are, also on the disk, before the log is cut at an offset that is less than that.
+        Raises OSError: the disk refused."""
+        if self.logics_physical_offset > log_end:
+            self.logics_physical_offset = 0
+            self.save()
 
     def step_back(self, before_ms: int, now_ms: int) -> None:
         """Lower numbers, also on the disk, before the first record that has an earlier time than the one before it.
@@ -86,7 +100,8 @@ class Checkpoint:
         """Write the file and wait for the disk, if anything changed. Raises OSError: the disk refused."""
         with self._lock:
             times = self.physic_timestamp, self.logics_timestamp, self.index_timestamp
-            packed = _FIELDS.pack(*times, self.master_flushed_offset, self.confirm_physical_offset)
+            offsets = self.master_flushed_offset, self.confirm_physical_offset, self.logics_physical_offset
+            packed = _FIELDS.pack(*times, *offsets)
             if packed == self._saved:
                 return
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

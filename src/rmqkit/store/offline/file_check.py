@@ -46,7 +46,7 @@ __all__ = ["NOTES", "check_small_files", "check_timer_files", "is_json", "is_tim
 
 _DAY_MS = 86_400_000
 _TIMES = ("physicMsgTimestamp", "logicsMsgTimestamp", "indexMsgTimestamp")
-_OFFSETS = ("masterFlushedOffset", "confirmPhyOffset")
+_OFFSETS = ("masterFlushedOffset", "confirmPhyOffset", "logicsPhysicalOffset")
 NOTES = ("logstart", "queueends", "indexfiles")
 _TYPES: dict[str, type] = {
     "topics.json": TopicConfigTable,
