@@ -8,7 +8,9 @@ empty waits for a message like a held pull. A round delivers runs of due message
 ==================================  ==========================================================================
 what                                then
 ==================================  ==========================================================================
-due later than now + its delay      the clock or the table changed: due now
+clock set back                      due when the delay has passed by the loop's time
+clock set forward                   due by the wall clock, found within `_LOOK_MS_MAX`
+due later than now + its delay      the table changed, or the clock was set back before the start: due now
 level not in ``messageDelayLevel``  its messages are delivered at the time their entries say
 record expired                      skipped
 record or entry damaged             skipped and logged
@@ -58,6 +60,7 @@ _RUN = 32
 _ROUND_MS_MAX = 3.0
 _PAUSE_MS_MIN = 5
 _LOOK_MS_MAX = 1000
+_STEP_MS_MIN = 1000  # less delays a message by less, and the two clocks are not read at the same moment
 _RETRY_MS = 100
 _BROKEN_MS = 10_000
 _WAIT_MS = 86_400_000.0
@@ -75,7 +78,9 @@ class _Level:
     Attributes:
         delay_ms: None for a level that the table does not have.
         offset: queue offset of the next message to deliver.
-        look_at_ms: wall time at which its queue is looked at again.
+        look_at_ms: time of the loop at which its queue is looked at again.
+        waits_for: the offset behind the entry that the level waits for; -1 without one.
+        waits_skew_ms: wall time less the loop's time when the level began to wait for that entry.
         ahead: entries that were read and not delivered yet, the one at ``offset`` first.
         is_away: whether the first of them are on their way to other brokers.
     """
@@ -84,6 +89,8 @@ class _Level:
     delay_ms: int | None
     offset: int = 0
     look_at_ms: float = 0.0
+    waits_for: int = -1
+    waits_skew_ms: float = 0.0
     ahead: deque[_Entry] = field(default_factory=deque)
     is_away: bool = False
 
@@ -126,6 +133,7 @@ class Schedule:
         self._is_file_missing = False
         self._timer: asyncio.Handle | None = None
         self._timer_ms = _NEVER
+        self._skew_ms = self._skew_before_ms = -_NEVER
         self._is_running = False
         self._destination = Destination(store, "delayed", on_delivered)
         self._away = Tasks()
@@ -231,7 +239,7 @@ class Schedule:
                 SCHEDULE_TOPIC,
             )
         self._is_file_missing = False
-        self._look_at(self._clock.now_ms())
+        self._look_at(_loop_ms())
 
     def stop(self) -> None:
         self._is_running = False
@@ -245,27 +253,28 @@ class Schedule:
         await self._away.finish()
 
     def _look_at(self, at_ms: float) -> None:
-        """Have a round at a time, not later than in a second: the wall clock may be set."""
+        """Have a round at a time of the loop."""
         if not self._is_running or at_ms >= self._timer_ms:
             return
         if self._timer is not None:
             self._timer.cancel()
         assert at_ms < _NEVER, "a round is for a time that comes"
-        wait_ms = min(max(at_ms - self._clock.now_ms(), 0), _LOOK_MS_MAX)
+        wait_ms = max(at_ms - _loop_ms(), 0)
         self._timer_ms = at_ms
         self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._round)
 
     def _round(self) -> None:
         """Deliver what is due for a while, the levels that were not served longest first."""
         self._timer, self._timer_ms = None, _NEVER
-        now_ms, until_ms = self._clock.now_ms(), self._clock.monotonic_ms() + _ROUND_MS_MAX
+        now_ms, until_ms = _loop_ms(), self._clock.monotonic_ms() + _ROUND_MS_MAX
+        self._notice_step_back(self._clock.now_ms())
         end_offset, levels = self._destination.end_offset, self._levels.values()
         # By the time they were last served: a level with a long backlog must not keep the others from their turn.
         due = deque(sorted((level for level in levels if level.look_at_ms <= now_ms), key=lambda one: one.look_at_ms))
         while due and self._clock.monotonic_ms() < until_ms:
             level = due.popleft()
             try:
-                if self._deliver_run(level, now_ms):
+                if self._deliver_run(level):
                     level.look_at_ms = now_ms
                     due.append(level)
             except Exception:  # noqa: BLE001 - the outer edge of a level's work: logged, and tried again later
@@ -277,7 +286,7 @@ class Schedule:
         if at_ms < _NEVER:
             self._look_at(now_ms if due else max(at_ms, now_ms + _PAUSE_MS_MIN))
 
-    def _deliver_run(self, level: _Level, now_ms: int) -> bool:
+    def _deliver_run(self, level: _Level) -> bool:
         """Deliver a level's next messages; whether more may be due. Otherwise it says when to look again."""
         # From here on each way out says when, or has a message wake the level: nothing else does.
         level.look_at_ms = _NEVER
@@ -288,40 +297,68 @@ class Schedule:
         if not level.ahead:
             return self._find_next(level)
         if self._destination.remote_put is not None:
-            return self._send_run(level, now_ms)
+            return self._send_run(level)
+        now_ms = self._clock.now_ms()
         while level.ahead:
             following, physical_offset, size, _ = entry = level.ahead[0]
-            due_ms = self._due_ms(level, entry, now_ms)
-            if now_ms < due_ms:
-                level.look_at_ms = due_ms
+            if not self._is_due(level, entry, now_ms):
                 return False
             message = self._message(level, physical_offset, size)
             put = None if message is None else self._destination.put(message)
             # The same again, for ever: to go on would deliver the level out of order and lose this one.
             if put is not None and put.status is not PutStatus.OK:
-                level.look_at_ms = now_ms + _RETRY_MS
+                level.look_at_ms = _loop_ms() + _RETRY_MS
                 return False
             assert following > level.offset, "the offset of a level never falls"
             level.offset = following
             level.ahead.popleft()
         return True
 
-    def _due_ms(self, level: _Level, entry: _Entry, now_ms: int) -> int:
-        """When an entry is due; 0 when it says a time that is further away than its level's delay."""
+    def _due_ms(self, level: _Level, entry: _Entry) -> int:
+        """Return the wall time at which an entry is due; 0 for an entry that does not say it."""
         _, physical_offset, size, due_ms = entry
         if due_ms is None:  # the extension unit that holds it is missing
             record = self._record(level, physical_offset, size)
             due_ms = 0 if record is None else record.store_timestamp + (level.delay_ms or 0)
-        return 0 if level.delay_ms is not None and due_ms > now_ms + level.delay_ms else due_ms
+        return due_ms
 
-    def _send_run(self, level: _Level, now_ms: int) -> bool:
+    def _is_due(self, level: _Level, entry: _Entry, now_ms: int) -> bool:
+        """Return whether an entry is due. If it is not, the level looks at the entry again in time.
+        ``now_ms``: wall time."""
+        wait_ms: float = self._due_ms(level, entry) - now_ms
+        if wait_ms <= 0:
+            return True
+        loop_ms = _loop_ms()
+        skew_ms = now_ms - loop_ms
+        if level.waits_for != entry[0]:
+            if level.delay_ms is not None and wait_ms > level.delay_ms:
+                # Stored before the clock was set back, so the entry's time is one of the clock as it went then.
+                wait_ms -= self._skew_before_ms - skew_ms
+                if not 0 < wait_ms <= level.delay_ms:
+                    return True
+                level.waits_for, level.waits_skew_ms = entry[0], self._skew_before_ms
+            else:
+                level.waits_for, level.waits_skew_ms = entry[0], skew_ms
+        elif level.waits_skew_ms - skew_ms > _STEP_MS_MIN:
+            wait_ms -= level.waits_skew_ms - skew_ms
+        level.look_at_ms = loop_ms + min(wait_ms, _LOOK_MS_MAX)
+        return wait_ms <= 0
+
+    def _notice_step_back(self, now_ms: int) -> None:
+        """Remember how wall time and the loop's time differed before the wall clock was set back."""
+        skew_ms = now_ms - _loop_ms()
+        if skew_ms < self._skew_ms - _STEP_MS_MIN:
+            self._skew_before_ms = self._skew_ms
+        self._skew_ms = skew_ms
+
+    def _send_run(self, level: _Level) -> bool:
         """Have the due ones of the entries read put at other brokers; the level says when to look again."""
-        due = list(itertools.takewhile(lambda entry: self._due_ms(level, entry, now_ms) <= now_ms, level.ahead))
+        now_ms = self._clock.now_ms()
+        due = list(itertools.takewhile(lambda entry: self._is_due(level, entry, now_ms), level.ahead))
         if due:
+            level.look_at_ms = _NEVER
             level.is_away = True
             self._away.start(self._send(level, due), f"delay level {level.number}")
-        else:
-            level.look_at_ms = self._due_ms(level, level.ahead[0], now_ms)
         return False
 
     async def _send(self, level: _Level, due: list[_Entry]) -> None:
@@ -347,7 +384,7 @@ class Schedule:
             level.look_at_ms = 0.0
         except Exception:  # noqa: BLE001 - the outer edge of a level's work: logged, and tried again later
             _log.exception("delay level %d: cannot put entry %d at another broker", level.number, level.offset)
-            level.look_at_ms = self._clock.now_ms() + _BROKEN_MS
+            level.look_at_ms = _loop_ms() + _BROKEN_MS
         finally:
             level.is_away = False
             self._look_at(level.look_at_ms)
@@ -397,16 +434,21 @@ class Schedule:
         if level.offset < self._clamp(level):
             if level.offset == before:
                 _log.error("delay level %d: cannot read entry %d", level.number, level.offset)
-                level.look_at_ms = self._clock.now_ms() + _BROKEN_MS
+                level.look_at_ms = _loop_ms() + _BROKEN_MS
             return level.offset != before
         level.look_at_ms = _NEVER
 
         def arrived() -> None:
             level.look_at_ms = 0.0
-            self._look_at(self._clock.now_ms())
+            self._look_at(_loop_ms())
 
         until_ms = self._clock.monotonic_ms() + _WAIT_MS
         self._long_polling.hold(
             SCHEDULE_TOPIC, level.queue_id, WaitingPull(None, level.offset, None, until_ms, arrived)
         )
         return False
+
+
+def _loop_ms() -> float:
+    """Return the loop's time, which is monotonic, in milliseconds."""
+    return asyncio.get_running_loop().time() * 1000
