@@ -100,7 +100,8 @@ examples: $(STAMP) ## twenty times the examples of each property, new ones in ea
 	@$(PYTEST) --hypothesis-profile=long -m "(hypothesis or faults) and not spark" --ignore=tests/interop --timeout=3600 $(ARGS)
 
 .PHONY: loop-held
-loop-held: $(STAMP) ## every request at its bounds: how long each holds a server's event loop; ARGS="--codes 34,41"
+loop-held: $(STAMP) ## every request and every periodic round at its bounds: how long each holds a server's event loop; ARGS="--codes 34,41"
+	@$(BIN)/python -m tests.rounds_held
 	@$(BIN)/python -m tests.loop_held $(ARGS)
 
 .PHONY: house

@@ -1,4 +1,4 @@
-"""No request, whoever sends it, holds the event loop of a broker or a name server for long."""
+"""No request, whoever sends it, and no periodic round holds the event loop of a broker or a name server for long."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import uvloop
 
 from tests.cpu import slowness
 from tests.loop_held import MAX_SECONDS, held, table
+from tests.rounds_held import rounds_held
 
 
 @pytest.mark.slow
@@ -22,4 +23,14 @@ def test_no_request_at_its_bounds_holds_the_loop_of_broker_or_name_server(tmp_pa
     assert len(found) > 400
     # Other tests run beside this one and share its processor: `make loop-held`, alone, holds it to half of that.
     limit = 2 * MAX_SECONDS * max(before, slowness())
+    assert [one for one in found if one.seconds > limit] == []
+
+
+@pytest.mark.slow
+def test_no_round_of_a_full_broker_holds_the_loop(tmp_path):
+    before = slowness()
+    found = asyncio.run(rounds_held(tmp_path, scale=0.25))
+    print(table(found, len(found)))
+    assert {"pop revive", "expired queue locks", "transaction check", "statistics"} <= {one.name for one in found}
+    limit = MAX_SECONDS * max(before, slowness())
     assert [one for one in found if one.seconds > limit] == []

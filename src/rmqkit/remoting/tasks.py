@@ -124,17 +124,20 @@ async def repeat(
             last_error = repr(error)
 
 
-# CPU time of one slice.
+# CPU time of one slice of a request.
 SLICE_SECONDS = 0.01
+# CPU time of one slice of a periodic round, for which requests wait in each turn of the loop until the round is over.
+ROUND_SLICE_SECONDS = 0.003
 
 
 class Slice:
-    """One stretch of work."""
+    """One stretch of work, of so many seconds of CPU time."""
 
-    __slots__ = ("_until",)
+    __slots__ = ("_seconds", "_until")
 
-    def __init__(self) -> None:
-        self._until = time.thread_time() + SLICE_SECONDS
+    def __init__(self, seconds: float = SLICE_SECONDS) -> None:
+        self._seconds = seconds
+        self._until = time.thread_time() + seconds
 
     @property
     def is_over(self) -> bool:
@@ -144,7 +147,7 @@ class Slice:
     async def pause(self) -> None:
         """Let the loop turn; then a new slice begins."""
         await asyncio.sleep(0)
-        self._until = time.thread_time() + SLICE_SECONDS
+        self._until = time.thread_time() + self._seconds
 
     async def pause_if_over(self) -> None:
         """Let the loop turn if it is time."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from rmqkit.broker.tables.clients import LOCK_MS_MAX, QueueLocks
@@ -77,6 +79,6 @@ def test_expired_locks_are_forgotten(locks, clock):
     clock.ms += LOCK_MS_MAX
     locks.lock("g", "c1", QUEUES[:1])
     clock.ms += 1
-    locks.drop_expired()
+    asyncio.run(locks.drop_expired())
     assert {group: list(held) for group, held in locks._groups.items()} == {"g": QUEUES[:1]}
     assert locks.lock("g", "c2", QUEUES) == QUEUES[1:]

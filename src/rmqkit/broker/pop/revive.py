@@ -9,7 +9,6 @@ limited here, as at the reference: consumers give it up. Loop only. Source: beha
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from rmqkit.broker.archive import LogArchive
@@ -25,12 +24,12 @@ from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record, decode_record
+from rmqkit.remoting.tasks import ROUND_SLICE_SECONDS, Slice
 from rmqkit.store.message_store import MessageStore, PutStatus
 
 __all__ = ["Revive"]
 
 _AGAIN_MS = 10_000
-_RUN = 32
 
 _log = logging.getLogger(__name__)
 
@@ -63,16 +62,19 @@ class Revive:
         # First: `follow` does nothing while acks are to be written.
         self._check_points.write_acks()
         self._check_points.follow()
-        for number, pending in enumerate(self._check_points.due(), 1):
+        work = Slice(ROUND_SLICE_SECONDS)  # by time: thousands of pops may become due together
+        for pending in self._check_points.due():
             try:
                 archived = await self._archived(pending)
+                if self._is_wanted(pending):
+                    # In a thread, as the table may have thousands of topics.
+                    await self._topics.ensure_shared(self._retry_topic(pending), 1)
                 if pending.left:  # acks may have come meanwhile
                     self._revive(pending, archived)
             except Exception:  # noqa: BLE001 - the outer edge of a check point: a fault of one must not hold up others
                 _log.exception("cannot deliver messages of %s again that %s popped", pending.topic, pending.group)
                 self._check_points.postpone(pending, _AGAIN_MS)
-            if number % _RUN == 0:
-                await asyncio.sleep(0)
+            await work.pause_if_over()
         self._check_points.commit()
 
     # -- inside
@@ -92,8 +94,7 @@ class Revive:
         return found
 
     def _revive(self, pending: InFlightPop, archived: dict[int, memoryview]) -> None:
-        # With `in`, not `get`, which would make the group that was deleted once more.
-        is_wanted = self._topics.get(pending.topic) is not None and pending.group in self._groups
+        is_wanted = self._is_wanted(pending)
         done: list[int] = []
         for offset in sorted(pending.left):
             record = self._record(pending, offset, archived.get(offset)) if is_wanted else None
@@ -103,6 +104,16 @@ class Revive:
             done.append(offset)
         if done:
             self._check_points.revived(pending, done)
+
+    def _is_wanted(self, pending: InFlightPop) -> bool:
+        """Return whether topic and group of a pop still exist."""
+        # With `in`, not `get`, which would make a deleted group again.
+        return self._topics.get(pending.topic) is not None and pending.group in self._groups
+
+    def _retry_topic(self, pending: InFlightPop) -> str:
+        if pending.topic.startswith(RETRY_PREFIX):
+            return pending.topic
+        return pop_retry_topic(pending.group, pending.topic, "+" if self._settings.retry_topic_v2 else "_")
 
     def _record(self, pending: InFlightPop, offset: int, archived: memoryview | None) -> Record | None:
         found = self._store.get(pending.topic, pending.queue_id, offset, count_max=1).records
@@ -116,10 +127,7 @@ class Revive:
         return record if record is not None and record.queue_offset == offset else None
 
     def _put(self, pending: InFlightPop, record: Record) -> bool:
-        topic = pending.topic
-        if not topic.startswith(RETRY_PREFIX):
-            topic = pop_retry_topic(pending.group, topic, "+" if self._settings.retry_topic_v2 else "_")
-        self._topics.ensure(topic, 1)
+        topic = self._retry_topic(pending)
         if self._offsets.get(pending.group, topic, 0) is None:
             self._offsets.commit(pending.group, topic, 0, 0)
         changes: dict[str, str | None] = {"ORIGIN_GROUP": pending.group}

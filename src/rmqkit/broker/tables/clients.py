@@ -23,6 +23,7 @@ from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.schemas.clients import ConsumerData, ConsumerGroupRequest, MessageQueue, SubscriptionData
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.tasks import ROUND_SLICE_SECONDS, Slice
 
 _COMPENSATED_MS = 600_000
 BROADCASTING = "BROADCASTING"
@@ -323,15 +324,16 @@ class QueueLocks:
         if not locks:
             self._groups.pop(group, None)
 
-    def drop_expired(self) -> None:
+    async def drop_expired(self) -> None:
         """Forget the locks that nobody renewed."""
-        now_ms = self._clock.monotonic_ms()
-        for group, locks in list(self._groups.items()):
-            kept = {queue: held for queue, held in locks.items() if not _is_expired(held, now_ms)}
-            if kept:
-                self._groups[group] = kept
-            else:
-                del self._groups[group]
+        work = Slice(ROUND_SLICE_SECONDS)
+        for group in list(self._groups):
+            now_ms, locks = self._clock.monotonic_ms(), self._groups.get(group, {})
+            for queue in [queue for queue, held in locks.items() if _is_expired(held, now_ms)]:
+                del locks[queue]
+            if not locks:
+                self._groups.pop(group, None)
+            await work.pause_if_over()
 
     def is_any_held(self, group: str) -> bool:
         """Whether a group holds a lock that is not expired: then it consumes in order."""

@@ -313,6 +313,13 @@ class TopicTable:
         self._table = self._shared.changed(self._table, {config.topic_name: config for config in configs})
         await self._shared.done()
 
+    async def ensure_shared(self, topic: str, queue_count: int) -> None:
+        """Make a topic that the broker itself needs, readable and writable, with `put_shared`.
+        Raises StoreUnavailable: the disk refused, and the topic does not exist."""
+        if topic not in self._table:
+            sys_flag = _sys_flag(topic, unit=False)
+            await self.put_shared(TopicConfig(topic, queue_count, queue_count, _ALL, topic_sys_flag=sys_flag))
+
     async def _write_shared(self, changes: Changes[TopicConfig]) -> None:
         """The version is a new one only in the end: other changes registered meanwhile must not use it up."""
         known, version = self.data_version, self._next_version()
