@@ -19,10 +19,10 @@ from rmqkit.broker.context import BrokerContext, Lifecycle
 from rmqkit.broker.messages import to_half
 from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.store.settings import StoreSettings
 from tests.loop_held import MAX_SECONDS, Held, table
+from tests.set_clock import SetClock
 from tests.store.stores import message
 from tests.strangers import Callbacks, measured
 
@@ -31,18 +31,6 @@ __all__ = ["rounds_held"]
 TOPICS, GROUPS, QUEUES = 20_000, 20_000, 8
 HALVES, IN_FLIGHT, BY_POP = 20_000, 100_000, 32
 HOUR_MS = 3_600_000
-
-
-class SetClock:
-    """A clock whose wall time can be set."""
-
-    ahead_ms = 0
-
-    def now_ms(self) -> int:
-        return SYSTEM_CLOCK.now_ms() + self.ahead_ms
-
-    def monotonic_ms(self) -> float:
-        return SYSTEM_CLOCK.monotonic_ms()
 
 
 class Rounds(Lifecycle):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock"]
+__all__ = ["SYSTEM_CLOCK", "Clock", "SteadyClock", "SystemClock"]
 
 
 class Clock(Protocol):
@@ -35,6 +35,30 @@ class SystemClock:
 
     def monotonic_ms(self) -> float:
         return time.monotonic() * 1000.0
+
+
+class SteadyClock:
+    """A clock whose wall time never goes back while the process runs; for one thread.
+
+    After the wall clock was set back, ``now_ms`` continues at the speed of monotonic time until the wall clock has
+    caught up. Deadlines that are written as wall time use it: none of them moves when the clock is set back.
+    """
+
+    __slots__ = ("_clock", "_now_ms", "_read_ms")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._now_ms: float = clock.now_ms()
+        self._read_ms = clock.monotonic_ms()
+
+    def now_ms(self) -> int:
+        monotonic_ms = self._clock.monotonic_ms()
+        self._now_ms = max(self._clock.now_ms(), self._now_ms + monotonic_ms - self._read_ms)
+        self._read_ms = monotonic_ms
+        return int(self._now_ms)
+
+    def monotonic_ms(self) -> float:
+        return self._clock.monotonic_ms()
 
 
 SYSTEM_CLOCK = SystemClock()

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from rmqkit.broker.settings import BrokerSettings
+from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.filter import subscription
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.protocol.codes import RequestCode
@@ -36,7 +37,8 @@ class Cluster:
             listen_port=0, bind_address="127.0.0.1", broker_name="broker-a", **settings.pop("broker", {})
         )
         store = StoreSettings(**{"commit_log_file_bytes": 1 << 20, **settings.pop("store", {})})
-        self.standalone = Standalone(root, broker=broker, store=store)
+        clock = settings.pop("clock", SYSTEM_CLOCK)
+        self.standalone = Standalone(root, broker=broker, store=store, clock=clock)
         self.notices: list[str] = []
         self.clients: list[RemotingClient] = []
         self.client = self.new_client()

@@ -6,25 +6,12 @@ import asyncio
 
 import pytest
 
-from rmqkit.clock import SYSTEM_CLOCK
 from tests.broker.delay.test_schedule import Delays
+from tests.set_clock import SetClock
 from tests.virtual_time import run as run_virtual
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 STEPS = [HOUR_MS, -HOUR_MS, DAY_MS, -DAY_MS, -7_000]
-
-
-class SetClock:
-    """A wall clock that follows the loop and can be set."""
-
-    def __init__(self):
-        self.set_ms = 1_800_000_000_000 - int(SYSTEM_CLOCK.monotonic_ms())
-
-    def now_ms(self):
-        return self.set_ms + int(self.monotonic_ms())
-
-    def monotonic_ms(self):
-        return SYSTEM_CLOCK.monotonic_ms()
 
 
 def run(tmp_path, scenario):
@@ -56,7 +43,7 @@ def test_a_clock_that_is_set_back_neither_delays_nor_hastens_a_level(tmp_path, s
         await asyncio.sleep(4)
         delays.put(3, body=b"before, later")
         await asyncio.sleep(2)
-        delays.clock.set_ms += step_ms
+        delays.clock.ahead_ms += step_ms
         await asyncio.sleep(2)
         delays.put(3, body=b"after")
         return [await seconds_until(delays, count, since) for count in (1, 2, 3)], delays.bodies()
@@ -72,7 +59,7 @@ def test_a_clock_that_is_set_forward_makes_messages_due_within_a_second(tmp_path
         delays.put(3, body=b"before")
         await asyncio.sleep(2)
         since = asyncio.get_running_loop().time()
-        delays.clock.set_ms += step_ms
+        delays.clock.ahead_ms += step_ms
         before = await seconds_until(delays, 1, since)
         delays.put(3, body=b"after")
         return before, await seconds_until(delays, 2, since) - before
@@ -93,8 +80,7 @@ def test_a_message_that_was_stored_before_the_clock_was_set_back_and_the_start_i
 
     class Earlier(SetClock):
         def __init__(self):
-            super().__init__()
-            self.set_ms -= HOUR_MS
+            self.ahead_ms = -HOUR_MS
 
     async def running():
         delays = Delays(tmp_path / "store", clock=Earlier())

@@ -417,7 +417,9 @@ class CheckPointStore:
     def _load(self, popped: PopCheckPoint, left: set[int], revive_queue_id: int, revive_offset: int) -> None:
         """Have a check point pending that was read."""
         topic, group, queue_id, pop_time = popped.topic, popped.group, popped.queue_id, popped.pop_time
-        key, due_ms = (topic, group, queue_id, popped.start_offset, pop_time), pop_time + popped.invisible_time
+        key = (topic, group, queue_id, popped.start_offset, pop_time)
+        # A pop of the future was made before the clock was set back: its time begins now.
+        due_ms = min(pop_time, self._clock.now_ms()) + popped.invisible_time
         # It may be an own one that `follow` meets behind somebody else's record: it would count twice as in flight.
         if left and key not in self._table:
             pending = InFlightPop(key, (topic, group, queue_id), left, due_ms, revive_queue_id, revive_offset)

@@ -182,7 +182,7 @@ class PopHandlers(PopHandlerBase):
         self, connection: Connection, header: PopMessageRequest | NotificationRequest, what: str
     ) -> Refusal | None:
         """The checks in the reference's order."""
-        now_ms = self._context.clock.now_ms()
+        now_ms = self._context.clock.now_ms()  # the client's clock, and so not the time of pops
         # A request without a time counts as made now: with 0 it would be refused as too late.
         header.born_time = header.born_time or now_ms
         if now_ms - header.born_time - header.poll_time > _LATE_MS:
@@ -363,7 +363,9 @@ class PopHandlers(PopHandlerBase):
             is_tagged = wanted.codes is None or arrival.tags_code in wanted.codes
             return is_tagged and (wanted.wants is None or wanted.wants(arrival))
 
-        until_ms = header.born_time + header.poll_time
+        # The client says by its own clock when it asked, so what is left counts and not the end.
+        left_ms = min(header.poll_time, header.born_time + header.poll_time - self._context.clock.now_ms())
+        until_ms = self._pop.clock.now_ms() + left_ms
         return polling.hold(
             WaitingPop(
                 connection, header.topic, header.consumer_group, header.queue_id, until_ms, retry, wants, look_at_ms
@@ -509,7 +511,7 @@ class PopAckHandlers(PopHandlerBase):
         self, connection: Connection, command: Command, header: ChangeInvisibleTimeRequest, handle: PopHandle
     ) -> Command | None:
         topic, group, queue_id, offset = header.topic, header.consumer_group, header.queue_id, header.offset
-        check_points, pop_time = self._pop.check_points, self._context.clock.now_ms()
+        check_points, pop_time = self._pop.check_points, self._pop.clock.now_ms()
         while check_points.is_taken(topic, group, queue_id, offset, pop_time):
             pop_time += 1
         # The number comes from a client and may be that of a broker with more queues: nobody reads a check point there.
@@ -530,7 +532,7 @@ class PopAckHandlers(PopHandlerBase):
         topic, group, queue_id = header.topic, header.consumer_group, header.queue_id
         if header.offset < (self._context.offsets.get(group, topic, queue_id) or 0):
             return reply(command, remark=NO_REMARK, header=ChangeInvisibleTimeResponse())
-        visible_at_ms = self._context.clock.now_ms() + header.invisible_time
+        visible_at_ms = self._pop.clock.now_ms() + header.invisible_time
         self._pop.orders.change(topic, group, queue_id, header.offset, handle.pop_time, visible_at_ms)
         self._pop.waiting.wake(topic, group, queue_id)  # it works out anew when to look
         answer = ChangeInvisibleTimeResponse(

@@ -75,6 +75,11 @@ class OrderTable(LazyTable):
     def load(self) -> None:
         stored = self._file.load(OrderFile)
         self._table = stored.table if stored is not None else {}
+        now_ms = self._clock.now_ms()
+        for info in (info for queues in self._table.values() for info in queues.values()):
+            if info.pop_time > now_ms:  # made before the clock was set back: its time begins now
+                hidden_until = now_ms + (info.invisible_time or 0)
+                info.visible_at = dict.fromkeys(info.queue_offsets, hidden_until)
 
     def snapshot(self) -> OrderFile:
         """A copy of what is not older than a day."""

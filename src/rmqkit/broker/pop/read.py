@@ -111,7 +111,7 @@ class PopRead:
         self._found: dict[PopQueue, list[int]] = {}
         self._tries: dict[OrderKey, int] = {}
         # One time for all queues: handles carry it, and the client sends it back with each ack.
-        self._pop_time = context.clock.now_ms()
+        self._pop_time = self._pop.clock.now_ms()
         self._revive_queue = 0
         self._is_by_priority = False
         self.records: list[Body] = []

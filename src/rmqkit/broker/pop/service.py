@@ -40,7 +40,7 @@ from rmqkit.broker.tables.clients import ClientTable
 from rmqkit.broker.tables.groups import GroupTable
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
-from rmqkit.clock import Clock
+from rmqkit.clock import Clock, SteadyClock
 from rmqkit.metrics import Gathered
 from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic
 from rmqkit.remoting.connection import Connection
@@ -85,6 +85,7 @@ class PopService:
     """Joins the parts of POP of one broker, and starts and stops them.
 
     Attributes:
+        clock: the time of pops. It never goes back, or messages in flight would wait for as long as the clock was set.
         waiting: pops that wait for a message.
         notifications: NOTIFICATION requests that wait for one.
     """
@@ -101,6 +102,7 @@ class PopService:
         store_host: bytes,
         archive: LogArchive | None = None,
     ) -> None:
+        self.clock = clock = SteadyClock(clock)
         self.check_points = CheckPointStore(store, groups, offsets, settings, clock, store_host)
         self.batch = PopWriteBatch(self.check_points)
         self.orders = OrderTable(folder, clock)
@@ -169,7 +171,7 @@ class WaitingPop:
 
     Attributes:
         queue_id: -1 for all queues of the topic.
-        until_ms: the end of its time, ms since the epoch.
+        until_ms: the end of its time, in the time of pops.
         retry: looks again; its argument says whether it may wait on. It answers, or holds itself once more.
         wants: whether a message that arrives is of interest.
         look_at_ms: when there may be something although nothing arrives; None: never.
