@@ -10,7 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-OPERATIONS = ("open", "pwrite", "ftruncate", "fsync", "fdatasync", "unlink", "replace", "mkdir")
+OPERATIONS = (
+    "open",
+    "pwrite",
+    "ftruncate",
+    "posix_fallocate",
+    "fsync",
+    "fdatasync",
+    "unlink",
+    "rename",
+    "replace",
+    "mkdir",
+)
 
 
 class RefusingDisk:

@@ -528,6 +528,7 @@ class Appender:
         if not self.is_open:
             return "the store is closed"
         if (error := self._flusher.failure) is not None:
+            self._flusher.request_again()
             return f"flush failed: errno {error.errno} {error.strerror}"
         if (error := self._flusher.commit_failure) is not None:
             return f"log cannot be written: errno {error.errno} {error.strerror}"
