@@ -459,6 +459,11 @@ class MessageStore:
 
     # ---- putting: `put` and its kin are those of `Appender`
 
+    @property
+    def properties_bytes_max(self) -> int:
+        """The longest property string that a put takes."""
+        return self._appender.properties_bytes_max
+
     def request_flush(self) -> None:
         """Ask for a flush round that covers everything put so far; cheap when one is asked for already."""
         self.flusher.request()
