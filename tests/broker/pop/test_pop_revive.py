@@ -6,10 +6,12 @@ import asyncio
 
 import pytest
 
+from rmqkit.client.pop.session import give_handles
 from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.store.message_store import InnerMessage, PutResult, PutStatus
 from tests.broker.cluster import Cluster
-from tests.broker.pops import context_of, now_ms, sent
+from tests.broker.pops import ack, context_of, now_ms, pop, sent
 from tests.store.stores import HOST, read_all
 from tests.waiting import SECONDS
 
@@ -83,6 +85,18 @@ async def test_a_message_at_the_limit_of_properties_comes_again_with_the_others_
     assert properties[1]["a"] == value and ("ORIGIN_GROUP" in properties[1]) == (room == 80)
     assert properties[0]["ORIGIN_GROUP"] == "g"
     assert len(context.pop.check_points) == 0
+    # POP_CK has no room either: the record keeps its retry topic, by which clients make the handle.
+    context.offsets.commit("g", "T", 0, 3)
+    popped = await pop(cluster)
+    assert list(popped) == ["first", "big", "last"]
+    assert popped.messages["big"].topic == "%RETRY%g_T" and popped.messages["first"].topic == "T"
+    messages = list(popped.messages.values())
+    give_handles(messages, popped.header, MessageQueue("T", "broker-a", 0))
+    for one in messages:
+        assert (await ack(cluster, one.properties["POP_CK"])).code == 0
+    async with asyncio.timeout(SECONDS):
+        while len(context.pop.check_points):
+            await asyncio.sleep(0.01)
 
 
 async def test_a_message_that_is_refused_for_good_goes_to_the_dead_letters_of_the_group(monkeypatch, cluster, caplog):
