@@ -76,6 +76,11 @@ crash: $(STAMP) ## 2,000 simulated power cuts and 500 SIGKILLs under the store, 
 crash-ha: $(STAMP) ## 100 SIGKILLs for master and slave with bad links between them, and split histories, 5 minutes
 	@$(BIN)/python -m tests.faults.ha.crash $(ARGS)
 
+.PHONY: refusals
+refusals: $(STAMP) ## a disk that refuses each operation on each kind of file under a broker, with the compiled core and without it, 20 minutes; ARGS="--rounds 30 --seed 7"
+	@$(BIN)/python -m tests.faults.refusing $(ARGS)
+	@RMQKIT_NATIVE=0 $(BIN)/python -m tests.faults.refusing $(ARGS)
+
 .PHONY: bench-archive
 bench-archive: $(STAMP) ## reading from an archive beside the log it was made of, sealing, cold seeks
 	@$(BIN)/python -m bench.archive_bench $(ARGS)

@@ -5,12 +5,34 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-OPERATIONS = ("open", "pwrite", "ftruncate", "fsync", "fdatasync", "unlink", "replace", "mkdir")
+OPERATIONS = (
+    "open",
+    "pwrite",
+    "ftruncate",
+    "posix_fallocate",
+    "fsync",
+    "fdatasync",
+    "unlink",
+    "rename",
+    "replace",
+    "mkdir",
+)
+
+
+@dataclass
+class _Rule:
+    operations: frozenset[str]
+    path: str
+    number: int
+    taken_bytes: int
+    times: int | None
 
 
 class RefusingDisk:
@@ -22,16 +44,20 @@ class RefusingDisk:
 
     def __init__(self) -> None:
         self.count = 0
-        self._rules: list[tuple[frozenset[str], str, int, int]] = []
+        self._rules: list[_Rule] = []
+        self._lock = threading.Lock()
         self._real: dict[str, Any] = {}
 
-    def refuse(self, number: int, *operations: str, path: str = "", taken_bytes: int = 0) -> None:
+    def refuse(
+        self, number: int, *operations: str, path: str = "", taken_bytes: int = 0, times: int | None = None
+    ) -> None:
         """Refuse operations (all without a name) on paths that contain a text.
 
         Args:
             taken_bytes: bytes of a pwrite that are written before it stops short; the next one is refused.
+            times: how many are refused; None: all until `repair`.
         """
-        self._rules.append((frozenset(operations or OPERATIONS), path, number, taken_bytes))
+        self._rules.append(_Rule(frozenset(operations or OPERATIONS), path, number, taken_bytes, times))
 
     def repair(self) -> None:
         """Refuse nothing any more."""
@@ -43,14 +69,17 @@ class RefusingDisk:
         Raises:
             OSError: nothing may be done.
         """
-        for operations, part, number, taken_bytes in self._rules:
-            if operation in operations and part in path:
-                if taken_bytes:
-                    self._rules.remove((operations, part, number, taken_bytes))
-                    self._rules.append((operations, part, number, 0))
-                    return taken_bytes
+        with self._lock:  # flush threads come, too
+            for rule in self._rules:
+                if operation not in rule.operations or rule.path not in path or rule.times == 0:
+                    continue
+                if rule.taken_bytes and operation == "pwrite":
+                    taken, rule.taken_bytes = rule.taken_bytes, 0
+                    return taken
+                if rule.times is not None:
+                    rule.times -= 1
                 self.count += 1
-                raise OSError(number, os.strerror(number), path)
+                raise OSError(rule.number, os.strerror(rule.number), path)
         return sys.maxsize
 
     def call(self, operation: str, *arguments: Any, **keywords: Any) -> Any:

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from rmqkit.protocol.properties import decode_properties, encode_properties, find_keys, java_hash
 from rmqkit.protocol.record import decode_record
 from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, queue_tags_code, request_of
-from rmqkit.store.message_store import MessageStore
-from rmqkit.store.queues.consume_queue import ENTRY
+from rmqkit.store.message_store import MessageStore, PutStatus
+from rmqkit.store.queues.consume_queue import ENTRY, ConsumeQueue
 from rmqkit.store.queues.queue_ext import QueueExt, is_address
 from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.settings import StoreSettings, parse_delay_levels
 from rmqkit.testing.clock import StandingClock
 from tests.examples import examples
 from tests.golden_stores import GoldenStore, unpack_golden
-from tests.store.stores import golden_settings, message, opened, put_all, small_settings, tree
+from tests.store.stores import golden_settings, message, opened, put_all, read_all, small_settings, tree
 
 DELAYS = parse_delay_levels(StoreSettings().message_delay_level)
 
@@ -173,6 +173,30 @@ def test_refusing_disk_stops_the_dispatcher_until_it_takes_more(
     dispatcher.run(200)
     assert dispatcher.failure is None
     assert (dispatcher.position, max_offset(queues)) == (200, 2)
+
+
+def test_unexpected_error_of_a_queue_refuses_puts_and_no_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It came out of every later put, pull and retention round, for what they found to dispatch."""
+
+    def fail(*arguments: object) -> None:
+        raise AssertionError("entry i lies at i * 20")
+
+    with opened(tmp_path / "s") as store:
+        put_all(store, message(body=b"first"))
+        with monkeypatch.context() as patch:
+            patch.setattr(ConsumeQueue, "_take", fail)
+            put_all(store, message(body=b"in the log"))
+            for _ in range(3):
+                refused = store.put(message())
+                assert refused.status is PutStatus.SERVICE_NOT_AVAILABLE
+                assert "unexpected AssertionError: entry i lies at i * 20" in refused.reason
+                assert store.max_offset("TopicTest", 0) == 1
+                store.retention_round()
+        put_all(store, message(body=b"after"))
+        assert [record.body for record in read_all(store, "TopicTest")] == [b"first", b"in the log", b"after"]
+    assert len([record for record in caplog.records if record.exc_info]) == 1
 
 
 # ---- the golden logs, dispatched again

@@ -199,14 +199,50 @@ def test_later_puts_are_refused_with_the_number(broken: tuple[MessageStore, Roun
         assert result.reason == "flush failed: errno 5 Input/output error"
 
 
-def test_refused_flush_is_never_retried_into_success(broken: tuple[MessageStore, Rounds, int], gate: Gate) -> None:
+def test_refused_flush_counts_only_after_its_bytes_were_written_again(
+    broken: tuple[MessageStore, Rounds, int], gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, rounds, durable = broken
+    end, real, written = store.max_physical_offset, os.pwrite, list[tuple[int, int]]()
+
+    def pwrite(descriptor: int, data: bytes, position: int) -> int:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().parent.name == "commitlog":
+            written.append((position, len(data)))
+        return real(descriptor, data, position)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    for _ in range(2):  # a second refusal in a row changes nothing
+        rounds.told.clear()
+        store.request_flush()
+        rounds.wait(lambda told: told[1] is not None)
+        assert store.durable_offset == durable
     gate.error = None
     store.request_flush()
-    store.close()
-    assert store.durable_offset == durable
-    assert all(told[0] <= durable for told in rounds.told)
+    rounds.wait(lambda told: told == (end, None))
+    assert written == [(durable, end - durable)] * 3, "the kernel may have taken the pages for clean"
+    assert store.failure is None and store.put(message(body=b"after")).status is PutStatus.OK
+
+
+@pytest.mark.parametrize("is_replica_like", [False, True], ids=["at a record", "inside a record"])
+def test_bytes_that_the_page_cache_dropped_are_not_taken_for_flushed(
+    broken: tuple[MessageStore, Rounds, int], gate: Gate, caplog: pytest.LogCaptureFixture, is_replica_like: bool
+) -> None:
+    """XFS and btrfs give back what the disk had before."""
+    store, rounds, durable = broken
+    if is_replica_like:
+        store.flusher.durable_offset -= 20
+    with (store.root / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(durable)
+        file.write(bytes(store.max_physical_offset - durable))
+    gate.error = None
+    rounds.told.clear()
+    store.request_flush()
+    rounds.wait(lambda told: told[1] is not None)
+    assert store.durable_offset <= durable
+    assert "dropped bytes that it could not write" in caplog.text and "restart the broker" in caplog.text
     assert store.put(message()).status is PutStatus.SERVICE_NOT_AVAILABLE
+    store.close()
+    assert (store.root / "abort").exists(), "the next start recovers"
 
 
 def test_what_is_not_durable_never_becomes_readable(broken: tuple[MessageStore, Rounds, int]) -> None:
@@ -218,7 +254,7 @@ def test_next_start_recovers_after_a_refused_flush(
     broken: tuple[MessageStore, Rounds, int], gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, _, durable = broken
-    store.close()
+    store.close()  # which tries again
     assert any("errno 5 Input/output error" in record.message for record in caplog.get_records("setup"))
     assert (store.root / "abort").exists()
     gate.error = None
@@ -227,17 +263,72 @@ def test_next_start_recovers_after_a_refused_flush(
         assert again.log.record_at(0) is not None and durable > 0
 
 
-def test_refused_queue_flush_is_final_too(tmp_path: Path, gate: Gate) -> None:
-    settings = small_settings(
-        flush_interval_ms=3_600_000, queue_flush_interval_ms=1, queue_flush_thorough_interval_ms=1
-    )
-    gate.error = None
+def queues_only(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Refuse fdatasync of queue files alone; returns what is written to them."""
+    gated, real, written = os.fdatasync, os.pwrite, list[tuple[str, int]]()
+
+    def fdatasync(descriptor: int) -> None:
+        if "consumequeue" in str(path := Path(f"/proc/self/fd/{descriptor}").readlink()):
+            gated(descriptor)
+        else:
+            assert path
+
+    def pwrite(descriptor: int, data: bytes, position: int) -> int:
+        if "consumequeue" in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
+            written.append((threading.current_thread().name, len(data)))
+        return real(descriptor, data, position)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    return written
+
+
+def test_refused_queue_flush_holds_back_the_checkpoint_and_nothing_else(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = queues_only(gate, monkeypatch)
+    settings = small_settings(flush_interval_ms=3_600_000, queue_flush_interval_ms=3_600_000)
     with opened(tmp_path / "s", settings) as store:
-        gate.error = OSError(errno.EIO, "Input/output error")
+        flusher, checkpoint = store.flusher, tmp_path / "s" / "checkpoint"
         put_all(store, message())
-        wait_until(lambda: store.failure is not None)
-        assert store.put(message()).status is PutStatus.SERVICE_NOT_AVAILABLE
+        flusher.flush_queues()
+        before = checkpoint.read_bytes()[8:16]
+        gate.error = OSError(errno.EIO, "Input/output error")
+        put_all(store, *(message() for _ in range(3)))
+        for _ in range(2):
+            flusher.flush_queues()
+            assert flusher.behind is not None and store.failure is None
+            assert checkpoint.read_bytes()[8:16] == before
+        put_all(store, message())
         gate.error = None
+        written.clear()
+        flusher.flush_queues()
+        assert flusher.behind is None and checkpoint.read_bytes()[8:16] > before
+        assert [size for _, size in written] == [4 * 20], "all that was not on the disk"
+        assert len(read_all(store, "TopicTest")) == 5
+    told = [record.getMessage() for record in caplog.records if "could not be brought to the disk" in record.message]
+    assert len(told) == 1
+    assert not (tmp_path / "s" / "abort").exists()
+
+
+def test_queue_entries_that_the_page_cache_dropped_stop_the_store(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues_only(gate, monkeypatch)
+    settings = small_settings(flush_interval_ms=3_600_000, queue_flush_interval_ms=3_600_000)
+    with opened(tmp_path / "s", settings) as store:
+        put_all(store, message(), message())
+        gate.error = OSError(errno.EIO, "Input/output error")
+        store.flusher.flush_queues()
+        with (tmp_path / "s" / "consumequeue" / "TopicTest" / "0" / f"{0:020d}").open("r+b") as file:
+            file.seek(20)
+            file.write(bytes(20))
+        gate.error = None
+        store.flusher.flush_queues()
+        assert store.put(message()).status is PutStatus.SERVICE_NOT_AVAILABLE
+    assert (tmp_path / "s" / "abort").exists(), "the next start recovers"
+    with opened(tmp_path / "s", settings) as store:
+        assert len(read_all(store, "TopicTest")) == 2
 
 
 @pytest.mark.parametrize("is_pooled", [False, True])

@@ -29,6 +29,7 @@ from rmqkit.broker.access.policies import Authorization, message_at
 from rmqkit.broker.access.users import AccessHandlers, AccessTable
 from rmqkit.broker.archive import LogArchive
 from rmqkit.broker.context import BrokerContext
+from rmqkit.broker.dead_letters import DeadLetters
 from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.recall import RecallHandlers
 from rmqkit.broker.delay.timer import Timer
@@ -183,10 +184,13 @@ class Assembly:
                 clock,
                 flushes=self._is_sync,
                 on_delivered=self._level_delivered,
+                dead_letters=DeadLetters(store, topics.ensure),
             ),
             statistics=statistics,
             counts=self.counts,
-            timer=self._make_timer(store, long_polling, statistics) if store_settings.timer_wheel_enable else None,
+            timer=self._make_timer(store, topics, long_polling, statistics)
+            if store_settings.timer_wheel_enable
+            else None,
             pop=pop,
             ops=OpMessages(store, identity.store_host, clock, body_bytes_max=settings.transaction_op_bytes_max),
             topics_published=self._topics_published,
@@ -340,7 +344,11 @@ class Assembly:
         store.kept_from = lambda: archive.kept_from
         return archive
 
-    def _make_timer(self, store: MessageStore, long_polling: LongPolling, statistics: Statistics) -> Timer:
+    def _make_timer(
+        self, store: MessageStore, topics: TopicTable, long_polling: LongPolling, statistics: Statistics
+    ) -> Timer | None:
+        if not self.store_settings.timer_wheel_enable:
+            return None
         timer = Timer(
             store,
             self.store_settings,
@@ -348,6 +356,7 @@ class Assembly:
             self.clock,
             flushes=self._is_sync,
             on_delivered=statistics.moved,
+            dead_letters=DeadLetters(store, topics.ensure),
             copied_offset=lambda: -1 if self.master is None else self.master.replicated_offset(2),
         )
         timer.state.is_measured = self.counts is not None

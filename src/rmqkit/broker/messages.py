@@ -81,6 +81,7 @@ def changed(
         message.prepared_transaction_offset,
         None,
         _merged(message.parsed, changes),
+        message.was_accepted,
     )
 
 
@@ -116,6 +117,7 @@ def message_from(
         store_host=record.store_host if store_host is None else store_host,
         reconsume_times=record.reconsume_times if reconsume_times is None else reconsume_times,
         prepared_transaction_offset=prepared_transaction_offset,
+        was_accepted=True,
     )
 
 

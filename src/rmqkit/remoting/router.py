@@ -40,7 +40,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rmqkit.errors import BodyError, PeerRefused, ProtocolError, SettingsError
+from rmqkit.errors import BodyError, PeerRefused, ProtocolError, SettingsError, StoreUnavailable
 from rmqkit.protocol.codes import ResponseCode, request_name, version_number
 from rmqkit.protocol.command import Command, Frame, each_frame, reply
 from rmqkit.protocol.core import ACKS, AckedOffsets, Acks, Sends, SendsReader
@@ -211,6 +211,8 @@ def failure(connection: Connection, command: Command, error: Exception) -> Comma
         return reply(command, error.code, error.remark)
     if isinstance(error, ProtocolError):
         connection.warn(f"{request_name(command.code)} of {connection.peer} cannot be read: {error}")
+    elif isinstance(error, StoreUnavailable):
+        connection.warn(f"{request_name(command.code)} of {connection.peer} failed: {error}")
     else:
         _log.error("%s of %s failed", request_name(command.code), connection.peer, exc_info=error)
     return reply(command, ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")

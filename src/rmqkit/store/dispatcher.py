@@ -6,12 +6,17 @@ decoded; `request_of` gives the same facts for a decoded record.
 
 A record may be dispatched when it counts as stored: at once under ASYNC_FLUSH, when it is on the disk under SYNC_FLUSH.
 Until then it waits in order in ``pending``. A disk that refuses a queue entry blocks the dispatcher at that record:
-``failure`` says why, the store takes no further messages, and the next `run` tries again.
+``failure`` says why, the store takes no further messages, and the next `run` tries again. An error that nobody expected
+does the same: it must not come out of every later read and put.
+
+The index does not block anything. While its files cannot be written it falls behind (`MessageIndex.behind_from`), and
+`catch_up` enters from the log what it misses, `_MISSED_MAX` records with each dispatch and with each retention round.
 Owner thread only. Source: store.md §4.2, §11.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -45,6 +50,9 @@ _log = logging.getLogger(__name__)
 _pack_entry = ENTRY.pack
 _TAGS = b"\x02TAGS\x01"
 _TOGETHER = 1024
+_MISSED_MAX = 128
+"""Records of one `Dispatcher.catch_up`: they are read one by one, which takes a few milliseconds."""
+_RETRY_MS = 1000
 _NOT_PLAIN = TRANSACTION_MASK | INNER_BATCH
 _PLAIN = frozenset((0, TRANSACTION_COMMIT))
 
@@ -193,6 +201,7 @@ class Dispatcher:
         index: where keys are entered, if they are (``messageIndexEnable``).
         bitmap_of: makes the filter bitmap of a record, empty for none; asked before the record is entered.
         has_light: whether records are entered in light queues, too (``enableMultiDispatch``).
+        read_log: returns the records between two physical offsets, up to a number of them, and where they end.
 
     Attributes:
         is_batching: whether records wait for the next `run` although they could be dispatched: while several are
@@ -213,6 +222,10 @@ class Dispatcher:
         bitmap_of: Callable[[DispatchRequest], bytes] | None = None,
         *,
         has_light: bool = False,
+        read_log: Callable[[int, int, int], tuple[list[DispatchRequest], int]] = lambda start, end, count_max: (
+            [],
+            end,
+        ),
     ) -> None:
         self.is_batching = False
         self.position = 0
@@ -223,6 +236,8 @@ class Dispatcher:
         self._on_arrival = on_arrival
         self._index = index
         self._bitmap_of = bitmap_of
+        self._read_log = read_log
+        self._retry_at = 0
         self.has_light = has_light
         self.tags_as_keys = index is not None and index.tags_as_keys
 
@@ -282,6 +297,9 @@ class Dispatcher:
         except OSError as error:
             self._stand_still(error)
             return False
+        except Exception as error:  # noqa: BLE001 - it would come out of every later read and put
+            self._stand_still(_unexpected(error))
+            return False
         # Only now: had the disk refused half of a run, the next try enters all of it again, which changes nothing.
         assert end >= self.position, "records are dispatched in log order"
         self.failure = None
@@ -290,7 +308,23 @@ class Dispatcher:
         for _ in range(pending_count):
             self.pending.popleft()
         self._tell(arrivals, light)
+        if self._index is not None and self._index.is_behind:
+            self.catch_up()
         return True
+
+    def catch_up(self, *, is_paced: bool = True) -> bool:
+        """Enter keys of the index that it misses, if it is behind. Returns whether more can be entered at once.
+        ``is_paced``: whether a refused try is repeated only when messages of a second later came."""
+        index = self._index
+        if index is None or not index.is_behind or (is_paced and self.dispatched_timestamp < self._retry_at):
+            return False
+        is_taken = index.retry()
+        if is_taken and (start := index.behind_from) is not None:
+            missed, end = self._read_log(start, self.position, _MISSED_MAX)
+            is_taken = index.put_missed(_indexed(missed), end, is_last=end >= self.position)
+        # Each further try would be a refused system call.
+        self._retry_at = 0 if is_taken else self.dispatched_timestamp + _RETRY_MS
+        return is_taken and index.behind_from is not None
 
     def _tell(self, arrivals: Sequence[DispatchRequest], light: list[DispatchRequest]) -> None:
         if self._on_arrival is not None:
@@ -305,14 +339,21 @@ class Dispatcher:
         except OSError as error:
             self._stand_still(error)
             return
+        except Exception as error:  # noqa: BLE001 - as in `_dispatch`
+            self._stand_still(_unexpected(error))
+            return
         assert end >= self.position, "records are dispatched in log order"
         self.failure = None
         self.position = end
         self._tell(arrivals, [])
+        if self._index is not None and self._index.is_behind:
+            self.catch_up()
 
     def _stand_still(self, error: OSError) -> None:
         if self.failure is None and not isinstance(error, BlockingIOError):  # that one passes by itself
-            _log.error("consume queue or index cannot be written, no more messages are accepted: %s", error)
+            _log.error(
+                "consume queue cannot be written, no more messages are accepted: %s", error, exc_info=error.__cause__
+            )
         self.failure = error
 
     def apply(self, arrival: DispatchRequest) -> None:
@@ -406,8 +447,7 @@ class Dispatcher:
             if sends is not None and (rows := sends.keys) is not None:
                 self._index.put_rows(rows)
             else:
-                indexed = [one for one in arrivals if one.sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK]
-                self._index.put_all(indexed)
+                self._index.put_all(_indexed(arrivals))
         self.dispatched_timestamp = (arrivals[-1] if sends is None else sends).store_timestamp
 
     def _new_queue(self, arrival: DispatchRequest) -> ConsumeQueueBase | None:
@@ -419,6 +459,18 @@ class Dispatcher:
             _log.error("record at %d is in no queue: its topic cannot be a directory", arrival.physical_offset)
             return None
         return self._queues.obtain(arrival.topic, arrival.queue_id)
+
+
+def _indexed(arrivals: Iterable[DispatchRequest]) -> list[DispatchRequest]:
+    """The records that have keys."""
+    return [one for one in arrivals if one.sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK]
+
+
+def _unexpected(error: Exception) -> OSError:
+    """A failure of the dispatcher for an error that is not the disk's."""
+    failure = OSError(errno.EIO, f"unexpected {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 def _is_ready(pending: tuple[int, Iterable[DispatchRequest]], limit: int) -> bool:

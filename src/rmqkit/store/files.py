@@ -166,10 +166,14 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def _write_synced(path: Path, content: bytes, mode: int) -> None:
-    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-        file.write(content)
-        file.flush()
-        sync_file(file.fileno())
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        written = 0
+        while written < len(content):  # the next call of a short write says why
+            written += os.pwrite(descriptor, content[written:], written)
+        sync_file(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def make_directory(directory: Path) -> None:

@@ -15,9 +15,23 @@ store-queues   every flushIntervalConsumeQueue        held entries are written; 
 With the transient store pool, which there is under ASYNC_FLUSH only, ``store-flush`` does the work of both, and
 ``store-commit`` moves what waits in the pool to the page cache every commitIntervalCommitLog: two threads in any case.
 
-One round covers every message appended before it began, however many wait. A refused fdatasync is final: the kernel may
-have dropped the dirty pages, so a later success would prove nothing. ``failure`` is set, the threads end, the store
-takes no more messages, and ``abort`` stays for the next start; so it is when a thread ends otherwise.
+One round covers every message appended before it began, however many wait.
+
+A refused fdatasync proves nothing about the next one: the kernel may take the dirty pages for clean, or drop them. So
+the answer to a refusal is:
+
+==========================  ============================================================================================
+refused                     then
+==========================  ============================================================================================
+the log                     ``failure`` is set: waiting answers fail, and the store takes no messages. The next round,
+                            at most a second later, checks that the page cache still holds every record, writes the
+                            bytes again, and syncs them. When that succeeds messages are accepted again
+queues, index, checkpoint   ``behind`` is set; messages are accepted. The checkpoint stays where it is, and the next
+                            round writes the bytes again
+`BytesLost`                 the page cache lost bytes. ``failure`` stays, the threads end, and the next start recovers
+==========================  ============================================================================================
+
+``abort`` stays after a stop for as long as one of the two is set; a thread that ends otherwise is a failure, too.
 Source: store.md §13.
 """
 
@@ -33,6 +47,8 @@ from rmqkit.clock import Clock
 from rmqkit.store.index.index import MessageIndex
 from rmqkit.store.log.checkpoint import Checkpoint
 from rmqkit.store.log.commit_log import CommitLog
+from rmqkit.store.log.mapped_file import BytesLost
+from rmqkit.store.log.recovery import is_whole
 from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 
@@ -40,6 +56,7 @@ __all__ = ["Flusher"]
 
 _log = logging.getLogger(__name__)
 _PAGE_BYTES = 4096
+_RETRY_MS = 1000
 
 
 class Flusher:
@@ -55,7 +72,8 @@ class Flusher:
 
     Attributes:
         durable_offset: physical offset up to which the log is known to be on the disk.
-        failure: the error of the first fdatasync that was refused.
+        failure: why the log cannot be flushed, or None.
+        behind: why queues, index or checkpoint could not be brought to the disk in the last round, or None.
         commit_failure: why the last commit was refused, or None; the next one tries again.
     """
 
@@ -77,6 +95,9 @@ class Flusher:
     ) -> None:
         self.durable_offset = 0
         self.failure: OSError | None = None
+        self.behind: OSError | None = None
+        self._is_final = False
+        self._failed_at_ms = 0.0
         self.commit_failure: OSError | None = None
         self._store_log = log
         self._queues = queues
@@ -115,7 +136,7 @@ class Flusher:
             rounds()
         except Exception as error:  # noqa: BLE001 - a thread's outer edge: without it nothing is flushed any more
             _log.exception("thread %s ends", threading.current_thread().name)
-            self._fail("the store", OSError(errno.EIO, repr(error)))
+            self._fail("the store", OSError(errno.EIO, repr(error)), is_final=True)
             self._report_durable()
 
     def request(self) -> None:
@@ -123,6 +144,11 @@ class Flusher:
         if not self._is_requested:
             self._is_requested = True
             self._requests.put(True)
+
+    def request_again(self) -> None:
+        """Ask for a round after a refused flush, once a second however often this is called."""
+        if self._clock.monotonic_ms() - self._failed_at_ms >= _RETRY_MS:
+            self.request()
 
     def stop(self) -> None:
         """End the threads after a last round for everything."""
@@ -172,21 +198,25 @@ class Flusher:
             is_asked, self._is_requested = self._is_requested, False
             is_any = is_asked or is_thorough or self._is_sync
             least_bytes = 1 if is_any else max(1, self._settings.flush_least_pages * _PAGE_BYTES)
-            if self._store_log.committed_offset - self.durable_offset >= least_bytes:
+            had_failed = self.failure is not None
+            if had_failed or self._store_log.committed_offset - self.durable_offset >= least_bytes:
                 self.flush_log()
                 is_asked = True
-            if is_asked or self.failure is not None:
+            if is_asked or had_failed:
                 self._report_durable()
             if self._store_log.pool is not None and now - queues_at >= self._settings.queue_flush_interval_ms:
                 queues_at = now
                 self._queues_round(now)
-            if self.failure is not None:
+            if self._is_final:
                 return
 
     def _wait_for_round(self) -> bool:
         """Wait for a request or the interval; False at the end."""
+        interval_ms = self._settings.flush_interval_ms
+        if self.failure is not None:  # without new messages nobody requests a round
+            interval_ms = min(_RETRY_MS, interval_ms)
         try:
-            self._requests.get(timeout=self._settings.flush_interval_ms / 1000)
+            self._requests.get(timeout=interval_ms / 1000)
         except queue.Empty:
             pass
         return not self._stop.is_set()
@@ -197,23 +227,33 @@ class Flusher:
 
     def flush_log(self) -> None:
         """Make everything appended so far durable; sets ``failure`` when the disk refuses."""
-        if self.failure is not None:
+        if self._is_final:
             return
         with self._flushing:
             timestamp = self._store_log.committed_timestamp  # first: it is set after the end it belongs to
             end = self._store_log.committed_offset
             began_ms = self._clock.monotonic_ms()
             try:
+                if self._store_log.queue.refused():
+                    self._check_log(end)
                 self._store_log.queue.sync()
             except OSError as error:
-                self._fail("commit log", error)
+                self._fail("commit log", error, is_final=isinstance(error, BytesLost))
                 return
+            if self.failure is not None:
+                _log.warning("the commit log was flushed again up to %d: messages are accepted", end)
+                self.failure = None
             # A replica's log is cut under the same lock, and durable_offset with it: here it can only grow.
             assert end >= self.durable_offset, "what was on the disk stays there"
             self.durable_offset = end
             if self._on_flushed is not None:
                 self._on_flushed(self._clock.monotonic_ms() - began_ms)
         self._checkpoint.reach(physic=timestamp)
+
+    def _check_log(self, end: int) -> None:
+        """Raises BytesLost: the page cache does not hold what was appended since the last flush that succeeded."""
+        if not is_whole(self._store_log, self._settings, self.durable_offset, end):
+            raise BytesLost(self._store_log.queue.refused()[0].path)
 
     def cut_log(self, end: int) -> None:
         """Forget a replica's log from a physical offset on, when no flush is under way that would take what comes there
@@ -229,7 +269,7 @@ class Flusher:
     def _flush_queues(self) -> None:
         while not self._stop.wait(self._settings.queue_flush_interval_ms / 1000):
             self._queues_round(self._clock.monotonic_ms())
-            if self.failure is not None:
+            if self._is_final:
                 return
 
     def _queues_round(self, now: float) -> None:
@@ -240,7 +280,7 @@ class Flusher:
 
     def flush_queues(self, least_bytes: int = 0) -> None:
         """Make queues durable that have at least so many bytes to flush; with 0 all, and the checkpoint says so."""
-        if self.failure is not None:
+        if self._is_final:
             return
         # First: entries of this time and before this offset are there already, held or written.
         timestamp, offset = self._dispatched_timestamp(), min(self._dispatched_offset(), self.durable_offset)
@@ -250,7 +290,9 @@ class Flusher:
             self._queues.sync(least_bytes)
             if self._index is not None:
                 self._checkpoint.reach(index=self._index.sync_full(self.durable_offset))
-            if least_bytes == 0:
+            # The log first: of messages that it may lose there are no queues on the disk. And a recovery enters keys
+            # from the checkpoint on.
+            if least_bytes == 0 and self.failure is None and not (self._index is not None and self._index.is_behind):
                 # The note first: recovery believes the checkpoint and does not read the messages of these queues again.
                 if self._note_queues is not None:
                     self._note_queues()
@@ -258,31 +300,48 @@ class Flusher:
                 self._checkpoint.logics_physical_offset = offset
             self._checkpoint.save()
         except OSError as error:
-            self._fail("consume queues, index or checkpoint", error)
+            self._postpone(error)
+            return
+        if self.behind is not None:
+            _log.warning("consume queues, index and checkpoint are on the disk again")
+            self.behind = None
+
+    def _postpone(self, error: OSError) -> None:
+        """Let the next round try again what concerns derived files only."""
+        if isinstance(error, BytesLost):
+            self._fail("consume queues", error, is_final=True)
+        if self.behind is None:
+            said = "%s could not be brought to the disk, so a start after a crash takes longer; tried again: %s"
+            _log.error(said, error.filename or "consume queues, index or checkpoint", error)
+        self.behind = error
 
     def step_back(self, now_ms: int, before_ms: int = 0) -> None:
         """Told by the owner before a record has an earlier storeTimestamp than the one before it, ``before_ms`` where
         that is not in the log yet.
         Raises OSError: the disk refused to note that."""
-        try:
-            self._checkpoint.step_back(max(before_ms, self._store_log.last_store_timestamp), now_ms)
-        except OSError as error:
-            self._fail("checkpoint", error)
-            raise
+        self._checkpoint.step_back(max(before_ms, self._store_log.last_store_timestamp), now_ms)
 
     def flush_index(self) -> None:
         """Make the newest index file durable, as only a clean stop does; called by the owner."""
-        if self.failure is None and self._index is not None:
-            try:
-                self._index.enter()
-                self._index.sync(self.durable_offset)
-            except OSError as error:
-                self._fail("index", error)
+        if self._index is None or self._is_final:
+            return
+        try:
+            if not self._index.retry() or self._index.is_behind:
+                raise self._index.failure or OSError(
+                    errno.EIO, "messages wait for the index", str(self._index.directory)
+                )
+            self._index.sync(self.durable_offset)
+        except OSError as error:
+            self.behind = error
+            said = "index %s does not have the keys of all messages: run rmq store rebuild --index (%s)"
+            _log.error(said, self._index.directory, error)
 
-    def _fail(self, what: str, error: OSError) -> None:
+    def _fail(self, what: str, error: OSError, *, is_final: bool = False) -> None:
         with self._failing:
-            if self.failure is not None:
-                return
-            self.failure = error
-        said = "flush of %s failed, errno %s %s: no message is accepted; repair the disk and restart the broker"
-        _log.critical(said, what, error.errno, error.strerror)
+            was_told, self._is_final = self.failure is not None and not is_final, self._is_final or is_final
+            self.failure, self._failed_at_ms = error, self._clock.monotonic_ms()
+        if was_told:
+            return
+        remedy = "restart the broker, which recovers" if is_final else "it is tried again until the disk takes it"
+        said = "flush of %s failed, errno %s %s: no message is accepted; %s"
+        _log.critical(said, what, error.errno, error.strerror, remedy)

@@ -44,6 +44,8 @@ class InnerMessage(Struct, gc=False):
         keys: its UNIQ_KEY, KEYS and TAGS where the sender knows them and that there is no INNER_NUM; else they are
             looked for once, by `index_keys`.
         values: its properties by name; None while nobody asked for `parsed`. Never changed: steps make new ones.
+        was_accepted: whether it is a copy of a stored message: a ``maxMessageSize`` that was lowered since does not
+            refuse it.
     """
 
     topic: str
@@ -59,6 +61,7 @@ class InnerMessage(Struct, gc=False):
     prepared_transaction_offset: int = 0
     keys: Keys | None = None
     values: dict[str, str] | None = None
+    was_accepted: bool = False
 
     @property
     def properties(self) -> bytes:

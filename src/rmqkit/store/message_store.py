@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.errors import LogDiverged, RecordCorrupt, StoreError, StoreMismatch
+from rmqkit.errors import LogDiverged, RecordCorrupt, StoreError, StoreMismatch, StoreUnavailable
 from rmqkit.protocol.names import is_light
-from rmqkit.protocol.record import Record, decode_record, has_sound_body, record_properties, record_topic
+from rmqkit.protocol.record import Record, decode_record, has_sound_body, is_blank, record_properties, record_topic
 from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, StoredSends, request_of
 from rmqkit.store.files import StoreLock, check_room, make_directory, sync_directory, write_durably
 from rmqkit.store.flush import Flusher
@@ -66,6 +66,10 @@ __all__ = [
 
 _COMPARED_MAX = 4096
 """Records whose key a query compares: whoever sends many keys of one hash does not hold up the loop."""
+
+_CATCH_UP_STEPS = 8
+"""Steps of the index behind a query: together less than 40 ms."""
+_REQUESTED_BYTES = 1 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -131,6 +135,7 @@ class MessageStore:
             self._index,
             bitmap_of if settings.enable_consume_queue_ext else None,
             has_light=settings.enable_light_queues and settings.enable_multi_dispatch,
+            read_log=self._requests,
         )
         self.reader = Reader(self.log, settings)
         self.flusher = Flusher(
@@ -268,6 +273,8 @@ class MessageStore:
         if self._replica is not None:
             self._replica.resume(end.last_record if end.record_count else None)
         self.queues.hold_entries()
+        if self._index is not None:
+            self._index.may_fall_behind = True
         self.flusher.start(self.log.max_offset)
 
     def _stored_at(self, physical_offset: int) -> int | None:
@@ -427,8 +434,11 @@ class MessageStore:
                 pass
         # The log is on the disk by now (`stop`): entries of records that a power cut takes would point at nothing.
         self.flusher.flush_queues()
+        while self._dispatcher.catch_up(is_paced=False):
+            pass
         self.flusher.flush_index()
-        is_complete = is_whole and self.failure is None and not self._dispatcher.pending and self.queues.write_held()
+        is_flushed = self.failure is None and self.flusher.behind is None
+        is_complete = is_whole and is_flushed and not self._dispatcher.pending and self.queues.write_held()
         if is_complete:
             self._ends.save(self.queues)
         self._close_files()
@@ -456,6 +466,11 @@ class MessageStore:
 
     # ---- putting: `put` and its kin are those of `Appender`
 
+    @property
+    def properties_bytes_max(self) -> int:
+        """The longest property string that a put takes."""
+        return self._appender.properties_bytes_max
+
     def request_flush(self) -> None:
         """Ask for a flush round that covers everything put so far; cheap when one is asked for already."""
         self.flusher.request()
@@ -472,12 +487,36 @@ class MessageStore:
         Raises:
             LogDiverged: a slave's log held what is no record, and ends there now; told once, see `Replica.divergence`.
         """
-        return self._appender.is_open and self._dispatch()
+        return self._appender.is_open and (self._dispatch() or self._dispatcher.catch_up())
+
+    def _catch_up(self) -> None:
+        """Let the index catch up for some milliseconds, although no message came since its files were refused."""
+        self._dispatcher.catch_up(is_paced=False)
+        for _ in range(_CATCH_UP_STEPS):
+            if not self._dispatcher.catch_up():
+                break
 
     def _dispatch_for_read(self) -> None:
         """`dispatch`, but for the parts of long batches: many reads of one turn would do all of them."""
         if not self._dispatcher.has_part_next:
             self.dispatch()
+
+    def _requests(self, start: int, end: int, count_max: int) -> tuple[list[DispatchRequest], int]:
+        """Up to so many records that were dispatched, from a physical offset on, and where they end."""
+        at, found = max(start, self.log.min_offset), list[DispatchRequest]()
+        end = min(end, at + _REQUESTED_BYTES)
+        while at < end and len(found) < count_max and (file := self.log.queue.find(at)) is not None:
+            try:
+                if is_blank(file.view, at - file.start):
+                    at = file.end
+                    continue
+                found.append(request_of(decode_record(file.view, at - file.start), self._delays_ms))
+            except RecordCorrupt as error:
+                _log.error("record at %d cannot be read, nothing behind it in its file gets keys: %s", at, error.reason)
+                at = file.end
+                continue
+            at += found[-1].size
+        return found, max(at, start)
 
     def _dispatch(self) -> bool:
         if self._replica is not None:
@@ -626,7 +665,12 @@ class MessageStore:
             return physical_offset >= self.reader.doubted_end or self._is_unchanged(record, physical_offset, key)
 
         count_max = min(count_max, self._settings.query_count_max)
-        return self._index.query(topic, key, count_max, begin_ms, end_ms, accept)
+        self._catch_up()
+        found = self._index.query(topic, key, count_max, begin_ms, end_ms, accept)
+        if self._index.is_behind and not found.physical_offsets:
+            # It may be stored: "not found" would be a wrong answer.
+            raise StoreUnavailable(f"the index is behind the log, so key {key} is not known: {self._index.failure}")
+        return found
 
     def _is_unchanged(self, record: memoryview, physical_offset: int, key: str) -> bool:
         """Whether a record from before the start has the body that it was stored with; told where it has not."""
@@ -666,6 +710,7 @@ class MessageStore:
         Raises OSError: a disk cannot be asked, or a file not be deleted; the next round goes on."""
         assert self._appender.is_open, "an open store has files to keep"
         self.dispatch()
+        self._catch_up()
         try:
             return self.retention.run(min(self._dispatcher.position, self.kept_from()))
         finally:

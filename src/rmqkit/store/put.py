@@ -126,6 +126,11 @@ class Appender:
         return _Batch(self)
 
     @property
+    def properties_bytes_max(self) -> int:
+        """The longest property string that is stored: a checksum of the record needs room behind it."""
+        return PROPERTIES_BYTES_MAX - self._trailer_bytes
+
+    @property
     def _readable_offset(self) -> int:
         return self._flusher.durable_offset if self._is_sync else self._commit_log.committed_offset
 
@@ -477,7 +482,7 @@ class Appender:
             reason = f"properties of {properties_bytes} bytes, at most {PROPERTIES_BYTES_MAX}"
             return PutResult(PutStatus.PROPERTIES_SIZE_EXCEEDED, reason=reason)
         body_bytes = len(message.body)
-        if body_bytes > self._settings.message_bytes_max:
+        if body_bytes > self._settings.message_bytes_max and not message.was_accepted:
             reason = f"body of {body_bytes} bytes, maxMessageSize is {self._settings.message_bytes_max}"
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=reason)
         if (properties_bytes >= SECTOR_BYTES or properties[-1:] == b"\0") and _looks_torn(properties):
@@ -528,6 +533,7 @@ class Appender:
         if not self.is_open:
             return "the store is closed"
         if (error := self._flusher.failure) is not None:
+            self._flusher.request_again()
             return f"flush failed: errno {error.errno} {error.strerror}"
         if (error := self._flusher.commit_failure) is not None:
             return f"log cannot be written: errno {error.errno} {error.strerror}"

@@ -151,8 +151,8 @@ class Replica:
         Raises:
             LogDiverged: no record, or one of another place, begins where one has to; the log ends there now, and every
                 later call raises the same.
-            StoreError: the bytes do not begin at the log's end: the link has to be made anew. (`StoreUnavailable`: a
-                flush failed, nothing is taken until a restart.)
+            StoreError: the bytes do not begin at the log's end: the link has to be made anew. (`StoreUnavailable`: the
+                last flush failed.)
             OSError: the disk refused; the log is as before, and the same bytes may be appended again.
         """
         log = self._log
@@ -160,9 +160,8 @@ class Replica:
         if self.divergence is not None:
             raise self.divergence
         if (failure := self._flusher.failure) is not None:
-            raise StoreUnavailable(
-                f"flush failed: errno {failure.errno} {failure.strerror}: repair the disk and restart"
-            )
+            self._flusher.request_again()
+            raise StoreUnavailable(f"flush failed: errno {failure.errno} {failure.strerror}")
         end = log.max_offset
         if physical_offset != end and (end or physical_offset % log.queue.file_bytes):
             raise StoreError(

@@ -280,22 +280,92 @@ async def test_a_store_that_refuses_is_tried_again_with_the_same_message(root, m
         assert delays.bodies() == [b"0", b"1", b"2"]
 
 
-async def test_what_can_never_be_stored_does_not_hold_up_its_level(root, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("topic", "dead"), [("T", "%DLQ%CID_RMQ_SYS_UNDELIVERABLE"), ("%RETRY%g", "%DLQ%g"), ("%RETRY%g+T", "%DLQ%g")]
+)
+async def test_what_can_never_be_stored_goes_to_dead_letters_and_holds_up_nothing(
+    root, monkeypatch, caplog, topic, dead
+):
     async with running(root) as delays:
-        delays.put(1, body=b"bad")
+        delays.put(1, topic=topic, body=b"bad", name="kept")
         delays.put(1, body=b"good")
         delays.put(1, topic=HALF_TOPIC)
         put = delays.store.put
         illegal = PutResult(PutStatus.MESSAGE_ILLEGAL, reason="too long")
-        monkeypatch.setattr(delays.store, "put", lambda wanted: illegal if wanted.body == b"bad" else put(wanted))
+        monkeypatch.setattr(
+            delays.store, "put", lambda one: illegal if (one.body, one.topic) == (b"bad", topic) else put(one)
+        )
         with caplog.at_level(logging.ERROR):
             delays.clock.ms += 1000
             assert await delays.delivered(1) == [b"good"]
             async with asyncio.timeout(SECONDS):
                 while delays.schedule.offsets().offset_table.get(1) != 3:
                     await asyncio.sleep(0.002)
-        assert "dropped: MESSAGE_ILLEGAL, too long" in caplog.text
+        [letter] = delays.records(dead, 0)
+        properties = decode_properties(letter.properties)
+        reason = f"delayed message for {topic} cannot be stored: MESSAGE_ILLEGAL, too long"
+        assert (letter.body, properties["name"], properties["DLQ_ORIGIN_TOPIC"]) == (b"bad", "kept", topic)
+        assert properties["rmqkit_reason"] == reason
+        assert f"{reason}; it is in {dead} at 0" in caplog.text
         assert delays.store.max_offset(HALF_TOPIC, 1) == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+async def test_dead_letters_that_refuse_too_are_tried_with_fewer_properties(root, monkeypatch, caplog, count):
+    """``count``: how many copies are refused; the third is the message as it was."""
+    async with running(root) as delays:
+        delays.put(1, body=b"bad", name="kept")
+        put, refused = delays.store.put, []
+        full = PutResult(PutStatus.PROPERTIES_SIZE_EXCEEDED, reason="no room")
+
+        def refuse(one):
+            if one.topic == "T" or len(refused) < count:
+                refused.extend([one] if one.topic != "T" else [])
+                return full
+            return put(one)
+
+        monkeypatch.setattr(delays.store, "put", refuse)
+        delays.clock.ms += 1000
+        async with asyncio.timeout(SECONDS):
+            while delays.schedule.offsets().offset_table.get(1) != 1:
+                await asyncio.sleep(0.002)
+        letters = delays.records("%DLQ%CID_RMQ_SYS_UNDELIVERABLE", 0)
+        assert [one.body for one in letters] == [b"bad"] * (count < 3)
+        assert all("rmqkit_reason" not in decode_properties(one.properties) for one in letters)
+        assert ("so it is lost" in caplog.text) == (count == 3)
+
+
+async def test_a_level_waits_while_the_dead_letters_are_refused_for_now(root, monkeypatch):
+    async with running(root) as delays:
+        delays.put(1, body=b"bad")
+        put, is_busy = delays.store.put, [True]
+
+        def refuse_for_now(one):
+            if one.topic == "T":
+                return PutResult(PutStatus.MESSAGE_ILLEGAL)
+            return PutResult(PutStatus.SERVICE_NOT_AVAILABLE) if is_busy[0] else put(one)
+
+        monkeypatch.setattr(delays.store, "put", refuse_for_now)
+        delays.clock.ms += 1000
+        for _ in range(20):
+            await asyncio.sleep(0.002)
+        assert delays.schedule.offsets().offset_table.get(1, 0) == 0
+        is_busy[0] = False
+        async with asyncio.timeout(SECONDS):
+            while delays.schedule.offsets().offset_table.get(1) != 1:
+                delays.clock.ms += 1000
+                await asyncio.sleep(0.002)
+        assert [one.body for one in delays.records("%DLQ%CID_RMQ_SYS_UNDELIVERABLE", 0)] == [b"bad"]
+
+
+async def test_a_lowered_message_size_does_not_refuse_what_was_accepted(root):
+    async with running(root, message_bytes_max=2000) as delays:
+        delays.put(1, body=b"x" * 2000)
+    async with running(root, message_bytes_max=1024, clock=delays.clock) as again:
+        refused = again.store.put(message(body=b"x" * 1025))
+        assert refused.status is PutStatus.MESSAGE_ILLEGAL
+        again.clock.ms += 1000
+        assert await again.delivered(1) == [b"x" * 2000]
 
 
 async def test_a_level_that_fails_is_tried_again_and_holds_up_no_other(root, monkeypatch, caplog):

@@ -11,7 +11,7 @@ import pytest
 from rmqkit.broker.delay.timer import NOT_ENABLED, schedule_timed
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.names import TIMER_TOPIC
-from rmqkit.protocol.properties import decode_properties
+from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
 from rmqkit.protocol.schemas.brokers import TimerCheckpoint, TimerMetrics, TimingCount, decode_timer_checkpoint
 from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.store.message_store import PutResult, PutStatus
@@ -551,3 +551,51 @@ async def test_an_acting_master_sends_what_is_due_elsewhere_and_the_master_leave
         await master.pass_ms(300)
         assert master.bodies() == [b"not copied"]
         assert master.timer.pending == 0
+
+
+def at_the_limit(topic, **asked):
+    """A value that fills the properties of a timed message, as it is stored, to the last byte."""
+    own = {"TIMER_OUT_MS": "1" * 13, "REAL_TOPIC": topic, "REAL_QID": "1", "UNIQ_KEY": "u"} | asked
+    return "x" * (PROPERTIES_BYTES_MAX - len(encode_properties(own | {"a": "x"})) + 1)
+
+
+@pytest.mark.parametrize("room", [0, 1, 30, 31, 61, 62, 63, 70])
+@pytest.mark.parametrize("asks", ["TIMER_DELAY_MS", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS"])
+async def test_a_message_at_the_limit_of_properties_is_delivered(tmp_path, room, asks):
+    """The timer adds 62 bytes when it is due; the message was acknowledged, and dropped then."""
+    async with timed(tmp_path / "s", commit_log_file_bytes=1 << 20) as one:
+        asked = {asks: {"TIMER_DELAY_MS": "1", "TIMER_DELAY_SEC": "1"}.get(asks, str(now_of(one) + 5))}
+        value = at_the_limit("T", **asked)[room:]
+        one.put(b"big", a=value, UNIQ_KEY="u", **asked)
+        one.put(b"small", **asked)
+        await one.on_wheel(2)
+        await one.pass_ms(2000)
+        assert sorted(one.bodies()) == [b"big", b"small"]
+        [record] = [record for record in read_all(one.store, "T", 1) if record.body == b"big"]
+        properties = decode_properties(record.properties)
+        assert properties["a"] == value and "TIMER_DEQUEUE_MS" in properties and "TIMER_OUT_MS" in properties
+        assert ("TIMER_ENQUEUE_MS" in properties) == (room >= 62)
+
+
+async def test_a_parked_message_at_the_limit_of_properties_is_delivered(tmp_path):
+    """Each stage of a long wait counts itself."""
+    async with timed(tmp_path / "s", timer_roll_window_slots=20, commit_log_file_bytes=1 << 20) as one:
+        asked = {"TIMER_DELAY_MS": "900"}
+        value = at_the_limit("T", **asked)
+        one.put(b"big", a=value, UNIQ_KEY="u", **asked)
+        await one.on_wheel(1)
+        for _ in range(100):
+            await one.pass_ms(STEP_MS)
+        assert one.kept() > 1, "it was parked more than once"
+        assert one.bodies() == [b"big"]
+        assert decode_properties(read_all(one.store, "T", 1)[0].properties)["a"] == value
+
+
+async def test_a_lowered_message_size_does_not_refuse_what_was_accepted(tmp_path):
+    async with timed(tmp_path / "s", message_bytes_max=2000) as one:
+        one.at(100, b"x" * 2000)
+        one.at(100, b"small")
+        await one.on_wheel(2)
+    async with timed(tmp_path / "s", message_bytes_max=1024, clock=one.clock) as again:
+        await again.pass_ms(500)
+        assert sorted(again.bodies()) == [b"small", b"x" * 2000]

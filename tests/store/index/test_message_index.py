@@ -21,7 +21,7 @@ from rmqkit.protocol.properties import decode_properties, encode_properties, fin
 from rmqkit.protocol.record import decode_record
 from rmqkit.store.dispatcher import DispatchRequest
 from rmqkit.store.index import index as message_index
-from rmqkit.store.index.file import key_hash, key_hashes
+from rmqkit.store.index.file import HEADER, IndexFile, key_hash, key_hashes
 from rmqkit.store.index.index import KeyRows, MessageIndex, missing_files
 from rmqkit.store.index.property_columns import PropertyColumns
 from rmqkit.store.message_store import MessageStore
@@ -155,6 +155,82 @@ def test_disk_that_refuses(index: MessageIndex, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.undo()
     put(index, "a", 200)
     assert find(index, "a") == [100, 200]
+
+
+def refuse(*arguments: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.skipif(bool(core_fault({})), reason="rows come from the compiled core")
+@pytest.mark.parametrize("function", ["put_hashed", "create"])
+def test_rows_of_the_core_that_a_full_disk_refused_are_entered_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    index = MessageIndex(tmp_path / "index", 64, 400)
+    for first in (1000, 2000):
+        index.enter()
+        index.put_rows(key_rows([hashed("T", first + i, NOW, b"KEYS\x01k\x02") for i in range(3)]))
+        with monkeypatch.context() as patch:
+            patch.setattr(IndexFile, function, refuse)
+            for _ in range(2 if function == "put_hashed" or first == 1000 else 0):
+                with pytest.raises(OSError, match="No space"):
+                    index.enter()
+    index.put_rows(key_rows([hashed("T", 3000, NOW, b"KEYS\x01k\x02")]))
+    index.put("T", 4000, NOW, b"KEYS\x01k\x02")
+    assert find(index, "k") == [1000, 1001, 1002, 2000, 2001, 2002, 3000, 4000]
+    assert index.files[0].slots_used == 1
+    index.close()
+
+
+@pytest.mark.parametrize("tries", [0, 1, 3])
+def test_refused_runs_leave_the_file_of_runs_that_were_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tries: int
+) -> None:
+    """A second try counted the slots of the first one, too, and began at the wrong time."""
+    index = MessageIndex(tmp_path / "index", 64, 400)
+    count = 10
+    offsets, times = np.arange(count, dtype="i8") * 100 + 700, np.arange(count, dtype="i8") * 2000 + NOW
+    hashes = np.arange(count, dtype="i8") * 7 + 3
+    for _ in range(tries):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", refuse)
+            with pytest.raises(OSError, match="No space"):
+                index.put_run(offsets, times, np.arange(count), hashes)
+    index.put_run(offsets, times, np.arange(count), hashes)
+    index.enter()
+    header = (index.directory / names(index)[0]).read_bytes()[: HEADER.size]
+    assert HEADER.unpack(header) == (NOW, NOW + 18_000, 700, 1600, 10, 11)
+    index.close()
+
+
+@pytest.mark.parametrize("function", ["_create", "_enter_hashed", "_enter"])
+def test_unexpected_error_of_the_index_does_not_stop_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, function: str
+) -> None:
+    """The index leaves the file that it does not understand, and takes the keys from the log."""
+
+    def fail(*arguments: object) -> None:
+        raise AssertionError("numbers begin at 1")
+
+    clock = StandingClock(NOW)
+    with opened(tmp_path / "s", small_settings(queue_flush_interval_ms=3_600_000), clock=clock) as store:
+        put_all(store, message(KEYS="k0"))
+        assert store.query("TopicTest", "k0", 8, *ALL_TIME).physical_offsets
+        with monkeypatch.context() as patch:
+            patch.setattr(MessageIndex, function, fail)
+            patch.setattr(MessageIndex, "_has_columns", lambda index: False)
+            for i in range(1, 6):
+                clock.ms += 1500
+                put_all(store, message(KEYS=f"k{i}"))
+                assert store.get("TopicTest", 0, i, count_max=1).records
+        clock.ms += 1500
+        put_all(store, message(KEYS="k6"))
+        found = [store.query("TopicTest", f"k{i}", 8, *ALL_TIME).physical_offsets for i in range(7)]
+        assert [len(one) for one in found] == [1] * 7
+    failures = [record for record in caplog.records if record.exc_info]
+    assert len(failures) <= 1, "one traceback, however often it happens"
+    report = verify(tmp_path / "s", small_settings())
+    assert report.is_sound, report.findings
 
 
 def test_keys_wait_for_those_of_the_next_messages(index: MessageIndex, monkeypatch: pytest.MonkeyPatch) -> None:

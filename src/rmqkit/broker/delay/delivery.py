@@ -11,8 +11,9 @@ one that was parked nearer         put into the timer topic once more, with TIME
 with TIMER_DEL_UNIQKEY (a marker)  the one of its second with that unique key is not delivered (RECALL_MESSAGE)
 another broker delivered it        left out (`TimerState.was_delivered`)
 a unit or its record is not there  all is made anew from the timer topic, once for each second
+no room for the new properties     put without those of the timer that are not needed any more
 store refuses it                   the same again, for ever (the reference gives up after three times)
-can never be stored                dropped and logged
+can never be stored                put into dead letters (`Destination.put`)
 =================================  ===========================================================================
 
 Loop only. Source: store.md §18.6; behaviour.md §9.3, §10.5.
@@ -53,6 +54,15 @@ _UNIQ_KEY = property_names.UNIQ_KEY.encode()
 _ROLL_TIMES = b"TIMER_ROLL_TIMES"
 _has_new_name = re.compile(rb"TIMER_(?:EN|DE)QUEUE_MS\x01|" + re.escape(property_names.PROPERTY_CRC.encode())).search
 _INNER_NUM = property_names.INNER_NUM.encode()
+
+_NOT_NEEDED = (
+    *TIMER_NAMES,
+    property_names.REAL_TOPIC,
+    property_names.REAL_QUEUE_ID,
+    "TIMER_ENQUEUE_MS",
+    "TIMER_ROLL_TIMES",
+)
+"""What a delivered message can do without."""
 
 _log = logging.getLogger(__name__)
 
@@ -263,6 +273,10 @@ class Dequeue:
             times = find_property(record.properties, _ROLL_TIMES) or b"0"
             changes["TIMER_ROLL_TIMES"] = str(int(times) + 1 if times.isdigit() else 1)
             message = message_from(record, topic=TIMER_TOPIC, queue_id=0, changes=changes)
+            if len(message.properties) > self._store.properties_bytes_max:
+                # It fitted when it was stored. What it asked for is in TIMER_OUT_MS by now, and takes more bytes.
+                changes = {"TIMER_ROLL_TIMES": changes["TIMER_ROLL_TIMES"], **dict.fromkeys(TIMER_NAMES)}
+                message = message_from(record, topic=TIMER_TOPIC, queue_id=0, changes=changes)
         # One that was parked before has these names already, and a property CRC is that of the old string: neither may
         # stay.
         elif _has_new_name(record.properties) or not record.properties.endswith(b"\x02"):
@@ -271,6 +285,10 @@ class Dequeue:
             message = message_from(record, topic=place[0], queue_id=place[1])
             added = f"TIMER_ENQUEUE_MS\x01{enqueued}\x02TIMER_DEQUEUE_MS\x01{dequeued}\x02"
             message.string = in_stored_order(record.properties + added.encode())
+        if not is_roll and len(message.properties) > self._store.properties_bytes_max:
+            # TIMER_DEQUEUE_MS is what a survey needs. The properties that go take more bytes: 41 and more for its 31.
+            changes = {**dict.fromkeys(_NOT_NEEDED), "TIMER_DEQUEUE_MS": dequeued}
+            message = message_from(record, topic=place[0], queue_id=place[1], changes=changes)
         return _Ready(message, place[0], is_roll)
 
     def _sent_again(self, record: Record) -> _Ready | None:

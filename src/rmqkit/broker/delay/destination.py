@@ -4,7 +4,7 @@
 REAL_TOPIC, REAL_QID     say where; without them a message is dropped and logged
 master                   `Destination.put`; what the store refuses for now is tried again by whoever asked
 acting master            has no log to put messages into: `Destination.put_remote` hands them to `RemotePut`
-can never be stored      dropped and logged: the reference tries it for ever, and holds up what is behind it
+can never be stored      goes to `DeadLetters`: the reference tries it for ever, and holds up what is behind it
 =======================  ==============================================================================================
 
 Loop only. Source: behaviour.md §9.2, §9.3, §10.5.
@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+from rmqkit.broker.dead_letters import DeadLetters, is_hopeless
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record
@@ -31,7 +32,6 @@ OnDelivered = Callable[[InnerMessage, PutResult], None]
 
 _REAL_TOPIC = property_names.REAL_TOPIC.encode()
 _REAL_QUEUE_ID = property_names.REAL_QUEUE_ID.encode()
-_HOPELESS = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
 
 _log = logging.getLogger(__name__)
 
@@ -41,14 +41,18 @@ class Destination:
 
     Args:
         kind: what logs call these messages.
+        dead_letters: get what can never be stored; without a table of topics, if it is None.
 
     Attributes:
         remote_put: puts a message at another broker; None where the own log takes them.
         end_offset: the end of the last message that was put into the own log.
     """
 
-    def __init__(self, store: MessageStore, kind: str, on_delivered: OnDelivered | None) -> None:
+    def __init__(
+        self, store: MessageStore, kind: str, on_delivered: OnDelivered | None, dead_letters: DeadLetters | None = None
+    ) -> None:
         self._store = store
+        self._dead_letters = dead_letters or DeadLetters(store, lambda topic, queue_count: None)
         self._kind = kind
         self._on_delivered = on_delivered
         self.remote_put: RemotePut | None = None
@@ -66,11 +70,11 @@ class Destination:
         return topic.decode("utf-8", "replace"), int(queue_id)
 
     def put(self, message: InnerMessage, *, is_delivery: bool = True) -> PutResult | None:
-        """Put a message into the own log; None when it can never be stored. What is refused is to be tried again."""
+        """Put a message into the own log; None when it can never be stored, and is in the dead letters. What is
+        refused is to be tried again. Raises StoreUnavailable: the same."""
         put = self._store.put(message)
-        if put.status in _HOPELESS:
-            _log.error("%s message for %s was dropped: %s, %s", self._kind, message.topic, put.status.name, put.reason)
-            return None
+        if is_hopeless(put):
+            return self._dead_letters.put(message, put, self._kind)
         if put.status is PutStatus.OK:
             self.end_offset = put.end_offset
             if is_delivery:

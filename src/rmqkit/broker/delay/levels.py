@@ -37,6 +37,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rmqkit.broker.dead_letters import DeadLetters
 from rmqkit.broker.delay.destination import Destination, OnDelivered, RemotePut
 from rmqkit.broker.messages import message_from, to_delay_level
 from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
@@ -107,6 +108,7 @@ class Schedule:
         delays_ms: ``messageDelayLevel``, level 1 first.
         flushes: whether a message can only be read after a flush round (SYNC_FLUSH).
         on_delivered: called with every message that was put where it belongs, and where it is.
+        dead_letters: get what can never be stored where it belongs.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class Schedule:
         *,
         flushes: bool,
         on_delivered: OnDelivered | None = None,
+        dead_letters: DeadLetters | None = None,
     ) -> None:
         self._file = JsonFile(folder / "delayOffset.json")
         self._store = store
@@ -135,7 +138,7 @@ class Schedule:
         self._timer_ms = _NEVER
         self._skew_ms = self._skew_before_ms = -_NEVER
         self._is_running = False
-        self._destination = Destination(store, "delayed", on_delivered)
+        self._destination = Destination(store, "delayed", on_delivered, dead_letters)
         self._away = Tasks()
 
     def schedule(self, message: InnerMessage, level: int) -> InnerMessage:

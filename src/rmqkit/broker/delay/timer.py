@@ -32,6 +32,7 @@ from collections.abc import Callable
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from rmqkit.broker.dead_letters import DeadLetters
 from rmqkit.broker.delay.delivery import Dequeue
 from rmqkit.broker.delay.destination import Destination, OnDelivered, RemotePut
 from rmqkit.broker.delay.survey import Survey
@@ -87,6 +88,7 @@ class Timer:
     Args:
         flushes: whether a message can only be read after a flush round (SYNC_FLUSH).
         on_delivered: called with every message that was put where it belongs, and where it is.
+        dead_letters: get what can never be stored where it belongs.
         copied_offset: says how far the log is at a slave, -1 while there is none. A slave does not hear of a delivery
             that it may not have: as master it would leave the message out.
 
@@ -106,6 +108,7 @@ class Timer:
         flushes: bool,
         on_delivered: OnDelivered | None = None,
         copied_offset: Callable[[], int] = lambda: -1,
+        dead_letters: DeadLetters | None = None,
     ) -> None:
         self._copied_offset = copied_offset
         self._copied_before = -1
@@ -116,7 +119,7 @@ class Timer:
         self._clock = clock
         self._flushes = flushes
         self.state = TimerState(store, settings, clock)
-        self._destination = Destination(store, "timed", on_delivered)
+        self._destination = Destination(store, "timed", on_delivered, dead_letters)
         self._dequeue = Dequeue(self.state, store, clock, self._destination)
         self._enqueue = Enqueue(self.state, store, settings, self._dequeue.deliver_at_once)
         self._backlog_end = self._begun_ms = 0

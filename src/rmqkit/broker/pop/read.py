@@ -45,7 +45,7 @@ from rmqkit.protocol.ids import (
     encode_start_offsets,
 )
 from rmqkit.protocol.names import pop_retry_topic
-from rmqkit.protocol.properties import encode_properties
+from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, encode_properties
 from rmqkit.protocol.record import decode_record, encode_record
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.pop import PollingInfoRequest, PopMessageRequest, PopMessageResponse
@@ -326,12 +326,15 @@ class PopRead:
             for raw, offset in zip(found.records, offsets, strict=True)
         ]
 
-    def _rewritten(self, raw: memoryview, handle: PopHandle) -> bytes:
-        """A record of a retry topic, with the topic it came from and its handle."""
+    def _rewritten(self, raw: memoryview, handle: PopHandle) -> bytes | memoryview:
+        """A record of a retry topic, with the topic it came from and its handle. Where its properties leave no room for
+        the handle it stays as it is: clients make the handle of the topic then, as `pops_keep_retry_topic` has them."""
         record = decode_record(raw)
         mark = encode_properties({property_names.POP_CHECK_POINT: encode_pop_handle(handle)})
         # Some brokers and clients leave out the last separator: appended to that, the handle would be part of a value.
         ending = b"" if not record.properties or record.properties.endswith(b"\x02") else b"\x02"
+        if len(record.properties) + len(ending) + len(mark) > PROPERTIES_BYTES_MAX:
+            return raw
         return encode_record(
             topic=self._topic.encode(),
             queue_id=record.queue_id,

@@ -2,7 +2,9 @@
 
 A message whose invisible time is over is put into the group's retry topic of its topic, counted once more; one that was
 popped from a retry topic goes back to the same. Check points of deleted topics and groups are dropped, as are messages
-that neither the log nor its archive has any more. What the store refuses is tried again after `_AGAIN_MS`. A crash
+that neither the log nor its archive has any more. While the store refuses messages the pop is tried again after
+`_AGAIN_MS`. A message that it refuses for good goes to the group's dead letters: it must not keep the others of its pop
+from coming again. A message whose properties leave no room for the new ones comes again without these. A crash
 between a message and the record that it has come again leads to another delivery. How often a message comes is not
 limited here, as at the reference: consumers give it up. Loop only. Source: behaviour.md §4.12.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 import logging
 
 from rmqkit.broker.archive import LogArchive
+from rmqkit.broker.dead_letters import DeadLetters, is_hopeless
 from rmqkit.broker.messages import message_from
 from rmqkit.broker.pop.check_points import CheckPointStore
 from rmqkit.broker.pop.in_flight import InFlightPop
@@ -19,13 +22,13 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.groups import GroupTable
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
-from rmqkit.errors import RecordCorrupt
+from rmqkit.errors import RecordCorrupt, StoreUnavailable
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record, decode_record
 from rmqkit.remoting.tasks import ROUND_SLICE_SECONDS, Slice
-from rmqkit.store.message_store import MessageStore, PutStatus
+from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, PutStatus
 
 __all__ = ["Revive"]
 
@@ -56,6 +59,8 @@ class Revive:
         self._settings = settings
         self._store_host = store_host
         self._archive = archive
+        self._dead_letters = DeadLetters(store, topics.ensure)
+        self._refusal = ""
 
     async def round(self) -> None:
         """Have what is due come again; to be called a few times a second."""
@@ -71,6 +76,9 @@ class Revive:
                     await self._topics.ensure_shared(self._retry_topic(pending), 1)
                 if pending.left:  # acks may have come meanwhile
                     self._revive(pending, archived)
+            except StoreUnavailable as error:  # a retry topic cannot be made while the disk is full
+                self._note_refusal(str(error))
+                self._check_points.postpone(pending, _AGAIN_MS)
             except Exception:  # noqa: BLE001 - the outer edge of a check point: a fault of one must not hold up others
                 _log.exception("cannot deliver messages of %s again that %s popped", pending.topic, pending.group)
                 self._check_points.postpone(pending, _AGAIN_MS)
@@ -96,14 +104,22 @@ class Revive:
     def _revive(self, pending: InFlightPop, archived: dict[int, memoryview]) -> None:
         is_wanted = self._is_wanted(pending)
         done: list[int] = []
-        for offset in sorted(pending.left):
-            record = self._record(pending, offset, archived.get(offset)) if is_wanted else None
-            if record is not None and not self._put(pending, record):
-                self._check_points.postpone(pending, _AGAIN_MS)
-                break
-            done.append(offset)
-        if done:
-            self._check_points.revived(pending, done)
+        try:
+            for offset in sorted(pending.left):
+                record = self._record(pending, offset, archived.get(offset)) if is_wanted else None
+                if record is not None and not self._put(pending, record):
+                    self._check_points.postpone(pending, _AGAIN_MS)
+                    break
+                done.append(offset)
+        finally:
+            if done:
+                self._check_points.revived(pending, done)
+
+    def _note_refusal(self, reason: str) -> None:
+        """Log why messages do not come again, once while it lasts."""
+        if reason != self._refusal:
+            self._refusal = reason
+            _log.warning("popped messages cannot come again yet: %s", reason)
 
     def _is_wanted(self, pending: InFlightPop) -> bool:
         """Return whether topic and group of a pop still exist."""
@@ -127,20 +143,37 @@ class Revive:
         return record if record is not None and record.queue_offset == offset else None
 
     def _put(self, pending: InFlightPop, record: Record) -> bool:
+        """Put a message into its retry topic, or into dead letters; False while the store takes no messages."""
         topic = self._retry_topic(pending)
         if self._offsets.get(pending.group, topic, 0) is None:
             self._offsets.commit(pending.group, topic, 0, 0)
+        message = self._copy(pending, record, topic)
+        put: PutResult | None = self._store.put(message)
+        assert put is not None, "a put has a result"
+        self._check_points.counts.revived[pending.topic, pending.group, put.status.value] += 1
+        if is_hopeless(put):
+            put = self._dead_letters.put(message, put, "popped", pending.group)
+        if put is None or put.status is PutStatus.OK:
+            self._refusal = ""
+            return True
+        self._note_refusal(f"{put.status.value} {put.reason}")
+        return False
+
+    def _copy(self, pending: InFlightPop, record: Record, topic: str) -> InnerMessage:
+        """A message as it comes again."""
         changes: dict[str, str | None] = {"ORIGIN_GROUP": pending.group}
         if find_property(record.properties, property_names.FIRST_POP_TIME.encode()) is None:
             changes[property_names.FIRST_POP_TIME] = str(pending.pop_time)
-        message = message_from(
-            record,
-            topic=topic,
-            queue_id=0,
-            changes=changes,
-            reconsume_times=record.reconsume_times + 1,
-            store_host=self._store_host,
+        copies = (
+            message_from(
+                record,
+                topic=topic,
+                queue_id=0,
+                changes=one,
+                reconsume_times=record.reconsume_times + 1,
+                store_host=self._store_host,
+            )
+            for one in (changes, {})
         )
-        status = self._store.put(message).status
-        self._check_points.counts.revived[pending.topic, pending.group, status.value] += 1
-        return status is PutStatus.OK
+        message = next(copies)
+        return message if len(message.properties) <= self._store.properties_bytes_max else next(copies)

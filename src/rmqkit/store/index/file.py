@@ -183,17 +183,20 @@ class IndexFile:
         is_first = np.diff(in_order, prepend=-1) != 0
         known = table[in_order].astype("i4")
         known[(known < 0) | (known > numbers[order])] = 0
-        self.slots_used += int(np.count_nonzero(is_first & (known == 0)))
-        seconds = self._seconds(store_timestamps[:count])
+        used = int(np.count_nonzero(is_first & (known == 0)))
+        seconds = self._seconds(store_timestamps[:count], self.begin_timestamp)
         if first == 1:  # the first entry of a file moves its beginning
-            self.begin_offset, self.begin_timestamp = int(physical_offsets[0]), int(store_timestamps[0])
-            seconds[1:] = self._seconds(store_timestamps[1:count])
+            seconds[1:] = self._seconds(store_timestamps[1:count], int(store_timestamps[0]))
         entries = np.empty(count, [("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
         entries["hash"], entries["offset"], entries["seconds"] = hashes[:count], physical_offsets[:count], seconds
         entries["previous"][order] = np.where(is_first, known, np.roll(numbers[order], 1))
         self.file.write(self._entries_at + first * ENTRY.size, entries.tobytes())
         assert len(in_order) == count, "every key has a slot"
         table[in_order] = numbers[order]  # of a slot that comes several times the last one stays
+        # Only now: a write that is refused is tried again, and counts its slots again.
+        if first == 1:
+            self.begin_offset, self.begin_timestamp = int(physical_offsets[0]), int(store_timestamps[0])
+        self.slots_used += used
         self._is_header_due = True
         self.index_count += count
         self.end_offset, self.end_timestamp = int(physical_offsets[count - 1]), int(store_timestamps[count - 1])
@@ -222,8 +225,8 @@ class IndexFile:
         self._is_header_due = True
         return True
 
-    def _seconds(self, store_timestamps: Ints) -> Ints:
-        begin = self.begin_timestamp
+    @staticmethod
+    def _seconds(store_timestamps: Ints, begin: int) -> Ints:
         seconds: Ints = (store_timestamps - begin) // 1000 if begin > 0 else store_timestamps * 0
         return seconds.clip(0, _I32_MAX)
 
@@ -235,6 +238,17 @@ class IndexFile:
             reserve(self.file.fd, self._entries_at)
             self._slots = mmap.mmap(self.file.fd, self._entries_at)
         return self._slots
+
+    def forget(self) -> int:
+        """Forget what was put and not written. Returns the physical offset of the last record that was."""
+        self.release()
+        self._entries = bytearray()
+        self._newest.clear()
+        self._is_header_due = False
+        header = HEADER.unpack(self.file.read(0, HEADER.size))
+        self.begin_timestamp, self.end_timestamp, self.begin_offset, self.end_offset, self.slots_used = header[:5]
+        self.index_count = max(1, header[5])
+        return self.end_offset
 
     def release(self) -> None:
         """Give the mapping of the slots back: nothing is put any more, or not soon."""

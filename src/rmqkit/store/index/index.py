@@ -9,6 +9,19 @@ at once.
 contradicts an index file that is gone. A full file is in it once it is on the disk, the newest one after a clean stop.
 A missing file stays in it, and is told of at every start, until it would have expired or the index is made anew.
 
+The index follows the log and never holds it up. In a running store (`MessageIndex.may_fall_behind`) a refused write
+does not raise:
+
+===========================  ===========================================================================================
+state                        then
+===========================  ===========================================================================================
+up to date                   ``put`` keeps keys in memory, and enters them when they are due
+``is_behind``                the disk refused. The keys that waited then stay in memory. Later ones are not kept: the
+                             index stores only where they begin, ``behind_from``
+`retry` succeeded            the keys that waited are entered; `put_missed` enters those from ``behind_from`` on
+an unexpected error          what is in memory is forgotten, and ``behind_from`` is the end of the newest file
+===========================  ===========================================================================================
+
 Owner thread only, except `MessageIndex.sync_full`. Source: store.md §7.
 """
 
@@ -123,7 +136,16 @@ _Note = dict[str, _NotedFile]
 
 
 class MessageIndex:
-    """All index files of a store, oldest first. ``tags_as_keys``: whether TAGS are indexed too, as 5.4 does."""
+    """All index files of a store, oldest first.
+
+    Args:
+        tags_as_keys: whether TAGS are indexed too, as 5.4 does.
+
+    Attributes:
+        may_fall_behind: whether a refused write leaves the index behind the log; else it raises OSError.
+        behind_from: physical offset of the first record whose keys are neither in the files nor in memory, or None.
+        failure: why the index is behind, or None.
+    """
 
     def __init__(self, directory: Path, slot_count: int, entry_count: int, *, tags_as_keys: bool = True) -> None:
         self.directory = directory
@@ -141,6 +163,9 @@ class MessageIndex:
         self._look_at = 0
         self._looked = self._words = self._bytes = 0
         self._is_behind = False
+        self.may_fall_behind = False
+        self.behind_from: int | None = None
+        self.failure: Exception | None = None
         self._loading: threading.Thread | None = None
         self._note: _Note = {}
         self._missing: _Note = {}
@@ -263,6 +288,89 @@ class MessageIndex:
             file.release()
             file.file.close()
 
+    # ---- falling behind and catching up
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the index lacks keys that it should have by now."""
+        return self._is_behind or self.behind_from is not None
+
+    def retry(self) -> bool:
+        """Enter the keys that waited when the disk refused. Returns whether they are in the files now."""
+        return self._enter_or_fall_behind()
+
+    def put_missed(self, records: Sequence[HasKeys], end: int, *, is_last: bool) -> bool:
+        """Enter records of the log from ``behind_from`` up to the physical offset ``end``, after `retry` succeeded.
+        Returns whether the disk took them.
+        ``is_last``: whether the dispatched log ends there."""
+        assert self.behind_from is not None, "the index is behind"
+        assert not self._is_behind, "a retry succeeded"
+        start, self.behind_from = self.behind_from, None
+        self._taken = start - 1
+        self.put_all(records)
+        is_entered = self._enter_or_fall_behind(is_up_to_date=is_last)
+        if self.behind_from is None:
+            self._taken = max(self._taken, end - 1)
+            if not (is_entered and is_last):
+                self.behind_from = end
+        return is_entered
+
+    def _enter_or_fall_behind(self, *, is_up_to_date: bool = True) -> bool:
+        """`enter`; in a running store a refusal leaves the index behind. Returns whether the disk took all.
+        ``is_up_to_date``: whether nothing else is missing then. Raises OSError: in a store that does not run."""
+        waiting = self._waiting
+        begins_at = waiting[0].physical_offset if waiting else self._taken + 1
+        try:
+            self.enter()
+        except OSError as error:
+            if not self.may_fall_behind:
+                raise
+            self._fell_behind(error)
+            return False
+        except Exception as error:
+            if not self.may_fall_behind:
+                raise
+            self._start_over(error, begins_at)
+            return False
+        if self.failure is not None and is_up_to_date and self.behind_from is None:
+            _log.warning("index %s is up to date again", self.directory)
+            self.failure = None
+        return True
+
+    def _fell_behind(self, error: Exception) -> None:
+        if self.failure is None:
+            _log.error(
+                "%s cannot be written, so messages stored from now on are not found by key until it can: %s",
+                self.directory,
+                error,
+            )
+        self.failure = error
+
+    def _start_over(self, error: Exception, begins_at: int) -> None:
+        """Forget what is in memory after an error that nobody expected; the log has the keys from the file's end on."""
+        if self.failure is None:
+            _log.error(
+                "index %s: an unexpected error, the keys are read from the log again; if keys find nothing, run: "
+                "rmq store rebuild --index",
+                self.directory,
+                exc_info=error,
+            )
+        self.failure = error
+        if self._current is not None:
+            begins_at = min(begins_at, self._current.forget())
+        self._waiting.clear()
+        self._has_rows = self._is_behind = False
+        self._looked = self._words = self._bytes = self._waiting_count = 0
+        self.behind_from = begins_at if self.behind_from is None else min(begins_at, self.behind_from)
+
+    def _misses(self, physical_offset: int) -> bool:
+        """Whether the index is behind in a running store, and takes a record from the log later."""
+        if not self.may_fall_behind or not self.is_behind:
+            return False
+        if self.behind_from is None and physical_offset > self._taken:
+            self.behind_from = physical_offset
+        return True
+
     # ---- building
 
     def put(self, topic: str, physical_offset: int, store_timestamp: int, properties: bytes) -> None:
@@ -272,6 +380,8 @@ class MessageIndex:
         self._put(_Keyed(topic, physical_offset, store_timestamp, properties))
 
     def _put(self, record: HasKeys) -> None:
+        if self._misses(record.physical_offset):
+            return
         if record.physical_offset <= self._taken and not self._is_behind:
             return
         if record.physical_offset > self._taken:
@@ -279,7 +389,7 @@ class MessageIndex:
             self._waiting.append(record)
             self._waiting_count += 1
         if self._is_behind or self._is_due(record.store_timestamp):
-            self.enter()
+            self._enter_or_fall_behind()
 
     def _is_due(self, store_timestamp: int) -> bool:
         """Whether enough keys wait, or for long enough, when a record of some time has come."""
@@ -298,6 +408,8 @@ class MessageIndex:
     def put_all(self, records: Sequence[HasKeys]) -> None:
         """`put` for several records, which are kept until they are entered. Raises OSError: as `put`."""
         assert not records or records[0].physical_offset <= records[-1].physical_offset, "records come in log order"
+        if records and self._misses(records[0].physical_offset):
+            return
         if self._is_behind or not records or records[0].physical_offset <= self._taken:
             for one in records:
                 self._put(one)
@@ -306,10 +418,12 @@ class MessageIndex:
         self._waiting_count += len(records)
         self._taken = records[-1].physical_offset
         if self._is_due(records[-1].store_timestamp):
-            self.enter()
+            self._enter_or_fall_behind()
 
     def put_rows(self, rows: KeyRows) -> None:
         """`put_all` for records whose keys the compiled core hashed. Raises OSError: as `put`."""
+        if self._misses(rows.physical_offset):
+            return
         if self._is_behind or rows.physical_offset <= self._taken:
             for one in _each_of(rows):
                 self._put(one)
@@ -320,18 +434,31 @@ class MessageIndex:
         self._words += rows.key_count
         self._taken = rows.last_offset
         if self._is_due(rows.store_timestamp):
-            self.enter()
+            self._enter_or_fall_behind()
 
     def put_run(self, offsets: Ints, store_timestamps: Ints, rows: Ints, hashes: Ints) -> None:
         """`put` for many records at once, with numpy; the next `enter` writes what is still in memory.
         ``offsets``, ``store_timestamps``: physical offset and storeTimestamp of each record, in log order.
         ``rows``, ``hashes``: the keys in their order: which record each belongs to, and its hash.
         Raises OSError: the disk refused."""
+        if not len(offsets) or self._misses(int(offsets[0])):
+            return
         if self._waiting:
-            self.enter()
+            self._enter_or_fall_behind()
+            if self._misses(int(offsets[0])):
+                return
         first_offset = max(self._taken + 1, self._current.end_offset if self._current else 0)
         rows, hashes = (column[bisect_left(rows, bisect_left(offsets, first_offset)) :] for column in (rows, hashes))
-        deque(self._put_keys(offsets[rows], store_timestamps[rows], hashes), maxlen=0)
+        try:
+            deque(self._put_keys(offsets[rows], store_timestamps[rows], hashes), maxlen=0)
+        except Exception as error:
+            if not self.may_fall_behind:
+                raise
+            if not isinstance(error, OSError):
+                self._start_over(error, int(offsets[0]))
+                return
+            self._fell_behind(error)
+            self.behind_from = int(offsets[0])
         self._taken = max(self._taken, int(offsets[-1]))
 
     def _put_keys(self, offsets: Ints, store_timestamps: Ints, hashes: Ints) -> Iterator[int]:
@@ -370,9 +497,9 @@ class MessageIndex:
         current = self._current
         if keyed and (current is None or current.is_full):
             current = self._create(keyed[0].store_timestamp)
-        self._has_rows = False
         if not keyed:
             self._waiting.clear()
+            self._has_rows = False
             return
         assert current is not None, "there is a file for what has keys"
         ends = keyed[0].store_timestamp, keyed[-1].store_timestamp
@@ -382,6 +509,8 @@ class MessageIndex:
             self._waiting.clear()
         else:
             self._waiting = deque([record for one in rows for record in _each_of(one)])
+        # Only now: where a write was refused the rows still wait, and the next try has to come here again.
+        self._has_rows = False
 
     def _row(self, record: HasKeys) -> KeyRows:
         """A record that is not hashed by the core."""
@@ -483,13 +612,13 @@ class MessageIndex:
         return file
 
     def drop_expired(self, min_physical_offset: int) -> int:
-        """Delete files, never the newest, that hold nothing at or behind an offset; returns how many."""
+        """Delete files, never the newest, that hold nothing at or behind an offset; returns how many.
+        Raises OSError: a file cannot be deleted; the next call tries it again."""
         count = 0
-        while count < len(self.files) - 1 and self.files[count].end_offset < min_physical_offset:
+        while len(self.files) > 1 and self.files[0].end_offset < min_physical_offset:
+            self.files[0].file.delete()
+            self.files = self.files[1:]
             count += 1
-        dropped, self.files = self.files[:count], self.files[count:]
-        for file in dropped:
-            file.file.delete()
         return count
 
     # ---- asking
@@ -505,8 +634,8 @@ class MessageIndex:
     ) -> KeyQuery:
         """Records that may have a key and were stored between two times (ms, inclusive). Source: store.md §7.5.
         ``accept``: whether the record at a physical offset has it; without it some only share the key's hash.
-        Raises OSError: keys that waited cannot be entered."""
-        self.enter()
+        Raises OSError: keys that waited cannot be entered, and the index may not fall behind."""
+        self._enter_or_fall_behind()
         found: list[int] = []
         hashed = key_hash(topic, key)
         for file in reversed(self.files):

@@ -104,6 +104,7 @@ class Checkpoint:
             packed = _FIELDS.pack(*times, *offsets)
             if packed == self._saved:
                 return
+            self._saved = None  # where the disk refuses half of it, nobody knows what the file has
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 if os.fstat(descriptor).st_size != CHECKPOINT_BYTES:

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from rmqkit.errors import StoreMismatch
 from rmqkit.store.files import sync_directory
-from rmqkit.store.log.mapped_file import MappedFile, file_name
+from rmqkit.store.log.mapped_file import MappedFile, changing_back, file_name
 
 __all__ = ["FileQueue", "split", "sync_names", "sync_names_of"]
 
@@ -141,9 +141,10 @@ class FileQueue:
             sync_directory(directory)  # a deleted file that came back would hold records that were cut off
         if kept:
             last = kept[-1]
-            last.wrote = min(offset - last.start, last.size)
-            # the zeros have to reach the disk too, even if nothing stands before them
-            last.synced = -1 if last.clear_from(last.wrote) else min(last.synced, last.wrote)
+            with changing_back:
+                last.wrote = min(offset - last.start, last.size)
+                # the zeros have to reach the disk too, even if nothing stands before them
+                last.synced = -1 if last.clear_from(last.wrote) else min(last.synced, last.wrote)
 
     def drop_front(self, is_expired: Callable[[MappedFile], bool]) -> int:
         """Delete the oldest files for which the test holds, never the last one; returns how many.
@@ -184,6 +185,10 @@ class FileQueue:
                     sync_names(file, 4)
                 else:
                     unnamed.add(file)
+
+    def refused(self) -> list[MappedFile]:
+        """The files whose last sync failed."""
+        return [file for file in self.files if file.was_refused]
 
     def mark_synced(self) -> None:
         """Take everything for being on the disk, as a clean shutdown promised."""

@@ -14,23 +14,33 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from rmqkit.store.files import reserve, sync_data
 
-__all__ = ["SECTOR_BYTES", "MappedFile", "file_name"]
+__all__ = ["SECTOR_BYTES", "BytesLost", "MappedFile", "changing_back", "file_name"]
 
 SECTOR_BYTES = 512
 """What a disk writes whole or not at all."""
 
 _CHUNK_BYTES = 1 << 20
+changing_back = threading.Lock()
+"""Held while bytes are written again, and while a file is cut: both concern bytes that are there already."""
 _WARM_BYTES = 16 << 20  # flushLeastPagesWhenWarmMapedFile, 4096 pages
 
 
 def file_name(start: int) -> str:
     """The name of the file that begins at a logical offset."""
     return f"{start:020d}"
+
+
+class BytesLost(OSError):
+    """The page cache does not hold any more what a refused sync did not bring to the disk."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(errno.EIO, "the system dropped bytes that it could not write", str(path))
 
 
 class MappedFile:
@@ -40,9 +50,21 @@ class MappedFile:
         wrote: bytes from the start of the file that hold data.
         synced: bytes from the start of the file that are known to be on the disk; -1 when zeros behind are not.
         is_named_durably: whether the file's name is known to be on the disk.
+        was_refused: whether the last `sync` failed: the next one has to write the bytes again.
     """
 
-    __slots__ = ("_fd", "_is_deleted", "_view", "is_named_durably", "path", "size", "start", "synced", "wrote")
+    __slots__ = (
+        "_fd",
+        "_is_deleted",
+        "_view",
+        "is_named_durably",
+        "path",
+        "size",
+        "start",
+        "synced",
+        "was_refused",
+        "wrote",
+    )
 
     def __init__(self, path: Path, start: int, size: int, *, wrote: int) -> None:
         self.path = path
@@ -51,6 +73,7 @@ class MappedFile:
         self.wrote = wrote
         self.synced = 0
         self.is_named_durably = True
+        self.was_refused = False
         self._is_deleted = False
         self._fd = -1
         self._view: memoryview | None = None
@@ -110,15 +133,32 @@ class MappedFile:
 
     def sync(self) -> None:
         """Wait until the written bytes are on the disk; a file deleted meanwhile needs no disk.
+
+        A refused sync proves nothing about later ones: the kernel takes the pages for written, and the next call
+        succeeds without them. So the next `sync` writes the bytes again first. Whoever calls it after a refusal has to
+        check before that the page cache still holds what was written: XFS and btrfs drop it.
         Raises OSError: the disk refused; what was written since the last `sync` may be lost."""
         wrote = self.wrote  # before the call: what the owner writes meanwhile may miss the disk
         assert wrote <= self.size, "a file holds what was written to it"
         try:
+            if self.was_refused:
+                with changing_back:  # what the owner cuts off meanwhile must not come back
+                    wrote = self.wrote
+                    self._write_again(wrote)
             sync_data(self.fd)
         except OSError:
             if not self._is_deleted:
+                self.was_refused = True
                 raise
+        self.was_refused = False
         self.synced = wrote
+
+    def _write_again(self, end: int) -> None:
+        """Write the bytes up to a position that are not on the disk once more, out of the page cache."""
+        if self.synced < 0:
+            raise BytesLost(self.path)  # the zeros behind a cut: the owner may append there now
+        for position in range(self.synced, end, _CHUNK_BYTES):
+            self.write(position, self.read(position, min(_CHUNK_BYTES, end - position)))
 
     def warm(self, *, is_wanted: Callable[[], bool]) -> None:
         """Give a new file its blocks and its pages (``warmMapedFileEnable``), which takes as long as writing it all.

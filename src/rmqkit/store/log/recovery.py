@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["BULK_FROM_BYTES", "LogEnd", "find_log_end"]
+__all__ = ["BULK_FROM_BYTES", "LogEnd", "find_log_end", "is_whole"]
 
 BULK_FROM_BYTES = 8 << 20
 """After so many bytes the walk goes on in bulk, if numpy is there: importing it takes as long as the plain walk."""
@@ -130,6 +130,39 @@ def find_log_end(
     assert end.offset <= files[-1].end, "the log ends inside its files"
     assert not end.record_count or end.last_record < end.offset, "the end is that of the last record"
     return end
+
+
+def is_whole(log: CommitLog, settings: StoreSettings, start: int, end: int) -> bool:
+    """Whether the page cache has every byte of the records between two physical offsets, by the rules of a recovery.
+    A refused flush leaves it open: the system may have dropped what it could not write. Any thread."""
+    check = _Check(settings, 0)
+    for file in log.queue.files:
+        if file.end <= start or file.start >= end:
+            continue
+        position, low, high = 0, start - file.start, min(end, file.end) - file.start
+        if low > 0 and _begins_at(check, file, low):
+            position = low
+        while position < high:
+            if is_blank(file.view, position):
+                break
+            try:
+                # From the file's start on only the heads count: what lies before `start` is on the disk.
+                record = check.record(file, position) if position >= low else decode_record(file.view, position)
+            except RecordCorrupt:
+                return False
+            position += record.size
+    return True
+
+
+def _begins_at(check: _Check, file: MappedFile, position: int) -> bool:
+    """Whether a record or a blank begins at a position: what a slave has on the disk may end inside of a record."""
+    if is_blank(file.view, position):
+        return True
+    try:
+        check.record(file, position)
+    except RecordCorrupt:
+        return False
+    return True
 
 
 class _Walk:

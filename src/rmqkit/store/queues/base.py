@@ -13,6 +13,7 @@ Owner thread only; flush threads call `sync`. Source: store.md §4, §6, §12.2.
 from __future__ import annotations
 
 import errno
+import operator
 import os
 import struct
 import threading
@@ -25,7 +26,7 @@ from typing import Any, ClassVar
 
 from rmqkit.protocol.record import topic_field
 from rmqkit.store.log.file_queue import FileQueue
-from rmqkit.store.log.mapped_file import SECTOR_BYTES, MappedFile
+from rmqkit.store.log.mapped_file import SECTOR_BYTES, BytesLost, MappedFile
 from rmqkit.store.queues.queue_ext import ExtUnit, is_address
 
 __all__ = ["BLANK_SIZE", "NO_RECORD", "ConsumeQueueBase"]
@@ -404,11 +405,28 @@ class ConsumeQueueBase(ABC):
         Raises OSError: the disk refused."""
         self._dirty.discard(self)  # in this order: an append from here on enters the queue again
         self.is_dirty = False
-        for queue in self.file_queues:
-            queue.sync(unnamed=unnamed)
+        try:
+            for queue in self.file_queues:
+                for file in queue.refused():
+                    if not self.is_whole(file):
+                        raise BytesLost(file.path)
+                queue.sync(unnamed=unnamed)
+        except OSError:
+            self.is_dirty = True
+            self._dirty.add(self)
+            raise
         if self.has_held:
             self.is_dirty = True
             self._dirty.add(self)
+
+    def is_whole(self, file: MappedFile) -> bool:
+        """Whether the page cache still has the entries of a file that a refused sync did not bring to the disk.
+        Bytes that it dropped are zeros, or those of an older page: an entry of zeros, or one whose physicalOffset is
+        not greater than the one before it. Of the last entry alone the tag code may be wrong."""
+        start = max(0, file.synced) // self.entry_bytes
+        raw = file.read(start * self.entry_bytes, file.wrote - start * self.entry_bytes)
+        offsets = [entry[0] for entry in self.layout.iter_unpack(raw) if entry[1] != BLANK_SIZE]
+        return self.valid_count(raw) * self.entry_bytes == len(raw) and all(map(operator.lt, offsets, offsets[1:]))
 
     def mark_synced(self) -> None:
         """Take everything for being on the disk."""

@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rmqkit.store.log.mapped_file import MappedFile
 from rmqkit.store.queues.base import BLANK_SIZE, NO_RECORD, ConsumeQueueBase
 from rmqkit.store.queues.queue_ext import ExtUnit, QueueExt, is_address
 
@@ -300,6 +301,12 @@ class ConsumeQueue(ConsumeQueueBase):
     def unit(self, stored: int) -> ExtUnit | None:
         """The extension unit that an entry's tag code is the address of, if there is one."""
         return self.ext.read(stored) if self.ext is not None and is_address(stored) else None
+
+    def is_whole(self, file: MappedFile) -> bool:
+        """Whether the page cache still has what a refused sync did not bring to the disk."""
+        if self.ext is not None and file in self.ext.queue.files:
+            return self.ext.is_whole(file)
+        return super().is_whole(file)
 
     def follow(self, min_physical_offset: int) -> int:
         """Begin where the log begins, the extension where the first readable message needs it."""

@@ -129,6 +129,11 @@ class QueueExt:
             size = _SIZE.unpack(file.read(address + ADDRESS_BASE - file.start, _SIZE.size))[0]
             self.queue.truncate(address + ADDRESS_BASE + max(size, 0))
 
+    def is_whole(self, file: MappedFile) -> bool:
+        """Whether the units of a file follow each other up to where it was written."""
+        end, is_full = _units(file)
+        return is_full or end >= file.wrote
+
     def drop_expired(self, min_address: int) -> int:
         """Delete files that end before the unit of the oldest readable message; returns how many."""
         return self.queue.drop_front(lambda file: file.end < min_address + ADDRESS_BASE)

@@ -154,7 +154,6 @@ class ConsumeQueues:
         self.is_replaying = False
         self._checked: list[ConsumeQueueBase] = []
         self._syncing = threading.Lock()  # held while a queue waits for the disk, by either thread
-        self._failure: OSError | None = None
         self._is_recovering = False
         self._held_bytes_max = 0
         self._told = False
@@ -306,25 +305,22 @@ class ConsumeQueues:
 
     def sync(self, least_bytes: int = 0) -> None:
         """Wait until the queues with at least so many bytes to flush are on the disk; called from a flush thread.
-        Raises OSError: the disk refused, now or when the owner asked."""
+        Raises OSError: the disk refused one of them; the others are there, and the next call tries it again."""
         if len(self._open) > self.open_max:
             least_bytes = 0
+        refused: OSError | None = None
         for queue in list(self.dirty):
             if queue.queue.unsynced_bytes >= least_bytes:
-                self._sync(queue)
-        if self._failure is not None:
-            raise self._failure
+                try:
+                    self._sync(queue)
+                except OSError as error:
+                    refused = refused or error
+        if refused is not None:
+            raise refused
 
     def _sync(self, queue: ConsumeQueueBase) -> None:
         with self._syncing:
-            if self._failure is None:
-                # Never again after a failure: the kernel drops the dirty pages, and the next fdatasync would succeed.
-                try:
-                    queue.sync()
-                except OSError as error:
-                    self._failure = error
-            if self._failure is not None:  # final: a later success would prove nothing
-                raise self._failure
+            queue.sync()
 
     def _make_room(self, opening: ConsumeQueueBase) -> None:
         """Close queues that were opened long ago, before one more is opened.

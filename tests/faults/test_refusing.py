@@ -1,0 +1,42 @@
+"""A disk that refuses writes under a broker: thirty rounds of `tests.faults.refusing`, with and without the core."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rmqkit.protocol.core import core_fault
+from tests.faults.refusing import FILES, OPERATIONS, Case, choose, run_case, table
+
+pytestmark = pytest.mark.faults
+
+ROUNDS = ["--rounds", "30", "--seed", "1"]
+
+
+def test_thirty_rounds_cover_files_and_operations() -> None:
+    chosen = choose(30, 1)
+    assert len(set(chosen)) == 30
+    assert {case.files for case in chosen} == set(FILES) and {case.operation for case in chosen} == set(OPERATIONS)
+
+
+@pytest.mark.parametrize("is_plain", [False, True], ids=["core", "plain Python"])
+def test_a_broker_goes_on_by_itself_after_its_disk_refused(is_plain: bool) -> None:
+    if not is_plain and core_fault(os.environ):
+        pytest.skip("there is no compiled core")
+    command = [sys.executable, "-m", "tests.faults.refusing", *ROUNDS]
+    environment = os.environ | ({"RMQKIT_NATIVE": "0"} if is_plain else {})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=environment)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert "30 rounds" in done.stdout and "0 rounds wrong" in done.stdout
+
+
+def test_a_round_sees_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that takes a refused flush for one that succeeded is found out."""
+    monkeypatch.setattr("rmqkit.store.put.Appender._write", lambda appender, data, now_ms: None)
+    case = Case("commitlog", "write", "ENOSPC", "once", 0)
+    outcome = run_case(case)
+    assert outcome.faults
+    assert "1 rounds wrong" in table({case: outcome})
