@@ -94,6 +94,7 @@ class LogArchive:
         self._identity = LogIdentity(store.root, self._first_record, makes=writes)
         self._archive = Archive(place_of(settings.archive, broker_name), self._identity)
         self._rounds_to_list = 0
+        self._changes = 0
         self._gaps: set[tuple[int, int]] = set()
         self._threads = ThreadPoolExecutor(READS_AT_ONCE + 1, "archive")  # one more for the round
         self._turns = asyncio.Semaphore(READS_AT_ONCE)
@@ -152,6 +153,10 @@ class LogArchive:
         self._log_gaps()
 
     def _log_gaps(self) -> None:
+        """Log the bytes that are missing since segments were deleted."""
+        if self._changes == self._archive.changes and self._changes:
+            return
+        self._changes = self._archive.changes
         gaps = set(self._archive.gaps(self._store.min_physical_offset, self._identity.reached))
         for start, end in sorted(gaps - self._gaps):
             said = (
@@ -325,7 +330,9 @@ class LogArchive:
                 # A peer that takes nothing asks again when it does: its answers would only heap up.
                 if connection is not None and (connection.closed.done() or connection.unsent_bytes >= WRITE_BYTES_HIGH):
                     raise self._overloaded()
-                return await self._in_thread(read)
+                found = await self._in_thread(read)
+                self._log_gaps()
+                return found
         except OSError as error:
             self._log_unreadable(error)
             remark = f"the archive {self._archive.place} cannot be read now: ask again"

@@ -27,10 +27,10 @@ def wanted_by(name: str, asked: Any) -> list[Wanted]:
             return [(_topic(asked.topic.name), _PUB)]
         case "ReceiveMessage":
             return _consumed(asked.group.name, asked.message_queue.topic.name)
-        case "AckMessage" | "ForwardMessageToDeadLetterQueue" | "QueryAssignment":
+        case "AckMessage" | "ForwardMessageToDeadLetterQueue" | "QueryAssignment" | "ChangeInvisibleDuration":
+            # ChangeInvisibleDuration, too, for which the reference needs the group alone: a made-up handle would have
+            # a message of any topic delivered to the group's retry topic.
             return _consumed(asked.group.name, asked.topic.name)
-        case "ChangeInvisibleDuration":
-            return [(_group(asked.group.name), _SUB)]
         case "Heartbeat":
             return [(_group(asked.group.name), _SUB)] if asked.client_type in _CONSUMERS else []
         case "NotifyClientTermination":

@@ -196,7 +196,7 @@ def test_a_segment_that_was_cut_counts_as_not_there(tmp_path, kept, caplog):
         path.write_bytes(path.read_bytes()[:kept])
         again = Archive(archive.place)
         assert again.refresh() == 0
-        assert "the broker writes it again while it has the log file" in caplog.text
+        assert f"{segment_name(0)} " in caplog.text and "the log from 0 on is missing where" in caplog.text
         assert again.covered(0) == 0
 
 

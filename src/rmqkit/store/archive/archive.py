@@ -162,6 +162,7 @@ class Archive:
 
     Attributes:
         place: where they are kept.
+        changes: how often segments were added or dropped.
     """
 
     def __init__(self, place: Place, owner: Owner | None = None) -> None:
@@ -171,6 +172,7 @@ class Archive:
         self._lock = threading.Lock()
         self._segments: list[_Known] = []
         self._queues: dict[tuple[str, int], _Numbers] = {}
+        self.changes = 0
         self._ignored: dict[str, int] = {}
         self._foreign: set[str] = set()
         self._open: OrderedDict[str, tuple[SegmentFile, list[Block]]] = OrderedDict()
@@ -220,8 +222,10 @@ class Archive:
         except FileNotFoundError:
             return None
         except StoreError as error:
-            self._ignored[name] = size
-            _log.error("archive %s: %s: the broker writes it again while it has the log file", self.place, error)
+            # Read again at the next listing: a repaired one may have the same length.
+            start = int(name.partition(".")[0])
+            missing = f"the log from {start} on is missing where the broker has no log file to write it again"
+            self._lost(size, f"{error}: {missing}")
             return None
         return Found(name, size, segment.directory, segment.digest)
 
@@ -249,6 +253,7 @@ class Archive:
         self._drop(gone)
         for one in own:
             self._enter(one)
+        self.changes += bool(gone or own)
         if self._foreign and not self._segments:
             raise StoreError(f"archive {self.place} is that of another store: it has no segment of this log")
         return len(own)

@@ -11,7 +11,7 @@ segment                                    accepted
 names this log                             yes
 names another log                          no
 names no log: written before there were    when the note lists it, or when the log file of its offset is still there and
-identities                                 begins with the same record
+identities                                 begins with the same record; the note lists it then
 =========================================  ============================================================================
 
 A store without a note learns the identity from the segments whose log file is still there (`LogIdentity.settle`):
@@ -42,7 +42,7 @@ from rmqkit.store.archive.archive import Found
 from rmqkit.store.archive.contents import identity_of
 from rmqkit.store.files import read_note, write_note
 
-__all__ = ["NOTE", "LogIdentity", "adopt"]
+__all__ = ["NOTE", "LogIdentity", "adopt", "identity_in"]
 
 NOTE = "archiveIdentity"
 """The note's name in the store directory."""
@@ -70,6 +70,7 @@ class LogIdentity:
         self._first_record = first_record
         self._makes = makes
         self._note: _Note | None = None
+        self._older: dict[str, int] = {}
 
     @property
     def log(self) -> str:
@@ -84,13 +85,14 @@ class LogIdentity:
     def archived(self, end: int) -> None:
         """Store how far the log is archived. Raises OSError: the disk refused."""
         if self._note is not None and end > self._note.reached:
-            self._store(_Note(self._note.log, end, self._note.older))
+            self._store(_Note(self._note.log, end, self._older))
 
     def settle(self, found: list[Found]) -> None:
         """Learn or make the identity, where the store has none.
         Raises StoreError: it is unknown whether the segments are of this log. Raises OSError: the disk refused."""
         if self._note is None:
             self._note = read_note(self._root / NOTE, _Note, "the identity is learned from the archive's segments")
+            self._older |= {} if self._note is None else self._note.older
         if self._note is None:
             self._learn(found)
 
@@ -112,15 +114,22 @@ class LogIdentity:
             log = secrets.token_hex(16)
         else:
             return
-        self._store(_Note(log, 0, {one.name: one.digest for one in own if not one.directory.log}))
+        self._older |= {one.name: one.digest for one in own if not one.directory.log}
+        self._store(_Note(log, 0, self._older))
 
     def owns(self, found: Found) -> bool:
         """Return whether a segment is one of this log."""
-        if found.directory.log or self._note is None:
-            # A slave that knows no identity yet: its master has written none.
+        if found.directory.log:
             return found.directory.log == self.log
-        compared = self._compared(found)
-        return self._note.older.get(found.name) == found.digest if compared is None else compared
+        is_same, is_listed = self._compared(found), self._older.get(found.name) == found.digest
+        # A slave that knows no identity yet accepts what no log file contradicts: its master has written none.
+        is_own = is_listed or self._note is None if is_same is None else is_same
+        if is_own and not is_listed:
+            # Listed while its log file is there: after a restart the file may be gone.
+            self._older[found.name] = found.digest
+            if self._note is not None:
+                self._store(_Note(self._note.log, self._note.reached, self._older))
+        return is_own
 
     def _compared(self, found: Found) -> bool | None:
         """Whether a segment begins as the log file of its offset does; None where that is gone."""
@@ -130,6 +139,12 @@ class LogIdentity:
     def _store(self, note: _Note) -> None:
         write_note(self._root / NOTE, note)
         self._note = note
+
+
+def identity_in(root: Path) -> str:
+    """The identity of a store's log; empty where it has none yet. Raises OSError: the disk refused."""
+    note = read_note(root / NOTE, _Note, "the store's log is compared with the segments")
+    return "" if note is None else note.log
 
 
 def adopt(root: Path, found: list[Found]) -> str:

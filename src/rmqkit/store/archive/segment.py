@@ -261,7 +261,9 @@ class SegmentFile:
         self._read_at = read_at
         if size < len(MAGIC) + FOOTER.size:
             raise StoreError(f"{name} is no archived segment: it has {size} bytes only")
-        position, stored_bytes, crc, magic = FOOTER.unpack(read_at(size - FOOTER.size, FOOTER.size))
+        # Shorter where the object was cut after its length was listed.
+        footer = read_at(size - FOOTER.size, FOOTER.size).ljust(FOOTER.size, b"\0")
+        position, stored_bytes, crc, magic = FOOTER.unpack(footer)
         if magic != MAGIC or position + stored_bytes + FOOTER.size != size:
             raise StoreError(f"{name} is no archived segment, or was not written to its end: it has no footer")
         self.digest = crc
