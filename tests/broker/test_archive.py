@@ -393,6 +393,18 @@ async def test_a_missing_middle_segment_is_passed_over_with_an_error(tmp_path, c
     assert f"messages {lost[0]} to {lost[-1]} of queue 0 of topic T are not in it: no segment has" in caplog.text
 
 
+async def test_a_missing_segment_behind_an_unreadable_first_one_is_logged(tmp_path, caplog):
+    async with Archived(tmp_path) as broker:
+        await broker.fill(80)
+        await broker.archive_all()
+    first, second, *_ = segments_of(broker)
+    first.write_bytes(b"nothing")
+    second.unlink()
+    async with Archived(tmp_path) as broker:
+        await broker.context.archive.round()
+        assert f"has no segment with the log from 0 to {2 * FILE_BYTES}, and the log begins" in caplog.text
+
+
 async def test_the_newest_segment_that_is_missing_is_logged(tmp_path, caplog):
     async with Archived(tmp_path) as broker:
         await broker.fill(80)

@@ -169,12 +169,12 @@ class _Broker(Cluster):
         offset, tries = 0, 0
         while offset < MESSAGES // QUEUES:
             answer = await self.pull(offset, queue_id=queue_id, count=8)
-            if answer.code == ResponseCode.SYSTEM_BUSY:
-                tries += 1
+            following = int(decode_fields(answer)["nextBeginOffset"]) if answer.fields else offset
+            if answer.code == ResponseCode.SYSTEM_BUSY or (answer.code == _AGAIN and following == offset):
+                tries += 1  # what it read was taken away meanwhile
                 assert tries < 100, f"queue {queue_id} is refused at {offset} for ever: {answer.remark}"
                 continue
             assert answer.code in _GOING_ON, f"queue {queue_id} at {offset}: {answer.code} {answer.remark}"
-            following = int(decode_fields(answer)["nextBeginOffset"])
             assert following > offset, f"queue {queue_id} stays at {offset}: {answer.remark}"
             for record in iter_records(answer.body) if answer.body else ():
                 assert record.queue_offset not in found, "no message is delivered twice"
@@ -191,7 +191,8 @@ class _Broker(Cluster):
         return len(list(iter_records(answer.body))) if answer.body else 0
 
 
-_GOING_ON = (ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED)
+_AGAIN = ResponseCode.PULL_RETRY_IMMEDIATELY
+_GOING_ON = (ResponseCode.SUCCESS, _AGAIN, ResponseCode.PULL_OFFSET_MOVED)
 
 
 def _contents(path: Path) -> dict[int, range]:

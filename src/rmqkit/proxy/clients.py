@@ -1,8 +1,10 @@
 """Calls of the service, and the clients of the endpoint by their id: streams, groups, what is asked of them
 (``GrpcClientChannel``, ``ClientActivity``).
 
-A client is its id: calls of several connections with the same id are one client's. It is kept while it calls; who is
-silent for as long as brokers wait for a heartbeat is forgotten. Loop only. Source: grpc.md §2.1, §7, §10, §12.3, §16.2.
+A client is its id: calls of several connections with the same id are one client's. While a client is known, its id
+belongs to the user of its first call, and calls of other users under the id are refused. It is kept while it calls; who
+is silent for as long as brokers wait for a heartbeat is forgotten. Loop only.
+Source: grpc.md §2.1, §7, §10, §12.3, §16.2.
 """
 
 from __future__ import annotations
@@ -99,16 +101,18 @@ class Client:
     """One client.
 
     Attributes:
+        user: who signed its first call; None where nobody has to sign.
         settings: as it sent them, or None.
-        stream: its newest Telemetry stream, or None.
+        stream: the newest Telemetry stream on which its settings were accepted, or None.
         producers: the topics it is registered as a producer of.
         group: the consumer group it is registered in, or None.
         calls: how many of its calls are under way.
         seen_ms: monotonic time of its last call.
     """
 
-    def __init__(self, client_id: str, clients: Clients) -> None:
+    def __init__(self, client_id: str, clients: Clients, user: str | None) -> None:
         self.id = client_id
+        self.user = user
         self.clients = clients
         self.settings: Any = None
         self.stream: Stream | None = None
@@ -195,20 +199,30 @@ class Clients:
         return self._clients.get(client_id)
 
     def called(self, client_id: str, peername: tuple[str, int], user: str | None) -> Client:
-        """The client of a call; made with its first. Raises Refused: there are too many, or it calls too often."""
+        """The client of a call; made with its first.
+        Raises Refused: the id is another user's, there are too many clients, or this one has too many calls."""
         client = self._clients.get(client_id)
         if client is None:
             if len(self._clients) >= CLIENTS_MAX:
                 raise Refused(Code.TOO_MANY_REQUESTS, f"flow limit: {CLIENTS_MAX} clients are known")
-            client = self._clients[client_id] = Client(client_id, self)
+            client = self._clients[client_id] = Client(client_id, self, user)
+        else:
+            self.check_user(client, user)
         if client.calls >= CALLS_MAX:
             raise Refused(Code.TOO_MANY_REQUESTS, "flow limit")
         client.seen_ms = self._clock.monotonic_ms()
-        # With each call: the same client may come over another connection, and sign as another user.
+        # With each call: the same client may come over another connection.
         peer = self.peer_of(client)
         peer.moved_to(peername)
         peer.user = user
         return client
+
+    @staticmethod
+    def check_user(client: Client, user: str | None) -> None:
+        """Raise Refused where a client is another user's: what brokers ask it would come to whoever names its id, half
+        messages among it."""
+        if client.user != user:
+            raise Refused(Code.UNAUTHORIZED, f"client id {client.id} belongs to another user")
 
     def peer_of(self, client: Client) -> Peer:
         """The client as brokers know it, entered again where they have sent it away."""

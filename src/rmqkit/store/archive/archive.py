@@ -175,6 +175,7 @@ class Archive:
         self.changes = 0
         self._ignored: dict[str, int] = {}
         self._foreign: set[str] = set()
+        self._first_name = 0
         self._open: OrderedDict[str, tuple[SegmentFile, list[Block]]] = OrderedDict()
         self._open_bytes = 0
         self._contents: OrderedDict[tuple[str, int, int], _Rows] = OrderedDict()
@@ -197,6 +198,7 @@ class Archive:
                 f"archive {self.place} is empty now and had {len(self._segments)} segments: mount or restore it; "
                 "if it was deleted for good, restart the broker"
             )
+        self._first_name = min((int(name.partition(".")[0]) for name in listed), default=0)
         gone = [one for one in self._segments if listed.get(one.name) != one.size or one is suspect]
         known = {one.name for one in self._segments} - {one.name for one in gone}
         self._ignored = {name: size for name, size in self._ignored.items() if listed.get(name) == size}
@@ -316,13 +318,14 @@ class Archive:
         return start
 
     def gaps(self, log_begin: int, reached: int = 0) -> list[tuple[int, int]]:
-        """Physical offsets from and to which the log is neither archived nor there, behind the first segment.
+        """Physical offsets from and to which the log is neither archived nor there, from the first segment on, also
+        where that cannot be read.
 
         Args:
             log_begin: where the log begins.
             reached: up to where the log was archived once.
         """
-        found, end = [], self._segments[0].start if self._segments else 0
+        found, end = [], min(self._first_name, self._segments[0].start) if self._segments else 0
         for one in self._segments:
             if end < min(one.start, log_begin):
                 found.append((end, min(one.start, log_begin)))
