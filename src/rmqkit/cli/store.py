@@ -195,6 +195,12 @@ def query(
     skip_damage: Annotated[bool, typer.Option("--skip-damage", help="Leave out damaged messages.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
     as_json: _Json = False,
+    unsafe: Annotated[
+        bool,
+        typer.Option(
+            "--unsafe", help="Let SQL read and write other files, load extensions, use the network."
+        ),
+    ] = False,
 ) -> None:
     """Query a store with SQL: `select topic, count(*) from messages group by topic`. A broker may be running on it.
 
@@ -210,7 +216,7 @@ def query(
 
     with one_line_errors(), _said_otherwise(DAMAGE_HINT, "--skip-damage reads on"):
         messages = dataset(root, corrupt="skip" if skip_damage else "fail")
-        found = run_query(messages, sql)
+        found = run_query(messages, sql, unsafe=unsafe)
         if found is None:
             return
         is_table = not (as_csv or as_json)

@@ -72,6 +72,7 @@ class Telemetry:
 
     async def _settings(self, call: Call, client: Client, settings: Any) -> Any:
         check_settings(settings)
+        client.clients.hold(client)
         client.language = language_of(call.metadata.get("x-mq-language", ""))
         client.version = version_of(call.metadata.get("x-mq-client-version", ""))
         config = await self._backend.group(settings.subscription.group.name) or SubscriptionGroupConfig()
