@@ -135,4 +135,4 @@ def test_unsafe_lets_a_statement_read_and_write_files(store, tmp_path):
 
 
 def test_the_refusal_names_the_option(store):
-    assert "--unsafe" in query(store, "select * from read_text('/etc/hostname')", code=1)
+    assert "--unsafe" in query(store, "select * from read_text('/etc/hostname')", code=2)

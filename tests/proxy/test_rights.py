@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from datetime import UTC, datetime
 
 import pytest
+from msgspec.structs import replace
 
+from rmqkit.broker.settings import BrokerSettings
 from rmqkit.protocol.schemas.access import AclEntry, AclPolicy, UserInfo
 from rmqkit.proxy.endpoint import StreamFailed
 from rmqkit.proxy.messages import message_class
 from rmqkit.proxy.users import ProxyUserSettings
-from rmqkit.remoting.authentication import AuthenticationSettings
+from rmqkit.remoting.authentication import GRPC_WINDOW_MS, AuthenticationSettings
+from rmqkit.standalone import Standalone
 from tests.proxy.calling import ADDRESSES, Caller, Stream, served
 
 UNAUTHORIZED = 40100
@@ -23,11 +27,15 @@ SETTINGS = AuthenticationSettings(
     authorization_enabled=True,
     initial_user='{"username":"admin","password":"secretsecret"}',
     inner_credentials='{"accessKey":"inner","secretKey":"innersecret"}',
+    grpc_window_ms=0,
 )
 
 
 USERS = ProxyUserSettings(
-    authentication_enabled=True, authorization_enabled=True, inner_credentials=SETTINGS.inner_credentials
+    authentication_enabled=True,
+    authorization_enabled=True,
+    inner_credentials=SETTINGS.inner_credentials,
+    grpc_window_ms=0,
 )
 KEPT_SECONDS = 20.5
 
@@ -393,3 +401,49 @@ async def test_a_stream_without_accepted_settings_gets_nothing(two):
         await refused.ended
     assert known.stream is not None
     await second.end()
+
+
+# ---------------------------------------------------------------- how old a signature may be
+
+
+def signed_at(caller, text):
+    digest = hmac.digest(b"secretsecret", text.encode(), "sha1").hex()
+    words = f"MQv2-HMAC-SHA1 Credential=admin, SignedHeaders=x-mq-date-time, Signature={digest}"
+    return caller.other("dated", **{"x-mq-date-time": text, "authorization": words})
+
+
+@pytest.fixture(params=["in the broker", "proxy"])
+async def strict(tmp_path, request):
+    settings, users = replace(SETTINGS, grpc_window_ms=GRPC_WINDOW_MS), replace(USERS, grpc_window_ms=GRPC_WINDOW_MS)
+    async with served(tmp_path, authentication=settings, by_proxy=request.param == "proxy", users=users) as it:
+        it.topic()
+        await it.published()
+        yield it
+
+
+@pytest.mark.parametrize("form", ["%Y%m%dT%H%M%SZ", "%Y-%m-%dT%H:%M:%S.123456789Z", "%Y-%m-%dT%H:%M:%S+00:00"])
+async def test_dates_of_all_sdks_are_taken_in_every_time_zone(strict, form):
+    for hours in (0, -12, 14):  # most SDKs write local time as if it were UTC
+        when = datetime.fromtimestamp(strict.context.clock.now_ms() / 1000 + hours * 3600, UTC)
+        assert said(await signed_at(strict, when.strftime(form)).send()) == (20000, "OK")
+
+
+@pytest.mark.parametrize("seconds", [-15 * 3600 - 5, 15 * 3600 + 5, -2 * 365 * 86_400])
+async def test_a_captured_signature_is_good_for_a_day_alone(strict, seconds):
+    when = datetime.fromtimestamp(strict.context.clock.now_ms() / 1000 + seconds, UTC)
+    answer = await signed_at(strict, when.strftime("%Y%m%dT%H%M%SZ")).send()
+    assert answer.status.code == UNAUTHORIZED
+    assert "ms from now, and 54000000 are allowed." in answer.status.message
+
+
+async def test_a_date_that_is_none_is_refused(strict):
+    answer = await signed_at(strict, "some day").send()
+    assert said(answer) == (UNAUTHORIZED, "datetime 'some day' is not like 20260131T235959Z.")
+
+
+async def test_full_signatures_that_are_required_close_the_grpc_port(tmp_path, caplog):
+    settings = replace(SETTINGS, full_signatures_only=True)
+    own = BrokerSettings(listen_port=0, bind_address="127.0.0.1", grpc_port=0)
+    async with Standalone(tmp_path, broker=own, authentication=settings) as servers:
+        assert servers.broker.grpc_address == ""
+    assert "the gRPC port 0 stays closed: fullSignatureRequired=true" in caplog.text

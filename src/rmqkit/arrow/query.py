@@ -36,7 +36,10 @@ def query(messages: StoreDataset, sql: str, *, unsafe: bool = False) -> pa.Recor
     with extras.needed("query", "SQL over a store"):
         import duckdb
     # No extension is fetched from the network because of a word in a statement.
-    config = {"autoinstall_known_extensions": "false", "python_enable_replacements": "false"}
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "autoinstall_known_extensions": "false",
+        "python_enable_replacements": "false",
+    }
     connection = duckdb.connect(":memory:", config=config)
     connection.register("messages", messages)
     if not unsafe:

@@ -197,9 +197,7 @@ def query(
     as_json: _Json = False,
     unsafe: Annotated[
         bool,
-        typer.Option(
-            "--unsafe", help="Let SQL read and write other files, load extensions, use the network."
-        ),
+        typer.Option("--unsafe", help="Let SQL read and write other files, load extensions, use the network."),
     ] = False,
 ) -> None:
     """Query a store with SQL: `select topic, count(*) from messages group by topic`. A broker may be running on it.
