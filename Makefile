@@ -89,6 +89,10 @@ bench-archive: $(STAMP) ## reading from an archive beside the log it was made of
 archive-kills: $(STAMP) ## 200 SIGKILLs while a store archives its log: nothing lost, nothing twice, 5 minutes; ARGS="--seed 7"
 	@$(BIN)/python -m tests.faults.archive $(ARGS)
 
+.PHONY: archive-damage
+archive-damage: $(STAMP) ## 200 rounds of damage, deletion and exchange of an archive's segments under consumers: no silent loss, 4 minutes; ARGS="--seed 7"
+	@$(BIN)/python -m tests.faults.archive_damage $(ARGS)
+
 .PHONY: screenshots
 measure-history: $(STAMP) ## 90 simulated days of the web console's history at full size (ARGS="DAYS SERIES CHANGING"): bytes, memory, times
 	@$(BIN)/python -m tests.console.measure_history $(ARGS)

@@ -29,6 +29,7 @@ from rmqkit.remoting.router import Router
 from rmqkit.store.archive.archive import Archive, segment_name
 from rmqkit.store.archive.places import Folder, place_of
 from rmqkit.store.archive.seal import Sealed, Work, seal
+from rmqkit.store.archive.segment import SegmentFile
 from rmqkit.store.settings import StoreSettings
 from tests.broker.cluster import Cluster
 from tests.broker.pops import ack, change, pop
@@ -240,20 +241,263 @@ async def test_a_group_is_moved_to_what_is_archived(tmp_path, monkeypatch, serve
         assert answer.code == ResponseCode.SYSTEM_BUSY, "nobody is moved over what may be archived"
 
 
-async def test_a_segment_that_was_changed_is_told(tmp_path):
-    async with Archived(tmp_path) as broker:
-        await broker.fill()
-        await broker.archive_all()
-        path = broker.archive / "broker-a" / segment_name(0)
-        content = bytearray(path.read_bytes())
-        content[20] ^= 1
-        path.write_bytes(content)
-        answer = await broker.pull(0)
-        assert answer.code == ResponseCode.SYSTEM_ERROR
-        assert f"{segment_name(0)} was changed or cut" in answer.remark
-        assert await broker.read(broker.store.min_offset("T", 0), 50) == list(
-            range(broker.store.min_offset("T", 0), 50)
+def flip(path, *places):
+    content = bytearray(path.read_bytes())
+    for place in places:
+        content[place] ^= 4
+    path.write_bytes(content)
+
+
+async def walk(broker, queue_id=0):
+    """Pull a queue from 0 on as a client does; the bodies' numbers."""
+    found, offset = [], 0
+    while offset < broker.store.max_offset("T", queue_id):
+        answer = await broker.pull(offset, queue_id=queue_id)
+        following = int(decode_fields(answer)["nextBeginOffset"])
+        assert answer.code in (
+            ResponseCode.SUCCESS,
+            ResponseCode.PULL_RETRY_IMMEDIATELY,
+            ResponseCode.PULL_OFFSET_MOVED,
         )
+        assert following > offset, answer.remark
+        found += [int(record.body.split(b" ")[0]) for record in iter_records(answer.body)] if answer.body else []
+        offset = following
+    return found
+
+
+def forget(broker):
+    """Have the next reads fetch what they need."""
+    broker.context.archive._archive._contents.clear()
+    broker.context.archive._archive._open.clear()
+
+
+def segments_of(broker):
+    return sorted(broker.archive.glob("*/*.segment"))
+
+
+def messages_of(path):
+    """The numbers that a segment has of queue 0 of T."""
+    read = lambda at, size: path.read_bytes()[at : at + size]  # noqa: E731
+    queue = next(one for one in SegmentFile(path.name, read, path.stat().st_size).directory.queues if one.topic == "T")
+    return range(queue.first, queue.end)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_consumer_below_the_first_archived_message_begins_there(tmp_path, caplog, restarted):
+    async with Archived(tmp_path) as broker:
+        await broker.fill(80)
+        await broker.archive_all()
+        oldest, second, *_ = segments_of(broker)
+        first = messages_of(second)[0]
+        if not restarted:
+            assert (await broker.pull(0)).code == ResponseCode.SUCCESS
+        oldest.unlink()
+        forget(broker)
+        if not restarted:
+            assert await walk(broker) == list(range(first, 80))
+    if restarted:
+        async with Archived(tmp_path) as broker:
+            await broker.context.archive.round()
+            answer = await broker.pull(0)
+            assert (answer.code, decode_fields(answer)["nextBeginOffset"]) == (
+                ResponseCode.PULL_OFFSET_MOVED,
+                str(first),
+            )
+            assert await walk(broker) == list(range(first, 80))
+            broker.context.offsets.commit("g", "T", 0, 0)
+            assert await popped(broker, 80 - first) == list(range(first, 80)), "a group that is below it, too"
+    assert "ERROR" not in caplog.text and "Traceback" not in caplog.text
+
+
+async def test_segments_deleted_while_the_broker_runs_are_not_missed_for_long(tmp_path, caplog):
+    async with Archived(tmp_path) as broker:
+        await broker.fill(80)
+        await broker.archive_all()
+        one, two, three, *_ = segments_of(broker)
+        assert (await broker.read(0, 5))[:5] == list(range(5))
+        one.unlink()
+        two.unlink()
+        forget(broker)
+        first = messages_of(three)[0]
+        assert await walk(broker) == list(range(first, 80))
+        assert await broker.number(RequestCode.GET_MIN_OFFSET, QueueRequest("T", 0)) == first
+        assert "ERROR" not in caplog.text and "Traceback" not in caplog.text
+
+
+async def test_a_damaged_block_is_passed_over_with_an_error(tmp_path, caplog):
+    async with Archived(tmp_path) as broker:
+        await broker.fill(80)
+        await broker.archive_all()
+        _, path, *_ = segments_of(broker)
+        lost = messages_of(path)
+        flip(path, 20)
+        expected = [one for one in range(80) if one not in lost]
+        for _ in range(2):
+            assert await walk(broker) == expected
+        said = f"messages {lost[0]} to {lost[-1]} of queue 0 of topic T are passed over: {path.name} was changed"
+        assert caplog.text.count(said) == 1, "two consumers pass over it, and it is logged once"
+        assert "Traceback" not in caplog.text
+
+
+async def test_pops_pass_over_a_damaged_block(tmp_path, caplog):
+    async with Archived(tmp_path) as broker:
+        await broker.fill(80)
+        await broker.archive_all()
+        _, path, *_ = segments_of(broker)
+        lost = messages_of(path)
+        flip(path, 20)
+        assert await popped(broker, 80 - len(lost)) == [one for one in range(80) if one not in lost]
+        assert f"messages {lost[0]} to {lost[-1]} of queue 0 of topic T are passed over" in caplog.text
+
+
+async def test_lookups_pass_over_a_damaged_block(tmp_path, caplog):
+    async with Archived(tmp_path) as broker:
+        await broker.fill(80)
+        records = [bytes(record) for record in broker.store.get("T", 0, 0, count_max=80).records]
+        await broker.archive_all()
+        _, path, *_ = segments_of(broker)
+        lost, place = messages_of(path), next(iter_records(records[messages_of(path)[0]])).physical_offset
+        flip(path, 20)
+        ask = {"topic": "T", "maxNum": 8, "beginTimestamp": 0, "endTimestamp": 1 << 60}
+        assert (
+            await broker.ask(RequestCode.QUERY_MESSAGE, key=f"k{lost[0]}", **ask)
+        ).code == ResponseCode.QUERY_NOT_FOUND
+        assert f"the record at {place} is left out of a query: {path.name} was changed" in caplog.text
+        assert (await broker.ask(RequestCode.QUERY_MESSAGE, key=f"k{lost[-1] + 1}", **ask)).code == ResponseCode.SUCCESS
+        answer = await broker.ask(RequestCode.VIEW_MESSAGE_BY_ID, offset=place)
+        assert answer.code == ResponseCode.SYSTEM_ERROR and f"record at {place} cannot be read from" in answer.remark
+        time = next(iter_records(records[lost[0]])).store_timestamp
+        found = await broker.number(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, SearchOffsetRequest("T", 0, time))
+        assert found in (*range(lost[0]), lost[-1] + 1)
+        assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_missing_middle_segment_is_passed_over_with_an_error(tmp_path, caplog, restarted):
+    async with Archived(tmp_path) as broker:
+        await broker.fill(80)
+        await broker.archive_all()
+        _, path, *_ = segments_of(broker)
+        lost, start = messages_of(path), int(path.name.partition(".")[0])
+        if not restarted:
+            assert (await broker.pull(lost[0])).code == ResponseCode.SUCCESS
+        path.unlink()
+        forget(broker)
+        if not restarted:
+            assert await walk(broker) == [one for one in range(80) if one not in lost]
+    if restarted:
+        async with Archived(tmp_path) as broker:
+            await broker.context.archive.round()
+            assert f"has no segment with the log from {start} to {start + FILE_BYTES}, and the log" in caplog.text
+            assert await walk(broker) == [one for one in range(80) if one not in lost]
+    assert f"messages {lost[0]} to {lost[-1]} of queue 0 of topic T are not in it: no segment has" in caplog.text
+
+
+async def test_a_missing_segment_behind_an_unreadable_first_one_is_logged(tmp_path, caplog):
+    async with Archived(tmp_path) as broker:
+        await broker.fill(80)
+        await broker.archive_all()
+    first, second, *_ = segments_of(broker)
+    first.write_bytes(b"nothing")
+    second.unlink()
+    async with Archived(tmp_path) as broker:
+        await broker.context.archive.round()
+        assert f"has no segment with the log from 0 to {2 * FILE_BYTES}, and the log begins" in caplog.text
+
+
+async def test_the_newest_segment_that_is_missing_is_logged(tmp_path, caplog):
+    async with Archived(tmp_path) as broker:
+        await broker.fill(80)
+        await broker.archive_all()
+        begin = broker.store.min_physical_offset
+        path = broker.archive / "broker-a" / segment_name(begin - FILE_BYTES)
+        path.unlink()
+        for later in segments_of(broker):
+            if int(later.name.partition(".")[0]) >= begin:
+                later.unlink()
+        broker.context.archive._rounds_to_list = 0
+        await broker.context.archive.round()
+        assert f"has no segment with the log from {begin - FILE_BYTES} to {begin}, and the log begins" in caplog.text
+
+
+async def test_two_segments_that_exchange_their_names_lose_nothing(tmp_path, caplog):
+    async with Archived(tmp_path) as broker:
+        await broker.fill(80)
+        await broker.archive_all()
+        assert await walk(broker) == list(range(80))
+        one, two, *_ = segments_of(broker)
+        one.rename(one.with_suffix(".x"))
+        two.rename(one)
+        one.with_suffix(".x").rename(two)
+        forget(broker)
+        assert await walk(broker) == list(range(80))
+        assert "ERROR" not in caplog.text
+
+
+async def test_a_copy_of_a_segment_under_another_name_changes_nothing(tmp_path):
+    async with Archived(tmp_path) as broker:
+        await broker.fill(80)
+        await broker.archive_all()
+        one, *_ = segments_of(broker)
+        shutil.copy(one, one.with_name(segment_name(1 << 40)))
+        shutil.copy(one, one.with_name("notes.txt"))
+    async with Archived(tmp_path) as broker:
+        await broker.context.archive.round()
+        assert await walk(broker) == list(range(80))
+
+
+async def archived_elsewhere(root, count=80):
+    """The segments of another broker whose log has the same offsets."""
+    async with Archived(root) as broker:
+        await broker.fill(count)
+        await broker.archive_all()
+        return segments_of(broker)
+
+
+async def test_a_segment_of_another_log_is_not_served(tmp_path, caplog):
+    foreign = await archived_elsewhere(tmp_path / "other")
+    async with Archived(tmp_path / "own") as broker:
+        await broker.fill(80)
+        await broker.archive_all()
+        _, path, *_ = segments_of(broker)
+        lost = messages_of(path)
+    shutil.copy(foreign[1], path)
+    async with Archived(tmp_path / "own") as broker:
+        await broker.context.archive.round()
+        assert await walk(broker) == [one for one in range(80) if one not in lost]
+        assert f"{path.name} belongs to another log: it is ignored" in caplog.text
+        assert path.read_bytes() == foreign[1].read_bytes(), "nothing of another log is replaced"
+
+
+async def test_an_archive_of_another_log_alone_is_refused_and_nobody_is_moved(tmp_path):
+    foreign = await archived_elsewhere(tmp_path / "other")
+    async with Archived(tmp_path / "own") as broker:
+        await broker.fill(80)
+        await broker.archive_all()
+        low = broker.store.min_offset("T", 0)
+        assert low > 0
+    shutil.rmtree(tmp_path / "own" / "archive" / "broker-a")
+    shutil.copytree(foreign[0].parent, tmp_path / "own" / "archive" / "broker-a")
+    async with Archived(tmp_path / "own") as broker:
+        with pytest.raises(StoreError, match="that of another store: it has no segment of this log"):
+            await broker.context.archive.round()
+        assert (await broker.pull(0)).code == ResponseCode.SYSTEM_BUSY
+        assert (await broker.pull(low)).code == ResponseCode.SUCCESS
+        assert broker.delete_old() == 0
+
+
+async def test_an_archive_that_is_away_while_the_broker_runs_moves_nobody(tmp_path, caplog):
+    async with Archived(tmp_path) as broker:
+        await broker.fill(80)
+        await broker.archive_all()
+        broker.archive.rename(tmp_path / "unmounted")
+        broker.archive.mkdir()
+        answer = await broker.pull(0)
+        assert answer.code == ResponseCode.SYSTEM_BUSY
+        assert "is empty now and had" in caplog.text and "Traceback" not in caplog.text
+        broker.archive.rmdir()
+        (tmp_path / "unmounted").rename(broker.archive)
+        assert await walk(broker) == list(range(80))
 
 
 async def test_segments_that_were_taken_away_are_passed_over(tmp_path):

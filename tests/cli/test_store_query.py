@@ -99,3 +99,40 @@ def test_without_duckdb_the_extra_is_named(store, monkeypatch):
     monkeypatch.delitem(sys.modules, "rmqkit.arrow", raising=False)
     told = query(store, "select 1", code=2)
     assert told == f"rmq: SQL over a store needs duckdb, which is not installed: {install('query')}\n"
+
+
+OUTSIDE = {
+    "read": "select * from read_text('{file}')",
+    "glob": "select * from glob('/etc/*')",
+    "csv by name": "select * from '{file}.csv'",
+    "copy": "copy (select 1) to '{file}.out'",
+    "attach": "attach '{file}.db' as other",
+    "export": "export database '{file}.dir'",
+    "load": "load json_of_nobody",
+    "install": "install httpfs",
+    "setting": "set enable_external_access = true",
+    "lock": "set lock_configuration = false",
+    "two at once": "set enable_external_access = true; select * from read_text('{file}')",
+    "variables of the program": "select * from messages_of_the_program",
+}
+
+
+@pytest.mark.parametrize("sql", OUTSIDE.values(), ids=OUTSIDE)
+def test_a_statement_reaches_nothing_but_the_store(store, tmp_path, sql):
+    (tmp_path / "secret").write_text("the secret")
+    (tmp_path / "secret.csv").write_text("a,b\nthe,secret\n")
+    before = sorted(tmp_path.iterdir())
+    told = rmq("store", "query", store, sql.format(file=tmp_path / "secret"))
+    assert told.returncode != 0, told.stdout
+    assert "the secret" not in told.stdout + told.stderr and sorted(tmp_path.iterdir()) == before
+
+
+def test_unsafe_lets_a_statement_read_and_write_files(store, tmp_path):
+    (tmp_path / "notes").write_text("own notes")
+    assert "own notes" in query(store, f"select content from read_text('{tmp_path / 'notes'}')", "--unsafe")
+    query(store, f"copy (select topic from messages limit 3) to '{tmp_path / 'topics.csv'}'", "--unsafe")
+    assert len((tmp_path / "topics.csv").read_text().splitlines()) == 4
+
+
+def test_the_refusal_names_the_option(store):
+    assert "--unsafe" in query(store, "select * from read_text('/etc/hostname')", code=2)

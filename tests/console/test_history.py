@@ -454,3 +454,13 @@ async def test_lag_over_a_restart_of_console_and_broker(tmp_path: Path) -> None:
     assert 590_000 <= end - down <= 610_000  # a point stands at the beginning of its 10 s
     assert [value for _, value in values["points"]].count(None) == 1
     assert any("started" in one["text"] for one in values["marks"])
+
+
+def modes_in(folder: Path) -> set[int]:
+    return {file.stat().st_mode & 0o777 for file in folder.iterdir()}
+
+
+async def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    (tmp_path / "h").touch(0o644)
+    async with opened(tmp_path / "h", At()):
+        assert modes_in(tmp_path) == {0o600}

@@ -130,6 +130,26 @@ async def test_tries_are_limited(tmp_path: Path) -> None:
         assert [one.status for one in answers] == [401] * TRIES_A_MINUTE + [429]
 
 
+async def test_right_logins_do_not_count_as_failed_tries(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    users.write_text(password_line("vera", Role.VIEWER, "secret") + "\n")
+    async with served(tmp_path / "store", users=users) as (_, _, browser):
+        for _ in range(TRIES_A_MINUTE + 3):
+            assert (await browser.post("/login", {"name": "vera", "secret": "secret"})).status == 303
+        wrong = [await browser.post("/login", {"name": "vera", "secret": "no"}) for _ in range(TRIES_A_MINUTE)]
+        assert {one.status for one in wrong} == {401}
+        assert (await browser.post("/login", {"name": "vera", "secret": "secret"})).status == 429, "who guessed waits"
+
+
+def test_a_right_try_is_taken_out_for_its_address_alone() -> None:
+    tries = Tries(Clock())  # type: ignore[arg-type]
+    assert [tries.may_try("10.0.0.1") for _ in range(TRIES_A_MINUTE)] == [True] * TRIES_A_MINUTE
+    tries.succeeded("10.0.0.2")
+    assert not tries.may_try("10.0.0.1")
+    tries.succeeded("10.0.0.1")
+    assert tries.may_try("10.0.0.1") and not tries.may_try("10.0.0.1")
+
+
 async def test_a_cluster_without_users_has_nobody_to_log_in_as(tmp_path: Path) -> None:
     async with served(tmp_path, login=True) as (_, _, browser):
         answer = await browser.post("/login", {"name": "anna", "secret": "secret"})

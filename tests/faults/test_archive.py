@@ -1,10 +1,11 @@
-"""Nothing is lost when a store and its archive are killed: the short form of `make archive-kills`."""
+"""The short forms of `make archive-kills` and `make archive-damage`."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.faults.archive import run
+from tests.faults.archive_damage import run as damage
 
 
 @pytest.mark.faults
@@ -14,3 +15,12 @@ def test_twenty_kills_lose_nothing(tmp_path):
     assert (outcome.lost, outcome.twice, outcome.is_ordered) == ([], [], True)
     assert outcome.told >= 20 * 40 - 40
     assert outcome.archived > outcome.told // 4
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+def test_ten_rounds_of_damage_lose_nothing_in_silence(tmp_path):
+    outcome = damage(tmp_path, 10, 3)
+    assert (outcome.silent, outcome.wrong) == ([], [])
+    assert outcome.named > 500, "messages were lost, and ERRORs name them"
+    assert len(outcome.faults) >= 5

@@ -24,7 +24,9 @@ from tests.proxy.calling import ADDRESSES, Caller, Stream, endpoint_before
 DATE = "20261122T162000Z"
 INNER = Credentials(access_key="inner", secret_key="innersecret")
 INNER_TEXT = '{"accessKey":"inner","secretKey":"innersecret"}'
-SETTINGS = ProxyUserSettings(authentication_enabled=True, authorization_enabled=True, inner_credentials=INNER_TEXT)
+SETTINGS = ProxyUserSettings(
+    authentication_enabled=True, authorization_enabled=True, inner_credentials=INNER_TEXT, grpc_window_ms=0
+)
 OF_BROKER = AuthenticationSettings(
     enabled=True,
     authorization_enabled=True,

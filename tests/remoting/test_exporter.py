@@ -85,15 +85,39 @@ async def test_half_a_request_gets_nothing():
         assert await ask(made, GET[:20], ends=True) == b""
 
 
-async def test_too_many_at_a_time_are_sent_away_and_the_others_served():
+async def test_idle_connections_keep_nobody_out():
     async with exporter(seven) as made:
+        idle = []
+        for count in range(1, 41):
+            idle.append(await connect(made))
+            await until(lambda count=count: len(made._requests) >= min(count, 16), "it is accepted")
+        assert (await ask(made, GET)).startswith(b"HTTP/1.1 200")
+        for reader, writer in idle[:25]:
+            assert await reader.read() == b"", "the longest idle one made room"
+            writer.close()
+        for reader, writer in idle[25:]:
+            writer.write(GET)
+            assert (await reader.read()).startswith(b"HTTP/1.1 200")
+            writer.close()
+
+
+async def test_too_many_requests_at_a_time_are_sent_away_and_the_others_served():
+    let_go = asyncio.Event()
+
+    async def gather():
+        await let_go.wait()
+        return await seven()
+
+    async with exporter(gather) as made:
         waiting = [await connect(made) for _ in range(16)]
-        await until(lambda: len(made._requests) == len(waiting), "all of them accepted")
+        for _, writer in waiting:
+            writer.write(GET)
+        await until(lambda: len(made._requests) == 16 and not made._silent, "all of them are served")
         reader, writer = await connect(made)
         assert (await reader.read()).startswith(b"HTTP/1.1 503")  # a request might find the connection closed
         writer.close()
+        let_go.set()
         for reader, writer in waiting:
-            writer.write(GET)
             assert (await reader.read()).startswith(b"HTTP/1.1 200")
             writer.close()
 

@@ -22,16 +22,29 @@ __all__ = ["query"]
 _BATCH_ROWS = 8192
 
 
-def query(messages: StoreDataset, sql: str) -> pa.RecordBatchReader | None:
+def query(messages: StoreDataset, sql: str, *, unsafe: bool = False) -> pa.RecordBatchReader | None:
     """Run a statement; its rows, which are read as they are asked for, or None when it has none.
+
+    A statement reads the store alone. DuckDB would read and write every file of the user, attach databases, load
+    extensions and reach the network (`read_text`, `copy … to`, `attach`, `install`).
+
+    Args:
+        unsafe: let the statement do all of this.
 
     Raises SettingsError: DuckDB does not understand the statement. Raises ExtraMissing: it is not installed.
     Raises StoreError: a file of the store is damaged or gone. Raises RmqError: DuckDB fails for another reason."""
     with extras.needed("query", "SQL over a store"):
         import duckdb
     # No extension is fetched from the network because of a word in a statement.
-    connection = duckdb.connect(":memory:", config={"autoinstall_known_extensions": "false"})
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "autoinstall_known_extensions": "false",
+        "python_enable_replacements": "false",
+    }
+    connection = duckdb.connect(":memory:", config=config)
     connection.register("messages", messages)
+    if not unsafe:
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
     try:
         rows = connection.sql(sql)
         found: pa.RecordBatchReader | None = None
@@ -41,6 +54,8 @@ def query(messages: StoreDataset, sql: str) -> pa.RecordBatchReader | None:
         if messages.failure is not None:
             raise messages.failure from None
         text = " ".join(str(error).split())
+        if isinstance(error, duckdb.PermissionException):
+            raise SettingsError(f"{text}; SQL reads the store alone: --unsafe lets it use files") from None
         if isinstance(error, duckdb.ProgrammingError | duckdb.NotSupportedError):
             raise SettingsError(text) from None
         raise RmqError(text) from None

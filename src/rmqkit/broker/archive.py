@@ -14,7 +14,10 @@ ones are told to ask again. What a read fetches, and its result until the loop t
 For clients a queue simply begins where its archive begins. Pops of what is not in the log any more read the archive
 first (`rmqkit.broker.pop`). Until it is known what is archived, after a start or while the place cannot be reached,
 whoever asks for what the log does not have is told to ask again: moved to where the log begins, a consumer would miss
-all that is archived.
+all that is archived. The same holds while the place cannot be read.
+
+Segments may be deleted while the broker runs (`rmqkit.store.archive.archive` says what a read does then). A master
+lists the place again every `LIST_SECONDS`, a slave in each round.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from rmqkit.protocol.properties import encoded_tags_code
 from rmqkit.remoting.connection import WRITE_BYTES_HIGH, Connection
 from rmqkit.remoting.router import OVERLOADED
 from rmqkit.store.archive.archive import Archive
+from rmqkit.store.archive.identity import LogIdentity
 from rmqkit.store.archive.places import place_of
 from rmqkit.store.archive.seal import Sealed, Work
 from rmqkit.store.message_store import GetResult, MessageStore
@@ -44,6 +48,9 @@ __all__ = ["ROUND_SECONDS", "LogArchive"]
 
 ROUND_SECONDS = 10.0
 """How often it is looked for files to archive, and at a slave for segments of its master."""
+
+LIST_SECONDS = 600.0
+"""How often a master lists its segments: one that was deleted is noticed, its log file archived again."""
 
 READS_AT_ONCE = 16
 READS_OF_SEGMENT = 4
@@ -84,12 +91,17 @@ class LogArchive:
         self._settings = settings
         self._below = broker_name
         self._writes = writes
-        self._archive = Archive(place_of(settings.archive, broker_name))
+        self._identity = LogIdentity(store.root, self._first_record, makes=writes)
+        self._archive = Archive(place_of(settings.archive, broker_name), self._identity)
+        self._rounds_to_list = 0
+        self._changes = 0
+        self._gaps: set[tuple[int, int]] = set()
         self._threads = ThreadPoolExecutor(READS_AT_ONCE + 1, "archive")  # one more for the round
         self._turns = asyncio.Semaphore(READS_AT_ONCE)
         self._turns_of: dict[str, _Turns] = {}
         self._reads: Counter[Connection] = Counter()
         self._is_known = False
+        self._unreadable = ""
         self._process: asyncio.subprocess.Process | None = None
         self._is_stopping = False
         self._round = asyncio.Lock()
@@ -113,6 +125,7 @@ class LogArchive:
         """Look which segments there are, and write those of the files that are full; until then these are kept.
         Raises StoreError, OSError: the place cannot be reached, or is that of another log; the next round goes on."""
         async with self._round:
+            self._unreadable = ""
             await self._work()
 
     async def _work(self) -> None:
@@ -127,14 +140,31 @@ class LogArchive:
             self._process.kill()
 
     async def _look(self) -> None:
-        if self._is_known and self._writes:
-            return  # nobody else writes any
+        if self._is_known and self._writes and self._rounds_to_list > 0:
+            self._rounds_to_list -= 1  # nobody else writes any
+            return
         await self._in_thread(self._archive.refresh)
         log_end = self._store.max_physical_offset
         await self._in_thread(lambda: self._archive.check(self._first_record, log_end))
         if not self._is_known:
             _log.info("archive %s: %d segments", self._archive.place, self._archive.segment_count)
         self._is_known = True
+        self._rounds_to_list = round(LIST_SECONDS / ROUND_SECONDS)
+        self._log_gaps()
+
+    def _log_gaps(self) -> None:
+        """Log the bytes that are missing since segments were deleted."""
+        if self._changes == self._archive.changes and self._changes:
+            return
+        self._changes = self._archive.changes
+        gaps = set(self._archive.gaps(self._store.min_physical_offset, self._identity.reached))
+        for start, end in sorted(gaps - self._gaps):
+            said = (
+                "archive %s has no segment with the log from %d to %d, and the log begins at %d: consumers are moved "
+                "past these messages; bring the segments back, or run: rmq archive verify PLACE --repair-from STORE"
+            )
+            _log.error(said, self._archive.place, start, end, self._store.min_physical_offset)
+        self._gaps = gaps
 
     def _first_record(self, start: int) -> bytes | None:
         record = self._store.log.record_at(start)
@@ -150,7 +180,8 @@ class LogArchive:
         file = next((one for one in store.log.queue.files[:-1] if one.start == start and one.end <= ready), None)
         if file is None:
             return None
-        return Work(str(file.path), start, self._settings.archive, self._below, self._settings.index_tags)
+        tags, log_id = self._settings.index_tags, self._identity.log
+        return Work(str(file.path), start, self._settings.archive, self._below, tags, log_id)
 
     async def _seal(self, work: Work) -> None:
         """Write one segment. Raises StoreError: it could not be written."""
@@ -165,6 +196,7 @@ class LogArchive:
         if sealed.error:
             raise StoreError(f"{work.path} is not archived, and kept until it is: {sealed.error}")
         await self._in_thread(lambda: self._archive.add(sealed.name, sealed.size))
+        await self._in_thread(lambda: self._identity.archived(self.archived_to))
         _log.info("%s is archived as %s: %d records in %d bytes", work.path, sealed.name, sealed.records, sealed.size)
         if sealed.other_bytes:
             said = "%s has %d bytes that are no record: they are in its segment, and `rmq store verify` shows them"
@@ -198,7 +230,8 @@ class LogArchive:
         return self.min_offset(topic, queue_id)
 
     def has(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Whether a message that is not in the log, or one behind it, is archived, or may be: it is not known yet."""
+        """Whether a message that is not in the log, or one behind it, is archived, or may be: it is not known yet.
+        Also for messages before the first archived one: `get` says where that is."""
         if queue_offset >= self._store.max_offset(topic, queue_id):
             return False  # of a topic of this name that was deleted
         return not self._is_known or self._archive.has(topic, queue_id, queue_offset)
@@ -245,7 +278,12 @@ class LogArchive:
         """The record at an offset of the log. Raises as `get`."""
         if physical_offset < self._store.min_physical_offset:
             self._need()
-        return await self._read(connection, _LOOKED_UP, lambda: self._archive.record_at(physical_offset))
+        try:
+            return await self._read(connection, _LOOKED_UP, lambda: self._archive.record_at(physical_offset))
+        except StoreError as error:
+            _log.error("archive %s: the record at %d cannot be read: %s", self._archive.place, physical_offset, error)
+            remark = f"the record at {physical_offset} cannot be read from the archive: {error}"
+            raise PeerRefused(ResponseCode.SYSTEM_ERROR, remark, str(self._archive.place)) from None
 
     async def query(
         self,
@@ -292,7 +330,13 @@ class LogArchive:
                 # A peer that takes nothing asks again when it does: its answers would only heap up.
                 if connection is not None and (connection.closed.done() or connection.unsent_bytes >= WRITE_BYTES_HIGH):
                     raise self._overloaded()
-                return await self._in_thread(read)
+                found = await self._in_thread(read)
+                self._log_gaps()
+                return found
+        except OSError as error:
+            self._log_unreadable(error)
+            remark = f"the archive {self._archive.place} cannot be read now: ask again"
+            raise PeerRefused(ResponseCode.SYSTEM_BUSY, remark, str(self._archive.place)) from None
         finally:
             turns.count -= 1
             if not turns.count:
@@ -301,6 +345,12 @@ class LogArchive:
                 self._reads[connection] -= 1
                 if not self._reads[connection]:
                     del self._reads[connection]
+
+    def _log_unreadable(self, error: OSError) -> None:
+        """Log why the place cannot be read, once a round: many consumers may ask."""
+        if str(error) != self._unreadable:
+            self._unreadable = str(error)
+            _log.error("archive %s cannot be read, consumers of archived messages wait: %s", self._archive.place, error)
 
     def _overloaded(self) -> PeerRefused:
         return PeerRefused(ResponseCode.SYSTEM_BUSY, OVERLOADED, str(self._archive.place))

@@ -293,6 +293,10 @@ class Broker:
         if settings.broker_role is BrokerRole.SLAVE:
             _log.info("a slave has no gRPC port, because clients cannot pop from it")
             return None
+        if self._authentication.enabled and self._authentication.full_signatures_only:
+            said = "the gRPC port %d stays closed: fullSignatureRequired=true, and calls of gRPC cannot be signed so"
+            _log.warning(said, settings.grpc_port)
+            return None
         with extras.needed("grpc", f"grpcServerPort={settings.grpc_port} (-1 for no such port)"):
             import rmqkit.proxy.grpc_call  # noqa: F401
         server = self._server(dispatch)

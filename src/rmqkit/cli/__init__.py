@@ -42,6 +42,7 @@ _MODULES = {
     "explain": "admin.message",
     "profile": "profile",
     "store": "store",
+    "archive": "archive",
     "pipeline": "pipeline.commands",
 }
 

@@ -59,7 +59,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tab
 @app.command()
 def verify(root: _Root, config: Config = None, read_only: _ReadOnly = False, as_json: _Json = False) -> None:
     """Check every record, queue entry, extension unit and index chain. The exit code is 1 if anything is damaged."""
-    with _one_line_errors(_READ_ONLY_HINT), _progress_bar("verify") as progress:
+    with one_line_errors(_READ_ONLY_HINT), progress_bar("verify") as progress:
         report = fsck.verify(root, settings_of(config, root), read_only=read_only, progress=progress)
     if as_json:
         print_report_json(report)
@@ -81,7 +81,7 @@ def rebuild(
     """Rebuild consume queues or index files from the commit log. Stop the broker first."""
     if not (queues or index):
         raise SettingsError("nothing to rebuild: give --queues, --index or both")
-    with _one_line_errors(), _progress_bar("rebuild") as progress:
+    with one_line_errors(), progress_bar("rebuild") as progress:
         need_numpy("rebuild")
         from rmqkit.store.offline.rebuild import rebuild as make_anew
 
@@ -102,7 +102,7 @@ def repair(
     """Repair everything that can be rebuilt from the commit log, and list the rest.
 
     The exit code is 1 if something is still damaged. Stop the broker first."""
-    with _one_line_errors(), _progress_bar("repair") as progress:
+    with one_line_errors(), progress_bar("repair") as progress:
         need_numpy("repair")
         from rmqkit.store.offline.repair import repair as repair_store
 
@@ -122,7 +122,7 @@ def repair(
 @app.command()
 def stat(root: _Root, config: Config = None, read_only: _ReadOnly = False, as_json: _Json = False) -> None:
     """Count the messages and bytes of the log, in total and per queue."""
-    with _one_line_errors(_READ_ONLY_HINT), _progress_bar("stat") as progress:
+    with one_line_errors(_READ_ONLY_HINT), progress_bar("stat") as progress:
         found = fsck.stat(root, settings_of(config, root), read_only=read_only, progress=progress)
     if as_json:
         print(json.dumps(msgspec.to_builtins(found)))
@@ -156,7 +156,7 @@ def dump(
     damage: list[Finding] = []
     count_max = limit if limit is not None or as_json else _ROWS
     shown: list[list[str]] = []
-    with _one_line_errors(_READ_ONLY_HINT):
+    with one_line_errors(_READ_ONLY_HINT):
         messages = fsck.dump(
             root,
             settings_of(config, root),
@@ -195,6 +195,10 @@ def query(
     skip_damage: Annotated[bool, typer.Option("--skip-damage", help="Leave out damaged messages.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
     as_json: _Json = False,
+    unsafe: Annotated[
+        bool,
+        typer.Option("--unsafe", help="Let SQL read and write other files, load extensions, use the network."),
+    ] = False,
 ) -> None:
     """Query a store with SQL: `select topic, count(*) from messages group by topic`. A broker may be running on it.
 
@@ -208,9 +212,9 @@ def query(
     from rmqkit.arrow import DAMAGE_HINT, dataset
     from rmqkit.arrow.query import query as run_query
 
-    with _one_line_errors(), _said_otherwise(DAMAGE_HINT, "--skip-damage reads on"):
+    with one_line_errors(), _said_otherwise(DAMAGE_HINT, "--skip-damage reads on"):
         messages = dataset(root, corrupt="skip" if skip_damage else "fail")
-        found = run_query(messages, sql)
+        found = run_query(messages, sql, unsafe=unsafe)
         if found is None:
             return
         is_table = not (as_csv or as_json)
@@ -321,7 +325,7 @@ def _in_copy(path: Path, root: Path, copy: Path, config: Path) -> Path:
 
 
 @contextmanager
-def _one_line_errors(hint: str = "") -> Iterator[None]:
+def one_line_errors(hint: str = "") -> Iterator[None]:
     """Args: ``hint`` ends the text about a store that a broker holds."""
     try:
         yield
@@ -346,7 +350,7 @@ def _said_otherwise(hint: str, ours: str) -> Iterator[None]:
 
 
 @contextmanager
-def _progress_bar(what: str) -> Iterator[Progress]:
+def progress_bar(what: str) -> Iterator[Progress]:
     """A bar on stderr, when a person looks at it."""
     console = Console(stderr=True)
     with ProgressBar(console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -1,13 +1,17 @@
 """The audit: a JSON line before each change (``intent``), one after it (``done``, ``failed``), and one for what was
 refused. No bodies and no secrets are in it.
 
-Lines go to a file, kept as 5 files of at most 64 MB, and the last 1,000 stay in memory for the page. Loop only.
+Lines go to a file that only its owner can read, kept as 5 files of at most 64 MB.
+The last 1,000 stay in memory for the page. Loop only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 from collections import deque
+from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -43,6 +47,29 @@ class AuditLine(Struct, rename="camel", kw_only=True, omit_defaults=True):
     detail: str = ""
 
 
+class _OwnFile(RotatingFileHandler):
+    """A file that only its owner can read, as are those it was before."""
+
+    def _open(self) -> TextIOWrapper:
+        close_to_others(Path(self.baseFilename))
+        for number in range(1, FILES):
+            with contextlib.suppress(FileNotFoundError):
+                Path(f"{self.baseFilename}.{number}").chmod(OWNER_ONLY)
+        return super()._open()
+
+
+OWNER_ONLY = 0o600
+
+
+def close_to_others(path: Path) -> None:
+    """Make a file, if there is none, and let nobody but its owner read it. Raises OSError: the disk refused."""
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, OWNER_ONLY)
+    try:
+        os.fchmod(descriptor, OWNER_ONLY)
+    finally:
+        os.close(descriptor)
+
+
 class Audit:
     """Writes lines. Raises SettingsError: the file cannot be written."""
 
@@ -54,7 +81,7 @@ class Audit:
         if path is not None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                self._file = RotatingFileHandler(path, maxBytes=FILE_BYTES, backupCount=FILES - 1, encoding="utf-8")
+                self._file = _OwnFile(path, maxBytes=FILE_BYTES, backupCount=FILES - 1, encoding="utf-8")
                 self._last.extend(_tail(path))
             except OSError as error:
                 raise SettingsError(f"audit file {path}: {error.strerror}: name another one with --audit") from None

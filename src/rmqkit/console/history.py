@@ -48,6 +48,7 @@ from msgspec import MsgspecError, Struct, msgpack
 from rmqkit.admin.health import Snapshot
 from rmqkit.clock import Clock
 from rmqkit.console import figures
+from rmqkit.console.audit import close_to_others
 from rmqkit.console.charts import Point
 from rmqkit.console.figures import FIGURES
 
@@ -423,6 +424,7 @@ class History:
     def _connect(self) -> None:
         assert self.path is not None
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        close_to_others(self.path)  # SQLite gives its other files the same mode
         self._file = file = sqlite3.connect(self.path, timeout=LOCK_S)
         file.execute("PRAGMA locking_mode = EXCLUSIVE")  # one console writes; nobody else has to see its log
         file.execute("PRAGMA journal_mode = WAL")

@@ -111,7 +111,8 @@ class Sessions:
 
 
 class Tries:
-    """At most so many logins a minute from one address, and ten times as many in all."""
+    """At most so many failed logins a minute from one address, and ten times as many in all. A try counts from its
+    begin, so that tries at the same time count, and a right one is taken out again."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -128,6 +129,13 @@ class Tries:
             return False
         self._tried.append((now_ms, address))
         return True
+
+    def succeeded(self, address: str) -> None:
+        """Take the newest try of an address out: it was right."""
+        for at in reversed(range(len(self._tried))):
+            if self._tried[at][1] == address:
+                del self._tried[at]
+                return
 
 
 class FileUsers:

@@ -1,4 +1,9 @@
-"""Serves a `Console` by uvicorn: what ``rmq console`` runs."""
+"""Serves a `Console` by uvicorn: what ``rmq console`` runs.
+
+uvicorn has `CONCURRENCY_MAX` connections and answers 503 at the bound, also where these connections never sent a
+request. So a connection that lets the console wait is closed: after `WAIT_SECONDS` (`_Patient`), and at once, the
+longest waiting first, where there are `WAITING_MAX` of them.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +15,11 @@ import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rmqkit.console.app import Console
 from rmqkit.errors import SettingsError
@@ -20,6 +27,10 @@ from rmqkit.errors import SettingsError
 __all__ = ["BehindProxy", "serve", "state_folder"]
 
 CONCURRENCY_MAX = 200
+WAITING_MAX = 100
+WAIT_SECONDS = 10.0
+"""A browser sends its request at once; a form comes within this time, too."""
+
 GRACE_SECONDS = 3
 
 
@@ -81,6 +92,7 @@ async def serve(
         lifespan="on",
         log_level="warning",
         access_log=False,
+        http=_patient(AutoHTTPProtocol),
         server_header=False,
         date_header=True,
         proxy_headers=False,
@@ -124,6 +136,62 @@ async def serve(
     listening.close()
     if waiting is not None:
         waiting.cancel()
+
+
+def _patient(protocol: Any) -> Any:
+    """uvicorn's protocol, that does not wait long for a request: a class of its own for each server."""
+    waiting: dict[Any, None] = {}
+
+    class Patient(protocol):  # type: ignore[misc] # which of uvicorn's it is depends on what is installed
+        """A connection; in ``waiting`` while the client owes the head or the body of a request."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._waits_for = self.cycle
+            self._sort()
+            self._look_again = self.loop.call_later(WAIT_SECONDS, self._look)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            waiting.pop(self, None)
+            self._look_again.cancel()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._sort()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._sort()
+
+        @staticmethod
+        def _cut(longest: Any) -> None:
+            waiting.pop(longest, None)
+            longest.transport.abort()
+
+        def _sort(self) -> bool:
+            """Whether the client owes something."""
+            cycle = self.cycle
+            owes = cycle is None or cycle.response_complete or cycle.more_body
+            if owes:
+                waiting.setdefault(self, None)
+                while len(waiting) > WAITING_MAX:
+                    self._cut(next(iter(waiting)))
+            else:
+                waiting.pop(self, None)
+            return owes
+
+        def _look(self) -> None:
+            if self._sort() and self._waits_for is self.cycle:
+                self._cut(self)
+                return
+            self._waits_for = self.cycle if self in waiting else _NOTHING
+            self._look_again = self.loop.call_later(WAIT_SECONDS, self._look)
+
+    return Patient
+
+
+_NOTHING = object()
 
 
 class _Server(uvicorn.Server):

@@ -1,15 +1,32 @@
 """Calls of the service, and the clients of the endpoint by their id: streams, groups, what is asked of them
 (``GrpcClientChannel``, ``ClientActivity``).
 
-A client is its id: calls of several connections with the same id are one client's. It is kept while it calls; who is
-silent for as long as brokers wait for a heartbeat is forgotten. Loop only. Source: grpc.md §2.1, §7, §10, §12.3, §16.2.
+A client is its id: calls of several connections with the same id are one client's. While a client is known, its id
+belongs to the user of its first call, and calls of other users under the id are refused. It is kept while it calls; who
+is silent for as long as brokers wait for a heartbeat is forgotten. Loop only.
+
+Anybody can invent ids, so the table is bounded for each *origin*: the user who signs, or the address where nobody has
+to sign.
+
+==========================  =========================  ================================================================
+clients                     bound of an origin         at the bound
+==========================  =========================  ================================================================
+hold nothing: no settings,  `PASSING_OF_ORIGIN_MAX`    the one that called least recently is forgotten; where all have
+no group, no topic                                     calls under way, the new client is refused
+hold something              `HOLDING_OF_ORIGIN_MAX`    the settings, or the registration, are refused
+all together                `CLIENTS_MAX` in all       of the origin with most clients that hold nothing, one is
+                                                       forgotten; where there is none, the new client is refused
+==========================  =========================  ================================================================
+
+A forgotten client that calls again is known again, and misses nothing.
+Source: grpc.md §2.1, §7, §10, §12.3, §16.2.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
@@ -30,6 +47,8 @@ __all__ = ["AnswerWith", "Call", "CallEnded", "Client", "Clients", "Stream"]
 
 CLIENT_SILENT_MS_MAX = 120_000.0
 CLIENTS_MAX = 50_000
+HOLDING_OF_ORIGIN_MAX = 10_000
+PASSING_OF_ORIGIN_MAX = 1024
 CALLS_MAX = 1024
 """Calls of one client under way; held receives among them."""
 
@@ -39,6 +58,8 @@ _CONSUME_TYPES = {PUSH_CONSUMER: "CONSUME_PASSIVELY", SIMPLE_CONSUMER: "CONSUME_
 
 _log = logging.getLogger(__name__)
 
+_Origin = tuple[str, str]
+"""``user`` or ``address``, and its name."""
 
 AnswerWith = Callable[[Callable[[Command], tuple[Code, bytes]]], Answered]
 """Has a call answered with what is made of a broker's answer: a status, and the encoded message that tells it."""
@@ -99,16 +120,20 @@ class Client:
     """One client.
 
     Attributes:
+        user: who signed its first call; None where nobody has to sign.
+        origin: the user, or the address of the first call where nobody has to sign.
         settings: as it sent them, or None.
-        stream: its newest Telemetry stream, or None.
+        stream: the newest Telemetry stream on which its settings were accepted, or None.
         producers: the topics it is registered as a producer of.
         group: the consumer group it is registered in, or None.
         calls: how many of its calls are under way.
         seen_ms: monotonic time of its last call.
     """
 
-    def __init__(self, client_id: str, clients: Clients) -> None:
+    def __init__(self, client_id: str, clients: Clients, user: str | None, origin: _Origin) -> None:
         self.id = client_id
+        self.user = user
+        self.origin = origin
         self.clients = clients
         self.settings: Any = None
         self.stream: Stream | None = None
@@ -165,6 +190,10 @@ class Client:
             asked.set_result(answer)
 
 
+_NONE: OrderedDict[str, Client] = OrderedDict()
+"""Of an origin without clients that hold nothing; never filled."""
+
+
 class Clients:
     """All clients.
 
@@ -184,6 +213,8 @@ class Clients:
         self._on_request = on_request
         self._on_gone = on_gone
         self._clients: dict[str, Client] = {}
+        self._passing: dict[_Origin, OrderedDict[str, Client]] = {}
+        self._holding: Counter[_Origin] = Counter()
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -195,20 +226,83 @@ class Clients:
         return self._clients.get(client_id)
 
     def called(self, client_id: str, peername: tuple[str, int], user: str | None) -> Client:
-        """The client of a call; made with its first. Raises Refused: there are too many, or it calls too often."""
+        """The client of a call; made with its first.
+        Raises Refused: the id is another user's, there are too many clients, or this one has too many calls."""
         client = self._clients.get(client_id)
         if client is None:
-            if len(self._clients) >= CLIENTS_MAX:
-                raise Refused(Code.TOO_MANY_REQUESTS, f"flow limit: {CLIENTS_MAX} clients are known")
-            client = self._clients[client_id] = Client(client_id, self)
+            origin = ("address", peername[0]) if user is None else ("user", user)
+            self._make_room(origin)
+            client = self._clients[client_id] = Client(client_id, self, user, origin)
+            self._passing.setdefault(origin, OrderedDict())[client_id] = client
+        else:
+            self.check_user(client, user)
+            if client_id in (passing := self._passing.get(client.origin, _NONE)):
+                passing.move_to_end(client_id)
         if client.calls >= CALLS_MAX:
             raise Refused(Code.TOO_MANY_REQUESTS, "flow limit")
         client.seen_ms = self._clock.monotonic_ms()
-        # With each call: the same client may come over another connection, and sign as another user.
+        # With each call: the same client may come over another connection.
         peer = self.peer_of(client)
         peer.moved_to(peername)
         peer.user = user
         return client
+
+    @staticmethod
+    def check_user(client: Client, user: str | None) -> None:
+        """Raise Refused where a client is another user's: what brokers ask it would come to whoever names its id, half
+        messages among it."""
+        if client.user != user:
+            raise Refused(Code.UNAUTHORIZED, f"client id {client.id} belongs to another user")
+
+    def _make_room(self, origin: _Origin) -> None:
+        """Forget a client that holds nothing where the bounds are reached. Raises Refused: there is none."""
+        passing = self._passing.get(origin, _NONE)
+        if len(passing) >= PASSING_OF_ORIGIN_MAX and not self._forget_one(passing):
+            text = f"flow limit: {PASSING_OF_ORIGIN_MAX} clients of {' '.join(origin)} have calls under way"
+            raise Refused(Code.TOO_MANY_REQUESTS, text)
+        if len(self._clients) >= CLIENTS_MAX and not self._forget_one(
+            max(self._passing.values(), key=len, default=_NONE)
+        ):
+            raise Refused(Code.TOO_MANY_REQUESTS, f"flow limit: {CLIENTS_MAX} clients are known")
+
+    def _forget_one(self, passing: OrderedDict[str, Client]) -> bool:
+        """Forget the client without calls that called least recently; False: there is none."""
+        for client in passing.values():
+            if not client.calls and client.stream is None:
+                self._forget(client, f"{len(passing)} clients of {' '.join(client.origin)} hold nothing")
+                return True
+        return False
+
+    def _forget(self, client: Client, why: str) -> None:
+        del self._clients[client.id]
+        self._let_go(client)
+        passing = self._passing[client.origin]
+        del passing[client.id]
+        if not passing:
+            del self._passing[client.origin]
+        if client.peer is not None and client.peer.is_open:
+            client.peer.close(why)
+
+    def hold(self, client: Client) -> None:
+        """Note that a client has settings, or is registered. Raises Refused: too many of its origin are."""
+        if client.id not in (passing := self._passing.get(client.origin, _NONE)):
+            return
+        if self._holding[client.origin] >= HOLDING_OF_ORIGIN_MAX:
+            text = f"flow limit: {HOLDING_OF_ORIGIN_MAX} clients of {' '.join(client.origin)} are registered"
+            raise Refused(Code.TOO_MANY_REQUESTS, text)
+        del passing[client.id]
+        if not passing:
+            del self._passing[client.origin]
+        self._holding[client.origin] += 1
+
+    def _let_go(self, client: Client) -> None:
+        """Note that a client holds nothing any more."""
+        passing = self._passing.setdefault(client.origin, OrderedDict())
+        if client.id not in passing:
+            passing[client.id] = client
+            self._holding[client.origin] -= 1
+            if not self._holding[client.origin]:
+                del self._holding[client.origin]
 
     def peer_of(self, client: Client) -> Peer:
         """The client as brokers know it, entered again where they have sent it away."""
@@ -222,14 +316,17 @@ class Clients:
         asked by it when it calls again."""
         oldest_ms = self._clock.monotonic_ms() - CLIENT_SILENT_MS_MAX
         for client in [one for one in self._clients.values() if not one.calls and one.seen_ms < oldest_ms]:
+            why = f"no call for {CLIENT_SILENT_MS_MAX:.0f} ms"
             if client.stream is None:
-                del self._clients[client.id]
-            if client.peer is not None and client.peer.is_open:
-                client.peer.close(f"no call for {CLIENT_SILENT_MS_MAX:.0f} ms")
+                self._forget(client, why)
+            elif client.peer is not None and client.peer.is_open:
+                client.peer.close(why)
 
     def close(self) -> None:
         """Have brokers forget all of them."""
         clients, self._clients = self._clients, {}
+        self._passing.clear()
+        self._holding.clear()
         for client in clients.values():
             if client.peer is not None:
                 client.peer.close("the endpoint closes")
@@ -266,6 +363,7 @@ class Clients:
             data.consumerDataSet.append(consumer)
         if not data.producerDataSet and not data.consumerDataSet:
             return
+        self.hold(client)
         peer = self.peer_of(client)
         # Before the broker is asked: a client that leaves meanwhile has to be taken out of what it is being put into.
         client.producers = {producer.group_name for producer in data.producerDataSet}
@@ -275,6 +373,7 @@ class Clients:
     async def leave(self, client: Client) -> None:
         """Take a client out of its groups, and drop its settings."""
         client.forget_settings()
+        self._let_go(client)
         peer = client.peer
         if peer is None or not peer.is_open:
             return

@@ -22,7 +22,7 @@ from rmqkit.proxy.clients import CLIENT_SILENT_MS_MAX, AnswerWith, Call, CallEnd
 from rmqkit.proxy.messages import DecodeError, Method, message_class, methods
 from rmqkit.proxy.receiving import Receiving, Write, WriteFramed
 from rmqkit.proxy.renewal import ROUND_SECONDS
-from rmqkit.proxy.rights import wanted_by
+from rmqkit.proxy.rights import wanted_by, wanted_of
 from rmqkit.proxy.routes import Routes
 from rmqkit.proxy.sending import Sending
 from rmqkit.proxy.status import Code, Refused, name_of, refusal_of, status
@@ -225,8 +225,7 @@ class Endpoint:
             async for command in _heard(commands):
                 try:
                     with self._entered(call, await self._signer("Telemetry", call, command)) as client:
-                        client.stream = stream
-                        answer = await self._telemetry.take(call, client, command)
+                        answer = await self._telemetry.take(call, client, command, stream)
                 except Refused as error:
                     if error.code in (Code.CLIENT_ID_REQUIRED, Code.UNAUTHORIZED, Code.TOO_MANY_REQUESTS):
                         stream.send(_Command(status=status(error.code, error.text)))
@@ -268,8 +267,15 @@ class Endpoint:
         # Before the client is entered: who cannot sign must not fill the table, nor use up the calls of somebody else's
         # id.
         user = await backend.identify(call.metadata)
+        client = self.clients.find(call.metadata.get("x-mq-client-id", ""))
+        if client is not None:
+            self.clients.check_user(client, user)
         if backend.has_policies:
-            await backend.authorize(user, wanted_by(name, asked), (call.peername[0],))
+            wanted = wanted_by(name, asked)
+            if name == "NotifyClientTermination" and client is not None:
+                # It takes the client out of its own group and topics, whatever it names.
+                wanted += wanted_of(client.group, client.producers)
+            await backend.authorize(user, wanted, (call.peername[0],))
         return user
 
     def _client_of(self, call: Call, user: str | None) -> Client:

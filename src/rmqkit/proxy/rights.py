@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from rmqkit.proxy.backend import Wanted
 from rmqkit.proxy.status import Code, Refused
 from rmqkit.remoting.policies import topic_resource
 
-__all__ = ["wanted_by"]
+__all__ = ["wanted_by", "wanted_of"]
 
 _PUB, _SUB = frozenset(["Pub"]), frozenset(["Sub"])
 _CONSUMERS = range(2, 7)
@@ -27,17 +28,23 @@ def wanted_by(name: str, asked: Any) -> list[Wanted]:
             return [(_topic(asked.topic.name), _PUB)]
         case "ReceiveMessage":
             return _consumed(asked.group.name, asked.message_queue.topic.name)
-        case "AckMessage" | "ForwardMessageToDeadLetterQueue" | "QueryAssignment":
+        case "AckMessage" | "ForwardMessageToDeadLetterQueue" | "QueryAssignment" | "ChangeInvisibleDuration":
+            # ChangeInvisibleDuration, too, for which the reference needs the group alone: a made-up handle would have
+            # a message of any topic delivered to the group's retry topic.
             return _consumed(asked.group.name, asked.topic.name)
-        case "ChangeInvisibleDuration":
-            return [(_group(asked.group.name), _SUB)]
         case "Heartbeat":
             return [(_group(asked.group.name), _SUB)] if asked.client_type in _CONSUMERS else []
-        case "NotifyClientTermination":
+        case "NotifyClientTermination":  # and `wanted_of` the client
             return [(_group(asked.group.name), _SUB)] if asked.group.name else []
         case "Telemetry" if asked.HasField("settings"):
             return _of_settings(asked.settings)
     return []
+
+
+def wanted_of(group: str | None, topics: Iterable[str]) -> list[Wanted]:
+    """What a client's own group, and the topics that it produces to, need."""
+    wanted: list[Wanted] = [] if group is None else [(_group(group), _SUB)]
+    return wanted + [(_topic(topic), _PUB) for topic in sorted(topics)]
 
 
 def _of_settings(settings: Any) -> list[Wanted]:

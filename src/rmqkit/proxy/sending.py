@@ -90,11 +90,13 @@ class _Stored(Struct, rename={"queue_offset": "queueOffset"}):
 
 @dataclass(slots=True)
 class _Half:
-    """Where a half message is; ``ended``: how it was settled, or None; ``since_ms``: monotonic time of its entry."""
+    """Where a half message is; ``users``: who may end it, the user who sent it and the users who were asked about it;
+    ``ended``: how it was settled, or None; ``since_ms``: monotonic time of its entry."""
 
     broker: str
     queue_offset: int
     physical_offset: int
+    users: frozenset[str | None]
     ended: int | None = None
     since_ms: float = 0.0
 
@@ -136,7 +138,7 @@ class Sending:
         def sent(told: Command) -> tuple[Code, bytes]:
             if told.code == ResponseCode.SUCCESS:
                 return Code.OK, sent_answer(message_id, decode_header(told, _Stored).queue_offset)
-            found = self._sent(topic, [message_id], "NORMAL", queues.name, told)
+            found = self._sent(topic, [message_id], "NORMAL", queues.name, told, client.user)
             return Code(found.status.code), found.SerializeToString()
 
         backend.peer_at_once(client.peer).gather((before % values, behind), body, answer(sent))
@@ -177,7 +179,7 @@ class Sending:
         assert client.peer is not None, "who calls has been entered"
         answer = await client.peer.ask(queues.name, command)
         ids = [message.system_properties.message_id for message in messages]
-        return self._sent(topic, ids, kinds[0], queues.name, answer)
+        return self._sent(topic, ids, kinds[0], queues.name, answer, client.user)
 
     def _queue(self, route: Route, group: str) -> tuple[BrokerQueues, int]:
         """The queue of a message group, or the next one."""
@@ -199,7 +201,7 @@ class Sending:
             number -= one.write_queue_count
         raise AssertionError("a number below the sum of all queues is one of theirs")
 
-    def _sent(self, topic: str, ids: list[str], kind: str, broker: str, answer: Command) -> Any:
+    def _sent(self, topic: str, ids: list[str], kind: str, broker: str, answer: Command, user: str | None) -> Any:
         """The answer to a send: an entry for each message."""
         if answer.code in _UNSAFE:
             code, name = _UNSAFE[ResponseCode(answer.code)]
@@ -210,7 +212,7 @@ class Sending:
         told = decode_header(answer, SendMessageResponse)
         if kind == "TRANSACTION":
             place = decode_offset_id(told.msg_id)[2]
-            self._keep(self._halves, (topic, ids[0]), _Half(broker, told.queue_offset, place))
+            self._keep(self._halves, (topic, ids[0]), _Half(broker, told.queue_offset, place, frozenset([user])))
         entries = [
             _SendEntry(
                 status=OK,
@@ -251,7 +253,8 @@ class Sending:
             raise Refused(Code.INVALID_TRANSACTION_ID, "transaction id cannot be empty")
         key = topic, asked.transaction_id
         half = self._halves.get(key) or self._ended.get(key)
-        if half is None or half.ended not in (None, asked.resolution):
+        is_own = half is not None and client.user in half.users
+        if half is None or not is_own or half.ended not in (None, asked.resolution):
             raise Refused(Code.INVALID_TRANSACTION_ID, "cannot found transaction data")
         if asked.resolution not in (_COMMIT, _ROLLBACK) or half.ended is not None:
             return _EndResponse(status=OK)
@@ -287,9 +290,12 @@ class Sending:
         record = decode_record(command.payload)
         properties = decode_properties(record.properties)
         transaction_id = header.transaction_id or header.msg_id or ""
-        half = _Half(header.bname or "", header.tran_state_table_offset, header.commit_log_offset)
+        key = record.topic, transaction_id
+        known = self._halves.get(key)
+        users = frozenset([client.user]) | (frozenset() if known is None else known.users)
+        half = _Half(header.bname or "", header.tran_state_table_offset, header.commit_log_offset, users)
         # Also when there is no stream to ask over: the client may end it by itself, by this id.
-        self._keep(self._halves, (record.topic, transaction_id), half)
+        self._keep(self._halves, key, half)
         if client.stream is None:
             return  # the broker asks again
         asking = _TelemetryCommand()

@@ -25,7 +25,7 @@ from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.proxy.backend import Backend, OnRequest
 from rmqkit.proxy.checks import check_group
 from rmqkit.proxy.client_settings import PUSH_CONSUMER, SIMPLE_CONSUMER, check_settings, language_of, merge, version_of
-from rmqkit.proxy.clients import Call, Client
+from rmqkit.proxy.clients import Call, Client, Stream
 from rmqkit.proxy.messages import message_class
 from rmqkit.proxy.records import message_of
 from rmqkit.proxy.sending import Sending
@@ -56,19 +56,23 @@ class Telemetry:
         self._tasks = tasks
         self._nonces = itertools.count()
 
-    async def take(self, call: Call, client: Client, command: Any) -> Any | None:
-        """Handle one command of a client's stream; the answer, if it has one. Raises Refused: the stream ends."""
+    async def take(self, call: Call, client: Client, command: Any, stream: Stream) -> Any | None:
+        """Handle one command of a client's stream; the answer, if it has one. Accepted settings make the stream the
+        client's. Answers to questions count on that stream alone. Raises Refused: the stream ends."""
         match command.WhichOneof("command"):
             case "settings":
-                return await self._settings(call, client, command.settings)
-            case "thread_stack_trace":
+                answer = await self._settings(call, client, command.settings)
+                client.stream = stream
+                return answer
+            case "thread_stack_trace" if client.stream is stream:
                 client.answered(command.thread_stack_trace.nonce, command)
-            case "verify_message_result":
+            case "verify_message_result" if client.stream is stream:
                 client.answered(command.verify_message_result.nonce, command)
         return None
 
     async def _settings(self, call: Call, client: Client, settings: Any) -> Any:
         check_settings(settings)
+        client.clients.hold(client)
         client.language = language_of(call.metadata.get("x-mq-language", ""))
         client.version = version_of(call.metadata.get("x-mq-client-version", ""))
         config = await self._backend.group(settings.subscription.group.name) or SubscriptionGroupConfig()

@@ -27,7 +27,7 @@ from rmqkit.protocol.schemas.access import AclInfo, SubjectRequest, UserInfo, Us
 from rmqkit.proxy.backend import Wanted
 from rmqkit.proxy.kept import Kept
 from rmqkit.proxy.status import Code, Refused, refusal_of
-from rmqkit.remoting.authentication import CallSignature, Credentials, secret_of
+from rmqkit.remoting.authentication import GRPC_WINDOW, GRPC_WINDOW_MS, CallSignature, Credentials, secret_of
 from rmqkit.remoting.policies import SUPER, PolicyIndex
 from rmqkit.settings import Setting
 
@@ -56,6 +56,7 @@ class ProxyUserSettings(Struct, kw_only=True):
             secret=True,
         ),
     ] = ""
+    grpc_window_ms: Annotated[int, GRPC_WINDOW] = GRPC_WINDOW_MS
     cluster: Annotated[
         str, Setting("rocketMQClusterName", "whose brokers tell users; default: the only one that name servers know")
     ] = ""
@@ -81,6 +82,8 @@ class Users:
         if settings.authorization_enabled and not settings.authentication_enabled:
             raise SettingsError("authorizationEnabled=true needs authenticationEnabled=true: users could be anybody")
         self._must_sign = settings.authentication_enabled
+        self._clock = clock
+        self._grpc_window_ms = settings.grpc_window_ms
         self.has_policies = settings.authorization_enabled
         self._inner = inner
         self._ask = ask
@@ -94,7 +97,8 @@ class Users:
         try:
             signature = CallSignature.of(metadata.get("x-mq-date-time"), metadata.get("authorization"))
             found = None if self._is_inner(signature.user) or not signature.user else await self._user(signature.user)
-            signature.check(*secret_of(signature.user, self._inner, lambda name: found))
+            secret, remark = secret_of(signature.user, self._inner, lambda name: found)
+            signature.check(secret, remark, self._clock.now_ms(), self._grpc_window_ms)
         except HeaderError as error:
             raise Refused(Code.UNAUTHORIZED, str(error)) from None
         return signature.user

@@ -9,6 +9,7 @@ import hmac
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -32,6 +33,9 @@ from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.schemas.access import UserInfo
 from rmqkit.remoting.connection import Connection
 from rmqkit.settings import Setting
+
+GRPC_WINDOW_MS = 15 * 3_600_000
+"""Most SDKs of 5.x sign local time as if it were UTC: zones are up to 14 hours away, and clocks differ."""
 
 _NUMBERS_MAX = 8192
 _SESSIONS_MAX = 10_000
@@ -94,6 +98,13 @@ class Freshness:
 T = TypeVar("T")
 
 
+GRPC_WINDOW = Setting(
+    "grpcSignatureWindow",
+    "how far the date of a gRPC call's signature may be from now, in ms (SDKs write local time); 0 means any date",
+    low=0,
+)
+
+
 class AuthenticationSettings(Struct, kw_only=True):
     """What a ``broker.conf`` says about users; the keys and their JSON are those of 5.x brokers."""
 
@@ -118,6 +129,7 @@ class AuthenticationSettings(Struct, kw_only=True):
     signature_window_ms: Annotated[
         int, Setting("fullSignatureWindow", "maximum age of a signature, in ms", low=1000)
     ] = 300_000
+    grpc_window_ms: Annotated[int, GRPC_WINDOW] = GRPC_WINDOW_MS
     authorization_enabled: Annotated[
         bool, Setting("authorizationEnabled", "users may do only what policies allow; needs authenticationEnabled")
     ] = False
@@ -174,6 +186,7 @@ class Authentication:
         inner: how brokers sign their own requests, whatever is known of a user of that name.
         white_list: codes of requests that are not checked.
         freshness: takes full signatures only, and each once; None: others will do, too.
+        grpc_window_ms: how far the date of a gRPC call's signature may be from now; 0: any.
 
     Attributes:
         users: looks up who else is known, and those that operators changed; at first, the first user alone.
@@ -189,8 +202,10 @@ class Authentication:
         *,
         freshness: Freshness | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        grpc_window_ms: int = GRPC_WINDOW_MS,
     ) -> None:
         self.initial = initial
+        self._grpc_window_ms = grpc_window_ms
         self._freshness = freshness
         self._clock = clock
         self.users: Callable[[], Mapping[str, UserInfo]] = lambda: {initial.username or "": initial}
@@ -219,6 +234,7 @@ class Authentication:
             codes_of(settings.white_list),
             freshness=Freshness(settings.signature_window_ms) if settings.full_signatures_only else None,
             clock=clock,
+            grpc_window_ms=settings.grpc_window_ms,
         )
 
     @property
@@ -249,7 +265,7 @@ class Authentication:
         Raises HeaderError: nobody known did; it is the reference's remark."""
         signature = CallSignature.of(date, signed)
         secret, remark = secret_of(signature.user, self._inner, self.users().get)
-        signature.check(secret, remark)
+        signature.check(secret, remark, self._clock.now_ms(), self._grpc_window_ms)
         return signature.user
 
     def _unknown(self, fields: Mapping[str, str], command: Command) -> str | None:
@@ -306,14 +322,25 @@ class CallSignature:
             raise HeaderError("create authentication context error.") from None
         return cls(parts.get("Credential", "").partition("/")[0], date, digest)
 
-    def check(self, secret: str, remark: str | None) -> None:
-        """Raises HeaderError: the user may not sign, as `secret_of` says, or did not with this secret."""
+    def check(self, secret: str, remark: str | None, now_ms: int, window_ms: int) -> None:
+        """Raises HeaderError: the user may not sign, as `secret_of` says, did not with this secret, or signed a date
+        that is further than ``window_ms`` from now (0: any date will do)."""
         if remark is None and not hmac.compare_digest(
             hmac.digest(secret.encode(), self.date.encode(), "sha1"), self.digest
         ):
             remark = "check signature failed."
+        if remark is None and window_ms and (away_ms := self._away_ms(now_ms)) > window_ms:
+            remark = f"the call was signed at {self.date}, {away_ms} ms from now, and {window_ms} are allowed."
         if remark is not None:
             raise HeaderError(remark)
+
+    def _away_ms(self, now_ms: int) -> int:
+        """How far the date is from now. Raises HeaderError: it is none."""
+        try:
+            signed = datetime.fromisoformat(self.date)
+        except ValueError:
+            raise HeaderError(f"datetime {self.date[:40]!r} is not like 20260131T235959Z.") from None
+        return abs(now_ms - int(signed.replace(tzinfo=signed.tzinfo or UTC).timestamp() * 1000))
 
 
 def secret_of(

@@ -1,7 +1,9 @@
 """What is measured of requests, and the port where Prometheus reads it: ``GET /metrics``, and nothing else.
 
 It serves few, small and quick requests: at most `_CONNECTIONS_MAX` at a time, a head of `_HEAD_BYTES_MAX`, one request
-per connection, all of it within `_SECONDS_MAX`. Values are gathered on the loop, the text is written in a thread.
+per connection, all of it within `_SECONDS_MAX`. At the bound a new connection takes the place of the one that has sent
+no request for longest, so that idle connections do not keep Prometheus out. Values are gathered on the loop, the text
+is written in a thread.
 
 A `MeteredConnection` measures how long answers take; a server makes them in place of plain ones while metrics are
 exported. A request's time begins with the read that brought it (`Connection.active_ms`) and ends, for all that are
@@ -48,6 +50,7 @@ class Exporter:
         self._gather: Gather
         self._common: Mapping[str, str]
         self._requests = Tasks()
+        self._silent: dict[asyncio.StreamWriter, None] = {}
         self._tasks = Tasks()
         self._port: ListeningPort | None = None
         self.address = ""
@@ -79,7 +82,14 @@ class Exporter:
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=_HEAD_BYTES_MAX), self._connected)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._requests) < _CONNECTIONS_MAX:
+        if len(self._requests) >= _CONNECTIONS_MAX and self._silent:
+            silent = next(iter(self._silent))
+            del self._silent[silent]
+            silent.transport.abort()  # its task ends with the read
+            self._silent[writer] = None
+            self._requests.start(self._serve(reader, writer), "metrics request")
+        elif len(self._requests) < _CONNECTIONS_MAX:
+            self._silent[writer] = None
             self._requests.start(self._serve(reader, writer), "metrics request")
         else:
             writer.write(_response("503 Service Unavailable", b"too many connections\n"))
@@ -89,12 +99,12 @@ class Exporter:
         try:
             with contextlib.suppress(TimeoutError, ConnectionError):
                 async with asyncio.timeout(_SECONDS_MAX):
-                    writer.write(await self._answer(reader))
+                    writer.write(await self._read(reader, writer))
                     await writer.drain()
         finally:
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         # The reader's limit is what bounds the head; the time is bounded by who called.
         try:
             head = await reader.readuntil(_END)
@@ -102,6 +112,11 @@ class Exporter:
             return _response("431 Request Header Fields Too Large", b"the request is too large\n")
         except asyncio.IncompleteReadError:
             return b""
+        finally:
+            self._silent.pop(writer, None)
+        return await self._answer(head)
+
+    async def _answer(self, head: bytes) -> bytes:
         method, _, rest = head.partition(b" ")
         path, _, version = rest.partition(b"\r")[0].rpartition(b" ")
         if not version.startswith(b"HTTP/1."):

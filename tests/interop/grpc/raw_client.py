@@ -10,6 +10,7 @@ import asyncio
 import base64
 import hmac
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ METHODS = {method.name: method for method in methods()}
 BODIES_OF_4_MIB = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20)]
 CALL_SECONDS = 20.0
 STREAM_SECONDS = 60.0
-SIGNED_DATE = "20261122T162000Z"
+SIGNED_DATE = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
 
 
 @dataclass(frozen=True, slots=True)

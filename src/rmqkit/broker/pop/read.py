@@ -432,7 +432,7 @@ class PopRead:
         if fetched is None or (fetched.topic, fetched.queue_id, fetched.offset) != (topic, queue_id, offset):
             return found
         if fetched.found.next_begin_offset <= offset:
-            return gone  # segments were taken away: it goes on where the log begins
+            return found  # segments were taken away meanwhile: the next pop reads again
         count = self._count - self.taken
         found.records, found.next_begin_offset = fetched.found.records[:count], fetched.found.next_begin_offset
         if len(fetched.found.records) > count:

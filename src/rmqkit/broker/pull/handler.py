@@ -180,7 +180,7 @@ class PullHandlers(Handlers[PullContext]):
             if may_hold:
                 if header.sys_flag & _COMMIT:
                     context.offsets.commit(group, topic, queue_id, header.commit_offset)
-                return self._from_archive(connection, command, header, found, wanted, topic_config, config)
+                return self._from_archive(connection, command, header, wanted, topic_config, config)
             # A woken pull cannot wait for the archive: its client asks again at once, with a pull that can.
             found = GetResult(GetStatus.NO_MATCHED_MESSAGE, header.queue_offset, found.min_offset, found.max_offset)
         context.offsets.pulled(group, topic, queue_id, found.next_begin_offset)
@@ -272,12 +272,11 @@ class PullHandlers(Handlers[PullContext]):
         connection: Connection,
         command: Command,
         header: PullMessageRequest,
-        gone: GetResult,
         wanted: PullFilter,
         topic: TopicConfig,
         group: SubscriptionGroupConfig,
     ) -> Command | None:
-        """Answer a pull from the archive. ``gone``: what the log said."""
+        """Answer a pull from the archive."""
         archive, statistics = self._context.archive, self._context.statistics
         assert archive is not None, "it was asked whether it has the message"
         began_ms = self._context.clock.monotonic_ms()
@@ -291,7 +290,8 @@ class PullHandlers(Handlers[PullContext]):
             accept=wanted.accept,
         )
         if found.next_begin_offset <= header.queue_offset:
-            found = gone  # segments were taken away: it goes on where the log begins
+            # Segments were taken away meanwhile: the client asks again, and the log's answer holds then.
+            found = GetResult(GetStatus.NO_MATCHED_MESSAGE, header.queue_offset, found.min_offset, found.max_offset)
         name, queue_id = header.consumer_group, header.queue_id
         self._context.offsets.pulled(name, header.topic, queue_id, found.next_begin_offset)
         if found.records:

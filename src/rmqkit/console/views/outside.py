@@ -74,6 +74,7 @@ async def login(ask: Ask) -> Page | Response:
         values["trouble"] = why
         page.status = 401
         return page
+    console.tries.succeeded(ask.address)
     console.audit.write(user.name, ask.address, "", "login", "", "done", user.role)
     console.begin_session(response, user)
     return response

@@ -18,7 +18,7 @@ from rmqkit import extras
 from rmqkit.errors import StoreError
 from rmqkit.store.files import make_directory, sync_directory, sync_file
 
-__all__ = ["Folder", "Objects", "Place", "place_of"]
+__all__ = ["Folder", "Objects", "Place", "place_at", "place_of"]
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _PART = ".part"
@@ -125,6 +125,16 @@ def place_of(setting: str, below: str) -> Place:
         head, mark, options = setting.partition("?")
         return Objects(f"{head.rstrip('/')}/{below}{mark}{options}")
     return Folder(Path(setting).expanduser() / below)
+
+
+def place_at(address: str) -> Place:
+    """The place that a path or an address names whole, with the folder of its broker. Raises as `place_of`."""
+    if _ADDRESS.match(address):
+        head, mark, options = address.partition("?")
+        above, _, below = head.rstrip("/").rpartition("/")
+        return place_of(f"{above}{mark}{options}", below)
+    path = Path(address).expanduser().absolute()
+    return place_of(str(path.parent), path.name)
 
 
 def shown(address: str) -> str:

@@ -28,13 +28,15 @@ _NICE = 10
 
 
 class Work(Struct):
-    """One segment to write: the log file, where it begins, the archive, the folder in it, whether TAGS is a key."""
+    """One segment to write: the log file, where it begins, the archive, the folder in it, whether TAGS is a key, and
+    the identity of the log."""
 
     path: str
     start: int
     archive: str
     below: str
     with_tags: bool
+    log_id: str = ""
 
 
 class Sealed(Struct):
@@ -49,12 +51,14 @@ class Sealed(Struct):
 
 def seal(work: Work, place: Place) -> Sealed:
     """Write a segment and compare it with the log.
-    Raises OSError: the log cannot be read, or the place written. Raises StoreError: what was read back differs."""
+    Raises OSError: the log cannot be read, or the place written.
+    Raises StoreError: what was read back differs, or a segment of another log has the name."""
     name = segment_name(work.start)
     with Path(work.path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as log:
+        _refuse_another_log(work, place, name)
         with place.writing(name) as out:
             assert out is not None, "a place gives a file"
-            directory = write_segment(log, work.start, out, with_tags=work.with_tags)
+            directory = write_segment(log, work.start, out, with_tags=work.with_tags, log_id=work.log_id)
         # Behind the publication and by its name: what is read back is what consumers will get once the log file is
         # deleted.
         size = place.names().get(name, 0)
@@ -63,6 +67,20 @@ def seal(work: Work, place: Place) -> Sealed:
             raise StoreError(f"archive {place}: {name} was written and reads back with another directory")
         compare(segment, log)
     return Sealed(name, size, directory.record_count, directory.other_bytes)
+
+
+def _refuse_another_log(work: Work, place: Place, name: str) -> None:
+    """Raise StoreError where the name is that of another log's segment: writing would replace its only copy."""
+    size = place.names().get(name)
+    if size is None:
+        return
+    try:
+        other = SegmentFile(name, lambda position, count: place.read(name, position, count), size).directory
+    except StoreError:
+        return  # a damaged one, that is written again
+    if other.log and other.log != work.log_id:
+        raise StoreError(f"archive {place} has {name} of log {other.log}, and this is log {work.log_id}: remove it, or "
+                         "give another archive")  # fmt: skip
 
 
 def compare(segment: SegmentFile, log: mmap.mmap) -> None:

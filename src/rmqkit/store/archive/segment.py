@@ -94,6 +94,7 @@ class Directory(Struct, frozen=True, array_like=True):
         other_bytes: bytes that are no record.
         queues: by topic and queue id.
         places, keys: first physical offset, or hash, of each part.
+        log: the identity of the log (`rmqkit.store.archive.identity`); empty in segments of releases that had none.
     """
 
     start: int
@@ -108,6 +109,7 @@ class Directory(Struct, frozen=True, array_like=True):
     blocks: Section
     places: list[tuple[int, Section]]
     keys: list[tuple[int, Section]]
+    log: str = ""
 
 
 class Block(NamedTuple):
@@ -131,13 +133,14 @@ class PlaceOf(NamedTuple):
 # ---------------------------------------------------------------- writing
 
 
-def write_segment(log: Buffer, start: int, out: BinaryIO, *, with_tags: bool) -> Directory:
+def write_segment(log: Buffer, start: int, out: BinaryIO, *, with_tags: bool, log_id: str = "") -> Directory:
     """Write the segment of a full log file.
 
     Args:
         log: the whole file.
         start: physical offset of its first byte, its name.
         with_tags: whether TAGS is a key (``indexTags``), too.
+        log_id: the identity of the log.
 
     Raises:
         OSError: it cannot be written.
@@ -164,6 +167,7 @@ def write_segment(log: Buffer, start: int, out: BinaryIO, *, with_tags: bool) ->
         blocks=blocks,
         places=writing.table(PLACE, writing.places(start)),
         keys=writing.table(KEY, contents.keys),
+        log=log_id,
     )
     found = writing.section(msgspec.msgpack.encode(directory))
     out.write(FOOTER.pack(found.position, found.stored_bytes, found.crc, MAGIC))
@@ -238,6 +242,10 @@ class _Writing:
 class SegmentFile:
     """Reads one segment; keeps its directory and nothing else.
 
+    Attributes:
+        directory: what the segment holds.
+        digest: the CRC-32 of the stored directory; the directory has those of all other sections.
+
     Args:
         name: what it is called in errors.
         read_at: gives its bytes.
@@ -253,9 +261,12 @@ class SegmentFile:
         self._read_at = read_at
         if size < len(MAGIC) + FOOTER.size:
             raise StoreError(f"{name} is no archived segment: it has {size} bytes only")
-        position, stored_bytes, crc, magic = FOOTER.unpack(read_at(size - FOOTER.size, FOOTER.size))
+        # Shorter where the object was cut after its length was listed.
+        footer = read_at(size - FOOTER.size, FOOTER.size).ljust(FOOTER.size, b"\0")
+        position, stored_bytes, crc, magic = FOOTER.unpack(footer)
         if magic != MAGIC or position + stored_bytes + FOOTER.size != size:
             raise StoreError(f"{name} is no archived segment, or was not written to its end: it has no footer")
+        self.digest = crc
         content = self.section(Section(position, stored_bytes, crc))
         try:
             self.directory = msgspec.msgpack.decode(content, type=Directory)
@@ -279,14 +290,18 @@ class SegmentFile:
         return [Block(*row) for row in BLOCK.iter_unpack(self.section(self.directory.blocks))]
 
     def contents(self, blocks: list[Block]) -> list[bytes]:
-        """What blocks that follow each other hold, by one read. Raises as `section`."""
+        """What blocks that follow each other hold, by one read; up to the first damaged one.
+        Raises as `section`, where the first block is damaged."""
         begin = blocks[0].position
         # One read: at an object store each request costs more than the bytes.
         stored = self._read_at(begin, sum(block.stored_bytes for block in blocks))
-        found = []
+        found: list[bytes] = []
         for block in blocks:
             at = block.position - begin
-            found.append(self._content(stored[at : at + block.stored_bytes], block.crc, block.position, block.bytes))
+            content = stored[at : at + block.stored_bytes]
+            if found and zlib.crc32(content) != block.crc:
+                break
+            found.append(self._content(content, block.crc, block.position, block.bytes))
         return found
 
     def place_of(self, physical_offset: int) -> PlaceOf | None:

@@ -1,0 +1,158 @@
+"""The identity of a log: a segment names the log that it was made of, so that a broker reads only its own.
+
+The identity is 16 random bytes in hex. The first master that archives a log makes it, before its first segment is
+written. The store has it in a note beside ``checkpoint`` (`NOTE`), each segment in its directory.
+
+A store that has its note accepts these segments:
+
+=========================================  ============================================================================
+segment                                    accepted
+=========================================  ============================================================================
+names this log                             yes
+names another log                          no
+names no log: written before there were    when the note lists it, or when the log file of its offset is still there and
+identities                                 begins with the same record; the note lists it then
+=========================================  ============================================================================
+
+A store without a note learns the identity from the segments whose log file is still there (`LogIdentity.settle`):
+
+=========================================  ============================================================================
+segments                                   what happens
+=========================================  ============================================================================
+one begins with the record of the log      its identity becomes that of the store
+they name logs, no log file shows which    a slave takes the identity, as it reads the archive of its master. A master
+                                           refuses the archive: `adopt` (``rmq archive adopt``) decides
+they name no log, or there are none        a master makes an identity. It lists the segments that no log file
+                                           contradicts in the note: older releases had accepted them. A slave waits
+=========================================  ============================================================================
+
+A crash leaves the former note or the new one. A lost note costs nothing while a log file is there that was archived.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from rmqkit.errors import StoreError
+from rmqkit.store.archive.archive import Found
+from rmqkit.store.archive.contents import identity_of
+from rmqkit.store.files import read_note, write_note
+
+__all__ = ["NOTE", "LogIdentity", "adopt", "identity_in"]
+
+NOTE = "archiveIdentity"
+"""The note's name in the store directory."""
+
+
+class _Note(Struct):
+    """The identity, how far the log was archived, and the accepted segments without an identity with their digests."""
+
+    log: str
+    reached: int = 0
+    older: dict[str, int] = field(default_factory=dict)
+
+
+class LogIdentity:
+    """The identity of one store's log.
+
+    Args:
+        root: the store directory.
+        first_record: the first record of the log file that begins at an offset, None when that is gone.
+        makes: whether this broker makes an identity where there is none: a master.
+    """
+
+    def __init__(self, root: Path, first_record: Callable[[int], bytes | None], *, makes: bool) -> None:
+        self._root = root
+        self._first_record = first_record
+        self._makes = makes
+        self._note: _Note | None = None
+        self._older: dict[str, int] = {}
+
+    @property
+    def log(self) -> str:
+        """The identity; empty while it is not known."""
+        return "" if self._note is None else self._note.log
+
+    @property
+    def reached(self) -> int:
+        """Physical offset up to which the log was archived once."""
+        return 0 if self._note is None else self._note.reached
+
+    def archived(self, end: int) -> None:
+        """Store how far the log is archived. Raises OSError: the disk refused."""
+        if self._note is not None and end > self._note.reached:
+            self._store(_Note(self._note.log, end, self._older))
+
+    def settle(self, found: list[Found]) -> None:
+        """Learn or make the identity, where the store has none.
+        Raises StoreError: it is unknown whether the segments are of this log. Raises OSError: the disk refused."""
+        if self._note is None:
+            self._note = read_note(self._root / NOTE, _Note, "the identity is learned from the archive's segments")
+            self._older |= {} if self._note is None else self._note.older
+        if self._note is None:
+            self._learn(found)
+
+    def _learn(self, found: list[Found]) -> None:
+        own = [one for one in found if self._compared(one) is not False]
+        shown = [one for one in own if self._compared(one) and one.directory.log]
+        named = sorted({one.directory.log for one in own if one.directory.log})
+        if shown:
+            log = max(shown, key=lambda one: one.directory.start).directory.log
+        elif named and (self._makes or len(named) > 1):
+            raise StoreError(
+                f"the archive's segments are of log {', '.join(named)}, and store {self._root} has neither the file "
+                f"{NOTE} nor a log file that was archived: it is unknown whether the log is the same one. If it is, "
+                f"stop the broker and run: rmq archive adopt PLACE {self._root}"
+            )
+        elif named:
+            log = named[0]
+        elif self._makes:
+            log = secrets.token_hex(16)
+        else:
+            return
+        self._older |= {one.name: one.digest for one in own if not one.directory.log}
+        self._store(_Note(log, 0, self._older))
+
+    def owns(self, found: Found) -> bool:
+        """Return whether a segment is one of this log."""
+        if found.directory.log:
+            return found.directory.log == self.log
+        is_same, is_listed = self._compared(found), self._older.get(found.name) == found.digest
+        # A slave that knows no identity yet accepts what no log file contradicts: its master has written none.
+        is_own = is_listed or self._note is None if is_same is None else is_same
+        if is_own and not is_listed:
+            # Listed while its log file is there: after a restart the file may be gone.
+            self._older[found.name] = found.digest
+            if self._note is not None:
+                self._store(_Note(self._note.log, self._note.reached, self._older))
+        return is_own
+
+    def _compared(self, found: Found) -> bool | None:
+        """Whether a segment begins as the log file of its offset does; None where that is gone."""
+        record = self._first_record(found.directory.start)
+        return None if record is None else identity_of(record) == found.directory.identity
+
+    def _store(self, note: _Note) -> None:
+        write_note(self._root / NOTE, note)
+        self._note = note
+
+
+def identity_in(root: Path) -> str:
+    """The identity of a store's log; empty where it has none yet. Raises OSError: the disk refused."""
+    note = read_note(root / NOTE, _Note, "the store's log is compared with the segments")
+    return "" if note is None else note.log
+
+
+def adopt(root: Path, found: list[Found]) -> str:
+    """Store the identity that all of some segments have as that of a store; returns the identity.
+    Raises StoreError: they have none, or several. Raises OSError: the disk refused."""
+    named = sorted({one.directory.log for one in found if one.directory.log})
+    if len(named) != 1:
+        raise StoreError(f"the segments name {len(named)} logs ({', '.join(named)}), not one: nothing is adopted")
+    older = {one.name: one.digest for one in found if not one.directory.log}
+    write_note(root / NOTE, _Note(named[0], 0, older))
+    return named[0]
