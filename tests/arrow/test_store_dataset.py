@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -60,6 +61,10 @@ def moment(ms):
     return pa.scalar(ms * 1000, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
 
 
+def place(row):
+    return row["topic"], row["queueId"], row["queueOffset"]
+
+
 def bodies(reader):
     return [body.decode() for batch in reader for body in batch.column("body").to_pylist()]
 
@@ -82,6 +87,27 @@ def test_queues_give_what_consumers_get(golden):
     walked = {row["commitLogOffset"] for row in rows_of(list(scan(golden)))}
     queued = {row["commitLogOffset"] for row in rows_of(list(scan(golden, offsets_from="consumequeue")))}
     assert queued and queued <= walked
+
+
+def test_batch_queues_give_every_message_of_their_batches(tmp_path):
+    root = unpack_golden("5.4.0", tmp_path).root
+    walked = rows_of(list(scan(root, topic="GoldInnerBatch")))
+    assert len(walked) > len({row["commitLogOffset"] for row in walked}) > 1
+    for queue in (), (0,), (1,), (2, 3):
+        wanted = [row for row in walked if not queue or row["queueId"] in queue]
+        queued = rows_of(list(scan(root, topic="GoldInnerBatch", queue=queue, offsets_from="consumequeue")))
+        assert sorted(queued, key=place) == sorted(wanted, key=place)
+    everything = rows_of(list(scan(root, offsets_from="consumequeue")))
+    assert {place(row) for row in everything} >= {place(row) for row in walked}
+
+
+def test_a_store_of_batch_queues_only_is_read_by_them_and_one_without_queues_is_named(tmp_path):
+    root = unpack_golden("5.4.0", tmp_path).root
+    shutil.rmtree(root / "consumequeue")
+    assert scan(root, topic="GoldInnerBatch", offsets_from="consumequeue").read_all().num_rows > 0
+    shutil.rmtree(root / "batchconsumequeue")
+    with pytest.raises(StoreError, match="consumequeue does not exist: give the store directory, or have the queues"):
+        scan(root, offsets_from="consumequeue")
 
 
 # ---------------------------------------------------------------- what is wanted

@@ -17,7 +17,7 @@ from rmqkit.protocol.record import decode_record, layout_of, pack_blank
 from rmqkit.spark.jobs.log_ranges import log_splits
 from rmqkit.spark.source.store import read_plan, store_options
 from rmqkit.store.log import scan
-from rmqkit.store.log.scan import Damage
+from rmqkit.store.log.scan import FALSE_BLANK, Damage, Records
 from rmqkit.store.log.view import LogView
 from rmqkit.store.queues.consume_queue import ENTRY
 from tests.golden_stores import unpack_golden
@@ -245,3 +245,52 @@ def test_the_hole_of_a_preallocated_file_is_not_data(tmp_path: Path) -> None:
 
 def test_a_split_holds_a_place_and_nothing_else() -> None:
     assert Split("/s", 0, 1, 2).__struct_fields__ == ("path", "base_offset", "low", "high")
+
+
+# ---------------------------------------------------------------- files and records that seem to be the end
+
+
+def test_a_missing_newest_file_before_a_preallocated_one_is_named(tmp_path: Path) -> None:
+    root = _log(tmp_path, _full(0), _part(_SIZE), bytes(_SIZE))
+    assert len(_plan(root)) == 2
+    (root / "commitlog" / f"{_SIZE:020d}").unlink()
+    said = f"commit log bytes {_SIZE} to {2 * _SIZE} are missing before .*{2 * _SIZE}: restore"
+    with pytest.raises(StoreMismatch, match=said):
+        _plan(root)
+
+
+@pytest.mark.parametrize("is_newest", [False, True])
+def test_a_false_blank_that_says_what_is_left_hides_no_records(is_newest: bool, tmp_path: Path) -> None:
+    whole = bytearray(_full(0))
+    second = plain_records(whole)[1].physical_offset
+    whole[second : second + 8] = pack_blank(_SIZE - second)
+    count = len(plain_records(_full(0)))
+    root = _log(tmp_path, bytes(whole), bytes(_SIZE) if is_newest else _part(_SIZE))
+    split = plan_splits(find_segments(str(root), []), 1 << 20)[0]
+    plan = read_plan(store_options({"path": str(root)}), ["queueOffset"])
+    with pytest.raises(StoreError, match=f"damage at byte {second} .*: {FALSE_BLANK}"):
+        list(read_split(split, plan))
+    skipping = replace(plan, corrupt_records=CorruptRecords.SKIP)
+    assert sum(map(len, read_split(split, skipping))) == count - 1
+    log = LogView(sorted((path, int(path.name)) for path in (root / "commitlog").iterdir()))
+    for parts in (log.walk(), log.runs()):
+        (damage,) = (part for _, part in parts if isinstance(part, Damage))
+        assert (damage.position, damage.end, damage.reason) == (second, 2 * second, FALSE_BLANK)
+    for split_bytes in (1, second, 3 * second):
+        parts = scan.split(bytes(whole), 0, _SIZE, split_bytes)
+        walked = [part for low, high in parts for part in scan.walk(bytes(whole), 0, low, high)]
+        assert sum(len(part) for part in walked if isinstance(part, Records)) == count - 1
+
+
+@pytest.mark.parametrize(("stored", "is_stale"), [(-1, True), (0, False), (1, False)])
+def test_a_record_behind_a_blank_is_stale_if_it_was_stored_before_the_last_one(stored: int, is_stale: bool) -> None:
+    """A recovery cut the log, the file was filled again, and a blank closed it before bytes of the old log."""
+    stored_ms = 1_700_000_000_005
+    data = bytearray(segment_of([record_at, record_at]))
+    blank_at, size = len(data), len(data) + 1000
+    data += pack_blank(1000) + bytes(12)
+    stale_at = len(data)
+    data += record_at(stale_at, store_timestamp=stored_ms + stored)
+    data += bytes(size - len(data))
+    found = [(part.position, part.end) for part in scan.walk(bytes(data), 0) if isinstance(part, Damage)]
+    assert found[:1] == ([] if is_stale else [(blank_at, stale_at)])

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from rmqkit.arrow.queue_files import find_queue_files, queue_end, queue_start
 from rmqkit.arrow.reader import Condition
 from rmqkit.arrow.schema import MESSAGE_COLUMNS
 from rmqkit.broker.transaction.half import TRANSACTION_GROUP
@@ -82,11 +83,14 @@ def test_queue_entries_are_what_the_client_read(store):
     found = {key: row for key, row in found.items() if row["commitLogOffset"] >= first_offset}
     assert found
     assert found.keys() <= listed.keys()
+    # An entry of a batch queue is that of the first message of a batch.
     assert {one[0] for one in listed.keys() - found.keys()} <= batch_queues
+    assert batch_queues & {topic for topic, _, _ in listed} <= {topic for topic, _, _ in found}
     for key, row in found.items():
         one = listed[key]
-        assert (row["commitLogOffset"], row["size"]) == (one["physicalOffset"], one["size"])
-        if one["topic"] != SCHEDULE_TOPIC:
+        # The client reports no size for a message of a batch.
+        assert (row["commitLogOffset"], row["size"]) == (one["physicalOffset"], one["size"] or row["size"])
+        if one["topic"] != SCHEDULE_TOPIC and one["topic"] not in batch_queues:
             assert row["tagsCode"] == (java_hash(one["tags"]) if one["tags"] else 0)
 
 
@@ -170,6 +174,16 @@ def test_the_lag_of_a_group_counts_to_the_end_of_its_queues(store):
         assert (row["maxOffset"], row["lag"]) == (end, max(end - row["offset"], 0))
 
 
+def test_a_batch_queue_ends_behind_the_last_message_of_its_last_batch(store):
+    ends = {(one["topic"], one["queueId"]): one["maxOffset"] for one in store.manifest["queues"]}
+    for topic in (store.root / "batchconsumequeue").glob("*"):
+        for queue_id in topic.iterdir():
+            found = find_queue_files(str(store.root), [topic.name])
+            files = [file for file in found if file.queue_id == int(queue_id.name)]
+            assert queue_end(files) == ends[topic.name, int(queue_id.name)]
+            assert (queue_start(files) or 0) < ends[topic.name, int(queue_id.name)]
+
+
 def test_a_config_file_that_is_damaged_is_named_with_its_copy(tmp_path):
     (tmp_path / "commitlog").mkdir()
     (tmp_path / "config").mkdir()
@@ -219,11 +233,12 @@ def test_half_messages_wait_until_an_op_message_names_them(tmp_path):
 
 
 def test_the_queues_point_at_the_messages_that_a_walk_finds(store):
-    queues = {place(row) for row in rows(store.root, entity="consumequeue")}
-    topics = {topic for topic, _, _ in queues}
+    entries = rows(store.root, entity="consumequeue")
+    pointed = {(row["topic"], row["commitLogOffset"]) for row in entries}
+    topics = {topic for topic, _ in pointed}
     assert len(topics) > 5
     for topic in topics:
-        walked = [row for row in rows(store.root, topic=topic) if place(row) in queues]
+        walked = [row for row in rows(store.root, topic=topic) if (topic, row["commitLogOffset"]) in pointed]
         picked = rows(store.root, topic=topic, offsetsFrom="consumequeue", splitBytes="500")
         assert sorted(picked, key=place) == sorted(walked, key=place)
 

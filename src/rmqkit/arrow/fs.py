@@ -188,7 +188,7 @@ def find_segments(root: str, log_paths: list[str]) -> list[Segment]:
     """List the files of a store's commit log, in order; empty ones are left out.
     ``log_paths`` are the directories of the log when they are not ``root/commitlog``.
     Raises StoreError: there is no such directory.
-    Raises StoreMismatch: two files overlap."""
+    Raises StoreMismatch: two files overlap, or files between two others are missing."""
     folders = [resolve(text) for text in log_paths] or [join(resolve(root), "commitlog")]
     found: list[Segment] = []
     for folder in folders:
@@ -206,6 +206,12 @@ def find_segments(root: str, log_paths: list[str]) -> list[Segment]:
         if segment.base_offset + segment.size > following.base_offset:
             raise StoreMismatch(
                 f"{segment.path} of {segment.size} bytes reaches into {following.path}: keep one copy of each file"
+            )
+        # Also before a file that was only allocated: the missing one may have been the newest one with records.
+        if (end := segment.base_offset + segment.size) < following.base_offset:
+            raise StoreMismatch(
+                f"commit log bytes {end} to {following.base_offset} are missing before {following.path}: restore the"
+                " file between, or move the files before the gap away"
             )
     return found
 

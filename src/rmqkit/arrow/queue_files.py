@@ -1,9 +1,13 @@
-"""Consume queue and index files as arrays, and reads of the records that they point at instead of a walk over the log.
+"""Queue and index files as arrays, and reads of the records that they point at instead of a walk over the log.
+
+A store has its queues in two trees. Entries of ``consumequeue`` have 20 bytes, one for each message. Entries of
+``batchconsumequeue`` (topics with ``queue.type=BatchCQ``) have 46 bytes, one for each inner batch, and say the queue
+offset of its first message.
 
 Files are read as far as they are written, so the store may be a live broker's: an entry is there as a whole or not at
 all. A read by them costs what is asked for: of a topic with 3 % of the messages 3 % of the records are touched. The
 queues know what consumers can get; a message that is not dispatched (yet), of a deleted topic, or a half message that
-was rolled back is in the log alone. Source: store.md §4, §7; spark.md §5, §8.
+was rolled back is in the log alone. Source: store.md §4, §6, §7; spark.md §5, §8.
 """
 
 from __future__ import annotations
@@ -36,28 +40,39 @@ from rmqkit.arrow.splits import Split, records_end
 from rmqkit.errors import StoreError
 from rmqkit.store.index.file import ENTRY, HEADER, SLOT, key_hash
 from rmqkit.store.log import scan
+from rmqkit.store.queues.batch_queue import BATCH_ENTRY
 from rmqkit.store.queues.consume_queue import BLANK_ENTRY, ENTRY_BYTES
 from rmqkit.store.queues.queue_ext import ADDRESS_BASE, ADDRESS_MAX, UNIT
 
 _QUEUE_FILE = re.compile(r"\d{20}")
 _INDEX_FILE = re.compile(r"\d{17}")
 _QUEUE_ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+_BATCH_ENTRY = np.dtype(
+    [
+        ("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8"), ("store_timestamp", ">i8"), ("base", ">i8"),
+        ("count", ">i2"), ("compacted", ">i4"), ("reserved", ">i4"),
+    ]
+)  # fmt: skip
 _INDEX_ENTRY = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _EXT_UNIT = np.dtype([("size", ">i2"), ("tags_code", ">i8"), ("stored", ">i8"), ("bitmap_bytes", ">i2")])
 _BLANK = np.frombuffer(BLANK_ENTRY, _QUEUE_ENTRY)[0]
+_TREES = (("consumequeue", False), ("batchconsumequeue", True))
 assert (_QUEUE_ENTRY.itemsize, _INDEX_ENTRY.itemsize) == (ENTRY_BYTES, ENTRY.size)
+assert _BATCH_ENTRY.itemsize == BATCH_ENTRY.size
 
 Entries = NDArray[Any]
 
 
 class QueueFile(Struct, frozen=True):
-    """One file of a consume queue; ``first`` is the queue offset of its first entry."""
+    """One file of a queue. ``first`` is the number of its first entry, which in a file of ``consumequeue`` is the
+    entry's queue offset, too."""
 
     path: str
     topic: str
     queue_id: int
     first: int
     size: int
+    is_batch: bool = False
 
 
 class IndexPart(Struct, frozen=True):
@@ -68,30 +83,37 @@ class IndexPart(Struct, frozen=True):
 
 
 def find_queue_files(root: str, topics: Sequence[str] = ()) -> list[QueueFile]:
-    """List the consume queue files of a store, of all topics when none are named, by topic, queue and offset.
-    Raises StoreError: the store has no ``consumequeue`` directory."""
-    folder = join(resolve(root), "consumequeue")
-    if not exists(folder):
-        raise StoreError(f"{folder} does not exist: give the store directory, or have the queues rebuilt")
+    """List the queue files of a store, of all topics when none are named, by topic, queue and offset.
+    Raises StoreError: the store has no directory of queues."""
+    folders = [(join(resolve(root), tree), is_batch) for tree, is_batch in _TREES]
+    there = [(folder, is_batch) for folder, is_batch in folders if exists(folder)]
+    if not there:
+        raise StoreError(f"{folders[0][0]} does not exist: give the store directory, or have the queues rebuilt")
     found: list[QueueFile] = []
-    for below in [[topic] for topic in topics] or [[]]:
-        for file in list_files(folder, *below):
-            match file.names:
-                case (topic, queue_id, name) if queue_id.isdecimal() and _QUEUE_FILE.fullmatch(name):
-                    found.append(QueueFile(file.path, topic, int(queue_id), int(name) // ENTRY_BYTES, file.size))
+    for folder, is_batch in there:
+        entry_bytes = BATCH_ENTRY.size if is_batch else ENTRY_BYTES
+        for below in [[topic] for topic in topics] or [[]]:
+            for file in list_files(folder, *below):
+                match file.names:
+                    case (topic, queue_id, name) if queue_id.isdecimal() and _QUEUE_FILE.fullmatch(name):
+                        first = int(name) // entry_bytes
+                        found.append(QueueFile(file.path, topic, int(queue_id), first, file.size, is_batch))
     return sorted(found, key=lambda file: (file.topic, file.queue_id, file.first))
 
 
 def queue_entries(file: QueueFile, *, with_codes: bool = True) -> tuple[NDArray[np.int64], Entries]:
-    """Read the entries that are written in a file, with their queue offsets. Blanks, which stand for no message, are
-    left out, and tag codes in extension units are fetched from there (a unit that is gone leaves its address) unless
-    ``with_codes`` says that nobody looks at them."""
+    """Read the entries that are written in a file, with their queue offsets: of an inner batch that of its first
+    message. Blanks, which stand for no message, are left out, and tag codes in extension units are fetched from there
+    (a unit that is gone leaves its address) unless ``with_codes`` says that nobody looks at them."""
+    kind = _BATCH_ENTRY if file.is_batch else _QUEUE_ENTRY
     written = data_end(file.path, file.size)
     if not written:
-        return np.empty(0, "i8"), np.empty(0, _QUEUE_ENTRY)
-    entries = np.frombuffer(map_file(file.path), _QUEUE_ENTRY, written // ENTRY_BYTES)
+        return np.empty(0, "i8"), np.empty(0, kind)
+    entries = np.frombuffer(map_file(file.path), kind, written // kind.itemsize)
     unwritten = np.flatnonzero(entries["size"] <= 0)
     entries = entries[: unwritten[0]] if len(unwritten) else entries
+    if file.is_batch:
+        return entries["base"].astype("i8"), entries
     kept = np.flatnonzero(entries != _BLANK)
     # Indexed by an array, which copies: codes are written into it below, and the mapped file is read-only.
     entries = entries[kept]
@@ -101,21 +123,28 @@ def queue_entries(file: QueueFile, *, with_codes: bool = True) -> tuple[NDArray[
     return file.first + kept, entries
 
 
+def message_counts(file: QueueFile, entries: Entries) -> NDArray[np.int64]:
+    """Return how many messages each entry of a file stands for."""
+    return entries["count"].astype("i8") if file.is_batch else np.ones(len(entries), "i8")
+
+
 def queue_start(files: Iterable[QueueFile]) -> int | None:
     """The first queue offset of a queue whose files these are, in their order; None when it has no message."""
-    firsts = (numbers[0] for numbers, _ in _numbers_of(files) if len(numbers))
+    firsts = (numbers[0] for _, numbers, _ in _numbers_of(files) if len(numbers))
     return None if (first := next(firsts, None)) is None else int(first)
 
 
 def queue_end(files: Sequence[QueueFile]) -> int | None:
     """The queue offset behind the last message of a queue whose files these are; None when it has no message.
     No more files are read than it takes to find it, the newest first."""
-    lasts = (numbers[-1] for numbers, _ in _numbers_of(reversed(files)) if len(numbers))
-    return None if (last := next(lasts, None)) is None else int(last) + 1
+    for file, numbers, entries in _numbers_of(reversed(files)):
+        if len(numbers):
+            return int(numbers[-1] + message_counts(file, entries[-1:])[0])
+    return None
 
 
-def _numbers_of(files: Iterable[QueueFile]) -> Iterator[tuple[NDArray[np.int64], Entries]]:
-    return (queue_entries(file, with_codes=False) for file in files)
+def _numbers_of(files: Iterable[QueueFile]) -> Iterator[tuple[QueueFile, NDArray[np.int64], Entries]]:
+    return ((file, *queue_entries(file, with_codes=False)) for file in files)
 
 
 def _codes_at(file: QueueFile, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -198,10 +227,9 @@ def queue_splits(
         if queue_ids and file.queue_id not in queue_ids:
             continue
         numbers, entries = queue_entries(file, with_codes=False)
-        offsets = entries["offset"].astype("i8")
-        kept = (
-            (offsets >= log_start) & (offsets < log_end) & (numbers >= (low or {}).get((file.topic, file.queue_id), 0))
-        )
+        offsets, ends = entries["offset"].astype("i8"), numbers + message_counts(file, entries)
+        begin = (low or {}).get((file.topic, file.queue_id), 0)
+        kept = (offsets >= log_start) & (offsets < log_end) & (ends > begin)
         numbers, entries, offsets = numbers[kept], entries[kept], offsets[kept]
         sums = np.cumsum(entries["size"].astype("i8"))
         bounds = np.flatnonzero(np.diff(sums // split_bytes)) + 1

@@ -29,7 +29,7 @@ from contextlib import suppress
 from msgspec import Struct
 
 from rmqkit.arrow.fs import RemotePath, Segment, StoredFile, StoreFile, above, data_end, exists, join, list_files
-from rmqkit.errors import StoreError, StoreMismatch
+from rmqkit.errors import StoreError
 from rmqkit.protocol.record import BLANK_MAGIC, MAGIC_V1, MAGIC_V2, Record, decode_record
 from rmqkit.store.log import scan
 from rmqkit.store.queues.consume_queue import ENTRY, ENTRY_BYTES
@@ -55,7 +55,6 @@ class Split(Struct, frozen=True):
 
 def plan_splits(segments: Sequence[Segment], split_bytes: int) -> list[Split]:
     """Cut a log, whose files are in order, into splits; each has about ``split_bytes``, at least one record.
-    Raises StoreMismatch: files are missing in the middle.
     Raises StoreError: a file cannot be read, or has vanished meanwhile."""
     splits: list[Split] = []
     anchors: dict[str, Anchors] = {}
@@ -65,7 +64,6 @@ def plan_splits(segments: Sequence[Segment], split_bytes: int) -> list[Split]:
         # From the newest file back: only behind the last record a file may be preallocated and hold nothing.
         high = segment.size if splits else _records_end(segment)
         if high:
-            _check_follows(segments, segment)
             fresh = list(_splits_of(segment, high, split_bytes, anchors))
             ends = [split.base_offset + split.high for split in fresh[-1:]]
             assert not splits or all(end <= splits[0].base_offset for end in ends), "splits ascend"
@@ -137,15 +135,6 @@ def _splits_of(segment: Segment, high: int, split_bytes: int, anchors: dict[str,
         else:
             bounds = scan.split(file.buffer, segment.base_offset, high, split_bytes, known.point_at)
     return (Split(segment.path, segment.base_offset, low, end) for low, end in bounds)
-
-
-def _check_follows(before: Sequence[Segment], segment: Segment) -> None:
-    end = before[-1].base_offset + before[-1].size if before else segment.base_offset
-    if end != segment.base_offset:
-        raise StoreMismatch(
-            f"commit log bytes {end} to {segment.base_offset} are missing before {segment.path}: restore the file"
-            f" between, or move the files before the gap away"
-        )
 
 
 # ---------------------------------------------------------------- looking at few places

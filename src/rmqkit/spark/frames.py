@@ -3,7 +3,8 @@
 **Reading less.** A source that is written in Python is told neither which columns a query uses nor which rows, so a
 plain ``spark.read.format("rocketmq-store")`` decodes and ships all of them. Spark's own reader of Parquet is told. So
 `read` plans the work over an empty Parquet table of the same columns first, and what that reader would read is then
-asked of the store, by the options ``columns``, ``topic``, ``queueId``, ``startingTimestamp`` and ``endingTimestamp``.
+asked of the store, by the options ``columns``, ``topic``, ``queueId``, ``startingTimestamp`` and ``endingTimestamp``
+(`rmqkit.spark.jobs.pruning`). Threads may share a session.
 
 **Bodies.** A body is bytes; `from_body_json`, `from_body_avro` and `from_body_protobuf` read them::
 
@@ -37,8 +38,8 @@ def read(
         counts = read(spark, "store", lambda messages: messages.where("topic = 'Orders'").groupBy("tags").count())
 
     Args:
-        work: makes the wanted data frame of the messages. It is called twice, first with an empty frame of the same
-            columns, so it must not run an action.
+        work: makes the wanted data frame of the messages. It is called several times, first with empty frames of the
+            same columns, so it must not run an action.
         options: further ones of ``rocketmq-store``; they go before what is found out.
 
     Raises:

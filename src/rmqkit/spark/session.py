@@ -29,7 +29,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rmqkit import extras
 from rmqkit.errors import SettingsError
@@ -175,6 +175,11 @@ def register(spark: SparkSession) -> None:
     from rmqkit.spark.source.store import StoreSource
     from rmqkit.spark.source.tasks import TaskSource
 
+    if not is_connect(spark):
+        # Spark looks in the thread's active session whether a format is registered. After `newSession()` that is
+        # another session, and the registration would be refused.
+        jvm: Any = spark._jvm
+        jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
     for source in (StoreSource, BrokerSource, ArchiveSource, TaskSource):
         spark.dataSource.register(source)
 

@@ -30,7 +30,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from rmqkit.arrow.fs import Segment, find_segments, map_records, resolve
-from rmqkit.arrow.queue_files import QueueFile, find_queue_files, queue_entries
+from rmqkit.arrow.queue_files import QueueFile, find_queue_files, message_counts, queue_entries
 from rmqkit.arrow.reader import ReadPlan
 from rmqkit.arrow.splits import Split, plan_splits
 from rmqkit.errors import StoreError
@@ -361,10 +361,10 @@ def _lag_rows(options: StoreOptions, segments: Sequence[Segment], newest: dateti
 def _stored_ms(files: Sequence[QueueFile], segments: Sequence[Segment], queue_id: int, offset: int) -> int | None:
     """When the first message of a queue from some offset on was stored; None when the log does not tell."""
     for file in files:
-        if file.queue_id != queue_id or file.first + file.size // ENTRY_BYTES <= offset:
+        if file.queue_id != queue_id or (not file.is_batch and file.first + file.size // ENTRY_BYTES <= offset):
             continue
         numbers, entries = queue_entries(file, with_codes=False)
-        at = int(np.searchsorted(numbers, offset))
+        at = int(np.searchsorted(numbers + message_counts(file, entries), offset, side="right"))
         if at == len(numbers):
             continue
         place = int(entries["offset"][at])

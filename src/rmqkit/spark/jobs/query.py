@@ -17,14 +17,9 @@ its manifests say of topics, times and offsets. Times are bounds that belong to 
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
-import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -40,9 +35,10 @@ from rmqkit.protocol.ids import decode_offset_id, offset_id
 from rmqkit.protocol.record import host_text, pack_host
 from rmqkit.spark.jobs.archive_files import ArchivedFile
 from rmqkit.spark.jobs.archive_target import Run, Target
+from rmqkit.spark.jobs.pruning import planned_reads, unread
 from rmqkit.spark.options import Entity, StoreOptions, words
 from rmqkit.spark.schema import to_ddl
-from rmqkit.spark.session import address, is_connect
+from rmqkit.spark.session import address
 from rmqkit.spark.source.archive import FORMAT as ARCHIVE
 from rmqkit.spark.source.store import FORMAT, available_columns, chosen_columns, read_plan, store_options
 from rmqkit.store.log import scan
@@ -58,15 +54,6 @@ VIEWS = {entity.value.replace("-", "_"): entity for entity in Entity}
 """The tables of `sql`, by their names in a statement; an archive has ``messages`` only."""
 
 _TESTED = ("topic", "msgId", "keys", "storeTimestamp", "storeHost", "commitLogOffset")
-_EMPTY = "file:/dev/null"
-"""An empty file on every machine: tables of it are planned and never read."""
-_SCAN = re.compile(r"^ReadSchema: struct<(.*)>$", re.MULTILINE)
-_JAVA_TIMES = "spark.sql.datetime.java8API.enabled"
-_PUSHED = (
-    r"(?<=[\[ ])(EqualTo|EqualNullSafe|LessThan|LessThanOrEqual|GreaterThan|GreaterThanOrEqual|In)"
-    r"\(({mark}t\d+c\d+)(?:,([\w%|.:+-]+)|, \[([\w%|.:,+-]+)\])\)(?=, |\]\n)"
-)
-"""Filters of a plan that stand by themselves, not in an Or or a Not, whose values are simple."""
 
 
 def query(
@@ -120,12 +107,12 @@ def sql(spark: SparkSession, path: str, text: str, options: Mapping[str, str] | 
     names = [name for name in VIEWS if re.search(rf"\b{name}\b", text, re.IGNORECASE)]
     if runs:
         names = [name for name in names if VIEWS[name] is Entity.MESSAGES]
+    for name in names:
+        if spark.catalog.tableExists(name):
+            raise SettingsError(f"sql: this session has a view or table {name}: drop it, or give it another name")
     shapes = {name: _columns_of(parsed, VIEWS[name], runs) for name in names}
-    if is_connect(spark):
-        frames: dict[str, DataFrame] = {}
-        return _narrowest(spark, path, given, runs, shapes, frames.__setitem__, lambda: _selected(spark, text, frames))
-    with _views(spark, names) as new_view:
-        return _narrowest(spark, path, given, runs, shapes, new_view, lambda: spark.sql(text))
+    frames: dict[str, DataFrame] = {}
+    return _narrowest(spark, path, given, runs, shapes, frames.__setitem__, lambda: _selected(spark, text, frames))
 
 
 def planned(
@@ -151,20 +138,23 @@ def _narrowest(
     work: Callable[[], DataFrame],
 ) -> DataFrame:
     """Do some work over tables that have nothing but what it uses; ``shapes`` are all columns of each."""
-    scans, tests = _scans(spark, work, shapes, new_table)
+    if runs and Target.of(path).is_local:  # Spark reads Parquet itself, and no column that it does not need
+        for name in shapes:
+            new_table(name, _archived(spark, path, runs, lambda file: True))
+        return work()
+    reads = planned_reads(spark, work, shapes, new_table)
     for name, columns in shapes.items():
-        read = set().union(*scans[name]) or {columns[0].name}
-        needed = [column.name for column in columns if column.name in read]
+        needed = [column.name for column in columns if column.name in reads[name].columns]
         if runs:
             frame = _archived(spark, path, runs, lambda file: True, needed)
         else:
             chosen = {**given, "entity": VIEWS[name].value, "columns": ",".join(needed)}
             if VIEWS[name] is Entity.MESSAGES:
-                chosen |= _narrowed(tests[name], given)
+                chosen |= _narrowed(reads[name].conditions, given)
             frame = _loaded(spark, path, chosen)
         new_table(name, frame.selectExpr(*(_shaped(column, needed) for column in columns)))
     # The alias is a border: Spark lets where() use columns of the table that a select had dropped, and here those that
-    # the work does not use are nulls.
+    # the work does not use raise.
     return work().alias("messages")
 
 
@@ -292,91 +282,13 @@ def _columns_of(options: StoreOptions, entity: Entity, runs: Collection[Run]) ->
 
 
 def _selected(spark: SparkSession, text: str, frames: Mapping[str, DataFrame]) -> DataFrame:
-    """A statement over data frames, for Spark Connect: its frames are resolved again by every action, when views would
-    be gone. So the frames travel with the statement."""
+    """Run a statement over data frames. PySpark gives each frame a name of its own, and the frames travel with the
+    statement: other threads of the session see no view, and Spark Connect can resolve them again at every action."""
     if not frames:
         return spark.sql(text)
     tables = ", ".join(f"{name} as (select * from {{{name}}})" for name in frames)
     statement = text.rstrip().rstrip(";").replace("{", "{{").replace("}", "}}")
     return spark.sql(f"with {tables} select * from (\n{statement}\n)", None, **frames)
-
-
-@contextmanager
-def _views(spark: SparkSession, names: Collection[str]) -> Iterator[Callable[[str, DataFrame], None]]:
-    """Gives a function that makes a view; all are dropped in the end, what was planned with them goes on."""
-    for name in names:
-        if spark.catalog.tableExists(name):
-            raise SettingsError(f"sql: this session has a view or table {name}: drop it, or give it another name")
-    try:
-        yield lambda name, frame: frame.createOrReplaceTempView(name)
-    finally:
-        for name in names:
-            spark.catalog.dropTempView(name)
-
-
-def _scans(
-    spark: SparkSession,
-    work: Callable[[], DataFrame],
-    shapes: Mapping[str, list[Column]],
-    new_table: Callable[[str, DataFrame], None],
-) -> tuple[dict[str, list[set[str]]], dict[str, list[Condition]]]:
-    """The columns that some work uses of each table, every time that it reads it, and the conditions that rows of each
-    table have to meet where it is read once.
-
-    Spark does not tell a Python source, but it tells Parquet: the work is planned over empty Parquet tables of the same
-    shapes, and the plan says what it would read. A table that the plan does not have is not read at all. All that is
-    known of a plan is its text, over Spark Connect too. So a column has a name that no text of the work can hold."""
-    mark = f"c{uuid.uuid4().hex}"
-    columns = {f"{mark}t{i}c{j}": (name, one) for i, name in enumerate(shapes) for j, one in enumerate(shapes[name])}
-    for name in shapes:
-        own = {alias: column for alias, (table, column) in columns.items() if table == name}
-        ddl = ", ".join(f"{alias} {column.spark}" for alias, column in own.items())
-        empty = spark.read.schema(ddl).parquet(_EMPTY)
-        new_table(name, empty.selectExpr(*(f"{alias} as `{column.name}`" for alias, column in own.items())))
-    printed = io.StringIO()
-    # explain prints and gives nothing back; the JVM's own text of a plan is not there over Spark Connect.
-    with _plain_times(spark), contextlib.redirect_stdout(printed):
-        work().explain("formatted")
-    scans: dict[str, list[set[str]]] = {name: [] for name in shapes}
-    for read in _SCAN.findall(printed.getvalue()):
-        found = [columns[alias] for alias in re.findall(rf"{mark}t\d+c\d+(?=:)", read)]
-        for name in {name for name, _ in found} or shapes:  # without columns it may be any of them
-            scans[name].append({column.name for table, column in found if table == name})
-    tests: dict[str, list[Condition]] = {name: [] for name in shapes}
-    for kind, alias, value, values in re.findall(_PUSHED.format(mark=mark), printed.getvalue()):
-        name, column = columns[alias]
-        condition = _condition(column.name, kind, values.split(",") if values else [value])
-        # A table that is read twice has filters of two reads, and the text does not say whose: neither may narrow it.
-        if condition is not None and len(scans[name]) == 1:
-            tests[name].append(condition)
-    return scans, tests
-
-
-@contextmanager
-def _plain_times(spark: SparkSession) -> Iterator[None]:
-    """Have plans print times in UTC, not in the zone of whatever machine the driver is."""
-    before = spark.conf.get(_JAVA_TIMES)
-    spark.conf.set(_JAVA_TIMES, "true")
-    try:
-        yield
-    finally:
-        spark.conf.set(_JAVA_TIMES, str(before))
-
-
-def _condition(column: str, kind: str, texts: Sequence[str]) -> Condition | None:
-    """A condition of a plan on one of the columns by which a store can be narrowed; None for any other."""
-    try:
-        match column:
-            case "topic":
-                return Condition(column, kind, tuple(texts))
-            case "queueId":
-                return Condition(column, kind, tuple(map(int, texts)))
-            case "storeTimestamp":
-                since = [datetime.fromisoformat(text) - datetime.fromtimestamp(0, UTC) for text in texts]
-                return Condition(column, kind, tuple(time // timedelta(microseconds=1) for time in since))
-    except (ValueError, TypeError):  # a time of no calendar
-        pass
-    return None
 
 
 def _narrowed(tests: Sequence[Condition], given: Mapping[str, str]) -> dict[str, str]:
@@ -398,5 +310,5 @@ def _narrowed(tests: Sequence[Condition], given: Mapping[str, str]) -> dict[str,
 
 
 def _shaped(column: Column, needed: Collection[str]) -> str:
-    """A column of a view, or a null in the place of one that is not used."""
-    return f"`{column.name}`" if column.name in needed else f"cast(null as {column.spark}) as `{column.name}`"
+    """Return the expression of a column of a view; a column that is not read raises where it is evaluated."""
+    return f"`{column.name}`" if column.name in needed else f"{unread(column)} as `{column.name}`"

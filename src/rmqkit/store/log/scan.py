@@ -13,7 +13,8 @@ that). Bodies are read by `crc_matches` only.
 Where the chain stops:
 
 ==================  =====================================================================================
-blank               the legitimate end of a full segment, if it says as many bytes as are left
+blank               the legitimate end of a full segment, if it says as many bytes as are left, and no record
+                    follows that was stored later than the record before it (`behind_blank`)
 the end given       the legitimate end of the part that was asked for
 anything else       `Damage`; the walk goes on at the next sound record, found by its magic and its place
 ==================  =====================================================================================
@@ -67,10 +68,12 @@ if TYPE_CHECKING:
 __all__ = [
     "BATCH_BYTES",
     "BATCH_ROWS",
+    "FALSE_BLANK",
     "RECORD_BYTES_MIN",
     "Buffer",
     "Damage",
     "Records",
+    "behind_blank",
     "crc_matches",
     "find_record",
     "has_numpy",
@@ -91,6 +94,8 @@ BATCH_BYTES = 8 << 20
 """Runs of about this size stay in the CPU's caches; larger ones were up to 45 % slower."""
 _AHEAD_BYTES = 256 << 10
 _SHORT_BYTES = 2048
+
+FALSE_BLANK = "a blank that says to close the file, with records behind it"
 
 _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
@@ -266,16 +271,37 @@ def walk(
         bytes_max: a run ends with the record that reaches this many bytes.
     """
     high = len(buffer) if high is None else high
-    position = low
+    position, last = low, None
     while position < high:
         for records in runs(buffer, base_offset, position, high, rows_max=rows_max, bytes_max=bytes_max):
             yield records
-            position = records.end
-        if high - position < BLANK_BYTES or closes_file(memoryview(buffer), position):
+            position, last = records.end, records
+        if high - position < BLANK_BYTES:
             return
-        resumed = find_record(buffer, base_offset, position + 1, high)
-        yield Damage(position, resumed, _unsound(buffer, base_offset, position, high) or "not a record")
+        if closes_file(memoryview(buffer), position):
+            stored_ms = 0 if last is None else int(last.take(slice(-1, None)).store_timestamps[0])
+            resumed = behind_blank(buffer, base_offset, position, high, stored_ms)
+            if resumed == high:
+                return
+            yield Damage(position, resumed, FALSE_BLANK)
+        else:
+            resumed = find_record(buffer, base_offset, position + 1, high)
+            yield Damage(position, resumed, _unsound(buffer, base_offset, position, high) or "not a record")
         position = resumed
+
+
+def behind_blank(buffer: Buffer, base_offset: int, position: int, high: int, stored_ms: int) -> int:
+    """Position of the first sound record behind a blank that says to close the file; ``high`` if the blank is right.
+
+    A writer puts nothing behind a blank, so a record there was written before the blank. Either the blank is damage
+    in a chain of records. Or the record is stale: a recovery cut the log before it, and the file was filled again.
+    Then it was stored earlier than the record before the blank, at ``stored_ms`` (as in `log_end`).
+    """
+    found = find_record(buffer, base_offset, position + BLANK_BYTES, high)
+    if found == high:
+        return high
+    with memoryview(buffer) as view:
+        return found if decode_record(view, found).store_timestamp >= stored_ms else high
 
 
 def runs(

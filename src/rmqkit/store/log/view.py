@@ -6,7 +6,8 @@ says its name, how long it is says the file. It is what the offline tools (`rmqk
 Where the walk meets bytes that are no record:
 
 ===========================================  ======================================================================
-a blank that says what is left               the segment is full, go on with the next
+a blank that says what is left               the segment is full, go on with the next; a `Damage` if records follow
+                                             that were stored later than the record before the blank
 zeros, and no record in any later segment    the end of the log (segments are preallocated)
 records behind it stored earlier than those  the end of the log: stale bytes, a recovery of an Apache broker cuts the
 before it, in the last segment with records  log without clearing what follows (store.md §2)
@@ -83,22 +84,34 @@ class Segment(Struct):
         Args:
             low, high: positions; at each a record begins, or the segment ends.
         """
-        position = low
-        while position < high and not closes_file(self.view, position):
+        position, stored_ms = low, 0
+        while position < high:
             assert position < high <= len(self.buffer), "a part lies in its segment"
+            if closes_file(self.view, position):
+                if (damage := self.false_blank(position, high, stored_ms)) is None:
+                    return
+                yield damage
+                position = damage.end
+                continue
             for records in scan.runs(self.buffer, self.start, position, high):
                 run = records.text_only()
                 if len(run):
-                    position = run.end
+                    position, stored_ms = run.end, int(run.take(slice(-1, None)).store_timestamps[0])
                     yield run
                     self.release(position)
                 if len(run) < len(records):
                     break
             if position == high or closes_file(self.view, position):
-                break
+                continue
             resumed = self.next_record(position + 1, high)
             yield Damage(position, resumed, self._reason(position))
             position = resumed
+
+    def false_blank(self, position: int, high: int, stored_ms: int) -> Damage | None:
+        """The damage that a blank at a position hides records with; None if the segment ends there in order. The record
+        before it in the segment was stored at ``stored_ms``."""
+        resumed = scan.behind_blank(self.buffer, self.start, position, high, stored_ms)
+        return None if resumed == high else Damage(position, resumed, scan.FALSE_BLANK)
 
     def _reason(self, position: int) -> str:
         try:
@@ -158,8 +171,14 @@ class LogView:
         """Every record and every stretch of damage, in order."""
         stored_ms = 0
         for i, segment in enumerate(self.segments):
-            position, size = 0, len(segment.buffer)
-            while position < size and not closes_file(segment.view, position):
+            position, size, before_ms = 0, len(segment.buffer), 0
+            while position < size:
+                if closes_file(segment.view, position):
+                    if (blank := segment.false_blank(position, size, before_ms)) is None:
+                        break
+                    yield segment, blank
+                    position = blank.end
+                    continue
                 try:
                     record = segment.record(position)
                 except RecordCorrupt as error:
@@ -170,7 +189,7 @@ class LogView:
                     position = damage.end
                     continue
                 position += record.size
-                stored_ms = record.store_timestamp
+                stored_ms = before_ms = record.store_timestamp
                 self.end = segment.start + position
                 segment.release(position)
                 yield segment, record
