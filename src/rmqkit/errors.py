@@ -46,6 +46,7 @@ code  kind
 5     there is no topic, group, broker, cluster or message of that name
 6     no answer in time
 7     TLS: only one side encrypts, or a certificate is not trusted
+8     done, and something is wrong with the cluster (rmq admin cluster findings)
 ====  ===========================================================
 
 Source: style.md §9.
@@ -456,6 +457,7 @@ class ExitCode(enum.IntEnum):
     UNKNOWN = 5
     TIMED_OUT = 6
     TLS = 7
+    FINDINGS = 8
 
 
 _BY_CLASS: tuple[tuple[type[RmqError], ExitCode], ...] = (

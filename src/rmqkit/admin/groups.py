@@ -50,10 +50,12 @@ __all__ = [
     "Groups",
     "Metadata",
     "Moved",
+    "Movement",
     "Offsets",
     "QueueMove",
     "QueueProgress",
     "lags",
+    "movements",
 ]
 
 
@@ -132,6 +134,37 @@ def lags(stats: Iterable[BrokerGroupProgress]) -> dict[tuple[str, str], GroupLag
         lag.end += row.broker_offset
         if behind and row.last_timestamp > 0:
             lag.behind_since_ms = min(row.last_timestamp, lag.behind_since_ms or row.last_timestamp)
+    return found
+
+
+class Movement(Struct, kw_only=True):
+    """How a group moved between two samples, over all its queues.
+
+    Attributes:
+        late: messages that were stored when the first sample was taken, and are not consumed at the second one.
+        consumed: by how many messages its committed offsets rose.
+        grew: by how many messages its lag rose; negative where the lag fell.
+        lag: its lag at the second sample.
+    """
+
+    late: int = 0
+    consumed: int = 0
+    grew: int = 0
+    lag: int = 0
+
+
+def movements(before: Iterable[BrokerGroupProgress], now: Iterable[BrokerGroupProgress]) -> dict[str, Movement]:
+    """Compare two samples of `Brokers.consume_stats` by group. Queues that only one of them has are left out. Pure."""
+    places = {(row.group, row.topic, row.broker_name, row.queue_id): row for row in before}
+    found: dict[str, Movement] = {}
+    for row in now:
+        old = places.get((row.group, row.topic, row.broker_name, row.queue_id))
+        moved = found.setdefault(row.group, Movement())
+        moved.lag += max(0, row.diff)
+        if old is not None:
+            moved.late += max(0, old.broker_offset - row.consumer_offset)
+            moved.consumed += max(0, row.consumer_offset - old.consumer_offset)
+            moved.grew += max(0, row.diff) - max(0, old.diff)
     return found
 
 

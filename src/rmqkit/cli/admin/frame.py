@@ -51,10 +51,11 @@ _pause = asyncio.sleep
 
 
 class View(Struct):
-    """A result with a form for programs and another for people."""
+    """A result with a form for programs and another for people; the command ends with ``exit_code``."""
 
     value: Any
     parts: Sequence[Any]
+    exit_code: int = 0
 
 
 class Named:
@@ -279,20 +280,21 @@ def _place(named: Mapping[str, Named], defaults: Mapping[str, Any], given: dict[
 def _run(operation: Callable[..., Awaitable[Any]], given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     watch_s = options.get("watch_s")
 
-    async def run() -> None:
+    async def run() -> int:
         async with admin_of(options) as admin:
             while True:
                 result = await operation(admin, **given)
                 async for one in result if isinstance(result, AsyncIterator) else _alone(result):
                     show(one, as_json=options["as_json"], clear=watch_s is not None)
                 if watch_s is None:
-                    return
+                    return result.exit_code if isinstance(result, View) else 0
                 await _pause(watch_s)
                 admin.calls.forget()
 
     silence()
     try:
-        asyncio.run(run())
+        if code := asyncio.run(run()):
+            raise typer.Exit(code)
     except KeyboardInterrupt:
         if watch_s is None:
             raise
