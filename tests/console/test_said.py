@@ -61,7 +61,7 @@ NEVER_SHOWN = frozenset((
     r"(\d+) [dhms]",
 ))  # fmt: skip
 """Names of tasks, logs, what is said before a console starts."""
-CODE = re.compile(r"(rmq |--|PRAGMA |SELECT |INSERT |UPDATE |DELETE |CREATE |attachment;|data: |event: |Total :)")
+CODE = re.compile(r"(rmq |--|PRAGMA |SELECT |INSERT |UPDATE |DELETE |CREATE |attachment;|data: |event: |id: |Total :)")
 ENGLISH = re.compile(r"[A-Za-z']+(?: [a-z']+){2,}")
 """Three words in a row; names and terms have fewer."""
 
