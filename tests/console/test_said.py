@@ -169,7 +169,7 @@ async def test_a_cause_is_explained_in_chinese(name: str, monkeypatch: pytest.Mo
 
 def test_every_cause_has_a_chinese_name_and_remedy() -> None:
     for cause in Cause:
-        for text in (cause.value, cause.remedy.format(topic="T", group="G")):
+        for text in (cause.value, cause.remedy.format(topic="T", group="G", broker="b")):
             other = texts.said(text, "zh", is_word=True)
             assert re.search("[\u4e00-\u9fff]", other) and not left(other), other
 

@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 
-_CREATE_GROUP = "make it with: rmq admin group create"
+_CREATE_GROUP = "make it with: rmq admin group create {}"
 _GROUPS_AT_ONCE = 16
 _ANY_QUEUE = -1
 """What clients that pop say of a broker that shares its queues out among all of them."""
@@ -202,7 +202,7 @@ class Groups:
         found = {name: table[group] for name, table in tables.items() if group in table}
         if not found:
             known = {name for table in tables.values() for name in table}.difference(SYSTEM_GROUPS)
-            raise UnknownName("group", group, f"broker {', '.join(tables)}", known, _CREATE_GROUP)
+            raise UnknownName("group", group, f"broker {', '.join(tables)}", known, _CREATE_GROUP.format(group))
         return found
 
     async def update(
@@ -485,7 +485,7 @@ class Offsets:
         moves = [move for some in found.values() for move in some]
         if not moves:
             wanted = f"queue {queue_id}" if source is None else f"offset of group {source}"
-            raise UnknownName("place", wanted, f"topic {topic}", remedy="look with: rmq admin group progress")
+            raise UnknownName("place", wanted, f"topic {topic}", remedy=f"look with: rmq admin group progress {group}")
         return moves
 
     async def skip(self, group: str, topic: str) -> list[Moved]:
@@ -509,7 +509,7 @@ class Offsets:
 
         rows = _rows(await self._calls.fan_out(masters.values(), copy))
         if not rows:
-            remedy = "look at the groups of the topic with: rmq admin group progress"
+            remedy = f"look at the offsets of group {source} with: rmq admin group progress {source}"
             raise UnknownName("offset of group", source, f"topic {topic}", remedy=remedy)
         return rows
 

@@ -366,7 +366,7 @@ def _popped(snapshot: Snapshot, group: GroupState) -> Iterator[Finding]:
             text=f"{text} {span_text(age_ms)}; {group.popped_grew:,} more than at the first look",
             kind="group",
             name=group.name,
-            remedy="see which ones: rmq admin waiting pops; their handlers are stuck, or do not acknowledge",
+            remedy="see which ones: rmq admin waiting pop; their handlers are stuck, or do not acknowledge",
         )
 
 

@@ -280,7 +280,7 @@ async def send(ask: Ask) -> Page:
         rows.append(("Delivered", _delay_text(message)))
     rows += [("Size", f"{len(body):,} bytes"), ("Body", beginning(body, 400))]
     admin = ask.admin
-    command = f"rmq send {topic} BODY" + (f" --tag {message.tags}" if message.tags else "")
+    command = f"rmq send {topic} BODY" + (f" --tags {message.tags}" if message.tags else "")
     return ask.review(
         Review(
             user=ask.user.name,
