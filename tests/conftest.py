@@ -29,8 +29,9 @@ patience.be_patient()
 unsynced.leave_unsynced()
 # There is one port of that number: servers that tests start take another, or none.
 os.environ["RMQCONF_grpcServerPort"] = "-1"  # noqa: SIM112 - keys are spelled as in broker.conf
-# Not the clusters of who runs the tests.
+# Not the clusters and the replays of whoever runs the tests.
 os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parents[1] / ".cache" / "config")
+os.environ["XDG_STATE_HOME"] = str(Path(__file__).parents[1] / ".cache" / "state")
 os.environ.pop("RMQ_PROFILE", None)
 
 pytest_plugins = ["tests.second_try", "tests.spark.session", "tests.virtual_time"]

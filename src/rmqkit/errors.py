@@ -46,6 +46,7 @@ code  kind
 5     there is no topic, group, broker, cluster or message of that name
 6     no answer in time
 7     TLS: only one side encrypts, or a certificate is not trusted
+8     done, and something is wrong with the cluster (rmq admin cluster findings)
 ====  ===========================================================
 
 Source: style.md §9.
@@ -279,7 +280,7 @@ _NO_PERMISSION = 16
 REMEDIES = {
     2: "it is overloaded: send less, or try again later",
     3: "it is an older version, has this switched off, or is the other kind of server (broker, name server)",
-    13: "change the topic, the size or the properties of the message, or raise maxMessageSize on the broker",
+    13: "change the topic, the size or the properties of the message",
     14: "try again later: it may be shutting down, be a slave, or have too little disk space",
     _NO_PERMISSION: "grant the permission: on the topic, the group or the broker, or to the user",
     17: "create the topic",
@@ -292,14 +293,21 @@ REMEDIES = {
 }
 """What to do after a response code (remoting.md §5)."""
 REMARKS = {
-    "Can not update config in black list.": "change it in the settings file of the server, and restart it",
-    "username cannot be null.": "sign the requests: give an access key and its secret",
-    "check signature failed.": "the secret is not the one of that access key",
-    " may not change this server: ": "",
-    "recall failed, operation is forbidden": "set recallMessageEnable=true on the broker (possible at run time)",
-    " is not found.": "correct the access key, or create this user there",
+    13: {
+        "the delay time should not be bigger than": "deliver it sooner, or raise timerMaxDelaySec on the broker",
+        "msg body length limit": "make the body or the properties smaller, or raise maxMessageSize on the broker",
+        "Required message key is missing": "give the message a key: its topic requires one",
+    },
+    _NO_PERMISSION: {
+        "Can not update config in black list.": "change it in the settings file of the server, and restart it",
+        "username cannot be null.": "sign the requests: give an access key and its secret",
+        "check signature failed.": "the secret is not the one of that access key",
+        " may not change this server: ": "",
+        "recall failed, operation is forbidden": "set recallMessageEnable=true on the broker (possible at run time)",
+        " is not found.": "correct the access key, or create this user there",
+    },
 }
-"""What to do after a refusal with NO_PERMISSION, where its remark tells more than the code; nothing when it says so."""
+"""What to do after a refusal whose remark tells more than its code, by a part of the remark. Empty: it says so."""
 
 
 class PeerRefused(RmqError):
@@ -312,7 +320,7 @@ class PeerRefused(RmqError):
     """
 
     def __init__(self, code: int, remark: str | None, address: str) -> None:
-        special = (text for part, text in REMARKS.items() if code == _NO_PERMISSION and part in (remark or ""))
+        special = (text for part, text in REMARKS.get(code, {}).items() if part in (remark or ""))
         wanted = next(special, REMEDIES.get(code))
         remedy = f"; {wanted}" if wanted else ""
         told = " ".join((remark or "no remark").partition("\nSee http")[0].split())  # in one line, without the link
@@ -456,6 +464,7 @@ class ExitCode(enum.IntEnum):
     UNKNOWN = 5
     TIMED_OUT = 6
     TLS = 7
+    FINDINGS = 8
 
 
 _BY_CLASS: tuple[tuple[type[RmqError], ExitCode], ...] = (

@@ -9,11 +9,22 @@ import pytest
 from rmqkit.admin.brokers import GroupProgress
 from rmqkit.admin.clients import FleetRow, ProducerRow, fleet
 from rmqkit.admin.clusters import BrokerRow
-from rmqkit.admin.groups import GroupLag, lags
-from rmqkit.admin.health import BrokerState, GroupState, Severity, Snapshot, findings, span_text, topic_kind
+from rmqkit.admin.groups import GroupLag, lags, movements
+from rmqkit.admin.health import (
+    BrokerState,
+    GroupState,
+    Severity,
+    Snapshot,
+    clock_skew_ms,
+    findings,
+    span_text,
+    topic_kind,
+)
+from rmqkit.admin.survey import well_text
 from rmqkit.protocol.schemas.brokers import HaConnectionInfo, HaRuntimeInfo
 from rmqkit.protocol.schemas.clients import ClientConnection, ConsumerConnection, SubscriptionData
 
+POPPED, MORE = "group billing has popped", "1 more than at the first look"
 NOW = 1_790_000_000_000
 
 
@@ -69,24 +80,119 @@ def test_a_master_that_takes_nothing() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"lag": 12_000}, [("warning", "group billing is 12,000 messages behind")]),
+        # Whatever the first look saw is consumed: the group keeps up.
+        ({"lag": 120_000, "late": 0, "trend": 50.0, "behind_since_ms": NOW - 720_000}, []),
+        # There was one look only.
+        ({"lag": 120_000, "late": None, "behind_since_ms": NOW - 720_000}, []),
+        ({"lag": 12_000, "late": 9}, [("warning", "group billing is 12,000 messages behind")]),
+        ({"lag": 9_999, "late": 9}, []),
         (
-            {"lag": 500, "behind_since_ms": NOW - 720_000, "trend": 3.0},
-            [("bad", "group billing is 500 messages and 12 min behind and falling back")],
+            {"lag": 500, "late": 480, "behind_since_ms": NOW - 20_000, "trend": 3.0},
+            [("bad", "group billing is 500 messages and 20 s behind, falling back by 3.0/s")],
         ),
-        ({"lag": 20_000, "trend": -9.0}, [("warning", "group billing is 20,000 messages behind, catching up")]),
+        ({"lag": 500, "late": 480, "behind_since_ms": NOW - 20_000, "trend": 0.5}, []),
         (
-            {"lag": 20_000, "members": 0},
+            {"lag": 20_000, "late": 9, "trend": -9.0},
+            [("warning", "group billing is 20,000 messages behind, catching up")],
+        ),
+        (
+            {"lag": 20_000, "late": 9, "members": 0},
             [("bad", "group billing is 20,000 messages behind; none of its consumers is online")],
         ),
-        ({"lag": 20, "behind_since_ms": NOW - 60_000}, []),
+        ({"lag": 20, "late": 20, "behind_since_ms": NOW - 299_999}, []),
+        (
+            {"lag": 20, "late": 20, "behind_since_ms": NOW - 300_000},
+            [("warning", "group billing is 20 messages and 5 min behind")],
+        ),
         ({"lag": None}, []),
-        ({"dead": 9, "dead_grew": 2}, [("warning", "group billing gave up 2 more messages: 9 dead letters")]),
-        ({"dead": 9, "dead_grew": 0}, []),
+        (
+            {"dead": 9, "dead_grew": 2, "dead_last_ms": NOW - 2_000},
+            [("warning", "group billing has 9 dead letters, the last one 2 s ago, 2 more than at the first look")],
+        ),
+        (
+            {"dead": 9, "dead_grew": 0, "dead_last_ms": NOW - 24 * 3_600_000 + 1},
+            [("warning", "group billing has 9 dead letters, the last one 23 h 59 min ago")],
+        ),
+        (
+            {"dead": 9, "dead_grew": 0, "dead_last_ms": NOW - 24 * 3_600_000},
+            [("note", "group billing has 9 dead letters, the last one 1 d ago")],
+        ),
+        ({"dead": 9}, [("note", "group billing has 9 dead letters")]),
+        (
+            {"popped": 9, "popped_grew": 1, "popped_since_ms": NOW - 30_000},
+            [
+                ("warning", f"{POPPED} 9 messages and not acknowledged them, the oldest for 30 s; {MORE}"),
+            ],
+        ),
+        ({"popped": 9, "popped_grew": 0, "popped_since_ms": NOW - 30_000}, []),
+        ({"popped": 9, "popped_grew": 1, "popped_since_ms": NOW - 29_999}, []),
     ],
 )
 def test_what_is_wrong_with_a_group(changes: dict[str, Any], expected: list[tuple[str, str]]) -> None:
     assert told(groups=(group(**changes),)) == expected
+
+
+@pytest.mark.parametrize(
+    ("ms", "severity"), [(0, ""), (4_999, ""), (-5_000, "warning"), (59_999, "warning"), (60_000, "bad"), (None, "")]
+)
+def test_clocks(ms: int | None, severity: str) -> None:
+    found = told(broker(skew_ms=ms))
+    assert [one for one, _ in found] == ([severity] if severity else [])
+    assert all("clock of broker-a is" in text for _, text in found)
+
+
+@pytest.mark.parametrize(("age_ms", "count"), [(119_999, 0), (120_000, 1)])
+def test_half_messages_that_wait(age_ms: int, count: int) -> None:
+    assert len(told(broker(half_since_ms=NOW - age_ms))) == count
+    assert told(broker(half_since_ms=0)) == []
+
+
+def test_name_servers_and_brokers_that_are_gone() -> None:
+    gone = broker("broker-b", 1).row
+    found = told(broker(), name_servers={"h:9876": "refused", "i:9876": ""}, gone=[gone])
+    assert found == [
+        ("bad", "name server h:9876 does not answer: refused"),
+        ("bad", "broker-b (slave 1) at broker-b:1 is gone: the name servers do not list it any more"),
+    ]
+
+
+def test_a_brokers_clock_is_known_from_when_it_started_and_how_long_it_runs() -> None:
+    figures = {"bootTimestamp": str(NOW - 90_061_000), "runtime": "[ 1 days, 1 hours, 1 minutes, 1 seconds ]"}
+    assert clock_skew_ms(figures, NOW) == 500
+    assert clock_skew_ms(figures, NOW + 20_000) == -19_500
+    assert clock_skew_ms({}, NOW) is None
+    assert clock_skew_ms({"bootTimestamp": "1", "runtime": "?"}, NOW) is None
+
+
+def test_nothing_is_claimed_that_two_looks_did_not_show() -> None:
+    assert "needs a second one" in well_text(Snapshot(at_ms=NOW, brokers=[broker()]))
+    group_known, group_new = group(late=0), GroupState(name="new")
+    snapshot = Snapshot(
+        at_ms=NOW, compared_ms=10_000, brokers=[broker()], groups={"billing": group_known, "new": group_new}
+    )
+    text = "nothing is wrong with 1 broker and their clocks, disks and slaves and the lag of 1 group, by two looks 10 s"
+    assert well_text(snapshot) == f"{text} apart"
+    snapshot.troubles["lags of broker-a"] = "no answer"
+    assert well_text(snapshot).endswith("; not everything could be asked")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "late", "consumed", "grew"),
+    [
+        ((100, 90), (200, 100), 0, 10, 90),  # the 10 that the first look saw are consumed; 100 new ones came
+        ((100, 90), (200, 99), 1, 9, 91),
+        ((100, 90), (100, 90), 10, 0, 0),
+        ((100, 90), (100, 80), 20, 0, 10),  # moved back
+        ((100, 110), (105, 110), 0, 0, 0),  # an offset ahead of its queue
+    ],
+)
+def test_movement_between_two_looks(
+    before: tuple[int, int], now: tuple[int, int], late: int, consumed: int, grew: int
+) -> None:
+    rows = [[row("Orders", 0, end, at, 0), row("Orders", 1, 7, 7, 0)] for end, at in (before, now)]
+    found = movements(rows[0], [*rows[1], row("New", 0, 50, 1, 0)])["g"]
+    assert (found.late, found.consumed, found.grew) == (late, consumed, grew)
+    assert movements([], rows[1])["g"].late == 0
 
 
 def test_mixed_versions_and_an_id_that_two_hosts_use() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rmqkit import Message, Producer
 from rmqkit.admin import Admin
-from rmqkit.admin.stores import Segment, forecast, segments, store_of
+from rmqkit.admin.stores import Segment, forecast, segments, store_of, usable
 from rmqkit.cli.admin import servers as command
 from rmqkit.standalone import Standalone
 from rmqkit.store.offline import check
@@ -44,6 +44,32 @@ def test_segments_between_two_offsets() -> None:
         Segment(name="00000000000000002048", bytes=1024),
     ]
     assert segments(0, 0, 1024) == []
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "ratio", "size", "left"),
+    [
+        (475, 199, 0.875, 315, 39),  # 276 are used, which is 87.5 % of what is not kept for root
+        (100, 60, 0.4, 100, 60),
+        (100, 60, 0.39, 100, 60),  # a share that does not fit
+        (100, 60, None, 100, 60),
+        (100, 60, 0.0, 100, 60),
+        (100, 100, 1.0, 100, 100),
+    ],
+)
+def test_what_only_root_may_use_is_not_free(total: int, free: int, ratio: float | None, size: int, left: int) -> None:
+    assert usable(total, free, ratio) == (size, left)
+
+
+def test_free_and_used_and_the_forecast_agree() -> None:
+    figures = FIGURES | {"commitLogDirCapacity": "Total : 475.0 GiB, Free : 199.0 GiB.", "commitLogDiskRatio": "0.875"}
+    found = store_of("a", "x:1", figures, CONFIG, NOW_MS)
+    assert found.disk_bytes is not None
+    assert found.free_bytes is not None
+    assert abs(1 - found.free_bytes / found.disk_bytes - 0.875) < 1e-6
+    assert found.free_bytes < 40 << 30
+    assert found.full is not None
+    assert found.full.at_ms - NOW_MS < 9 * 1024 * 1000, "2.5 % of 315 GiB at 1 MiB/s"
 
 
 def test_a_store_from_figures_and_settings() -> None:

@@ -131,7 +131,7 @@ def test_a_client_handles_a_message(world):
 
 def test_progress_is_a_table_and_a_line(world):
     text = shown(world, "group", "progress", "behind")
-    assert text.endswith("0.00 messages/s consumed, 3 behind, 0 in flight\n")
+    assert text.endswith("0.00 messages/s pulled, 3 behind, 0 in flight\n")
     assert "CONSUMER OFFSET" in text
     (row,) = [row for row in lines(world, "consumerProgress")[0] if row["group"] == "behind"]
     assert (row["diffTotal"], row["count"], row["consumeType"]) == (3, 0, "")

@@ -188,6 +188,20 @@ def test_tables_fit_a_terminal_and_keep_their_numbers(monkeypatch):
     assert LONG in shown(io.StringIO())[1], "files and pipes get all of it"
 
 
+def test_sentences_in_tables_are_wrapped_and_not_cut(monkeypatch):
+    sentence = "Orders · paid · no such item in the catalogue of the shop that it was ordered from in spring"
+    out = Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setenv("COLUMNS", "60")
+    show([{"no": 1, "count": 1234, "kind": sentence, "last": "2026-01-31 12:00:00"}], as_json=False)
+    heading, *lines = out.getvalue().splitlines()
+    assert max(map(len, (heading, *lines))) <= 60
+    at = heading.index("KIND")
+    assert " ".join(line[at : heading.index("LAST")].strip() for line in lines) == sentence
+    assert lines[0].startswith(" 1  1,234  Orders")
+    assert lines[1].startswith(" " * at), "the other columns are empty below their first line"
+
+
 def test_no_flag_is_shown_with_a_value():
     root = typer.main.get_command(app)
 

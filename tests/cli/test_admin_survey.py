@@ -12,6 +12,7 @@ import pytest
 from rmqkit import PushConsumer
 from rmqkit.admin import Admin
 from rmqkit.broker.settings import BrokerSettings
+from rmqkit.errors import ExitCode, RmqError
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.admin.things import find_when_indexed, send
@@ -52,18 +53,52 @@ def said(world: tuple[str, str], *words: str) -> str:
     return done.stdout
 
 
-def test_findings_say_what_is_wrong_and_what_nobody_told(world: tuple[str, str]) -> None:
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Let the two looks follow each other at once; returns how far apart they should have been."""
+    asked: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        asked.append(seconds)
+
+    monkeypatch.setattr("rmqkit.admin.survey._pause", pause)
+    return asked
+
+
+def test_findings_say_what_is_wrong_and_what_nobody_told(world: tuple[str, str], at_once: list[float]) -> None:
     assert told(world, "cluster", "findings") == {"findings": [], "notKnown": {}}
-    assert said(world, "cluster", "findings").startswith("nothing is wrong")
+    text = said(world, "cluster", "findings", "--apart", "7")
+    assert text.startswith("nothing is wrong with 1 broker and their clocks, disks and slaves and the lag of 1 group")
+    assert at_once == [10.0, 7.0]
 
 
-def test_a_lag_of_some_age_is_a_finding(world: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_findings_end_with_a_code_of_their_own(
+    world: tuple[str, str], at_once: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rmqkit.admin.health.LAG_COUNT", 5)
-    (found,) = told(world, "cluster", "findings")["findings"]
+    done = rmq("admin", "cluster", "findings", "-n", world[0], "--json")
+    (found,) = json.loads(done.stdout)["findings"]
+    assert done.returncode == ExitCode.FINDINGS == 8
     assert (found["severity"], found["kind"], found["name"]) == ("bad", "group", "billing")
     assert "5 messages" in found["text"]
     assert "none of its consumers is online" in found["text"]
-    assert "start its consumers" in said(world, "cluster", "findings")
+    done = rmq("admin", "cluster", "findings", "-n", world[0])
+    assert "start its consumers" in done.stdout
+    assert done.returncode == 8
+    nobody = rmq("admin", "cluster", "findings", "-n", "127.0.0.1:1")
+    assert nobody.returncode == ExitCode.NO_SERVER
+
+
+def test_a_question_without_an_answer_is_no_success(
+    world: tuple[str, str], at_once: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: Any) -> Any:
+        raise RmqError("not today")
+
+    monkeypatch.setattr("rmqkit.admin.dead.Dead.groups", refuse)
+    done = rmq("admin", "cluster", "findings", "-n", world[0])
+    assert (done.returncode, "not known: dead letters: not today" in done.stdout) == (8, True)
+    assert "not everything could be asked" in done.stdout
 
 
 def test_lags_of_all_groups(world: tuple[str, str]) -> None:

@@ -29,12 +29,15 @@ from rmqkit.errors import RmqError, exit_code
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.names import dlq_topic
 from rmqkit.protocol.schemas.send import ConsumerSendBackRequest
 from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings, TlsMode
 from rmqkit.store.settings import StoreSettings
+from tests.admin.test_dead import KINDS, die
 from tests.certificates import OPENSSL, REASON, make_certificate
+from tests.cli.in_process import rmq as rmq_in_process
 from tests.client.peers import standalone, until
 from tests.golden_stores import unpack_golden
 
@@ -368,7 +371,7 @@ def test_a_topic_is_replayed_into_itself_up_to_where_it_was(rmq, stored):
     assert len(stored("Itself", 1401, "--for", 0.5)) <= 1400, "and nothing more"
 
 
-def test_dead_letters_go_back_to_their_topics(rmq, stored, namesrv):
+def test_dead_letters_go_back_to_their_group_once(rmq, stored, namesrv, tmp_path, monkeypatch):
     async def kill():
         runtime = ClientRuntime(namesrv)
         await runtime.start()
@@ -386,13 +389,67 @@ def test_dead_letters_go_back_to_their_topics(rmq, stored, namesrv):
 
     asyncio.run(kill())
     assert len(stored("%DLQ%CG-dead", 3)) == 3
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     table = rmq("replay", "--dlq", "CG-dead", "--dry-run")
-    assert "would send 2 of %DLQ%CG-dead to Dead0\nwould send 1 of %DLQ%CG-dead to Dead1\n" in table
-    assert rmq("replay", "--dlq", "CG-dead", "--rate", 100).startswith("sent 3 to their own topics")
-    again = stored("Dead0", 4)
-    assert bodies(again) == ["0", "0", "2", "2"]
+    assert "would send 3 of %DLQ%CG-dead to %RETRY%CG-dead, which only group CG-dead reads\n" in table
+    assert not list(tmp_path.iterdir()), "a dry run remembers nothing"
+    assert rmq("replay", "--dlq", "CG-dead", "--rate", 100).startswith("sent 3 to group CG-dead in ")
+    again = stored("%RETRY%CG-dead", 3)
+    assert bodies(again) == ["0", "1", "2"]
+    assert {one["properties"]["RETRY_TOPIC"] for one in again} == {"Dead0", "Dead1"}
+    assert {(one["tags"], one["properties"]["a"], one["reconsumeTimes"]) for one in again} == {("T", "b", 0)}
+    assert "; 3 were replayed before (--again repeats them)" in rmq("replay", "--dlq", "CG-dead")
+    assert "would not send 3 that were replayed before" in rmq("replay", "--dlq", "CG-dead", "--dry-run")
+    assert rmq("replay", "--dlq", "CG-dead", "--again").startswith("sent 3 to group CG-dead in ")
+    assert "sent 0 to group CG-dead" in rmq("replay", "--dlq", "CG-dead")
+    (kept,) = tmp_path.rglob("*.json")
+    assert kept.name.startswith("CG-dead-")
+    # Another target has a memory of its own.
+    assert rmq("replay", "--dlq", "CG-dead", "--to", "Dead0").startswith("sent 3 to Dead0 in ")
+    again = stored("Dead0", 5)
+    assert bodies(again) == ["0", "0", "1", "2", "2"]
     assert {one["properties"].get("RETRY_TOPIC") for one in again} == {None}
     assert {(one["tags"], one["properties"]["a"]) for one in again} == {("T", "b")}
+
+
+def test_a_dry_run_names_the_other_groups_of_the_target(rmq, namesrv, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    async def prepare():
+        async with Admin(namesrv) as admin:
+            await admin.topics.create("Shared", read_queues=1, write_queues=1)
+            for group in ("CG-read", "CG-also"):
+                await admin.groups.update(group, {})
+                await admin.offsets.reset(group, "Shared", 0)
+            await die(admin, "CG-read", 4)
+
+    asyncio.run(prepare())
+    told = rmq_in_process("replay", "--dlq", "CG-read", "--to", "Shared", "--dry-run", "-n", namesrv)
+    assert "to Shared: 1 other groups read it, too, and receive the messages: CG-also" in told.stderr
+    told = rmq_in_process("replay", "--dlq", "CG-read", "--dry-run", "-n", namesrv)
+    assert "no client of group CG-read is online: the messages wait in its retry topic" in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [("1", 1), ("no user", 1), ("Orders", 2), (KINDS[2][2], 1)],
+)
+def test_kinds_are_chosen_by_number_and_by_a_part_of_the_name(rmq, namesrv, kind, found):
+    group = "CG-kinds"
+
+    async def prepare():
+        async with Admin(namesrv) as admin:
+            if dlq_topic(group) not in await admin.calls.topic_names():
+                await admin.groups.update(group, {})
+                await die(admin, group, 6)
+
+    asyncio.run(prepare())
+    listed = json.loads(rmq("admin", "dead", "kinds", group, "--json"))["kinds"]
+    assert listed[0]["kind"] == KINDS[2][2], "the kinds are sorted by count and name"
+    lines = rmq("replay", "--dlq", group, "--kind", kind, "--dry-run", "--json").splitlines()
+    assert len(lines) == 2 * found
+    told = rmq("replay", "--dlq", group, "--kind", "4", "--dry-run", exit_code_wanted=2)
+    assert f"--kind 4: group {group} has 3 numbered kinds: rmq admin dead kinds {group}" in told
 
 
 def test_the_messages_of_a_store_are_replayed(rmq, stored, tmp_path):
@@ -400,7 +457,7 @@ def test_the_messages_of_a_store_are_replayed(rmq, stored, tmp_path):
     wanted = [one for one in golden.manifest["messages"] if one["topic"] == "%DLQ%g_retry"]
     assert wanted
     told = rmq("replay", "--store", golden.root, "--dlq", "g_retry", "--dry-run")
-    assert f"would send {len(wanted)} of %DLQ%g_retry to GoldRetry" in told
+    assert f"would send {len(wanted)} of %DLQ%g_retry to %RETRY%g_retry, which only group g_retry reads" in told
     topic = max(Counter(one["topic"] for one in golden.manifest["messages"] if one["topic"][0] != "%").items())[0]
     wanted = [one for one in golden.manifest["messages"] if one["topic"] == topic]
     state = tmp_path / "state.json"

@@ -81,7 +81,7 @@ class Browser:
         return Answer(started["status"], found, b"".join(chunks))
 
     @asynccontextmanager
-    async def stream(self, path: str) -> AsyncIterator[asyncio.Queue[str]]:
+    async def stream(self, path: str, headers: dict[str, str] | None = None) -> AsyncIterator[asyncio.Queue[str]]:
         """The events of a stream, as they come; leaving closes the browser's side."""
         events: asyncio.Queue[str] = asyncio.Queue()
         gone = asyncio.Event()
@@ -101,7 +101,7 @@ class Browser:
                 if event.startswith("event:"):
                     events.put_nowait(event)
 
-        task = asyncio.create_task(self._app(self.scope("GET", path, {}), receive, send))
+        task = asyncio.create_task(self._app(self.scope("GET", path, headers or {}), receive, send))
         try:
             yield events
         finally:

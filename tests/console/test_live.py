@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import html
+import re
 from pathlib import Path
 
+import pytest
+
 from rmqkit.admin import Admin
-from rmqkit.console.live import TAILS_A_USER, _event
+from rmqkit.console.live import TAILS_A_USER, _event, offsets_of, offsets_text
 from rmqkit.protocol.message import Message
 from tests.admin.things import send
 from tests.client.peers import SECONDS
@@ -83,6 +87,48 @@ async def test_what_is_more_than_fifty_a_second_is_counted(tmp_path: Path) -> No
                     break
             assert shown <= 79
             assert int(event.split("data: ")[1]) >= 1
+
+
+async def test_the_stream_of_a_tail_starts_after_the_rows_of_its_page(tmp_path: Path) -> None:
+    async with served(tmp_path) as (both, _, browser), Admin(both.namesrv_address) as admin:
+        await admin.topics.create("Orders", read_queues=2, write_queues=2)  # of one queue nothing is stored yet
+
+        async def store(*numbers: int) -> None:
+            for number in numbers:
+                await send(admin, Message(topic="Orders", body=b"body-%d-" % number))
+
+        await store(1, 2)
+        page = (await browser.get("/local/topics/Orders/tail")).text
+        stream = html.unescape(page.split('data-stream="')[1].split('"')[0])
+        await store(3, 4)  # between the page and the stream
+        async with browser.stream(stream) as events:
+            rows = await after(events, "rows")
+            await store(5)
+            event = await after(events, "rows")
+            last_id = event.split("id: ")[1].split("\n")[0]
+        seen = [int(number) for number in re.findall(r"body-(\d)-", page + rows + event)]
+        assert sorted(seen) == [1, 2, 3, 4, 5], "each of them once"
+        await store(6)
+        async with browser.stream(stream, {"last-event-id": last_id}) as events:  # as after a lost connection
+            assert re.findall(r"body-(\d)-", await after(events, "rows")) == ["6"]
+
+
+@pytest.mark.parametrize(
+    ("text", "offsets"),
+    [
+        ("broker-a:0=5,b=c:1=7", {"broker-a:0": 5, "b=c:1": 7}),
+        ("", {}),
+        ("=5,a:0=,a:0=-1,a:0=x,a:0=1234567890123456789", {}),
+    ],
+)
+def test_offsets_in_addresses(text: str, offsets: dict[str, int]) -> None:
+    assert offsets_of(text) == offsets
+    assert offsets_of(offsets_text(offsets)) == offsets
+
+
+def test_more_queues_than_an_address_has_room_for() -> None:
+    assert offsets_text({f"b:{number}": 1 for number in range(64)})
+    assert offsets_text({f"b:{number}": 1 for number in range(65)}) == ""
 
 
 async def test_one_user_has_five_tails(tmp_path: Path) -> None:

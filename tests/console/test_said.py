@@ -57,10 +57,11 @@ NEVER_SHOWN = frozenset((
     "two hooks of the console have a page {}: rename one",
     "the console needs the name servers of a cluster: -n HOST:PORT", "users file {}: {}", "console watcher",
     "{}:{}: {} is not name:role:scrypt$…: rmq console user writes it", "public, max-age=3600",
-    "console watcher: a round failed",
+    "console watcher: a round failed", "a retry has the key of its place", "dead letters go out as retries",
+    r"(\d+) [dhms]",
 ))  # fmt: skip
 """Names of tasks, logs, what is said before a console starts."""
-CODE = re.compile(r"(rmq |--|PRAGMA |SELECT |INSERT |UPDATE |DELETE |CREATE |attachment;|data: |event: |Total :)")
+CODE = re.compile(r"(rmq |--|PRAGMA |SELECT |INSERT |UPDATE |DELETE |CREATE |attachment;|data: |event: |id: |Total :)")
 ENGLISH = re.compile(r"[A-Za-z']+(?: [a-z']+){2,}")
 """Three words in a row; names and terms have fewer."""
 
@@ -168,7 +169,7 @@ async def test_a_cause_is_explained_in_chinese(name: str, monkeypatch: pytest.Mo
 
 def test_every_cause_has_a_chinese_name_and_remedy() -> None:
     for cause in Cause:
-        for text in (cause.value, cause.remedy.format(topic="T", group="G")):
+        for text in (cause.value, cause.remedy.format(topic="T", group="G", broker="b")):
             other = texts.said(text, "zh", is_word=True)
             assert re.search("[\u4e00-\u9fff]", other) and not left(other), other
 
@@ -188,12 +189,24 @@ def test_findings_are_told_in_chinese() -> None:
     brokers.append(broker("f", row={"version": "V4_9_7"}))
     changes = itertools.product((20_000, 1), (0, 1), (-9.0, 0.0, 3.0), (0, NOW - 720_000))
     lags = [
-        group(lag=lag, members=members, trend=trend, behind_since_ms=since, dead=2, dead_grew=1)
+        group(lag=lag, late=1, members=members, trend=trend, behind_since_ms=since, dead=2, dead_grew=1)
         for lag, members, trend, since in changes
     ]
+    lags += [group(dead=3, dead_last_ms=NOW - age_ms, dead_grew=grew) for age_ms in (5_000, 1 << 30) for grew in (0, 2)]
+    lags += [group(popped=4, popped_grew=2, popped_since_ms=NOW - 60_000)]
     groups = {str(number): one for number, one in enumerate(lags)}
+    brokers += [broker("g", skew_ms=9_000), broker("h", skew_ms=-90_000, half_since_ms=NOW - 300_000)]
     client = FleetRow(client_id="twice", language="JAVA", version=0, addresses=["h:1", "i:2"])
-    told = findings(Snapshot(at_ms=NOW, brokers=brokers, groups=groups, clients=[client]))
+    told = findings(
+        Snapshot(
+            at_ms=NOW,
+            brokers=brokers,
+            groups=groups,
+            clients=[client],
+            name_servers={"h:9876": "no answer in time"},
+            gone=[broker("i").row],
+        )
+    )
     texts_of = {text for one in told for text in (one.text, one.remedy) if text}
     assert len(texts_of) > 30
     assert [other for text in texts_of if left(other := texts.said(text, "zh")) or other == text] == []

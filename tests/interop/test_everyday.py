@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from rmqkit.protocol.command import Command
 from rmqkit.protocol.fastjson import loads
 from rmqkit.protocol.schemas.send import ConsumerSendBackRequest
 from tests.interop.apache import ApachePair, ask
+from tests.interop.kit import ApacheKit
+from tests.interop.probe import run_probe
 from tests.interop.suite.consuming import SECONDS
 from tests.patience import TIMEOUT_MS, pulling
 
@@ -67,7 +70,7 @@ async def known(namesrv: str, topic: str) -> None:
 
 
 def test_a_message_goes_to_the_dead_letters_and_back(
-    apache: ApachePair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    apache: ApachePair, apache_kit: ApacheKit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NAMESRV_ADDR", apache.namesrv_addr)
     lines = tmp_path / "lines.jsonl"
@@ -86,11 +89,30 @@ def test_a_message_goes_to_the_dead_letters_and_back(
     asyncio.run(give_up(apache.namesrv_addr, TOPIC, 2))
     asyncio.run(known(apache.namesrv_addr, f"%DLQ%{GROUP}"))
     dead = stored(f"%DLQ%{GROUP}", 8)
+    retry = f"%RETRY%{GROUP}"
     command = ("replay", "--dlq", GROUP, "--state", tmp_path / "state", "--audit", tmp_path / "audit")
-    assert f"would send 8 of %DLQ%{GROUP} to {TOPIC}" in rmq(*command, "--dry-run")
-    assert rmq(*command).startswith("sent 8 to their own topics")
-    again = [one for one in stored(TOPIC, COUNT + 8) if str(one["msgId"]).startswith("replay-")]
+    assert f"would send 8 of %DLQ%{GROUP} to {retry}, which only group {GROUP} reads" in rmq(*command, "--dry-run")
+    assert rmq(*command).startswith(f"sent 8 to group {GROUP}")
+    again = stored(retry, 8)
     assert sorted(str(one["body"]) for one in again) == sorted(str(one["body"]) for one in dead)
     assert all(one["properties"]["n"] == one["body"] for one in again)  # type: ignore[index]
-    (tmp_path / "state").write_text((tmp_path / "state").read_text().replace("[\n      8,", "[\n      0,"))
+    assert "; 8 were replayed before" in rmq(*command)
+    memory = json.loads((tmp_path / "state").read_text()) | {"places": {}, "marks": {}, "is_done": False}
+    (tmp_path / "state").write_text(json.dumps(memory))
     assert "8 were there already" in rmq(*command), "as after a kill: what is in the target is found by the index"
+
+    # Apache's consumer gets each of them through its retry topic, under the topic of the first delivery.
+    probe = run_probe(
+        apache_kit,
+        "consume",
+        namesrv=apache.namesrv_addr,
+        topic=TOPIC,
+        work_dir=tmp_path,
+        consumers={GROUP: f"*:{COUNT + 8}"},
+    )
+    assert probe.exit_code == 0, probe.outcome
+    replayed = [one for one in probe.received if one.msg_id.startswith("replay-")]
+    assert sorted(one.body_sha256 for one in replayed) == sorted(
+        sha256(str(one["body"]).encode()).hexdigest() for one in dead
+    )
+    assert {(one.topic, one.reconsume_times) for one in replayed} == {(TOPIC, 0)}

@@ -75,21 +75,24 @@ class Cause(enum.StrEnum):
     NOT_SUBSCRIBED = "not subscribed", "have the group's clients subscribe to {topic}, or ask about the group that does"
     NO_CONSUMER_ONLINE = ("no consumer online", "start one; if one runs, see in its log whether it connects")
     GROUP_UNKNOWN = ("group unknown", "look at the name; a consumer that starts creates its group")
-    GROUP_DISABLED = "group disabled", "enable it: rmq admin updateSubGroup -g {group} -s true"
+    GROUP_DISABLED = "group disabled", "enable it: rmq admin group create {group} -s true"
     READ_FORBIDDEN = "read forbidden", "lift the group's forbidden bit of {topic}"
     BROADCASTING = "broadcasting", "look at the client that misses it, and at its offsets.json"
-    BROADCAST_FORBIDDEN = ("broadcast forbidden", "rmq admin updateSubGroup -g {group} -d true; or use CLUSTERING")
+    BROADCAST_FORBIDDEN = ("broadcast forbidden", "allow it: rmq admin group create {group} -d true; or use CLUSTERING")
     TOPIC_NOT_READABLE = (
         "topic not readable",
-        "allow reading: rmq admin topic perm {topic} rw; or of the whole broker: rmq admin broker perm rw",
+        "allow reading: rmq admin topic perm {topic} rw; or of the whole broker: rmq admin broker perm rw -b {broker}",
     )
-    QUEUE_NOT_READ = ("queue not read", "raise the read queues until it is empty: rmq admin updateTopic -t {topic} -r")
+    QUEUE_NOT_READ = (
+        "queue not read",
+        "raise the read queues until it is empty: rmq admin topic create {topic} -r NUMBER -w NUMBER",
+    )
     NO_OWNER = ("queue has no owner", "look for clients with equal ids, or with unlike allocation strategies")
-    WAITING = "waiting", "if it stays so, look at that client (rmq admin consumerStatus -g {group}), or add consumers"
-    SKIPPED = "skipped", "go back before the message: rmq admin resetOffsetByTime -g {group} -t {topic} -s TIME"
+    WAITING = "waiting", "if it stays so, look at that client (rmq admin consumer status {group}), or add consumers"
+    SKIPPED = "skipped", "go back before the message: rmq admin offset reset {group} {topic} TIME"
     POPPED = "popped", "wait for the end of its invisible time: then it is acknowledged or comes again"
     RETRYING = "retrying", "see in the consumer's log why it failed, and mend the handler"
-    DEAD_LETTER = "dead letter", "mend the handler, then send the dead letters again: rmq replay"
+    DEAD_LETTER = "dead letter", "mend the handler, then send the dead letters again: rmq replay --dlq {group}"
     DELAYED = "delayed", "wait, or send it without a delay"
     RECALLED = "recalled", "send it again if it is wanted after all"
     TRANSACTION_PENDING = "transaction pending", "have a producer of its group commit it or roll it back"
@@ -123,10 +126,14 @@ class Explanation(Struct):
 _Verdict = tuple[Cause, str]
 
 
+def _broker(facts: Facts) -> str:
+    return facts.place.broker if facts.place is not None else "BROKER"
+
+
 def judge(facts: Facts) -> Explanation:
     """The cause the facts show."""
     cause, sentence = next(verdict for rule in _RULES if (verdict := rule(facts)) is not None)
-    remedy = cause.remedy.format(topic=facts.topic, group=facts.group)
+    remedy = cause.remedy.format(topic=facts.topic, group=facts.group, broker=_broker(facts))
     return Explanation(cause, f"{sentence[0].upper()}{sentence[1:]}.", list(_evidence(facts)), remedy)
 
 

@@ -46,7 +46,6 @@ DRY_RUN = Budget(ms=10_000.0)
 """What a look at dead letters, or a dry run over them, may cost."""
 
 _PROPERTY = "property:"
-_TEXT_MAX, _KIND_MAX = 120, 400
 _KEYS_MAX = 8
 _NUMBERS = re.compile(r"\d+")
 
@@ -110,7 +109,7 @@ def check_by(by: str) -> str:
 
 def kind_of(message: ReceivedMessage, by: str = "kind") -> str:
     """What a message is put under, in one line."""
-    return " ".join(_kind_of(message, by).split())[:_KIND_MAX]
+    return " ".join(_kind_of(message, by).split())
 
 
 def _kind_of(message: ReceivedMessage, by: str) -> str:
@@ -129,11 +128,11 @@ def _kind_of(message: ReceivedMessage, by: str) -> str:
             what = _reason(message) or _shape(message.body)
             return f"{origin(message) or 'unknown topic'} · {message.tags or 'no tag'} · {what}"
     name = by.removeprefix(_PROPERTY)
-    return message.properties.get(name, f"no {name}")[:_TEXT_MAX]
+    return message.properties.get(name, f"no {name}")
 
 
 def _reason(message: ReceivedMessage) -> str:
-    return _NUMBERS.sub("#", message.properties.get(DEAD_LETTER_REASON, ""))[:_TEXT_MAX]
+    return _NUMBERS.sub("#", message.properties.get(DEAD_LETTER_REASON, ""))
 
 
 def _shape(body: bytes) -> str:
@@ -147,7 +146,7 @@ def _shape(body: bytes) -> str:
         if isinstance(value, dict):
             keys = sorted(value)
             more = f" and {len(keys) - _KEYS_MAX} more" if len(keys) > _KEYS_MAX else ""
-            return f"JSON {', '.join(keys[:_KEYS_MAX]) or 'without keys'}{more}"[:_TEXT_MAX]
+            return f"JSON {', '.join(keys[:_KEYS_MAX]) or 'without keys'}{more}"
         return "JSON list"
     try:
         return "bytes" if "\x00" in body.decode() else "text"

@@ -28,6 +28,7 @@ from msgspec import Struct
 
 from rmqkit import extras
 from rmqkit.admin import Admin
+from rmqkit.admin.health import clock_skew_ms
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.errors import RmqError, SettingsError, StoreLocked
 from rmqkit.protocol.core import core_fault
@@ -368,12 +369,11 @@ async def _clock_of(admin: Admin, broker: str) -> Finding:
     try:
         asked_ms = time.time() * 1000
         (table,) = (await admin.brokers.status(broker)).values()
-        here_ms = (asked_ms + time.time() * 1000) / 2
-        days, hours, minutes, seconds = map(int, re.findall(r"(\d+) [dhms]", table["runtime"]))
-        there_ms = int(table["bootTimestamp"]) + (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000 + 500
-    except (RmqError, KeyError, ValueError) as error:
+        skew_ms = clock_skew_ms(table, (asked_ms + time.time() * 1000) / 2)
+    except RmqError as error:
         return Finding(check, State.UNKNOWN, f"it does not tell: {error}")
-    skew_ms = there_ms - here_ms
+    if skew_ms is None:
+        return Finding(check, State.UNKNOWN, "it does not report when it started")
     state = State.OK if abs(skew_ms) < _SKEW_WARN_MS else State.WARN if abs(skew_ms) < _SKEW_FAIL_MS else State.FAIL
     remedy = "" if state is State.OK else "delays and look-ups by time go wrong: run chrony on both machines"
     return Finding(check, state, f"{round(skew_ms / 1000):+d} s from this one's", remedy)

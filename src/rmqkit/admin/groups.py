@@ -50,14 +50,16 @@ __all__ = [
     "Groups",
     "Metadata",
     "Moved",
+    "Movement",
     "Offsets",
     "QueueMove",
     "QueueProgress",
     "lags",
+    "movements",
 ]
 
 
-_CREATE_GROUP = "make it with: rmq admin group create"
+_CREATE_GROUP = "make it with: rmq admin group create {}"
 _GROUPS_AT_ONCE = 16
 _ANY_QUEUE = -1
 """What clients that pop say of a broker that shares its queues out among all of them."""
@@ -135,6 +137,37 @@ def lags(stats: Iterable[BrokerGroupProgress]) -> dict[tuple[str, str], GroupLag
     return found
 
 
+class Movement(Struct, kw_only=True):
+    """How a group moved between two samples, over all its queues.
+
+    Attributes:
+        late: messages that were stored when the first sample was taken, and are not consumed at the second one.
+        consumed: by how many messages its committed offsets rose.
+        grew: by how many messages its lag rose; negative where the lag fell.
+        lag: its lag at the second sample.
+    """
+
+    late: int = 0
+    consumed: int = 0
+    grew: int = 0
+    lag: int = 0
+
+
+def movements(before: Iterable[BrokerGroupProgress], now: Iterable[BrokerGroupProgress]) -> dict[str, Movement]:
+    """Compare two samples of `Brokers.consume_stats` by group. Queues that only one of them has are left out. Pure."""
+    places = {(row.group, row.topic, row.broker_name, row.queue_id): row for row in before}
+    found: dict[str, Movement] = {}
+    for row in now:
+        old = places.get((row.group, row.topic, row.broker_name, row.queue_id))
+        moved = found.setdefault(row.group, Movement())
+        moved.lag += max(0, row.diff)
+        if old is not None:
+            moved.late += max(0, old.broker_offset - row.consumer_offset)
+            moved.consumed += max(0, row.consumer_offset - old.consumer_offset)
+            moved.grew += max(0, row.diff) - max(0, old.diff)
+    return found
+
+
 class Metadata(Struct, rename="camel"):
     """Groups and topics of a broker with all their settings (``exportMetadata``)."""
 
@@ -169,7 +202,7 @@ class Groups:
         found = {name: table[group] for name, table in tables.items() if group in table}
         if not found:
             known = {name for table in tables.values() for name in table}.difference(SYSTEM_GROUPS)
-            raise UnknownName("group", group, f"broker {', '.join(tables)}", known, _CREATE_GROUP)
+            raise UnknownName("group", group, f"broker {', '.join(tables)}", known, _CREATE_GROUP.format(group))
         return found
 
     async def update(
@@ -452,7 +485,7 @@ class Offsets:
         moves = [move for some in found.values() for move in some]
         if not moves:
             wanted = f"queue {queue_id}" if source is None else f"offset of group {source}"
-            raise UnknownName("place", wanted, f"topic {topic}", remedy="look with: rmq admin group progress")
+            raise UnknownName("place", wanted, f"topic {topic}", remedy=f"look with: rmq admin group progress {group}")
         return moves
 
     async def skip(self, group: str, topic: str) -> list[Moved]:
@@ -476,7 +509,7 @@ class Offsets:
 
         rows = _rows(await self._calls.fan_out(masters.values(), copy))
         if not rows:
-            remedy = "look at the groups of the topic with: rmq admin group progress"
+            remedy = f"look at the offsets of group {source} with: rmq admin group progress {source}"
             raise UnknownName("offset of group", source, f"topic {topic}", remedy=remedy)
         return rows
 

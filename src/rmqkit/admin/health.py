@@ -1,27 +1,38 @@
-"""What is wrong with a cluster: `findings` reads a `Snapshot`, which holds what brokers told, and asks nobody.
+"""What is wrong with a cluster: `findings` reads a `Snapshot`, which holds what brokers reported, and asks nobody.
 
-==============================  ===================================================================================
-finding                         when
-==============================  ===================================================================================
-broker does not answer          it is in the name servers' list, and gave no figures
-disk nearly full                `DISK_WARN` of the disk is used; from `DISK_BAD` on brokers delete early or refuse sends
-group is behind                 its oldest unread message is older than `LAG_AGE_MS`, or it is more than `LAG_COUNT`
-                                behind; worse where it falls back further
-broker takes no messages        a master says that it is not active
-master without a slave          slaves of its name are registered, and none is connected to it
-slave is behind                 by more than `SLAVE_BYTES`
-dead letters grow               since the oldest figure that is known
-versions mixed                  brokers of one cluster run unlike versions
-client id twice                 two hosts use one client id
-==============================  ===================================================================================
+===========================  =======================================================================================
+finding                      when
+===========================  =======================================================================================
+name server does not answer  one of the configured addresses gave no answer
+broker does not answer       it is in the name servers' list, and gave no figures
+broker is gone               an earlier sample had it, and the name servers do not list it any more
+disk nearly full             `DISK_WARN` of the disk is used; from `DISK_BAD` on brokers delete early or refuse sends
+clock is wrong               it differs from this machine's clock by `CLOCK_WARN_MS`; bad from `CLOCK_BAD_MS` on
+broker takes no messages     a master says that it is not active
+master without a slave       slaves of its name are registered, and none is connected to it
+slave is behind              by more than `SLAVE_BYTES`
+half messages wait           the oldest one has waited for a decision longer than `HALF_AGE_MS`
+group falls back             messages of the first sample are not consumed at the second one, and its lag grew
+group is behind              the same without growth, if the lag is `LAG_COUNT` or its oldest message `LAG_AGE_MS` old
+popped messages pile up      more are in flight than in the first sample, and the oldest was popped `POP_AGE_MS` ago
+dead letters                 they grew since the first sample, or the last one is younger than `DEAD_AGE_MS`; a note
+                             for older ones
+versions mixed               brokers of one cluster run unlike versions
+client id twice              two hosts use one client id
+===========================  =======================================================================================
 
-Unknown is not zero: a figure that nobody told is None, and no finding rests on it. Everything here is pure.
-Source: behaviour.md §1.5, §5, §9.10.
+A finding about a lag needs two samples (``compared_ms``). One sample shows neither growth nor progress: a busy group
+that keeps up has a lag at any moment, as consumers commit their offsets every 5 s. Between two samples that are further
+apart, a group that keeps up has consumed everything that the first one saw.
+
+Unknown is not zero: a figure that nobody reported is None, and no finding rests on it. The same rules serve
+``rmq admin cluster findings`` and the console's pages. Everything here is pure. Source: behaviour.md §1.5, §5, §9.10.
 """
 
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,17 +40,35 @@ from msgspec import Struct, field
 
 from rmqkit.admin.clients import FleetRow
 from rmqkit.admin.clusters import BrokerRow
-from rmqkit.admin.groups import GroupLag
+from rmqkit.admin.groups import GroupLag, Movement
 from rmqkit.protocol import names
 from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 
-__all__ = ["BrokerState", "Finding", "GroupState", "Severity", "Snapshot", "TopicState", "findings", "span_text"]
+__all__ = [
+    "BrokerState",
+    "Finding",
+    "GroupState",
+    "Severity",
+    "Snapshot",
+    "TopicState",
+    "clock_skew_ms",
+    "findings",
+    "group_findings",
+    "span_text",
+]
 
 DISK_WARN, DISK_BAD = 0.75, 0.85
 LAG_AGE_MS = 5 * 60_000
 LAG_COUNT = 10_000
 SLAVE_BYTES = 64 << 20
+CLOCK_WARN_MS, CLOCK_BAD_MS = 5_000, 60_000
+HALF_AGE_MS = 120_000
+"""Brokers ask producers for a decision every 30 or 60 s: two of these checks were not answered."""
+POP_AGE_MS = 30_000
+DEAD_AGE_MS = 24 * 3_600_000
+_GROWTH = 0.5
+"""Messages per second. A lag that changes less is steady."""
 
 
 class Severity(enum.StrEnum):
@@ -78,6 +107,7 @@ class BrokerState(Struct, rename="camel", kw_only=True):
         since_ms: when it answered last.
         half_since_ms: when the oldest half message was born that its check-back is not past; 0 when there is none, None
             when it was not told.
+        skew_ms: by how much its clock is ahead of this machine's; None when it is not known.
     """
 
     row: BrokerRow
@@ -86,6 +116,7 @@ class BrokerState(Struct, rename="camel", kw_only=True):
     trouble: str = ""
     since_ms: int | None = None
     half_since_ms: int | None = None
+    skew_ms: int | None = None
 
     @property
     def is_master(self) -> bool:
@@ -124,9 +155,15 @@ class GroupState(Struct, rename="camel", kw_only=True):
     """A consumer group over all brokers; figures that nobody told are None.
 
     Attributes:
+        late: messages that were there at the first sample, and are not consumed at the second one.
         trend: messages per second by which its lag grows; negative while it catches up.
+        consumed: messages per second by which its committed offsets rise.
         members: clients online.
+        popped: messages that its clients have popped and not acknowledged.
+        popped_since_ms: when the oldest of these was popped.
+        popped_grew: by how many messages ``popped`` rose since the first sample.
         dead: dead letters that are stored.
+        dead_last_ms: when the last one was stored.
         dead_grew: by how many that is more than when this was first known.
     """
 
@@ -134,14 +171,20 @@ class GroupState(Struct, rename="camel", kw_only=True):
     topics: list[str] = field(default_factory=list)
     lag: int | None = None
     behind_since_ms: int | None = None
+    late: int | None = None
     trend: float | None = None
+    consumed: float | None = None
     members: int | None = None
+    popped: int | None = None
+    popped_since_ms: int | None = None
+    popped_grew: int | None = None
     consume_type: str = ""
     message_model: str = ""
     orderly: bool = False
     enabled: bool = True
     retry_max: int | None = None
     dead: int | None = None
+    dead_last_ms: int | None = None
     dead_grew: int | None = None
     configs: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
 
@@ -151,11 +194,17 @@ class Snapshot(Struct, rename="camel", kw_only=True):
 
     Attributes:
         at_ms: when the last round of questions ended.
+        compared_ms: how long before that the first sample was taken; None when there was only one.
+        name_servers: why each of the configured name servers does not answer, or empty.
+        gone: brokers that the name servers do not list any more.
         lags: how far each group is behind on each topic.
         troubles: what could not be asked, by what it is.
     """
 
     at_ms: int = 0
+    compared_ms: float | None = None
+    name_servers: dict[str, str] = field(default_factory=dict)
+    gone: list[BrokerRow] = field(default_factory=list)
     brokers: list[BrokerState] = field(default_factory=list)
     topics: dict[str, TopicState] = field(default_factory=dict)
     groups: dict[str, GroupState] = field(default_factory=dict)
@@ -165,16 +214,41 @@ class Snapshot(Struct, rename="camel", kw_only=True):
 
 
 def findings(snapshot: Snapshot) -> list[Finding]:
-    """What is wrong, the worst first."""
+    """Return what is wrong, the worst first."""
     found = [
+        *_name_servers(snapshot),
         *_brokers(snapshot),
         *_replication(snapshot),
-        *_groups(snapshot),
+        *(one for name in snapshot.groups for one in group_findings(snapshot, name)),
         *_versions(snapshot),
         *_clients(snapshot),
     ]
     order = list(Severity)
     return sorted(found, key=lambda one: order.index(one.severity))
+
+
+def clock_skew_ms(figures: dict[str, str], here_ms: float) -> int | None:
+    """Return by how much a broker's clock is ahead of ours: it reports when it started, and for how long it runs, to
+    the second. None when it does not report that."""
+    parts = re.findall(r"(\d+) [dhms]", figures.get("runtime", ""))
+    boot = figures.get("bootTimestamp", "")
+    if len(parts) != 4 or not boot.isdecimal():
+        return None
+    days, hours, minutes, seconds = map(int, parts)
+    there_ms = int(boot) + (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000 + 500
+    return round(there_ms - here_ms)
+
+
+def _name_servers(snapshot: Snapshot) -> Iterator[Finding]:
+    for address, trouble in snapshot.name_servers.items():
+        if trouble:
+            yield Finding(
+                severity=Severity.BAD,
+                text=f"name server {address} does not answer: {trouble}",
+                kind="name server",
+                name=address,
+                remedy=f"start it: rmq namesrv --port {address.rpartition(':')[2]}",
+            )
 
 
 def _brokers(snapshot: Snapshot) -> Iterator[Finding]:
@@ -188,6 +262,14 @@ def _brokers(snapshot: Snapshot) -> Iterator[Finding]:
                 severity=Severity.BAD, text=f"{name} does not answer{since}: {broker.trouble}", remedy=remedy, **about
             )
             continue
+        if broker.skew_ms is not None and abs(broker.skew_ms) >= CLOCK_WARN_MS:
+            way = "ahead of" if broker.skew_ms > 0 else "behind"
+            yield Finding(
+                severity=Severity.BAD if abs(broker.skew_ms) >= CLOCK_BAD_MS else Severity.WARNING,
+                text=f"the clock of {name} is {span_text(abs(broker.skew_ms))} {way} this machine's",
+                remedy="delays and look-ups by time go wrong: run chrony on both machines",
+                **about,
+            )
         if row.disk_ratio >= DISK_WARN:
             text = f"the disk of {name} is {row.disk_ratio:.0%} full"
             severity = Severity.BAD if row.disk_ratio >= DISK_BAD else Severity.WARNING
@@ -201,6 +283,22 @@ def _brokers(snapshot: Snapshot) -> Iterator[Finding]:
                 remedy="look in its log why it does not write",
                 **about,
             )
+        if broker.half_since_ms and snapshot.at_ms - broker.half_since_ms >= HALF_AGE_MS:
+            age = span_text(snapshot.at_ms - broker.half_since_ms)
+            yield Finding(
+                severity=Severity.WARNING,
+                text=f"a half message on {name} has waited {age} for a decision",
+                remedy=f"see whose it is: rmq admin waiting transactions -b {row.broker_name}; start its producers",
+                **about,
+            )
+    for row in snapshot.gone:
+        yield Finding(
+            severity=Severity.BAD,
+            text=f"{broker_label(row)} at {row.addr} is gone: the name servers do not list it any more",
+            kind="broker",
+            name=row.broker_name,
+            remedy="look whether it runs and reaches the name servers",
+        )
 
 
 def _replication(snapshot: Snapshot) -> Iterator[Finding]:
@@ -225,27 +323,74 @@ def _replication(snapshot: Snapshot) -> Iterator[Finding]:
                 )
 
 
-def _groups(snapshot: Snapshot) -> Iterator[Finding]:
-    for group in snapshot.groups.values():
-        about: dict[str, Any] = {"kind": "group", "name": group.name}
-        age_ms = snapshot.at_ms - group.behind_since_ms if group.behind_since_ms else 0
-        lag = group.lag or 0
-        if lag and (age_ms >= LAG_AGE_MS or lag >= LAG_COUNT):
-            age = f" and {span_text(age_ms)}" if age_ms >= 1000 else ""
-            trend = group.trend or 0.0
-            how = " and falling back" if trend > 0.5 else ", catching up" if trend < -0.5 else ""
-            nobody = "; none of its consumers is online" if group.members == 0 else ""
-            severity = Severity.BAD if trend > 0.5 or group.members == 0 else Severity.WARNING
-            remedy = "start its consumers" if group.members == 0 else "add consumers, or see what its handlers wait for"
-            yield Finding(
-                severity=severity,
-                text=f"group {group.name} is {lag:,} messages{age} behind{how}{nobody}",
-                remedy=remedy,
-                **about,
-            )
-        if group.dead_grew:
-            text = f"group {group.name} gave up {group.dead_grew:,} more messages: {group.dead or 0:,} dead letters"
-            yield Finding(severity=Severity.WARNING, text=text, remedy="mend its handler, then: rmq replay", **about)
+def group_findings(snapshot: Snapshot, name: str) -> list[Finding]:
+    """Return what is wrong with one group, the worst first."""
+    group = snapshot.groups.get(name)
+    if group is None:
+        return []
+    found = [*_lag(snapshot, group), *_popped(snapshot, group), *_dead(snapshot, group)]
+    return sorted(found, key=lambda one: list(Severity).index(one.severity))
+
+
+def _lag(snapshot: Snapshot, group: GroupState) -> Iterator[Finding]:
+    lag, trend = group.lag or 0, group.trend or 0.0
+    # Whatever the first sample saw is consumed: the group keeps up, however large its lag is at the moment.
+    if not group.late or not lag:
+        return
+    age_ms = snapshot.at_ms - group.behind_since_ms if group.behind_since_ms else 0
+    is_falling = trend > _GROWTH
+    if not is_falling and lag < LAG_COUNT and age_ms < LAG_AGE_MS:
+        return
+    age = f" and {span_text(age_ms)}" if age_ms >= 1000 else ""
+    how = f", falling back by {trend:,.1f}/s" if is_falling else ", catching up" if trend < -_GROWTH else ""
+    nobody = "; none of its consumers is online" if group.members == 0 else ""
+    yield Finding(
+        severity=Severity.BAD if is_falling or group.members == 0 else Severity.WARNING,
+        text=f"group {group.name} is {lag:,} messages{age} behind{how}{nobody}",
+        kind="group",
+        name=group.name,
+        remedy="start its consumers"
+        if group.members == 0
+        else f"add consumers, or see what its handlers wait for: rmq admin consumer status {group.name}",
+    )
+
+
+def _popped(snapshot: Snapshot, group: GroupState) -> Iterator[Finding]:
+    if not group.popped or not group.popped_grew or group.popped_grew < 0 or group.popped_since_ms is None:
+        return
+    age_ms = snapshot.at_ms - group.popped_since_ms
+    if age_ms >= POP_AGE_MS:
+        text = f"group {group.name} has popped {group.popped:,} messages and not acknowledged them, the oldest for"
+        yield Finding(
+            severity=Severity.WARNING,
+            text=f"{text} {span_text(age_ms)}; {group.popped_grew:,} more than at the first look",
+            kind="group",
+            name=group.name,
+            remedy="see which ones: rmq admin waiting pop; their handlers are stuck, or do not acknowledge",
+        )
+
+
+def _dead(snapshot: Snapshot, group: GroupState) -> Iterator[Finding]:
+    if not group.dead:
+        return
+    age_ms = snapshot.at_ms - group.dead_last_ms if group.dead_last_ms else None
+    last = f", the last one {span_text(age_ms)} ago" if age_ms is not None else ""
+    grew = f", {group.dead_grew:,} more than at the first look" if group.dead_grew else ""
+    is_recent = bool(group.dead_grew) or (age_ms is not None and age_ms < DEAD_AGE_MS)
+    yield Finding(
+        severity=Severity.WARNING if is_recent else Severity.NOTE,
+        text=f"group {group.name} has {group.dead:,} dead letters{last}{grew}",
+        kind="group",
+        name=group.name,
+        remedy=f"see why: rmq admin dead kinds {group.name}; mend its handler, then: rmq replay --dlq {group.name}",
+    )
+
+
+def add_movement(group: GroupState, moved: Movement, span_ms: float) -> None:
+    """Put into a group how it moved between two samples."""
+    group.late = moved.late
+    if span_ms > 0:
+        group.trend, group.consumed = moved.grew * 1000 / span_ms, moved.consumed * 1000 / span_ms
 
 
 def _versions(snapshot: Snapshot) -> Iterator[Finding]:

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Struct, field
 
 from rmqkit.admin.calls import AdminCalls
-from rmqkit.admin.tail import Span, age, pull_request, readers
+from rmqkit.admin.tail import Span, age, pull_request, queue_text, readers
 from rmqkit.client.runtime.routes import subscribe_queues
 from rmqkit.errors import ClientError, RmqError, SettingsError
 from rmqkit.protocol.codes import RequestCode
@@ -65,6 +65,7 @@ class Page(Struct, rename="camel", kw_only=True):
         cursor: where to go on; empty when everything was looked at.
         stopped: why it ended: ``end``, ``count``, ``messages``, ``bytes`` or ``time``.
         troubles: queues that could not be read, each with the reason.
+        ends: where each queue ended when it was looked at, by ``broker:queue``.
     """
 
     messages: list[ReceivedMessage]
@@ -74,6 +75,7 @@ class Page(Struct, rename="camel", kw_only=True):
     cursor: str = ""
     stopped: str = "end"
     troubles: list[str] = field(default_factory=list)
+    ends: dict[str, int] = field(default_factory=dict)
 
 
 class _Lane(Struct):
@@ -235,6 +237,7 @@ async def _lanes(calls: AdminCalls, topic: str, span: Span, found: Page) -> list
             found.troubles.append(f"broker {name}: {error}")
             continue
         bounds |= {queue: (has.min_offset, has.max_offset) for queue, has in table.offset_table.items()}
+    found.ends = {queue_text(queue): bounds[queue][1] for queue in sorted(wanted) if queue in bounds}
     lanes = [
         _Lane(queue, asked[queue.broker_name], *bounds[queue])
         for queue in sorted(wanted)

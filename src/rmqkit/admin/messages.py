@@ -220,7 +220,8 @@ class Messages:
         ]
         if not queues:
             wanted = f"queue {'' if queue_id is None else queue_id}" + (f" on {broker}" if broker else "")
-            raise ClientError(f"topic {message.topic} has no {wanted} to send to: look with rmq admin topic route")
+            look = f"look with rmq admin topic route {message.topic}"
+            raise ClientError(f"topic {message.topic} has no {wanted} to send to: {look}")
         queue = random.choice(queues)
         prepared = encode_message(message, message.msg_id or self._next_key(), ProducerSettings())
         header = SendMessageV2Request(

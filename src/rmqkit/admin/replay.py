@@ -6,7 +6,8 @@ of a message         what the replayed one has
 body, tags, keys,    the same; so do properties of the application (`own_properties`)
 flag, sharding key
 unique key           ``replay id/place``: where it is in the source
-topic                the target, or without one the topic that it was first sent to
+topic                the target; of dead letters the retry topic of their group (`rmqkit.admin.replayed`); without
+                     either, the topic that the message was first sent to
 queue                any, or the one that its sharding key chooses
 ===================  ================================================================================================
 
@@ -38,11 +39,11 @@ from msgspec import Struct, field
 from rmqkit.admin.calls import AdminCalls
 from rmqkit.admin.dead import DRY_RUN, check_by, kind_of, origin
 from rmqkit.admin.listing import Budget, page
-from rmqkit.admin.sending import CHUNK_COUNT, OnWait, Pace, Silence, Stop, is_illegal, send_chunk
+from rmqkit.admin.replayed import Replayed, Retries, retry_of
+from rmqkit.admin.sending import CHUNK_COUNT, ChunkProducer, OnWait, Pace, Silence, Stop, is_illegal, send_chunk
 from rmqkit.admin.tail import Span, queue_text
 from rmqkit.client.consumer.pull import PullConsumer, PullResult
 from rmqkit.client.observe.hooks import SendResult
-from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import PlacedMessage
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
@@ -152,8 +153,10 @@ class Replay:
 
     Attributes:
         consumer: looks up what a run before this one may have sent.
-        target: the topic to send to; None: each message's `origin`.
-        state_path: where the state is kept; None: nowhere.
+        target: the topic to send to; None: a retry topic of ``retries``, or without these each message's `origin`.
+        retries: the retry topics of the group to which the dead letters belong.
+        memory: the dead letters that earlier runs have sent; they are skipped and counted in ``remembered``.
+        state_path, memory_path: the files of state and memory; None: there is no file.
         is_unsure: whether messages may be in the target already.
         on_chunk: told after each chunk how many were sent, and why no broker takes others.
         on_wait: told of brokers that do not answer.
@@ -161,11 +164,14 @@ class Replay:
     """
 
     source: TopicSource | StoreSource
-    producer: Producer
+    producer: ChunkProducer
     consumer: PullConsumer
     state: State
     target: str | None = None
+    retries: Retries | None = None
+    memory: Replayed | None = None
     state_path: Path | None = None
+    memory_path: Path | None = None
     audit: Audit | None = None
     pace: Pace = dataclasses.field(default_factory=lambda: Pace(0))
     is_unsure: bool = False
@@ -173,15 +179,21 @@ class Replay:
     on_wait: OnWait = lambda who, up_to_ms: None
     clock: Clock = SYSTEM_CLOCK
     found: int = 0
+    remembered: int = 0
     _certain_count: int = 0
 
     async def run(self, stop: Stop) -> None:
         """Send what is left; ``stop`` ends it behind a chunk.
         Raises RmqError: a message could not be sent for a reason that may pass; its chunk is not in the state."""
         # Before the first send: the id in it makes the keys by which a second run finds what this one has sent.
+        if self.memory is not None:
+            self.memory.is_done = False
         self._save()
         chunk: list[Picked] = []
         async for picked in self.source.read(self.state.lanes):
+            if self.memory is not None and self.memory.has(picked.lane, picked.message.queue_offset):
+                self.remembered += 1
+                continue
             # Never within an inner batch: its messages share the place where the lane goes on behind them.
             if len(chunk) >= self.pace.chunk_count and picked.next_offset != chunk[-1].next_offset:
                 await self._pass(chunk, stop)
@@ -190,6 +202,8 @@ class Replay:
         if chunk:
             await self._pass(chunk, stop)
         self.state.is_done = True
+        if self.memory is not None:
+            self.memory.is_done = True
         self._save()
 
     async def _pass(self, chunk: list[Picked], stop: Stop) -> None:
@@ -208,8 +222,10 @@ class Replay:
             self.found += found
             self.state.failed += len(failures)
             self.state.sent += len(outcomes) - len(failures)
-            for picked in chunk:
+            for picked, outcome in zip(chunk, outcomes, strict=True):
                 self.state.lanes[picked.lane] = (picked.next_offset, self.state.lanes[picked.lane][1])
+                if self.memory is not None and not isinstance(outcome, RmqError):
+                    self.memory.add(picked.lane, picked.message)
             self._save()
             self.on_chunk(len(outcomes) - len(failures) - found, failures)
         await self.pace.passed(len(chunk))
@@ -228,7 +244,10 @@ class Replay:
                 outcomes[number] = found
         left = [number for number, outcome in enumerate(outcomes) if outcome is None]
         again = [messages[number] for number in left]
-        sent = await send_chunk(self.producer, again, batch_count=_BATCH_COUNT, on_wait=self.on_wait)
+        # Brokers refuse batches for retry topics.
+        is_retry = self.target is None and self.retries is not None
+        batch_count = 1 if is_retry else _BATCH_COUNT
+        sent = await send_chunk(self.producer, again, batch_count=batch_count, on_wait=self.on_wait)
         for number, one in zip(left, sent, strict=True):
             if isinstance(one, RmqError) and not is_illegal(one):
                 raise one
@@ -241,6 +260,8 @@ class Replay:
         if topic is None:
             which = f"message {message.msg_id} of {message.topic}"
             raise MessageIllegal(f"{which} does not say where it came from: name a target")
+        if self.target is None and self.retries is not None:
+            return retry_of(message, topic, self.retries, self._key(picked))
         return PlacedMessage(
             topic=topic,
             body=message.body,
@@ -280,6 +301,8 @@ class Replay:
         return {**line, "newTopic": queue.topic, "newPlace": place, "newOffsetMsgId": outcome.offset_msg_id}
 
     def _save(self) -> None:
+        if self.memory is not None and self.memory_path is not None:
+            self.memory.save(self.memory_path)
         if self.state_path is not None:
             self.state.save(self.state_path)
 
@@ -303,7 +326,8 @@ Lanes = dict[str, tuple[int, int]]
 class Selection(Struct, frozen=True):
     """Which messages; without a topic all of a store but those of the system, of retries and dead letters. Times are
     bounds of ``storeTimestamp`` in ms; ``tags`` is ``A || B``, ``sql`` an SQL92 text; one of ``keys`` is enough.
-    ``kinds`` are those of `rmqkit.admin.dead.kind_of`, told apart ``by``; without any, all."""
+    ``kinds`` are names of `rmqkit.admin.dead.kind_of`, distinguished ``by``; ``kind_parts`` are texts that the name of
+    a kind contains. One of both is enough; without any, all kinds are selected."""
 
     topic: str | None = None
     begin_ms: int = 0
@@ -313,6 +337,7 @@ class Selection(Struct, frozen=True):
     sql: str = ""
     by: str = "kind"
     kinds: tuple[str, ...] = ()
+    kind_parts: tuple[str, ...] = ()
 
     def test(self) -> Callable[[ReceivedMessage], bool]:
         """Whether a message is selected. Raises SettingsError: an expression cannot be understood."""
@@ -322,7 +347,11 @@ class Selection(Struct, frozen=True):
         except (ValueError, ExpressionRejected) as error:
             raise SettingsError(f"replay: {error}") from None
         keys, end_ms = set(self.keys), _FOREVER_MS if self.end_ms is None else self.end_ms
-        by, kinds = check_by(self.by), frozenset(self.kinds)
+        by, kinds, parts = check_by(self.by), frozenset(self.kinds), self.kind_parts
+
+        def is_of_kind(message: ReceivedMessage) -> bool:
+            kind = kind_of(message, by)
+            return kind in kinds or any(part in kind for part in parts)
 
         def is_selected(message: ReceivedMessage) -> bool:
             topic = message.topic
@@ -337,7 +366,7 @@ class Selection(Struct, frozen=True):
                 and (not keys or not keys.isdisjoint((message.msg_id, *message.keys)))
                 and matches_tags(tags, message.tags)
                 and (expression is None or expression.matches(encode_properties(message.properties)))
-                and (not kinds or kind_of(message, by) in kinds)
+                and (not (kinds or parts) or is_of_kind(message))
             )
 
         return is_selected
@@ -377,10 +406,12 @@ class Preview(Struct, rename="camel", kw_only=True):
         samples: the first ones.
         examined: how many were looked at.
         is_whole: whether everything was looked at.
+        remembered: how many are selected and were replayed before; they are not counted in ``count``.
         troubles: queues that could not be read, each with the reason.
     """
 
     count: int = 0
+    remembered: int = 0
     targets: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, int] = field(default_factory=dict)
     doubles: int = 0
@@ -389,9 +420,9 @@ class Preview(Struct, rename="camel", kw_only=True):
     is_whole: bool = True
     troubles: list[str] = field(default_factory=list)
 
-    def add(self, message: ReceivedMessage, target: str | None, by: str, seen: set[str]) -> None:
-        """Count a message; ``seen`` are the unique keys of those before it."""
-        to, kind = target or origin(message) or "", kind_of(message, by)
+    def add(self, message: ReceivedMessage, to: str, by: str, seen: set[str]) -> None:
+        """Count a message that would go to a topic; ``seen`` are the unique keys of the messages before it."""
+        kind = kind_of(message, by)
         self.count += 1
         self.targets[to] = self.targets.get(to, 0) + 1
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
@@ -402,17 +433,39 @@ class Preview(Struct, rename="camel", kw_only=True):
             self.samples.append(Sample(place, to, kind))
 
 
-async def preview(calls: AdminCalls, selection: Selection, target: str | None, budget: Budget = DRY_RUN) -> Preview:
-    """A dry run over a topic, as far as a budget lets messages be examined, the oldest first; nothing is sent.
+async def preview(
+    calls: AdminCalls,
+    selection: Selection,
+    target: str | None,
+    budget: Budget = DRY_RUN,
+    *,
+    retries: Retries | None = None,
+    memory: Replayed | None = None,
+) -> Preview:
+    """Make a dry run over a topic, as far as a budget lets messages be examined, the oldest first; nothing is sent.
+    ``target``, ``retries``, ``memory``: as of `Replay`.
     Raises what `rmqkit.admin.listing.page` raises."""
     assert selection.topic is not None, "a dry run of a store is its command's"
     is_selected, span = selection.test(), Span(begin_ms=selection.begin_ms, end_ms=selection.end_ms)
     found = await page(calls, selection.topic, span, newest_first=False, count=budget.messages, budget=budget)
     shown, seen = Preview(examined=found.examined, is_whole=not found.cursor, troubles=found.troubles), set[str]()
     for message in found.messages:
-        if is_selected(message):
-            shown.add(message, target, selection.by, seen)
+        if not is_selected(message):
+            continue
+        lane = f"{message.broker_name}:{message.queue_id}"
+        if memory is not None and memory.has(lane, message.queue_offset):
+            shown.remembered += 1
+        else:
+            shown.add(message, destination(message, target, retries), selection.by, seen)
     return shown
+
+
+def destination(message: ReceivedMessage, target: str | None, retries: Retries | None) -> str:
+    """Return the topic to which a message is sent, or "" if it does not say where it came from."""
+    first = origin(message)
+    if target is not None or first is None or retries is None:
+        return target or first or ""
+    return retries.topic(first)
 
 
 class TopicSource:

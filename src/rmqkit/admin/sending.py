@@ -10,19 +10,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Self
+from typing import Protocol, Self
 
 from rmqkit.admin.calls import MASTER_ID
 from rmqkit.client.observe.hooks import SendResult
+from rmqkit.client.observe.status import ProducerStatus
 from rmqkit.client.producer.accumulator import shares
-from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import PlacedMessage, by_place
+from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import MessageIllegal, NoRoute, PeerRefused, RmqError, SendFailed
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.schemas.clients import MessageQueue
 
-__all__ = ["CHUNK_COUNT", "OnWait", "Outcome", "Pace", "Silence", "Stop", "is_illegal", "send_chunk"]
+__all__ = ["CHUNK_COUNT", "ChunkProducer", "OnWait", "Outcome", "Pace", "Silence", "Stop", "is_illegal", "send_chunk"]
 
 CHUNK_COUNT = 256
 SILENT_SECONDS = 2.0
@@ -102,8 +103,21 @@ class Silence:
         self._timer.cancel()
 
 
+class ChunkProducer(Protocol):
+    """The part of `rmqkit.Producer` that sends chunks."""
+
+    @property
+    def settings(self) -> ProducerSettings: ...
+    async def send(self, message: PlacedMessage, *, queue: MessageQueue | None = None) -> SendResult: ...
+    async def send_batch(
+        self, messages: Sequence[PlacedMessage], *, queue: MessageQueue | None = None
+    ) -> SendResult: ...
+    async def queues(self, topic: str) -> list[MessageQueue]: ...
+    def status(self) -> ProducerStatus: ...
+
+
 async def send_chunk(
-    producer: Producer,
+    producer: ChunkProducer,
     messages: Sequence[PlacedMessage],
     *,
     batch_count: int = 1,
@@ -120,7 +134,7 @@ async def send_chunk(
 
 
 async def _send_lanes(
-    producer: Producer,
+    producer: ChunkProducer,
     messages: Sequence[PlacedMessage],
     batch_count: int,
     waiting: dict[str, int],
@@ -159,7 +173,7 @@ async def _send_lanes(
     return [outcomes[number] for number in range(len(messages))]
 
 
-def _masters(producer: Producer) -> set[str]:
+def _masters(producer: ChunkProducer) -> set[str]:
     """The brokers that a message may go to, as far as they are known."""
     return {one.name for one in producer.status().brokers if one.broker_id == MASTER_ID}
 
@@ -190,7 +204,9 @@ def _requests(messages: Sequence[PlacedMessage], numbers: Sequence[int], batch_c
         yield together
 
 
-async def _send(producer: Producer, messages: Sequence[PlacedMessage], queue: MessageQueue | None) -> Sequence[Outcome]:
+async def _send(
+    producer: ChunkProducer, messages: Sequence[PlacedMessage], queue: MessageQueue | None
+) -> Sequence[Outcome]:
     try:
         if len(messages) == 1:
             return [await producer.send(messages[0], queue=queue)]

@@ -5,7 +5,8 @@ figure             from
 =================  =================================================================================================
 segments           ``commitLogMinOffset``, ``commitLogMaxOffset`` and ``mappedFileSizeCommitLog``; a file that is
                    allocated ahead and has nothing yet does not count
-disk               ``commitLogDirCapacity``, which has four digits at most, and ``commitLogDiskRatio``
+disk               ``commitLogDirCapacity``, which has four digits at most, and ``commitLogDiskRatio``. *Free* in the
+                   first counts what only root may use; the ratio does not (`usable`)
 bytes per second   messages stored per second over 10 min × ``putMessageAverageSize``
 expiry             the oldest message + ``fileReservedTime``: its file is deleted not before that, at an hour of
                    ``deleteWhen``. The oldest message alone is known, its file's last one may be younger
@@ -30,7 +31,7 @@ from rmqkit.admin.calls import AdminCalls
 from rmqkit.errors import RmqError
 from rmqkit.protocol.codes import RequestCode
 
-__all__ = ["Forecast", "Limit", "Segment", "Store", "Stores", "by_rate", "forecast", "segments", "store_of"]
+__all__ = ["Forecast", "Limit", "Segment", "Store", "Stores", "by_rate", "forecast", "segments", "store_of", "usable"]
 
 SEGMENTS_MAX = 1_000
 _LIMITS = {
@@ -84,7 +85,9 @@ class Store(Struct, rename="camel", kw_only=True):
         segments: the files of the log, the oldest first, at most `SEGMENTS_MAX` of ``segment_count``.
         expires_ms: before this the oldest file is not deleted for its age.
         put_bytes: bytes stored per second, over ten minutes.
-        full: when the disk is at the limit above which messages are refused, at that rate and if nothing is deleted.
+        disk_bytes, free_bytes: what the broker may use of the disk, and what is free of that.
+        full: when the disk is at the limit above which messages are refused, at that rate, if nothing is deleted and
+            nothing else is stored on the disk.
     """
 
     broker: str
@@ -136,6 +139,8 @@ def store_of(broker: str, address: str, figures: Mapping[str, str], config: Mapp
         found.disk_bytes = int(float(total) * _UNITS.get(total_unit, 1))
         found.free_bytes = int(float(free) * _UNITS.get(free_unit, 1))
     found.disk_ratio = _float(figures.get("commitLogDiskRatio"))
+    if found.disk_bytes is not None and found.free_bytes is not None:
+        found.disk_bytes, found.free_bytes = usable(found.disk_bytes, found.free_bytes, found.disk_ratio)
     rates = [_float(one) for one in figures.get("putTps", "").split()]
     size_mean = _float(figures.get("putMessageAverageSize"))
     if rates and rates[-1] is not None and size_mean is not None:
@@ -145,6 +150,16 @@ def store_of(broker: str, address: str, figures: Mapping[str, str], config: Mapp
         found.limits.append(Limit(setting=setting, ratio=(default if percent is None else percent) / 100, then=then))
     found.full = by_rate(found, found.limits[-1].ratio, now_ms)
     return found
+
+
+def usable(total: int, free: int, ratio: float | None) -> tuple[int, int]:
+    """Return how large a disk is for a program that is not root's, and how much of that is free.
+    ``total`` and ``free`` count what only root may use, the used share does not. Without a share, or with one that does
+    not fit, return the same."""
+    used = total - free
+    size = int(used / ratio) if ratio and 0 < ratio <= 1 else total
+    # The share is rounded up to percent: it cannot make a disk larger than it is.
+    return (size, size - used) if used < size < total else (total, free)
 
 
 def by_rate(store: Store, ratio: float, now_ms: int) -> Forecast | None:

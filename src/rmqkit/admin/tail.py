@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 import heapq
 import itertools
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct, field
@@ -193,12 +193,22 @@ class Tail:
         consumer: pulls. A `rmqkit.PullConsumer` is started, and has a short ``route_interval_ms``, as new queues are
             seen by its routes.
         note: is told in a line what a person should know: a broker is away, is back, messages are gone.
+        offsets: where to start in some queues, by ``broker:queue``, in place of ``start``.
     """
 
-    def __init__(self, consumer: Puller, topic: str, start: Start, wanted: Wanted, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        consumer: Puller,
+        topic: str,
+        start: Start,
+        wanted: Wanted,
+        note: Callable[[str], None],
+        offsets: Mapping[str, int] | None = None,
+    ) -> None:
         self._consumer = consumer
         self._topic = topic
         self._start = start
+        self._offsets = offsets or {}
         self._wanted = wanted
         self._note = note
         self._tasks = Tasks()
@@ -256,17 +266,19 @@ class Tail:
 
     async def _open(self, queue: MessageQueue) -> None:
         """Begin with what a queue has now behind the start, if it has any and its broker answers."""
+        offset = self._offsets.get(queue_text(queue))
+        start = self._start if offset is None else Start(offset=offset)
         try:
-            if self._start != Start():
+            if start != Start():
                 async with self._asking():
                     low, high = await asyncio.gather(
-                        first_offset(self._consumer, queue, self._start), self._consumer.max_offset(queue)
+                        first_offset(self._consumer, queue, start), self._consumer.max_offset(queue)
                     )
                 self._empty.append(_Lane(queue, low, high))
                 return
         except (RemotingError, NoRoute, PeerRefused):  # those who follow tell what is wrong
             pass
-        self._start_following(queue, self._start)
+        self._start_following(queue, start)
 
     @contextlib.asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:

@@ -199,7 +199,7 @@ class LogArchive:
         await self._in_thread(lambda: self._identity.archived(self.archived_to))
         _log.info("%s is archived as %s: %d records in %d bytes", work.path, sealed.name, sealed.records, sealed.size)
         if sealed.other_bytes:
-            said = "%s has %d bytes that are no record: they are in its segment, and `rmq store verify` shows them"
+            said = "%s has %d bytes that are no record: they are in its segment, and `rmq store verify DIR` shows them"
             _log.warning(said, work.path, sealed.other_bytes)
 
     async def _writing(self, line: bytes) -> bytes:

@@ -106,7 +106,7 @@ def send(
         int,
         typer.Option(
             min=0,
-            help="Delay level: 1 is 1 s, 2 is 5 s, … (messageDelayLevel of the broker). A larger one is the last.",
+            help="Delay level, 1 (1 s) to 18 (2 h). A larger one is refused. --delay-ms takes any time.",
             show_default=False,
         ),
     ] = 0,

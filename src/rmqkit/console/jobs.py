@@ -7,6 +7,7 @@ file in the folder            has
 ``<id>.state.json``           how far each queue is (`rmqkit.admin.replay.State`), written after each chunk
 ``<id>.audit.jsonl``          a line for each message: where it was, where it went, or why no broker took it
 ``<id>.lock``                 held by the process that runs it, so that two consoles do not send the same messages
+``<group>-….replayed.json``   the dead letters of a group that jobs have sent (`rmqkit.admin.replayed.Replayed`)
 ============================  =======================================================================================
 
 A console that was killed has sent a part of a chunk that the state does not have: the next one looks for these messages
@@ -14,7 +15,8 @@ in their target before it sends them, so none is lost and none is there twice (`
 itself where requests go out as the console's own user. What a user of the cluster began waits for somebody to resume
 it: the secret is nowhere but in memory.
 
-At most one replay of a group at a time, and `JOBS_MAX` in all. Loop only.
+Without a target, a job sends dead letters only to the group they belong to. A later job skips what earlier jobs have
+sent, unless it is created with ``again``. At most one replay of a group at a time, and `JOBS_MAX` in all. Loop only.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from typing import Any
 from msgspec import Struct, field, to_builtins
 from msgspec.structs import asdict
 
+from rmqkit.admin import Admin
 from rmqkit.admin.replay import Audit, Replay, Selection, State, TopicSource
+from rmqkit.admin.replayed import GroupProducer, Replayed, Retries, file_name
 from rmqkit.admin.sending import Pace, Stop
 from rmqkit.admin.tail import TOOLS_GROUP
 from rmqkit.client.consumer.pull import PullConsumer
@@ -70,7 +74,8 @@ class Job(Struct, rename="camel", kw_only=True):
         name_servers: of the cluster; a cluster of the same name with others is another one.
         user: who began it.
         is_own: whether its requests go out as the console's own user.
-        target: the topic to send to; empty: the topic that each message came from.
+        target: the topic to send to; empty: the retry topic of the group, which no other group reads.
+        again: also send what earlier jobs have sent.
         rate: messages per second.
         expected: how many the dry run counted.
         why: what ended it, of a failed one.
@@ -84,6 +89,7 @@ class Job(Struct, rename="camel", kw_only=True):
     is_own: bool
     group: str
     target: str = ""
+    again: bool = False
     by: str = "kind"
     kinds: list[str] = field(default_factory=list)
     begin_ms: int = 0
@@ -182,6 +188,14 @@ class Jobs:
         """Where the lines of its messages are."""
         path = self._path(job, ".audit.jsonl")
         return path if path.exists() else None
+
+    def memory(self, job: Job) -> Replayed:
+        """Return the dead letters that earlier jobs have sent from the same group to the same target.
+        Raises SettingsError: the file has something else."""
+        task = f"dead letters of {job.group}, to {job.target or 'the group'}"
+        if self._folder is None:
+            return Replayed.new(task)
+        return Replayed.load(self._memory_path(job), task)
 
     # -- what is done
 
@@ -294,18 +308,30 @@ class Jobs:
             consumer = await stack.enter_async_context(PullConsumer(TOOLS_GROUP, settings=pulling, runtime=runtime))
             sending = ProducerSettings(**options, message_bytes_max=_BODY_BYTES_MAX)  # a broker took them before
             producer = await stack.enter_async_context(Producer(_GROUP, settings=sending, runtime=runtime))
-            source = TopicSource(consumer, dlq_topic(job.group), job.selection)
-            state = self._state(job)
-            is_continued = state is not None
-            state = state or await State.begin(job.id, source)
+            admin = Admin(job.name_servers, tls=self._tls, credentials=credentials)
+            await stack.enter_async_context(admin)
+            topic, memory_path = dlq_topic(job.group), self._memory_path(job)
+            stack.enter_context(Replayed.held(memory_path))
+            source, state, memory = TopicSource(consumer, topic, job.selection), self._state(job), self.memory(job)
+            if state is None and job.again:
+                memory = Replayed.new(memory.task)
+            await memory.forget_deleted(consumer, topic)
+            is_continued = state is not None or not memory.is_done
+            if state is None:
+                state = await State.begin(job.id, source)
+                state.replay_id = memory.replay_id
+            retries = await Retries.find(admin, job.group) if not job.target else None
             audit = stack.enter_context(closing(Audit(self._path(job, ".audit.jsonl"))))
             run.replay = Replay(
                 source,
-                producer,
+                producer if retries is None else GroupProducer(producer, runtime, admin, retries),
                 consumer,
                 state,
                 target=job.target or None,
+                retries=retries,
+                memory=memory,
                 state_path=self._path(job, ".state.json"),
+                memory_path=memory_path,
                 audit=audit,
                 pace=Pace(job.rate),
                 is_unsure=is_continued,
@@ -323,6 +349,11 @@ class Jobs:
     def _path(self, job: Job, ending: str) -> Path:
         assert self._folder is not None, "without a folder there is no job"
         return self._folder / f"{job.id}{ending}"
+
+    def _memory_path(self, job: Job) -> Path:
+        assert self._folder is not None, "without a folder there is no job"
+        # With a dot in the name of its file, which no job has.
+        return self._folder / f"{file_name(job.name_servers, job.group, job.target)}.replayed.json"
 
     def _state(self, job: Job) -> State | None:
         return State.load(self._path(job, ".state.json"), job.id)

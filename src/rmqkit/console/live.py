@@ -4,6 +4,9 @@ A refresh renders the page's ``live`` block again and sends it when it changed. 
 A comment every 15 s keeps the connection open; after an hour the stream ends, and the browser opens another. 100
 streams at a time, 5 tails of one user and 20 in all. A browser that goes away ends its stream at the next write.
 A console that ends ends all of them at once; browsers ask again until the next one is there.
+
+A tail starts after the rows that its page shows: ``after`` has the offset at which the page ended in each queue. Each
+event of rows has an id of this form, and a browser that connects again continues there (`offsets_text`).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import functools
 import hashlib
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from starlette.responses import StreamingResponse
 
@@ -28,7 +31,7 @@ from rmqkit.protocol.message import ReceivedMessage
 
 STREAMS_MAX, TAILS_MAX, TAILS_A_USER = 100, 20, 5
 STREAM_S, TAIL_S, HEARTBEAT_S = 3_600.0, 900.0, 15.0
-ROWS_A_SECOND = 50
+ROWS_A_SECOND, QUEUES_MAX = 50, 64
 
 
 def refreshes(
@@ -77,12 +80,30 @@ async def _pause(hub: Hub, seconds: float) -> AsyncIterator[bytes]:
             yield b": still here\n\n"
 
 
+def offsets_text(offsets: Mapping[str, int]) -> str:
+    """Return the offsets of queues as ``broker:queue=offset,…``; nothing for more queues than an address has room."""
+    return ",".join(f"{queue}={offset}" for queue, offset in offsets.items()) if len(offsets) <= QUEUES_MAX else ""
+
+
+def offsets_of(text: str) -> dict[str, int]:
+    """Return the opposite of `offsets_text`; what is not of that form is left out."""
+    pairs = (part.rpartition("=") for part in text.split(",")[:QUEUES_MAX])
+    return {queue: int(offset) for queue, _, offset in pairs if queue and offset.isdecimal() and len(offset) < 19}
+
+
+def _advance(offsets: dict[str, int], messages: list[ReceivedMessage]) -> None:
+    """Move offsets past messages; where none are known, none are added: a part of the queues would leave a hole."""
+    if offsets:
+        offsets.update((f"{one.broker_name}:{one.queue_id}", one.queue_offset + 1) for one in messages)
+
+
 def tail_rows(
     ask: Ask, topic: str, wanted: Wanted, rows_html: Callable[[list[ReceivedMessage]], Awaitable[str]]
 ) -> StreamingResponse:
     """The rows of a topic as they come, at most 50 a second; the others are counted.
     Raises Fault: too many tails are open."""
     admin, say = ask.admin, functools.partial(said, language=ask.language)
+    offsets = offsets_of(ask.request.headers.get("last-event-id") or ask.text("after"))
 
     async def events() -> AsyncIterator[bytes]:
         waiting: deque[ReceivedMessage] = deque(maxlen=ROWS_A_SECOND)
@@ -96,14 +117,16 @@ def tail_rows(
             while True:
                 messages = await tail.next()
                 came += len(messages)
+                _advance(offsets, messages)
                 waiting.extend(messages)
 
         try:
-            async with Tail(AdminPuller(admin.calls), topic, Start(), wanted, notes.append) as tail:
+            async with Tail(AdminPuller(admin.calls), topic, Start(), wanted, notes.append, dict(offsets)) as tail:
                 task = asyncio.create_task(follow(tail), name="console tail")
                 try:
                     shown, beat = 0, 0.0
-                    yield _event("status", say("following: messages stored from now on are shown"))
+                    since = "following" if offsets else "following: messages stored from now on are shown"
+                    yield _event("status", say(since))
                     while loop.time() < end and not task.done():
                         await _sleep(ask.console, 1.0)
                         if ask.console.ending.is_set():
@@ -115,7 +138,7 @@ def tail_rows(
                             rows = list(waiting)
                             waiting.clear()
                             shown += len(rows)
-                            yield _event("rows", await rows_html(rows))
+                            yield _event("rows", await rows_html(rows), offsets_text(offsets))
                             if came > shown:
                                 yield _event("dropped", f"{came - shown:,}")
                             beat = 0.0
@@ -159,7 +182,8 @@ def _response(
     return StreamingResponse(counted(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
 
-def _event(name: str, text: str) -> bytes:
+def _event(name: str, text: str, event_id: str = "") -> bytes:
     # A bare CR ends a line of an event stream, too: what follows one in a message's key would be a field of its own.
     lines = "".join(f"data: {line}\n" for line in re.split(r"\r\n|\r|\n", text))
-    return f"event: {name}\n{lines}\n".encode("utf-8", "replace")
+    own = f"id: {event_id}\n" if event_id else ""
+    return f"event: {name}\n{own}{lines}\n".encode("utf-8", "replace")

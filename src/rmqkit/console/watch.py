@@ -6,6 +6,8 @@ what                       asked                        how often while somebody
 who is there               a name server                each round: 10 s; 60 s when nobody looked for a minute
 figures, replication       every broker                 each round
 lags of all groups         every master                 each round, and at most 1 % of the time that it takes
+name servers               each of them                 each round
+popped messages            every master                 30 s, as far as a budget goes
 topics and groups          every master                 30 s
 producers, half messages   every master                 30 s
 topics without groups      the masters of that topic    in turn, 20 a round, those on somebody's screen first
@@ -27,6 +29,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from msgspec import Struct, field
@@ -36,13 +39,14 @@ from rmqkit.admin import Admin
 from rmqkit.admin.brokers import GroupProgress
 from rmqkit.admin.clients import ProducerRow, fleet
 from rmqkit.admin.clusters import BrokerRow
-from rmqkit.admin.groups import GroupLag, lags
-from rmqkit.admin.health import BrokerState, GroupState, Snapshot, TopicState, topic_kind
-from rmqkit.errors import PeerRefused, RmqError, UnknownName
+from rmqkit.admin.groups import GroupLag, Movement, lags, movements
+from rmqkit.admin.health import BrokerState, GroupState, Snapshot, TopicState, clock_skew_ms, topic_kind
+from rmqkit.admin.survey import add_popped, name_server_troubles, oldest_half
+from rmqkit.errors import PeerRefused, RmqError
 from rmqkit.protocol import names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
-from rmqkit.protocol.schemas.clients import ConsumerConnection, ConsumerGroupRequest, MessageQueue
+from rmqkit.protocol.schemas.clients import ConsumerConnection, ConsumerGroupRequest
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig, SubscriptionGroupTable
 from rmqkit.protocol.schemas.offsets import TopicStatsTable
 from rmqkit.protocol.schemas.topics import TopicConfig, TopicConfigTable, TopicRequest
@@ -57,6 +61,8 @@ STATS_PAUSE = 100
 TOPICS_A_ROUND, GROUPS_A_ROUND = 20, 50
 AT_ONCE, PER_SECOND = 2, 20
 TREND_MS = 60_000
+GONE_MS = 3_600_000
+"""For so long a broker is shown that the name servers do not list any more."""
 STEP = 1_000
 """Topics or groups of a snapshot that are made in one turn of the event loop."""
 
@@ -71,6 +77,10 @@ class _Tables(Struct):
     groups: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
     producers: list[ProducerRow] = field(default_factory=list)
     progress: list[GroupProgress] = field(default_factory=list)
+    progress_at: float = -1e18
+    steps: deque[tuple[float, dict[str, Movement]]] = field(default_factory=deque)
+    moved: dict[str, Movement] = field(default_factory=dict)
+    moved_ms: float = 0.0
     tables_at: float = -1e18
     stats_after: float = -1e18
 
@@ -115,7 +125,11 @@ class Watcher:
         self._topic_ends: dict[str, tuple[float, int]] = {}
         self._rates: dict[str, float] = {}
         self._ends: dict[str, tuple[int, int]] = {}
-        self._lags_seen: dict[str, deque[tuple[float, int]]] = {}
+        self._name_servers: dict[str, str] = {}
+        self._gone: dict[str, tuple[float, BrokerRow]] = {}
+        self._popped: dict[str, GroupState] = {}
+        self._popped_at = -1e18
+        self._dead_last: dict[str, int] = {}
         self._dead_first: dict[str, int] = {}
         self._members: dict[str, ConsumerConnection | None] = {}
         self._paces: dict[str, _Pace] = {}
@@ -198,6 +212,14 @@ class Watcher:
         addresses = {row.addr for row in rows}
         known = self._brokers
         self._brokers = {row.addr: _next_state(known.get(row.addr), row) for row in rows}
+        now_ms = self._clock.monotonic_ms()
+        self._gone |= {address: (now_ms, one.row) for address, one in known.items() if address not in addresses}
+        self._gone = {
+            address: one
+            for address, one in self._gone.items()
+            if address not in addresses and now_ms - one[0] < GONE_MS
+        }
+        self._name_servers = await name_server_troubles(self._admin)
         masters = {row.broker_name: row.addr for row in rows if row.broker_id == 0}
         self._tables = {address: self._tables.get(address, _Tables()) for address in masters.values()}
         self._paces = {address: self._paces.get(address) or _Pace() for address in addresses}
@@ -209,7 +231,7 @@ class Watcher:
             *(self._progress(name, address) for name, address in alive.items()),
             *(self._read_tables(name, address) for name, address in alive.items()),
         )
-        await asyncio.gather(self._topics_in_turn(alive), self._groups_in_turn(alive))
+        await asyncio.gather(self._topics_in_turn(alive), self._groups_in_turn(alive), self._pops(alive))
         await self._publish()
 
     async def _ask(self, address: str, asking: Callable[[], Awaitable[T]], note: Callable[[str], object]) -> T | None:
@@ -225,11 +247,13 @@ class Watcher:
     async def _figures(self, address: str) -> None:
         state = self._brokers[address]
         troubles: list[str] = []
+        asked_ms = self._clock.now_ms()
         figures = await self._ask(address, lambda: self._admin.calls.runtime_info(address), troubles.append)
         state.trouble = troubles[0] if troubles else ""
         if figures is not None:
             self._admin.clusters.fill(state.row, figures)
             state.figures, state.since_ms = dict(sorted(figures.items())), self._clock.now_ms()
+            state.skew_ms = clock_skew_ms(figures, (asked_ms + state.since_ms) / 2)
 
     async def _replication(self, address: str) -> None:
         if address in self._no_ha:
@@ -257,7 +281,7 @@ class Watcher:
         took_ms = self._clock.monotonic_ms() - now_ms
         tables.stats_after = now_ms + max(0.9 * ROUND_S * 1000, STATS_PAUSE * took_ms)
         if rows is not None:
-            tables.progress = rows
+            _add_progress(tables, rows, now_ms)
             self._heard(f"lags of {name}")
 
     async def _read_tables(self, name: str, address: str) -> None:
@@ -285,16 +309,29 @@ class Watcher:
         if producers is not None:
             tables.producers = producers
             self._heard(f"producers of {name}")
-        self._brokers[address].half_since_ms = await self._ask(address, lambda: self._oldest_half(name), _silently)
+        self._brokers[address].half_since_ms = await self._ask(
+            address, lambda: oldest_half(self._admin, name), _silently
+        )
 
-    async def _oldest_half(self, name: str) -> int:
-        """When the half message was born at which the check-back of a broker is; 0: it is past all of them."""
-        queue, calls = MessageQueue(names.HALF_TOPIC, name, 0), self._admin.calls
-        at = await calls.committed_offset(await calls.address(name), names.TRANSACTION_GROUP, queue, is_stored=True)
-        try:
-            return (await self._admin.messages.at(queue.topic, name, queue.queue_id, at or 0)).born_timestamp
-        except UnknownName:
-            return 0
+    async def _pops(self, alive: dict[str, str]) -> None:
+        """Ask for the messages that are popped and not acknowledged."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._popped_at < TABLES_MS:
+            return
+        self._popped_at = now_ms
+        known = {group for address in alive.values() for group in self._tables[address].groups}
+        found, troubles = {group: GroupState(name=group) for group in known}, dict[str, str]()
+        for name, address in alive.items():
+            what = f"popped messages of {name}"
+            self._heard(what)
+            await self._ask(address, partial(add_popped, self._admin, name, found, troubles), self._note(what))
+        self._troubles |= troubles
+        is_known = not any(what.startswith("popped messages") for what in self._troubles)
+        for group, state in found.items():
+            before = self._popped.get(group)
+            if before is not None and before.popped is not None and state.popped is not None:
+                state.popped_grew = state.popped - before.popped
+        self._popped = found if is_known else {}
 
     async def _topics_in_turn(self, alive: dict[str, str]) -> None:
         consumed = {row.topic for tables in self._tables.values() for row in tables.progress}
@@ -315,6 +352,7 @@ class Watcher:
             if at and None not in answers:
                 queues = [has for answer in answers if answer is not None for has in answer.offset_table.values()]
                 self._ends[topic] = sum(has.min_offset for has in queues), sum(has.max_offset for has in queues)
+                self._dead_last[topic] = max((has.last_update_timestamp for has in queues), default=0)
 
         await asyncio.gather(*map(one, chosen))
 
@@ -365,8 +403,12 @@ class Watcher:
         producers = [row for tables in self._tables.values() for row in tables.producers]
         consumers = {group: one for group, one in self._members.items() if one is not None}
         brokers = list(self._brokers.values())
+        spans = [tables.moved_ms for tables in self._tables.values() if tables.moved_ms]
         self.snapshot = Snapshot(
             at_ms=now_ms,
+            compared_ms=min(spans, default=None),
+            name_servers=dict(self._name_servers),
+            gone=[row for _, row in self._gone.values()],
             brokers=brokers,
             topics=topics,
             groups=groups,
@@ -440,20 +482,23 @@ class Watcher:
             known.behind_since_ms = _earlier(known.behind_since_ms, lag.behind_since_ms)
             if topic_kind(lag.topic) != "retry":
                 known.topics.append(lag.topic)
-        async for name, group in _steps(groups.items()):
+        async for _, group in _steps(groups.items()):
             group.topics.sort()
             self._add_members(group)
             self._add_dead(group, topics)
-            if group.lag is not None:
-                seen = self._lags_seen.setdefault(name, deque(maxlen=12))
-                while seen and then_ms - seen[0][0] > TREND_MS:
-                    seen.popleft()
-                if seen and then_ms > seen[0][0]:
-                    group.trend = (group.lag - seen[0][1]) * 1000 / (then_ms - seen[0][0])
-                seen.append((then_ms, group.lag))
-        for gone in set(self._lags_seen) - set(groups):
-            del self._lags_seen[gone]
+            self._add_movement(group)
         return groups
+
+    def _add_movement(self, group: GroupState) -> None:
+        """Add how the group moved since the earlier samples of its masters."""
+        moved = [(one.moved[group.name], one.moved_ms) for one in self._tables.values() if group.name in one.moved]
+        if moved:
+            group.late = sum(one.late for one, _ in moved)
+            group.trend = sum(one.grew * 1000 / span_ms for one, span_ms in moved)
+            group.consumed = sum(one.consumed * 1000 / span_ms for one, span_ms in moved)
+        if (popped := self._popped.get(group.name)) is not None:
+            group.popped, group.popped_grew = popped.popped, popped.popped_grew
+            group.popped_since_ms = popped.popped_since_ms
 
     def _add_members(self, group: GroupState) -> None:
         if (connection := self._members.get(group.name)) is not None:
@@ -469,7 +514,25 @@ class Watcher:
             return
         if dead.stored is not None and dead.end is not None:
             group.dead = dead.stored
+            group.dead_last_ms = self._dead_last.get(dead.name) or None
             group.dead_grew = max(0, dead.end - self._dead_first.setdefault(group.name, dead.end))
+
+
+def _add_progress(tables: _Tables, rows: list[GroupProgress], now_ms: float) -> None:
+    """Replace what a master reported of groups, and add up how they moved in the last `TREND_MS`."""
+    if tables.progress_at >= 0:
+        tables.steps.append((now_ms - tables.progress_at, movements(tables.progress, rows)))
+    tables.progress, tables.progress_at = rows, now_ms
+    while len(tables.steps) > 1 and sum(span_ms for span_ms, _ in tables.steps) > TREND_MS:
+        tables.steps.popleft()
+    tables.moved_ms, tables.moved = sum(span_ms for span_ms, _ in tables.steps), {}
+    for _, step in tables.steps:
+        for group, one in step.items():
+            moved = tables.moved.setdefault(group, Movement())
+            moved.consumed += one.consumed
+            moved.grew += one.grew
+            # Of the last step alone: a minute is too long to find a group that stopped just now.
+            moved.late = one.late
 
 
 async def _steps(things: Collection[T]) -> AsyncIterator[T]:
@@ -495,6 +558,7 @@ def _next_state(known: BrokerState | None, row: BrokerRow) -> BrokerState:
         since_ms=known.since_ms,
         trouble=known.trouble,
         half_since_ms=known.half_since_ms,
+        skew_ms=known.skew_ms,
     )
 
 

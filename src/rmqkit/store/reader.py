@@ -285,7 +285,7 @@ class Reader:
             self._logged_lost.add(queue)
             _log.error(
                 "%s-%d: skipping message %d: its entry says %d bytes at %d, and no valid record is there: "
-                "stop the broker, then `rmq store verify` shows all of them",
+                "stop the broker, then `rmq store verify DIR` shows all of them",
                 *(queue.topic, queue.queue_id, queue_offset, size, physical_offset),
             )
 

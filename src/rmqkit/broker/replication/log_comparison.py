@@ -76,12 +76,13 @@ class LogComparison:
             raise LogDiverged(
                 self.ahead_from,
                 f"{address} has other bytes there than {self._address}, whose log ends at {own_end}",
-                "compare both stores with 'rmq pipeline diff'; to follow this master again, remove this slave's store",
+                "compare both stores with 'rmq pipeline diff DIR DIR'; to follow this master again, remove this "
+                "slave's store",
             )
         raise StoreError(
             f"the own log goes on to {own_end}, that of {address} ends at {high}, equal so far: nothing is served "
-            "until the master has the rest; if it never will, compare both stores with 'rmq pipeline diff' and remove "
-            "this slave's store"
+            "until the master has the rest; if it never will, compare both stores with 'rmq pipeline diff DIR DIR' "
+            "and remove this slave's store"
         )
 
     async def _has(self, address: str, offset: int) -> bool:

@@ -30,16 +30,17 @@ async def kinds(
 ) -> View:
     """Show the kinds of dead letters that a group has, and the topics that they came from.
 
-    At most 20,000 messages are examined, the newest first. Replay one kind with: rmq replay --dlq GROUP --kind KIND"""
+    At most 20,000 messages are examined, the newest first. To replay kind 1: rmq replay --dlq GROUP --kind 1"""
     found = await admin.dead.kinds(group, by)
     rows = [
         {
+            "no": number,
             "count": one.count,
             "kind": one.kind,
             "from": ", ".join(name or "?" for name in one.targets),
             "last": time_text(one.last_ms),
         }
-        for one in found.kinds
+        for number, one in enumerate(found.kinds, 1)
     ]
     rest = "" if found.is_whole else f"; examined the newest {found.examined:,} of {found.total:,}"
     parts = [rows or f"group {group} has no dead letters"]

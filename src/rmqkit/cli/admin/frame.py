@@ -23,10 +23,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import logging
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -49,10 +51,11 @@ _pause = asyncio.sleep
 
 
 class View(Struct):
-    """A result with a form for programs and another for people."""
+    """A result with a form for programs and another for people; the command ends with ``exit_code``."""
 
     value: Any
     parts: Sequence[Any]
+    exit_code: int = 0
 
 
 class Named:
@@ -277,20 +280,21 @@ def _place(named: Mapping[str, Named], defaults: Mapping[str, Any], given: dict[
 def _run(operation: Callable[..., Awaitable[Any]], given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     watch_s = options.get("watch_s")
 
-    async def run() -> None:
+    async def run() -> int:
         async with admin_of(options) as admin:
             while True:
                 result = await operation(admin, **given)
                 async for one in result if isinstance(result, AsyncIterator) else _alone(result):
                     show(one, as_json=options["as_json"], clear=watch_s is not None)
                 if watch_s is None:
-                    return
+                    return result.exit_code if isinstance(result, View) else 0
                 await _pause(watch_s)
                 admin.calls.forget()
 
     silence()
     try:
-        asyncio.run(run())
+        if code := asyncio.run(run()):
+            raise typer.Exit(code)
     except KeyboardInterrupt:
         if watch_s is None:
             raise
@@ -352,32 +356,39 @@ def _show_table(rows: Sequence[Mapping[str, Any]]) -> None:
     lines = [[name.replace("_", " ").upper() for name in fields]]
     lines += [[_text(name, row[name]) for name in fields] for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = [[[text] for text in line] for line in lines]
     if sys.stdout.isatty():
-        lines, widths = _fitted(lines, widths, numbers)
-    for line in lines:
-        aligned = [
-            text.rjust(width) if right else text.ljust(width)
-            for text, width, right in zip(line, widths, numbers, strict=True)
-        ]
-        print(_GAP.join(aligned).rstrip(), flush=True)
+        shown, widths = _fitted(lines, widths, numbers)
+    for row in shown:
+        for line in itertools.zip_longest(*row, fillvalue=""):
+            aligned = [
+                text.rjust(width) if right else text.ljust(width)
+                for text, width, right in zip(line, widths, numbers, strict=True)
+            ]
+            print(_GAP.join(aligned).rstrip(), flush=True)
 
 
-def _fitted(lines: list[list[str]], widths: list[int], numbers: list[bool]) -> tuple[list[list[str]], list[int]]:
-    """A table that fits the terminal: long names lose their middle, where that is enough. Numbers, times, addresses and
-    what else has a cell that begins with a digit stay whole."""
+def _fitted(lines: list[list[str]], widths: list[int], numbers: list[bool]) -> tuple[list[list[list[str]]], list[int]]:
+    """Fit a table to the terminal, and return the lines of each cell. Sentences are wrapped; long names lose their
+    middle. Numbers, times, addresses and other cells that begin with a digit stay whole."""
     from rmqkit.cli.printing import clip, fitting
 
+    prose = [any(line[place].count(" ") > 1 for line in lines[1:]) for place in range(len(widths))]
     names = [
         place
         for place, is_number in enumerate(numbers)
-        if not is_number and not any(line[place][:1].isdigit() for line in lines[1:])
+        if not is_number and (prose[place] or not any(line[place][:1].isdigit() for line in lines[1:]))
     ]
     taken = sum(widths) - sum(widths[place] for place in names) + len(_GAP) * (len(widths) - 1)
     fitted = dict(
         zip(names, fitting([widths[n] for n in names], shutil.get_terminal_size().columns - taken), strict=True)
     )
     widths = [fitted.get(place, width) for place, width in enumerate(widths)]
-    return [[clip(text, width) for text, width in zip(line, widths, strict=True)] for line in lines], widths
+
+    def cell(text: str, place: int) -> list[str]:
+        return (textwrap.wrap(text, widths[place]) or [""]) if prose[place] else [clip(text, widths[place])]
+
+    return [[cell(text, place) for place, text in enumerate(line)] for line in lines], widths
 
 
 _GAP = "  "

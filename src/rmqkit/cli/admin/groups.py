@@ -140,7 +140,7 @@ async def progress(
         return View(summaries, [summaries] if summaries else ["there are no groups except those of the system"])
     found = await admin.groups.progress(group, topic, cluster, clients=clients is Switch.TRUE)
     total = (
-        f"{found.consume_tps:.2f} messages/s consumed, {found.diff_total:,} behind, {found.inflight_total:,} in flight"
+        f"{found.consume_tps:.2f} messages/s pulled, {found.diff_total:,} behind, {found.inflight_total:,} in flight"
     )
     return View(found, [found.queues or f"group {group} has no offsets", total])
 

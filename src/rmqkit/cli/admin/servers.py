@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,7 @@ from rmqkit.admin.calls import Done
 from rmqkit.admin.clusters import BrokerRow
 from rmqkit.admin.topics import permission_of
 from rmqkit.cli.admin.frame import Broker, BrokerName, Cluster, Key, Named, Noun, Value, View
-from rmqkit.errors import UnknownName
+from rmqkit.errors import ExitCode, UnknownName
 from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
 
 if TYPE_CHECKING:
@@ -240,17 +241,40 @@ async def list_brokers(
 
 
 @CLUSTER.verb("findings", watch=True)
-async def findings(admin: Admin, cluster: Cluster = None) -> View:
-    """Show what is wrong with a cluster, the worst first: silent brokers, full disks, lags, slaves behind, versions."""
-    from rmqkit.admin.health import findings as found_in
-    from rmqkit.admin.survey import survey
+async def findings(
+    admin: Admin,
+    cluster: Cluster = None,
+    apart_s: Annotated[
+        float, typer.Option("--apart", min=1, metavar="SECONDS", help="Time between the two looks (default 10).")
+    ] = 10.0,
+) -> View:
+    """Show what is wrong with a cluster, the worst first.
 
-    snapshot = await survey(admin, cluster)
+    The command looks twice, because one look does not show whether a lag grows.
+    Less than 6 seconds between the looks can make a group that keeps up look
+    slow: consumers commit their offsets every 5 seconds.
+
+    Checked: name servers, brokers, disks, clocks, slaves, half messages, lags,
+    popped messages, dead letters, versions, client ids.
+
+    The exit code is 0 if nothing is wrong, and 8 if there are findings (notes do
+    not count) or if a question was not answered."""
+    from rmqkit.admin.health import Severity
+    from rmqkit.admin.health import findings as found_in
+    from rmqkit.admin.survey import survey, well_text
+
+    if sys.stderr.isatty():
+        print(f"rmq: looking twice, {apart_s:g} s apart", file=sys.stderr, flush=True)
+    snapshot = await survey(admin, cluster, apart_s)
     found: list[Finding] = found_in(snapshot)
     rows = [{"severity": one.severity, "what_is_wrong": one.text, "remedy": one.remedy} for one in found]
     unasked = [f"not known: {what}: {text}" for what, text in snapshot.troubles.items()]
-    well = "nothing is wrong: brokers answer, groups keep up, disks have room"
-    return View({"findings": found, "notKnown": snapshot.troubles}, [rows or well, *unasked])
+    is_wrong = bool(unasked) or any(one.severity is not Severity.NOTE for one in found)
+    return View(
+        {"findings": found, "notKnown": snapshot.troubles},
+        [rows or well_text(snapshot), *unasked],
+        ExitCode.FINDINGS if is_wrong else ExitCode.DONE,
+    )
 
 
 @CLUSTER.verb("clients", watch=True)

@@ -60,6 +60,12 @@ function follow() {
     const rows = document.createElement("template");
     rows.innerHTML = event.data;
     body.prepend(...[...rows.content.querySelectorAll("tr")].reverse());
+    // After a pause the next stream continues here.
+    if (event.lastEventId) {
+      const next = new URL(tail.dataset.stream, location);
+      next.searchParams.set("after", event.lastEventId);
+      tail.dataset.stream = next.pathname + next.search;
+    }
     while (body.rows.length > Number(keep.value)) body.rows[body.rows.length - 1].remove();
     zones(body);
   });

@@ -132,7 +132,15 @@ async def new_user(ask: Ask) -> Page:
         return [("User", given["name"]), ("Type", given["type"]), ("Secret key", "as you gave it")]
 
     return await _change(
-        ask, "New user", "create user", user, fields, check, run, "AUTH_CREATE_USER (3001)", "rmq admin user create"
+        ask,
+        "New user",
+        "create user",
+        user,
+        fields,
+        check,
+        run,
+        "AUTH_CREATE_USER (3001)",
+        "rmq admin user create USER",
     )
 
 

@@ -13,9 +13,10 @@ from rmqkit.console.asking import Ask, Page, Part, part
 from rmqkit.console.views import history
 from rmqkit.errors import UnknownName
 
-_DAY_MS = 86_400_000
-_GROWTH_MIN = 0.05
-"""Brokers tell whole percent: a day in which the disk filled less is too short to draw a line through."""
+_HOUR_MS = 3_600_000
+_WINDOWS_MS = (_HOUR_MS, 24 * _HOUR_MS, 7 * 24 * _HOUR_MS)
+_GROWTH_MIN = 0.02
+"""Brokers report whole percent: a time in which the disk filled less is too short to draw a line through."""
 _ABOUT = {
     "bootTimestamp": "when it started, ms since the epoch",
     "brokerActive": "whether it takes messages",
@@ -203,10 +204,12 @@ async def store(ask: Ask) -> Page:
 
 
 async def _forecast(ask: Ask, key: str, ratio: float) -> Forecast | None:
-    """By how the disk filled in a day, or in a week if that was little."""
+    """The earliest of the forecasts by how the disk filled in an hour, a day and a week."""
     now_ms = ask.console.clock.now_ms()
-    _, points = await ask.env.history.read("disk", key, now_ms - _DAY_MS, now_ms)
-    known = [value for _, value in points if value is not None]
-    if known and abs(known[-1] - known[0]) < _GROWTH_MIN:
-        _, points = await ask.env.history.read("disk", key, now_ms - 7 * _DAY_MS, now_ms)
-    return forecast(points, ratio, now_ms)
+    found: list[Forecast] = []
+    for window_ms in _WINDOWS_MS:
+        _, points = await ask.env.history.read("disk", key, now_ms - window_ms, now_ms)
+        known = [value for _, value in points if value is not None]
+        if known and known[-1] - known[0] >= _GROWTH_MIN and (one := forecast(points, ratio, now_ms)) is not None:
+            found.append(one)
+    return min(found, key=lambda one: one.at_ms, default=None)

@@ -9,6 +9,7 @@ from starlette.responses import FileResponse, Response
 
 from rmqkit.admin.dead import BY, Kinds
 from rmqkit.admin.replay import Preview, preview
+from rmqkit.admin.replayed import Retries, other_readers
 from rmqkit.console.asking import Ask, Fault, Page, part
 from rmqkit.console.forms import Field, Form, change
 from rmqkit.console.jobs import Job, Progress, Status
@@ -60,13 +61,20 @@ async def group_dead(ask: Ask) -> Page:
         crumbs=[("Dead letters", ask.link("dead")), (name, ask.link("groups", name))],
         fields=[
             Field(name="kinds", label="Only these kinds", kind="many", choices=names, hint="none: all of them"),
-            Field(name="to", label="To topic", hint="empty: each to the topic it came from"),
+            Field(
+                name="to", label="To topic",
+                hint="empty: only to this group, through its retry topic. A topic: to every group that reads it",
+            ),
             Field(name="rate", label="Messages a second", kind="number", value="100"),
             Field(
                 name="begin", label="Dead since (UTC)", kind="datetime-local",
-                hint="those that were replayed before stay here: give a time behind the last replay",
+                hint="empty: from the first one",
             ),
             Field(name="end", label="Dead until (UTC)", kind="datetime-local", hint="empty: until now"),
+            Field(
+                name="again", label="Replayed before", kind="choice", choices=("skip", "send again"), value="skip",
+                hint="dead letters stay here after a replay; this console remembers which ones it has sent",
+            ),
         ],
         values={
             "name": name,
@@ -81,7 +89,7 @@ async def group_dead(ask: Ask) -> Page:
     )  # fmt: skip
 
     async def plan(given: dict[str, str]) -> Review:
-        return await _review(ask, form, name, by, given, [job for job in jobs if job.status is not Status.PAUSED])
+        return await _review(ask, form, name, by, given)
 
     return await change(ask, form, plan)
 
@@ -99,30 +107,41 @@ async def _kinds(ask: Ask, name: str, by: str) -> Kinds:
         return Kinds(group=name, by=by, kinds=[], examined=0, total=0, is_whole=True, troubles=[])
 
 
-async def _review(ask: Ask, form: Form, name: str, by: str, given: dict[str, str], former: list[Job]) -> Review:
+async def _review(ask: Ask, form: Form, name: str, by: str, given: dict[str, str]) -> Review:
     admin = ask.admin
     kinds = given["kinds"].split("\n") if given["kinds"] else []
     rate = _rate(given["rate"])
     job = Job(
         id="", env=ask.env.name, name_servers=ask.env.name_servers, user=ask.user.name,
-        is_own=ask.user.credentials is None, group=name, target=given["to"], by=by, kinds=kinds,
+        is_own=ask.user.credentials is None, group=name, target=given["to"], again=given["again"] == "send again",
+        by=by, kinds=kinds,
         begin_ms=time_of(given["begin"], "since") or 0,
         end_ms=time_of(given["end"], "until") or ask.console.clock.now_ms(),
         rate=rate, created_ms=ask.console.clock.now_ms(),
     )  # fmt: skip
-    found = await preview(admin.calls, job.selection, job.target or None)
+    retries = await Retries.find(admin, name) if not job.target else None
+
+    async def look_at() -> Preview:
+        memory = None if job.again else ask.console.jobs.memory(job)
+        return await preview(admin.calls, job.selection, job.target or None, retries=retries, memory=memory)
+
+    found = await look_at()
     if not found.count:
-        raise ValueError(f"nothing is selected: none of {found.examined:,} dead letters that were looked at")
+        before = f", and {found.remembered:,} of them were replayed before" if found.remembered else ""
+        raise ValueError(f"nothing is selected: none of {found.examined:,} dead letters that were looked at{before}")
     if "" in found.targets:
         raise ValueError(f"{found.targets['']:,} do not say where they came from: give a topic to send to")
-    for topic in found.targets:
-        await admin.calls.route(topic)  # a send to a topic without a route might create it
+    others: list[str] = []
+    if job.target:
+        await admin.calls.route(job.target)  # a send to a topic without a route might create it
+        others = await other_readers(admin, job.target, name)
     job.expected = found.count
-    again = [one for one in former if (one.end_ms or job.end_ms or 0) > job.begin_ms]
-    warning = f"{again[0].id} sent dead letters of this time already: they are sent once more" if again else ""
+    warnings = [f"other groups read {job.target} and get the messages, too: {', '.join(others)}"] if others else []
+    is_repeat = job.again and any(ask.console.jobs.memory(job).places.values())
+    warnings += ["dead letters that were replayed before are sent again"] if is_repeat else []
 
     async def look() -> dict[str, str]:
-        return _counts(await preview(admin.calls, job.selection, job.target or None))
+        return _counts(await look_at())
 
     async def run() -> dict[str, str]:
         begun = ask.console.jobs.begin(job, ask.user.credentials)
@@ -131,12 +150,13 @@ async def _review(ask: Ask, form: Form, name: str, by: str, given: dict[str, str
     span = (f" --from {job.begin_ms}" if job.begin_ms else "") + f" --until {job.end_ms}"
     chosen = "".join(f" --kind {one!r}" for one in kinds)
     return Review(
-        user=ask.user.name, env=ask.env.name, action=form.action, target=name, rows=_rows(found, job), warning=warning,
+        user=ask.user.name, env=ask.env.name, action=form.action, target=name, rows=_rows(found, job, retries),
+        warning="; ".join(warnings),
         requests=[f"SEND_MESSAGE_V2 (310) to {topic}: {count:,} messages" for topic, count in found.targets.items()],
         command=f"rmq replay --dlq {name}{' --by ' + by if kinds else ''}{chosen}{span} --rate {rate:g}"
-        + (f" --to {job.target}" if job.target else "") + " --dry-run",
+        + (f" --to {job.target}" if job.target else "") + (" --again" if job.again else "") + " --dry-run",
         back=ask.link("groups", name, "dead", by=by), run=run, look=look, seen=_counts(found),
-        typed=name if again else "",
+        typed=name if warnings else "",
     )  # fmt: skip
 
 
@@ -150,11 +170,15 @@ def _counts(found: Preview) -> dict[str, str]:
     return {f"messages to {topic}": f"{count:,}" for topic, count in found.targets.items()}
 
 
-def _rows(found: Preview, job: Job) -> list[tuple[str, str]]:
+def _rows(found: Preview, job: Job, retries: Retries | None) -> list[tuple[str, str]]:
     seconds = found.count / job.rate
     whole = "" if found.is_whole else f" at least: the oldest {found.examined:,} dead letters were looked at"
     rows = [("Group", job.group), ("Messages", f"{found.count:,}{whole}")]
     rows += [(f"To {topic}", f"{count:,}") for topic, count in found.targets.items()]
+    if retries is not None:
+        offline = "" if retries.is_online else "; none of its clients is online, so the messages wait"
+        rows += [("Who gets them", f"only group {job.group}{offline}")]
+    rows += [("Replayed before", f"{found.remembered:,}: they are skipped")] if found.remembered else []
     rows += [(f"Kind {kind}", f"{count:,}") for kind, count in list(found.kinds.items())[:20]]
     rows += [("Pace", f"{job.rate:g} a second, some {seconds:,.0f} s in all")]
     rows += [("Twice there", f"{found.doubles:,}: their unique key occurs more than once")] if found.doubles else []
@@ -171,7 +195,7 @@ def _shown(ask: Ask, job: Job) -> dict[str, Any]:
         **{name: getattr(job, name) for name in job.__struct_fields__},
         **structs.asdict(progress),
         "is_cut": job.status is Status.RUNNING and not progress.is_here,
-        "target": job.target or "where they came from",
+        "target": job.target or f"group {job.group} alone",
     }
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 
 from rmqkit.admin.clients import GroupStatus
 from rmqkit.admin.groups import GroupProgress
-from rmqkit.admin.health import GroupState
+from rmqkit.admin.health import GroupState, group_findings
 from rmqkit.console.asking import Ask, Page, part, rows_of
 from rmqkit.console.views import history
 from rmqkit.console.views.topics import QUEUES_MAX, config_rows
@@ -67,7 +67,9 @@ async def group(ask: Ask) -> Page:
         "queueCount": len(queues),
         "lag": progress.value.diff_total if progress.value else None,
         "inFlight": progress.value.inflight_total if progress.value else None,
-        "consumeTps": progress.value.consume_tps if progress.value else None,
+        "consumed": state.consumed if state is not None else None,
+        "findings": group_findings(ask.snapshot, name),
+        "compared": ask.snapshot.compared_ms is not None,
         "queuesTrouble": progress.trouble,
         "members": [
             {

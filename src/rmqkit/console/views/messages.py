@@ -209,7 +209,8 @@ async def tail(ask: Ask) -> Page:
     found = await page(ask.admin.calls, topic, span, count=20, budget=Budget(messages=2_000, ms=1_000))
     values = {"name": topic, "messages": await message_rows(ask, found.messages)}
     filters = {name: ask.text(name) for name in ("tags", "sql", "key", "queue")}
-    more = {"asked": ask.query, "stream": ask.link("topics", topic, "tail", "events", **filters)}
+    after = live.offsets_text(found.ends)
+    more = {"asked": ask.query, "stream": ask.link("topics", topic, "tail", "events", after=after, **filters)}
     return Page(
         template="tail.html",
         title=f"Tail of {topic}",
@@ -279,7 +280,7 @@ async def send(ask: Ask) -> Page:
         rows.append(("Delivered", _delay_text(message)))
     rows += [("Size", f"{len(body):,} bytes"), ("Body", beginning(body, 400))]
     admin = ask.admin
-    command = f"rmq send {topic} BODY" + (f" --tag {message.tags}" if message.tags else "")
+    command = f"rmq send {topic} BODY" + (f" --tags {message.tags}" if message.tags else "")
     return ask.review(
         Review(
             user=ask.user.name,

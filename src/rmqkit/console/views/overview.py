@@ -35,6 +35,7 @@ async def overview(ask: Ask) -> Page:
     dead = [one for one in snapshot.groups.values() if one.dead]
     values = {
         "findings": findings(snapshot),
+        "compared": snapshot.compared_ms is not None,
         "totals": totals(snapshot),
         "brokers": [one.row for one in snapshot.brokers],
         "troubles": {one.row.addr: one.trouble for one in snapshot.brokers if one.trouble},

@@ -56,7 +56,7 @@ def _page(audit: Audit) -> str:
 <body><header><h1>Audit of a RocketMQ store</h1><p class="path">{escape(audit.store)}</p>
 {_tiles(audit)}{hint}{notes}</header>
 <main>{sections}</main>
-<footer>rmqkit · rmq pipeline audit · times are UTC</footer></body></html>
+<footer>rmqkit · audit of a store · times are UTC</footer></body></html>
 """
 
 

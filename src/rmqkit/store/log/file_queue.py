@@ -68,7 +68,7 @@ class FileQueue:
             has_others = any(other == self.file_bytes for _, _, other in found)
             advice = f"set {self._setting} to the size the store was written with"
             if length < self.file_bytes:  # a repair gives a file its length back, or makes it anew
-                repair = "run `rmq store repair` on the store, with the broker's configuration (-c)"
+                repair = "run `rmq store repair DIR -c broker.conf` on the store, with the broker's configuration"
                 advice = f"it was cut off: {repair}" if has_others else f"{advice}, or, if it was cut off, {repair}"
             raise StoreMismatch(f"{path} has {length} bytes and {self._setting} says {self.file_bytes}: {advice}")
         return found

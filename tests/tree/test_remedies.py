@@ -1,0 +1,229 @@
+"""Commands and settings that errors, pages and help texts name: each command parses, and each setting exists.
+
+Texts are taken from the source: strings that are no docstrings, the docstrings of commands (their help), and templates.
+A value in an f-string becomes a word that fits everywhere. Of a text from ``rmq`` on, the longest beginning must be a
+command that its own checks accept; options behind that beginning are a mistake. Help texts may name a command alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import io
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import typer
+
+import rmqkit
+from rmqkit.cli import app
+from rmqkit.cli import replay as replaying
+from rmqkit.cli.admin import frame
+from rmqkit.errors import REMARKS, REMEDIES
+from rmqkit.settings import setting_table
+from tests.client.peers import standalone
+
+ROOT = Path(rmqkit.__file__).parent
+VALUE = "7"
+"""Stands for a value: a number, a name, and a time."""
+ENDS = re.compile(r"[`\";,()·\n]|(?<! )'|: | \| |\. |\.$|:$| {2}")
+NOT_COMMANDS = (
+    "rmq chaos",
+    "rmq command ",
+    "rmq and ",
+    f"rmq admin waiting {VALUE}",
+    f"rmq pipeline {VALUE}",
+    "rmq bench needs",
+)
+"""Other texts that begin like a command."""
+USAGE = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
+"""The base of what the parser raises; where it is depends on typer's version."""
+NAMED_PLACES = re.compile(r"\{(topic|group|broker)\}")
+"""Places of texts that are formatted later."""
+
+
+def texts_of(path: Path) -> Iterator[str]:
+    """The texts of a module, or of a template."""
+    if path.suffix == ".html":
+        text = re.sub(r'" ~ [\w.]+ ~ "', VALUE, path.read_text())
+        yield from re.findall(r'"(rmq [^"]*)"', text)
+        yield from (re.sub(r"\{\{.*?\}\}", VALUE, one) for one in re.findall(r"<code>(rmq .*?)</code>", text))
+        return
+    tree = ast.parse(path.read_text())
+    if "cli" in path.parts:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.decorator_list:
+                yield ast.get_docstring(node) or ""
+    yield from _strings(tree)
+
+
+def _strings(tree: ast.AST) -> Iterator[str]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield NAMED_PLACES.sub(VALUE, node.value)
+        elif isinstance(node, ast.JoinedStr):
+            yield "".join(one.value if isinstance(one, ast.Constant) else VALUE for one in node.values)
+            for one in node.values:
+                if isinstance(one, ast.FormattedValue):
+                    yield from _strings(one)
+        else:
+            yield from _strings(node)
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    for path in sorted((*ROOT.rglob("*.py"), *(ROOT / "console" / "templates").glob("*.html"))):
+        for text in texts_of(path):
+            for found in re.finditer(r"(?<![\w./=-])rmq (?=[a-z])", text):
+                words = text[found.start() :]
+                if not words.startswith(NOT_COMMANDS):
+                    yield str(path.relative_to(ROOT)), " ".join(ENDS.split(words, maxsplit=1)[0].split())
+
+
+COMMANDS = sorted(set(commands()))
+
+
+@functools.cache
+def root() -> Any:
+    return typer.main.get_command(app)
+
+
+def accepts(words: list[str]) -> bool:
+    """Whether the command line takes these words: typer's parser, and what a command checks before it asks a server."""
+    ran: list[Any] = []
+
+    def note(*given: Any, **_: Any) -> bool:
+        ran.append(given)
+        return True
+
+    context, command, rest = typer.Context(root(), info_name="rmq"), root(), list(words)
+    try:
+        while hasattr(command, "get_command"):
+            if not rest:
+                return True  # a noun
+            name = rest.pop(0)
+            found = command.get_command(context, name)
+            if found is None:
+                return False
+            context, command = typer.Context(found, info_name=name, parent=context), found
+        made = command.make_context(context.info_name, rest, parent=context.parent)
+        if words[0] in ("admin", "replay"):
+            with (
+                mock.patch.object(frame, "_run", note),
+                mock.patch.object(replaying, "run", note),
+                contextlib.redirect_stdout(io.StringIO()),
+            ):
+                made.command.invoke(made)
+            return bool(ran)
+    except (USAGE, typer.Exit) as error:
+        return isinstance(error, typer.Exit) and error.exit_code == 0
+    return True
+
+
+def is_leaf(words: list[str], *, has_more: bool = False) -> bool:
+    """Whether words name a command, with nothing but names of its options; or, if it ``has_more``, with anything."""
+    command, context = root(), typer.Context(root(), info_name="rmq")
+    rest = list(words)
+    while hasattr(command, "get_command"):
+        found = command.get_command(context, rest[0]) if rest else None
+        if found is None:
+            return False
+        context, command = typer.Context(found, info_name=rest.pop(0), parent=context), found
+    return has_more or set(rest) <= {name for one in command.get_params(context) for name in one.opts}
+
+
+def longest(words: list[str]) -> list[str]:
+    """The longest beginning of words that is a command."""
+    for end in range(len(words), 0, -1):
+        # A noun is one only if nothing follows that could have been a verb.
+        if (end == len(words) or is_leaf(words[:end], has_more=True)) and accepts(words[:end]):
+            return words[:end]
+    return []
+
+
+@pytest.mark.parametrize(("where", "text"), COMMANDS)
+def test_a_command_that_a_text_names_is_one(where: str, text: str) -> None:
+    try:
+        words = shlex.split(text)[1:]
+    except ValueError:
+        words = text.split()[1:]
+    words = [VALUE if word.isupper() or word == "…" else word.rstrip(".,:") for word in words]
+    # Help texts name commands alone, and an option may be named with its command.
+    may_be_short = where.startswith("cli/") or words[-1].startswith("--")
+    short = (words[:end] for end in (4, 3, 2, 1) if may_be_short and is_leaf(words[:end]))
+    found = longest(words) or next(short, [])
+    assert found, f"{where}: {text!r} is no command"
+    rest = words[len(found) :]
+    assert not any(word.startswith("-") for word in rest), f"{where}: {text!r} has options that are none: {rest}"
+    assert not any(re.search("[a-z][A-Z]", word) for word in found[:3]), f"{where}: {text!r} has Java's name"
+
+
+def test_the_texts_are_found_and_wrong_commands_are_not_accepted() -> None:
+    assert len(COMMANDS) > 100
+    assert longest(["replay"]) == []
+    assert longest(["replay", "--dlq", "g"]) == ["replay", "--dlq", "g"]
+    assert longest(["admin", "consumer", "status"]) == []
+    assert longest(["admin", "consumer", "status", "g", "please"]) == ["admin", "consumer", "status", "g"]
+    assert longest(["admin", "dead", "sorts"]) == []
+    assert longest(["send", "T", "body", "--tag", "x"]) == ["send", "T", "body"]
+
+
+# -- settings
+
+
+def settings() -> set[str]:
+    """The keys of all settings, of servers and clients."""
+    from rmqkit.cli.sources import BROKER, NAMESRV
+    from rmqkit.client.runtime.settings import ProducerSettings, PullConsumerSettings, PushConsumerSettings
+
+    clients = (ProducerSettings, PullConsumerSettings, PushConsumerSettings)
+    return {key for one in (*BROKER, *NAMESRV, *clients) for key in setting_table(one)}
+
+
+REMEDY_TEXTS = [*REMEDIES.values(), *(text for table in REMARKS.values() for text in table.values())]
+
+
+@pytest.mark.parametrize("text", [text for text in REMEDY_TEXTS if re.search("[a-z][A-Z]", text)])
+def test_a_setting_that_a_remedy_names_exists(text: str) -> None:
+    named = set(re.findall(r"\b[a-z]+[A-Z]\w+", text))
+    assert named <= settings(), named - settings()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("timerMaxDelaySec", "99999999", {"delay_ms": 30 * 24 * 3_600_000}),
+        ("maxMessageSize", "8388608", {"body": bytes(5 << 20)}),
+    ],
+)
+def test_the_setting_that_a_remedy_names_is_the_one_that_counts(
+    tmp_path: Path, key: str, value: str, message: dict[str, Any]
+) -> None:
+    """The error names the setting; with another value of the setting there is no error."""
+    from rmqkit import sync
+    from rmqkit.client.runtime.settings import ProducerSettings
+    from rmqkit.errors import PeerRefused
+    from rmqkit.protocol.message import Message
+    from tests.cli.in_process import rmq
+
+    with standalone(tmp_path) as address:
+        large = ProducerSettings(message_bytes_max=8 << 20, compress_body_bytes=16 << 20)
+        with sync.Producer("shop", address, settings=large) as producer:
+            sent = Message(**{"topic": "Orders", "body": b"x", **message})
+            with pytest.raises(PeerRefused, match=key) as caught:
+                producer.send(sent)
+            others = {"timerMaxDelaySec", "maxMessageSize"} - {key}
+            assert not any(other in str(caught.value) for other in others)
+            broker = rmq("admin", "cluster", "list", "-n", address, "--json")
+            name = re.search(r'"brokerName":"([^"]*)"', broker.stdout)
+            assert name is not None, broker
+            done = rmq("admin", "broker", "config-set", "-b", name[1], key, value, "-n", address)
+            assert done.returncode == 0, done
+            assert producer.send(sent).msg_id
