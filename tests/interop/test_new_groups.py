@@ -1,7 +1,7 @@
 """Messages that are sent while a consumer of a new group starts: every one of them is delivered.
 
-Apache's brokers have no offset for an empty queue. The Java client 4.9 then requests the maximum of the queue, and skips
-the messages that arrive between the two requests: about 5 % here. The client 5.4 starts slower and skips none.
+Apache's brokers have no offset for an empty queue. The Java client 4.9 then requests the maximum of the queue, and
+skips the messages that arrive between the two requests: about 5 % here. The client 5.4 skips none.
 """
 
 import subprocess

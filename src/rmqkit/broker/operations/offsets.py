@@ -50,7 +50,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.QUERY_CONSUMER_OFFSET)
     @by_global_number
     def query(self, connection: Connection, command: Command) -> Command:
-        """Return the committed offset; without one, 0 where a new group starts at the first message (`_starts_at_0`)."""
+        """Return the committed offset; without one, 0 where a new group gets every message (`_starts_at_0`)."""
         header = decode_header_leniently(command, QueryConsumerOffsetRequest, drops_unreadable=False)
         offset = self._context.offsets.get(header.consumer_group, header.topic, header.queue_id)
         if offset is not None and offset >= 0:
