@@ -1,9 +1,9 @@
 """Offsets of groups and delay levels, bounds of queues: codes 14, 15, 29, 30, 31, 32, 43, 45, 60, 61, 202;
 moving a group by an operator: codes 222 (reset by time or offset) and 314 (clone).
 
-By default the broker moves a group itself (``useServerSideResetOffset``): the pull held on a queue, or the next one, is
-sent to the target, and what clients commit before that is void. Otherwise it notifies every client of the group (code
-220, one-way), and the clients move themselves.
+By default the broker moves a group itself (``useServerSideResetOffset``): the pulls held on a queue, and the next ones,
+are sent to the target until the owner of the queue follows, and what clients commit before that is void. Otherwise it
+notifies every client of the group (code 220, one-way), and the clients move themselves.
 
 Source: remoting.md §4.3.3, §4.4, §6.4.9, §10.6; behaviour.md §5.2, §5.3, §5.4, §9.9.
 """
