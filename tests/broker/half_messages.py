@@ -12,6 +12,7 @@ from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.broker.transaction.check_back import CheckBack
 from rmqkit.broker.transaction.half import TRANSACTION_GROUP, OpMessages
+from rmqkit.broker.transaction.open import OpenTransactions
 from rmqkit.protocol.command import decode_header
 from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from rmqkit.protocol.properties import decode_properties
@@ -55,6 +56,7 @@ class HalfMessages:
         self.clients = ClientTable(self.settings, self.clock, FilterTable(root / "config", self.settings, self.clock))
         self.ops = OpMessages(self.store, HOST, self.clock, body_bytes_max=self.settings.transaction_op_bytes_max)
         self.durability = None
+        self.transactions = OpenTransactions(self.store, self.topics, self.offsets, self.ops)
         self.check_back = CheckBack(self)  # it has the parts that check-back needs
 
     def producer(self, group="p"):

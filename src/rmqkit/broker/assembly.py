@@ -61,6 +61,7 @@ from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.broker.transaction.half import OpMessages
 from rmqkit.broker.transaction.handlers import TransactionHandlers
+from rmqkit.broker.transaction.open import OpenTransactions
 from rmqkit.clock import Clock
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.record import pack_host
@@ -159,6 +160,7 @@ class Assembly:
             copies_timeout_ms=lambda: settings.slave_timeout_ms,
         )
         statistics = Statistics(store, settings.cluster_name, clock, topics.is_system)
+        ops = OpMessages(store, identity.store_host, clock, body_bytes_max=settings.transaction_op_bytes_max)
         self.context = BrokerContext(
             settings=settings,
             store_settings=store_settings,
@@ -192,7 +194,8 @@ class Assembly:
             if store_settings.timer_wheel_enable
             else None,
             pop=pop,
-            ops=OpMessages(store, identity.store_host, clock, body_bytes_max=settings.transaction_op_bytes_max),
+            ops=ops,
+            transactions=OpenTransactions(store, topics, offsets, ops),
             topics_published=self._topics_published,
             ask_namesakes=self._ask_namesakes,
             archive=archive,

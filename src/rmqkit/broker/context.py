@@ -49,6 +49,7 @@ from rmqkit.broker.tables.groups import GroupTable
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.broker.transaction.half import OpMessages
+from rmqkit.broker.transaction.open import OpenTransactions
 from rmqkit.clock import Clock
 from rmqkit.protocol.command import Command
 from rmqkit.remoting.tasks import repeat
@@ -96,6 +97,7 @@ class BrokerContext:
     schedule: Schedule
     statistics: Statistics
     ops: OpMessages
+    transactions: OpenTransactions
     topics_published: Callable[[], Awaitable[None]]
     ask_namesakes: Callable[[Callable[[], Command]], Awaitable[list[Command]]]
     counts: Counts | None = None

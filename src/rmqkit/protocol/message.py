@@ -17,10 +17,11 @@ from rmqkit.protocol import properties as names
 from rmqkit.protocol.bodies import Body, decoder_of
 from rmqkit.protocol.compression import decompress
 from rmqkit.protocol.ids import offset_id
-from rmqkit.protocol.properties import RESERVED_NAMES, decode_properties
+from rmqkit.protocol.properties import RESERVED_NAMES, SETTABLE_NAMES, decode_properties
 from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP, Record, decode_batch, host_text, iter_records
 
 T = TypeVar("T")
+_REFUSED_NAMES = RESERVED_NAMES - SETTABLE_NAMES
 
 
 class Message(Struct, kw_only=True):
@@ -32,7 +33,7 @@ class Message(Struct, kw_only=True):
             or a pydantic model is sent as JSON.
         tags: one tag; consumers can filter by it.
         keys: words by which the message can be found later.
-        properties: names and values of your application, as text.
+        properties: names and values of your application, as text. Most names of RocketMQ are refused.
         flag: a number of your application; brokers do not use it.
         wait_store: False asks the broker to answer before the message is flushed and replicated.
         sharding_key: the key by which ordered sends choose the queue.
@@ -75,7 +76,7 @@ class Message(Struct, kw_only=True):
         """All properties as they are sent, RocketMQ's own included.
         Raises ValueError: a property of the application has a reserved name, something is no text, a key contains a
         blank, a delay is negative or one of several, or a priority is negative or cannot be kept."""
-        taken = RESERVED_NAMES.intersection(self.properties)
+        taken = _REFUSED_NAMES.intersection(self.properties)
         if taken:
             raise ValueError(f"property name {min(taken)} belongs to RocketMQ: choose another")
         merged = dict(self.properties)

@@ -71,6 +71,8 @@ TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
 TIMER_OUT_MS = "TIMER_OUT_MS"
 TIMER_DELETE_KEY = "TIMER_DEL_UNIQKEY"
 PRIORITY = "_SYS_MSG_PRIORITY_"
+TRACE_CONTEXT = "TRACE_CONTEXT"
+REDIRECT = "REDIRECT"
 PROPERTY_CRC = "__CRC32#"
 DEAD_LETTER_REASON = "rmqkit_reason"
 """Why a consumer of rmqkit gave a message up. Not RocketMQ's: it stores no such thing, and other clients ignore it."""
@@ -89,7 +91,10 @@ RESERVED_NAMES = frozenset((
     "DLQ_ORIGIN_MESSAGE_ID", "TRACE_CONTEXT", "__BORNHOST", "BORN_TIMESTAMP", "__transactionId__",
 ))
 # fmt: on
-"""Names that belong to RocketMQ itself; user properties may not use them. Source: remoting.md §8.1."""
+"""Names that belong to RocketMQ itself. A message that is sent again leaves them behind. Source: remoting.md §8.1."""
+
+SETTABLE_NAMES = frozenset((CHECK_IMMUNITY_SECONDS, TRACE_CONTEXT, REDIRECT, SHARDING_KEY))
+"""Reserved names that applications may set all the same, as with Java's ``putUserProperty``."""
 
 
 def encode_properties(properties: Mapping[str, str] | Iterable[tuple[str, str]]) -> bytes:

@@ -312,7 +312,8 @@ def _undecided(context: BrokerContext) -> Iterator[Record]:
     decided = {at for op in _records(context, names.OP_HALF_TOPIC, 0, position) for at in op_offsets(op)}
     begin = context.offsets.get(TRANSACTION_GROUP, names.HALF_TOPIC, 0) or 0
     for half in _records(context, names.HALF_TOPIC, 0, begin):
-        if half.queue_offset not in decided and not context.ops.holds(0, half.queue_offset):
+        at = half.queue_offset
+        if at not in decided and not context.ops.holds(0, at) and not context.transactions.is_passed(0, at):
             yield half
 
 

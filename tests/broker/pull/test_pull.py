@@ -244,15 +244,15 @@ async def test_a_reset_offset_is_answered_once_and_voids_what_the_pull_commits(c
     for _ in range(3):
         await cluster.send()
     offsets = context_of(cluster).offsets
-    offsets._resets["g", "T", 0] = 1
+    offsets.reset("g", "T", 0, 1)
     flags = PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET
     answer = await cluster.pull(3, flags=flags, commit=3)
     assert (answer.code, answer.remark) == (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET")
     header = decode_header(answer, PullMessageResponse)
     assert (header.next_begin_offset, header.min_offset, header.max_offset) == (1, 0, 3)
-    assert offsets.get("g", "T", 0) is None
-    assert (await cluster.pull(1, flags=flags, commit=1)).code == 0
     assert offsets.get("g", "T", 0) == 1
+    assert (await cluster.pull(1, flags=flags, commit=2)).code == 0
+    assert offsets.get("g", "T", 0) == 2
 
 
 async def test_a_slave_does_not_move_consumers(cluster):
@@ -333,7 +333,7 @@ async def test_a_held_pull_is_checked_again_when_it_is_woken(cluster):
 async def test_a_reset_reaches_a_held_pull_with_the_next_message(cluster):
     await cluster.send()
     waiting = await hold(cluster, 1)
-    context_of(cluster).offsets._resets["g", "T", 0] = 0
+    context_of(cluster).offsets.reset("g", "T", 0, 0)
     await cluster.send()
     assert (await waiting).remark == "OFFSET_RESET"
 

@@ -44,9 +44,30 @@ def test_committed_offsets_survive_a_restart(tmp_path):
 
 async def test_without_a_committed_offset_the_rule_of_the_first_message_holds(cluster):
     await cluster.send()
-    for queue_id, zero, code in [(0, None, 0), (1, None, 22), (0, False, 22)]:
+    for queue_id, zero, code in [(0, None, 0), (0, True, 0), (0, False, 22), (1, False, 22)]:
         header = QueryConsumerOffsetRequest("new", "T", queue_id, zero)
         assert (await cluster.call(RequestCode.QUERY_CONSUMER_OFFSET, header)).code == code
+
+
+async def test_a_new_group_begins_at_0_in_a_queue_that_is_still_empty(cluster):
+    """Without an offset a client requests the maximum, and a message that arrives in between is never delivered."""
+    await cluster.send(queue_id=0)
+    assert await cluster.number(RequestCode.QUERY_CONSUMER_OFFSET, QueryConsumerOffsetRequest("new", "T", 1)) == 0
+
+
+@pytest.mark.parametrize(("topic", "queue_id"), [("none", 0), ("T", 4), ("T", -1)])
+async def test_a_queue_that_does_not_exist_has_no_offset(topic, queue_id, cluster):
+    await cluster.send()
+    header = QueryConsumerOffsetRequest("new", topic, queue_id)
+    assert (await cluster.call(RequestCode.QUERY_CONSUMER_OFFSET, header)).code == 22
+
+
+async def test_a_new_group_has_no_offset_in_a_queue_whose_first_messages_are_deleted(monkeypatch, cluster):
+    await cluster.send()
+    for bounds in [(1, 1), (1, 5)]:  # all of its messages are deleted, or some
+        monkeypatch.setattr(cluster.standalone.broker.context.store, "bounds", lambda *_, bounds=bounds: bounds)
+        header = QueryConsumerOffsetRequest("new", "T", 0)
+        assert (await cluster.call(RequestCode.QUERY_CONSUMER_OFFSET, header)).code == 22
 
 
 @pytest.mark.parametrize(

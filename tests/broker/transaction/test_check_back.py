@@ -210,16 +210,36 @@ def test_a_message_with_its_own_immunity_is_put_again_and_not_asked_about(halves
     halves.round(OLD_ENOUGH)
     assert [asked.body for _, asked in producer.asked] == [b"usual"]
     again = halves.records()[2]
-    assert (again.body, times(again), again.named["TRAN_PREPARED_QUEUE_OFFSET"]) == (b"immune", "1", "0")
+    assert (again.body, times(again), again.named["TRAN_PREPARED_QUEUE_OFFSET"]) == (b"immune", None, "0")
     assert again.named["WAIT"] == "false"
 
     halves.round(OLD_ENOUGH)  # still immune: the copy of the copy names the same original
     again = halves.records()[4]
-    assert (again.body, times(again), again.named["TRAN_PREPARED_QUEUE_OFFSET"]) == (b"immune", "2", "0")
+    assert (again.body, times(again), again.named["TRAN_PREPARED_QUEUE_OFFSET"]) == (b"immune", None, "0")
 
     halves.round(9000)
     assert [asked.body for _, asked in producer.asked][-2:] == [b"immune", b"usual"]
-    assert times(halves.records()[-2]) == "3"
+    assert times(halves.records()[-2]) == "1"
+
+
+def test_copies_inside_the_immunity_do_not_count_as_checks(tmp_path):
+    """The reference counts them, and rolls back without asking when the immunity is longer than all checks."""
+    store = StoreSettings(commit_log_file_bytes=1 << 20, file_reserved_hours=1)
+    with HalfMessages(tmp_path / "store", transaction_checks_max=3, store=store) as halves:
+        producer = halves.producer()
+        halves.half(CHECK_IMMUNITY_TIME_IN_SECONDS=2 * 3600)  # longer than the store keeps files, too
+        for _ in range(10):
+            halves.round(HOUR_MS // 6)
+        assert (producer.asked, halves.given_up) == ([], [])
+        halves.round(HOUR_MS // 3)
+        assert (producer.asked, halves.given_up) == ([], [])  # the last millisecond of the immunity
+        halves.round(1)
+        assert len(producer.asked) == 1
+        for _ in range(2):
+            halves.round(OLD_ENOUGH)
+        assert (len(producer.asked), halves.given_up) == (3, [])
+        halves.round(OLD_ENOUGH)
+        assert (len(producer.asked), len(halves.given_up)) == (3, 1)
 
 
 @pytest.mark.parametrize("is_written", [True, False])
@@ -370,6 +390,7 @@ async def test_a_round_under_way_ends_when_the_broker_stops(halves, monkeypatch)
         halves.half(b"%d" % number)
 
     halves.clock.ms += OLD_ENOUGH
+    await halves.transactions.prepare()
     task = asyncio.create_task(halves.check_back.round())
     await asyncio.sleep(0)
     halves.check_back.stop()

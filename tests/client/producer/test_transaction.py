@@ -17,6 +17,8 @@ from rmqkit.errors import MessageIllegal, SendFailed
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields, request
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.properties import decode_properties
+from rmqkit.protocol.record import decode_record
 from rmqkit.protocol.schemas.send import CheckTransactionRequest
 from rmqkit.standalone import Standalone
 from tests.client.messages import record
@@ -262,3 +264,31 @@ async def test_a_check_is_answered_with_the_places_it_came_with():
             "transactionId": "tid",
             "bname": "broker-0",
         }
+
+
+async def half_message(root, properties=None, **arguments):
+    """Send a half message; return the properties with which it is stored."""
+    async with standalone(root) as cluster:
+        producer = TransactionProducer("TG", cluster.namesrv_address, execute=never, check=lambda message: None)
+        async with producer:
+            await producer.send_half(Message(topic="T", body=b"x", properties=properties or {}), **arguments)
+        context = cluster.broker.context
+        (raw,) = context.store.get("RMQ_SYS_TRANS_HALF_TOPIC", 0, 0, count_max=1).records
+        return decode_properties(decode_record(raw).properties)
+
+
+@pytest.mark.parametrize(("seconds", "stored_seconds"), [(1, "1"), (0.2, "1"), (90.5, "91"), (31_536_000, "31536000")])
+async def test_check_after_is_how_long_nobody_is_asked(seconds, stored_seconds, tmp_path):
+    found = await half_message(tmp_path, check_after=seconds)
+    assert found["CHECK_IMMUNITY_TIME_IN_SECONDS"] == stored_seconds
+
+
+async def test_check_after_may_be_a_property_as_in_java(tmp_path):
+    found = await half_message(tmp_path, {"CHECK_IMMUNITY_TIME_IN_SECONDS": "15"})
+    assert found["CHECK_IMMUNITY_TIME_IN_SECONDS"] == "15"
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 31_536_001, float("nan")])
+async def test_check_after_has_bounds(seconds, tmp_path):
+    with pytest.raises(MessageIllegal, match=r"check_after=\S+ of a message for topic T must be more than 0"):
+        await half_message(tmp_path, check_after=seconds)

@@ -1,9 +1,9 @@
 """Offsets of groups and delay levels, bounds of queues: codes 14, 15, 29, 30, 31, 32, 43, 45, 60, 61, 202;
 moving a group by an operator: codes 222 (reset by time or offset) and 314 (clone).
 
-By default the broker moves a group itself (``useServerSideResetOffset``): the pull held on a queue, or the next one, is
-sent to the target, and what clients commit before that is void. Otherwise it notifies every client of the group (code
-220, one-way), and the clients move themselves.
+By default the broker moves a group itself (``useServerSideResetOffset``): the pulls held on a queue, and the next ones,
+are sent to the target until the owner of the queue follows, and what clients commit before that is void. Otherwise it
+notifies every client of the group (code 220, one-way), and the clients move themselves.
 
 Source: remoting.md §4.3.3, §4.4, §6.4.9, §10.6; behaviour.md §5.2, §5.3, §5.4, §9.9.
 """
@@ -50,7 +50,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.QUERY_CONSUMER_OFFSET)
     @by_global_number
     def query(self, connection: Connection, command: Command) -> Command:
-        """The committed offset; without one, 0 where the queue still begins at 0 and that is in memory."""
+        """Return the committed offset; without one, 0 where a new group gets every message (`_starts_at_0`)."""
         header = decode_header_leniently(command, QueryConsumerOffsetRequest, drops_unreadable=False)
         offset = self._context.offsets.get(header.consumer_group, header.topic, header.queue_id)
         if offset is not None and offset >= 0:
@@ -58,12 +58,23 @@ class OffsetHandlers(Handlers[OperationsContext]):
         if header.set_zero_if_not_found is False:
             remark = "Not found, do not set to zero, maybe this group boot first"
             return reply(command, ResponseCode.QUERY_NOT_FOUND, remark)
-        # As the reference: of a young topic a new group gets everything, also one that wants to begin at its end.
-        starts_at_zero = self._context.store.min_offset(header.topic, header.queue_id) <= 0
-        if starts_at_zero and self._context.store.is_in_memory(header.topic, header.queue_id, 0):
+        if self._starts_at_0(header.topic, header.queue_id):
             return reply(command, header=OffsetResponse(0))
         remark = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
         return reply(command, ResponseCode.QUERY_NOT_FOUND, remark)
+
+    def _starts_at_0(self, topic: str, queue_id: int) -> bool:
+        """Return True if a new group gets every message of a queue, also a group that wants to start at the end.
+
+        That is so where message 0 is in memory, as at the reference, and where the queue is still empty. The reference
+        has no offset for an empty queue. The client then requests the maximum, and skips the messages that arrive
+        before that request: 29 of 600 with the Java client 4.9.3.
+        """
+        low, high = self._context.store.bounds(topic, queue_id)
+        if low > 0 or high > 0:
+            return low <= 0 and self._context.store.is_in_memory(topic, queue_id, 0)
+        config = self._context.topics.get(topic)
+        return config is not None and 0 <= queue_id < config.read_queue_nums
 
     @answers(RequestCode.UPDATE_CONSUMER_OFFSET)
     @by_global_number

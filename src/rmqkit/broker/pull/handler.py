@@ -163,7 +163,7 @@ class PullHandlers(Handlers[PullContext]):
             why = None if refused.forbidden is None else {"forbiddenType": str(refused.forbidden.value)}
             return reply(command, refused.code, refused.remark, fields=why)
         # Before the read: an old client that was moved would otherwise go on, and commit, from where it was.
-        reset_to = context.offsets.take_reset(group, topic, queue_id)
+        reset_to = context.offsets.redirect(connection, group, topic, queue_id, header.queue_offset, is_new=may_hold)
         if reset_to is not None:
             return self._moved(command, header, reset_to)
         found = context.store.get(

@@ -51,7 +51,7 @@ from rmqkit.broker.tables.groups import GroupTable
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.broker.transaction.check_back import CheckBack
-from rmqkit.broker.transaction.half import TransactionContext
+from rmqkit.broker.transaction.open import TransactionContext
 from rmqkit.clock import Clock
 from rmqkit.errors import RmqError
 from rmqkit.protocol.codes import RequestCode, ResponseCode

@@ -1,8 +1,25 @@
 """Consumer offsets (``ConsumerOffsetManager``), kept in ``config/consumerOffset.json``.
 
 An offset is the next one to consume. A smaller value than the stored one is accepted. The table is written every few
-seconds and at stop, so a crash repeats at most those seconds' messages. A reset by an operator stands until the next
-pull takes it; meanwhile what clients commit is ignored. Resets and pull offsets are in memory only. Loop only.
+seconds and at stop, so a crash repeats at most those seconds' messages. Resets and pull offsets are in memory only.
+Loop only.
+
+A reset by an operator stands until the present owner of the queue follows it; meanwhile what clients commit is ignored.
+After a rebalance the pull of the former owner may still be held here, and its client throws the answer away. So the
+answer alone does not end a reset:
+
+======================================================  ========================================================
+a pull while a reset stands                             is
+======================================================  ========================================================
+held before, woken by the reset                         sent to the target; the reset stands
+new, of a client that was not sent there yet            sent to the target; the reset stands
+new, of a client that was sent there, at the target     served; the reset ends
+new, of a client that was sent there, elsewhere         sent there again if its last one was held, else served; the
+                                                        reset ends: this program keeps offsets of its own
+======================================================  ========================================================
+
+The former owner does not pull the queue any more, so the second pull of a client comes from the present owner. At the
+reference the first answer ends a reset, whoever gets it. A pop takes a reset at once: popped queues have no owners.
 
 With light queues (``enableLmq``) the file is ``config/lmqConsumerOffset.json``, where groups ``%LMQ%…`` have a table of
 their own; the first start with them takes what the other file holds.
@@ -13,7 +30,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -22,6 +42,7 @@ from rmqkit.clock import Clock
 from rmqkit.protocol.names import is_light
 from rmqkit.protocol.schemas.offsets import ConsumerOffsets, LightOffsets
 from rmqkit.protocol.schemas.topics import DataVersion
+from rmqkit.remoting.connection import Connection
 from rmqkit.store.files import JsonFile
 
 __all__ = ["OffsetTable"]
@@ -29,6 +50,15 @@ __all__ = ["OffsetTable"]
 _FILE = "consumerOffset.json"
 _VERSION_STEP = 500
 _SEPARATOR = "@"
+
+
+@dataclass(slots=True)
+class _Reset:
+    """A reset that stands.
+    ``sent``: the clients that were sent to the target, and whether by the answer to a new pull."""
+
+    offset: int
+    sent: WeakKeyDictionary[Connection, bool] = field(default_factory=WeakKeyDictionary)
 
 
 class OffsetTable(LazyTable):
@@ -39,7 +69,7 @@ class OffsetTable(LazyTable):
         self._has_light = has_light
         self._clock = clock
         self._table: dict[str, dict[int, int]] = {}
-        self._resets: dict[tuple[str, str, int], int] = {}
+        self._resets: dict[tuple[str, str, int], _Reset] = {}
         self._pulled: dict[tuple[str, str, int], int] = {}
         self._data_version = DataVersion()
         self._commits = 0
@@ -115,17 +145,34 @@ class OffsetTable(LazyTable):
             self._data_version.advance(self._clock.now_ms())
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Move a group: its next pull is sent to the offset, what its clients commit before that is void."""
+        """Move a group: its pulls are sent to the offset until the owner of the queue follows. What its clients commit
+        before that is void."""
         assert offset >= 0, f"a reset moves a group to a message, not to {offset}"
-        self._resets[group, topic, queue_id] = offset
+        self._resets[group, topic, queue_id] = _Reset(offset)
         self.commit(group, topic, queue_id, offset)  # also for a group that is offline and never pulls before a restart
 
     def has_reset(self, group: str, topic: str, queue_id: int) -> bool:
         return (group, topic, queue_id) in self._resets
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The offset that a reset by an operator has for a pull, once; None when there is none. Source: §5.4."""
-        return self._resets.pop((group, topic, queue_id), None) if self._resets else None
+        """End a reset; return its offset, or None without a reset. Source: §5.4."""
+        reset = self._resets.pop((group, topic, queue_id), None) if self._resets else None
+        return None if reset is None else reset.offset
+
+    def redirect(
+        self, client: Connection, group: str, topic: str, queue_id: int, queue_offset: int, *, is_new: bool
+    ) -> int | None:
+        """Return the offset to which a reset sends a pull; None where the pull is to be served. See the table on top.
+        ``is_new``: False for a pull that was held."""
+        reset = self._resets.get((group, topic, queue_id)) if self._resets else None
+        if reset is None:
+            return None
+        was_new = reset.sent.get(client)
+        if is_new and was_new is not None and (was_new or queue_offset == reset.offset):
+            del self._resets[group, topic, queue_id]
+            return None
+        reset.sent[client] = is_new
+        return reset.offset
 
     def pulled(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Remember where a group's next pull begins: shown to operators, kept in memory only."""
@@ -218,6 +265,7 @@ class OffsetTable(LazyTable):
             self._is_dirty = True
 
     def _forget(self, is_gone: Callable[[tuple[str, str, int]], bool]) -> None:
-        for table in (self._resets, self._pulled):
+        tables: tuple[dict[tuple[str, str, int], Any], ...] = (self._resets, self._pulled)
+        for table in tables:
             for key in list(filter(is_gone, table)):
                 del table[key]

@@ -5,22 +5,29 @@ Every round walks each half queue from where the last one ended. With *h* the ha
 =====================================================  ================================================================
 h                                                      what happens
 =====================================================  ================================================================
-is in an op message, or will be in the next one        done: on to the next
+is in an op message, or will be in the next one, or    done: on to the next
+was stored again, resumed or given up
 was stored since the round began                       the round ends
 is younger than ``transactionTimeOut``, without        the round ends: those behind it are younger still
 its own immunity
 is not in the op messages read so far                  more of them are read first
 is a copy, and its original is in an op message        done
+is not the newest copy of its transaction              done (`open`)
+is younger than its own immunity                       put again at the end of the half queue, naming its original;
+                                                       the counter stays: nobody was asked
 was asked about ``transactionCheckMax`` times, or is   copied to ``TRANS_CHECK_MAX_TIME_TOPIC`` for people to look at,
-older than the store keeps files                       and done: rolled back, in effect
-is younger than its own immunity                       put again at the end of the half queue, naming its original
+older (from the end of its own immunity on) than the   and done: rolled back, in effect
+store keeps files
 everything else                                        put again there with its counter raised, and one live producer
                                                        of its group is asked; on to the next
 =====================================================  ================================================================
 
-So the queue is read once, front to back, and what is still open stays ahead of the position. Positions are kept as
-offsets of the group ``CID_RMQ_SYS_TRANS`` in both topics; they are saved when everything put before is as durable as
-the store promises. A crash may repeat a part of a round: a question asked twice, no message lost.
+The reference counts a copy inside the immunity as a check, and gives up without a question when the immunity is longer
+than ``transactionCheckMax`` rounds.
+
+The queue is read once, front to back, and what is still open stays ahead of the position. Positions are kept as offsets
+of the group ``CID_RMQ_SYS_TRANS`` in both topics; they are saved when everything put before is as durable as the store
+promises. A crash may repeat a part of a round: a question asked twice, no message lost.
 
 An acting master asks nobody: what it would ask about, give up or put again is put *elsewhere*, as a half message of
 another broker, which asks then. One that cannot be put there ends the round.
@@ -38,10 +45,10 @@ from rmqkit.broker.delay.destination import RemotePut
 from rmqkit.broker.messages import message_from, number, real_place, with_changes
 from rmqkit.broker.transaction.half import (
     TRANSACTION_GROUP,
-    TransactionContext,
     immunity_ms,
     op_offsets,
 )
+from rmqkit.broker.transaction.open import OpenTransactions, Transaction, TransactionContext, transaction_of
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
@@ -82,6 +89,12 @@ class CheckBack:
         self._ops = context.ops
         self._clock = context.clock
         self._durability = context.durability
+        # An acting master is a slave between two times of acting: its half queue moves on without this table.
+        self._open = (
+            context.transactions
+            if elsewhere is None
+            else OpenTransactions(context.store, context.topics, context.offsets, context.ops)
+        )
         self._producer_turn = 0
         self._is_stopping = False
 
@@ -91,8 +104,8 @@ class CheckBack:
 
     async def round(self) -> None:
         """Look at every half queue once."""
-        topic = self._topics.get(names.HALF_TOPIC)
-        for queue_id in range(1 if topic is None else topic.read_queue_nums):
+        await self._open.prepare()
+        for queue_id in self._open.queue_ids:
             await self._walk(queue_id)
 
     # -- inside
@@ -135,6 +148,7 @@ class CheckBack:
         for topic, offset in ((names.HALF_TOPIC, half_offset), (names.OP_HALF_TOPIC, op_offset)):
             if self._offsets.get(TRANSACTION_GROUP, topic, walk.queue_id) != offset:
                 self._offsets.commit(TRANSACTION_GROUP, topic, walk.queue_id, offset)
+        self._open.moved_to(walk.queue_id, half_offset)
 
     async def _settled(self) -> bool:
         end = self._store.max_physical_offset
@@ -148,6 +162,12 @@ class CheckBack:
         walk.work += 1
         at = walk.half_offset
         if walk.ops.take(at) or self._ops.holds(walk.queue_id, at):
+            walk.half_offset += 1
+            return True
+        if self._open.is_passed(walk.queue_id, at):
+            # Its op message is not read yet. The op position must keep up with the half position.
+            walk.work += walk.ops.read(at) and _OPS_PER_READ
+            walk.ops.take(at)
             walk.half_offset += 1
             return True
         found = self._store.get(names.HALF_TOPIC, walk.queue_id, at, count_max=1)
@@ -179,27 +199,34 @@ class CheckBack:
         if walk.ops.newest_born_ms - walk.started_ms <= timeout_ms and walk.ops.read(walk.half_offset):
             walk.work += _WORK_PER_TICK
             return True
-        # A half message that was put again is decided under the offset it had first.
+        transaction = transaction_of(half, properties)
+        # A broker of Apache notes the decision about a copy inside the immunity under the offset of the original.
         original = number(properties.get(property_names.TRANSACTION_PREPARED_QUEUE_OFFSET))
         if walk.ops.take(original) or self._ops.holds(walk.queue_id, original):
+            self._open.forget(transaction)
+            walk.half_offset += 1
+            return True
+        newest = self._open.newest(transaction)
+        if (newest is not None and newest > walk.half_offset) or self._open.was_committed(half, transaction):
             walk.half_offset += 1
             return True
         if self._elsewhere is not None:
             walk.moving = half
             return True
+        own_immunity_ms = 0 if own_immunity is None else immunity_ms(own_immunity, timeout_ms)
+        if own_immunity is not None and age_ms <= own_immunity_ms:
+            first = original if original >= 0 else walk.half_offset
+            changes = {
+                property_names.TRANSACTION_PREPARED_QUEUE_OFFSET: str(first),
+                property_names.WAIT: "false",
+            }
+            return self._put_again(walk, half, transaction, changes, asks=False)
         checks = max(0, number(properties.get(property_names.TRANSACTION_CHECK_TIMES)))
-        if (
-            checks >= self._settings.transaction_checks_max
-            or age_ms > self._store_settings.file_reserved_hours * _HOUR_MS
-        ):
-            return self._give_up(walk, half)
+        kept_ms = self._store_settings.file_reserved_hours * _HOUR_MS + own_immunity_ms
+        if checks >= self._settings.transaction_checks_max or age_ms > kept_ms:
+            return self._give_up(walk, half, transaction)
         changes = {property_names.TRANSACTION_CHECK_TIMES: str(checks + 1)}
-        if own_immunity is None or age_ms > immunity_ms(own_immunity, timeout_ms):
-            return self._put_again(walk, half, changes, asks=True)
-        first = original if original >= 0 else walk.half_offset
-        changes[property_names.TRANSACTION_PREPARED_QUEUE_OFFSET] = str(first)
-        changes[property_names.WAIT] = "false"
-        return self._put_again(walk, half, changes, asks=False)
+        return self._put_again(walk, half, transaction, changes, asks=True)
 
     async def _move(self, walk: _Walk, half: Record) -> bool:
         """Put a half message at another broker; False when that has to be tried again."""
@@ -209,7 +236,7 @@ class CheckBack:
         walk.half_offset += is_moved
         return is_moved
 
-    def _give_up(self, walk: _Walk, half: Record) -> bool:
+    def _give_up(self, walk: _Walk, half: Record, transaction: Transaction) -> bool:
         """Copy a half message to where people find those that were never decided."""
         # Before the half offset moves past it: a crash in between copies it twice, and never loses it.
         self._topics.ensure(names.TRANS_CHECK_MAX_TIME_TOPIC, 1)
@@ -220,19 +247,23 @@ class CheckBack:
         _log.warning(
             "half message %d of queue %d is given up, copy at %d", walk.half_offset, walk.queue_id, put.physical_offset
         )
+        self._open.gave_up(transaction, walk.half_offset)
         walk.half_offset += 1
         return True
 
-    def _put_again(self, walk: _Walk, half: Record, changes: dict[str, str], *, asks: bool) -> bool:
+    def _put_again(
+        self, walk: _Walk, half: Record, transaction: Transaction, changes: dict[str, str], *, asks: bool
+    ) -> bool:
         """Put a half message at the end of its queue, so that the position can move past it."""
         again = message_from(half, topic=names.HALF_TOPIC, queue_id=walk.queue_id, changes=changes, reconsume_times=0)
         again.string = in_stored_order(again.properties)
         put = self._store.put(again)
         if put.status in _UNSTORABLE:  # the counter made it too long
-            return self._give_up(walk, half)
+            return self._give_up(walk, half, transaction)
         if put.status is not PutStatus.OK:
             _log.warning("cannot store half message %d again: %s %s", walk.half_offset, put.status.value, put.reason)
             return False
+        self._open.stored_again(transaction, walk.half_offset, put.queue_offset)
         walk.half_offset += 1
         if asks:
             self._ask(half, again, put)

@@ -15,17 +15,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
 
-from rmqkit.broker.delay.levels import Schedule
-from rmqkit.broker.delay.timer import Timer
-from rmqkit.broker.durability import Durability
 from rmqkit.broker.messages import number
-from rmqkit.broker.settings import BrokerSettings
-from rmqkit.broker.statistics import Statistics
-from rmqkit.broker.tables.clients import ClientTable
-from rmqkit.broker.tables.offsets import OffsetTable
-from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import Clock
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol import names
@@ -33,10 +24,6 @@ from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record, decode_record
 from rmqkit.store.message_store import InnerMessage, MessageStore, PutStatus
-from rmqkit.store.settings import StoreSettings
-
-if TYPE_CHECKING:
-    from rmqkit.broker.counts import Counts
 
 __all__ = [
     "COLLECTED_MAX",
@@ -60,24 +47,6 @@ _OP_TAG = b"d"
 _OP_TAGS = property_names.TAGS.encode()
 
 _log = logging.getLogger(__name__)
-
-
-class TransactionContext(Protocol):
-    """What the ends of transactions and check-back may touch."""
-
-    clients: ClientTable
-    clock: Clock
-    counts: Counts | None
-    durability: Durability | None
-    offsets: OffsetTable
-    ops: OpMessages
-    schedule: Schedule
-    settings: BrokerSettings
-    statistics: Statistics
-    store: MessageStore
-    store_settings: StoreSettings
-    timer: Timer | None
-    topics: TopicTable
 
 
 def record_at(store: MessageStore, physical_offset: int) -> Record | None:

@@ -2,13 +2,15 @@
 
 A half message is found by its physical offset and must belong to the group and have the queue offset that the request
 names. Commit puts the message where it was meant to go, then the half message is noted as decided; rollback only notes
-it. Nobody keeps count of who decided before: a request that comes twice commits twice, as at the reference. The answer
-to a commit waits for disk and slaves like that to a send.
+it. Each transaction ends once (`open`): the same decision again is answered like the first one and does nothing, and
+another decision is refused. The reference commits once per request. The answer to a commit waits for disk and slaves
+like that to a send.
 Source: behaviour.md §9.1; store.md §19.3; remoting.md §4.3.5.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable
 
 from rmqkit.broker.delay.timer import schedule_timed
@@ -16,7 +18,8 @@ from rmqkit.broker.durability import CODES, NOT_ENOUGH_REPLICAS, Durability, put
 from rmqkit.broker.handlers import Handlers, answers
 from rmqkit.broker.messages import committed, message_from, number
 from rmqkit.broker.settings import BrokerRole
-from rmqkit.broker.transaction.half import TransactionContext, half_at, immunity_ms, record_at
+from rmqkit.broker.transaction.half import half_at, immunity_ms, record_at
+from rmqkit.broker.transaction.open import Transaction, TransactionContext, transaction_of
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -36,6 +39,9 @@ _NO_REMARK = "not set any response code"
 """What the reference answers where it sets no remark of its own."""
 
 _RESUMABLE = (names.HALF_TOPIC, names.TRANS_CHECK_MAX_TIME_TOPIC)
+_PAST = {TRANSACTION_COMMIT: "committed", TRANSACTION_ROLLBACK: "rolled back"}
+
+_log = logging.getLogger(__name__)
 
 
 class TransactionHandlers(Handlers[TransactionContext]):
@@ -44,6 +50,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
     def __init__(self, context: TransactionContext) -> None:
         super().__init__(context)
         self._ops = context.ops
+        self._open = context.transactions
         self._store_settings = context.store_settings
 
     @answers(RequestCode.END_TRANSACTION)
@@ -56,6 +63,17 @@ class TransactionHandlers(Handlers[TransactionContext]):
             return reply(command, ResponseCode.SLAVE_NOT_AVAILABLE, _NO_REMARK)
         if header.commit_or_rollback == _UNKNOWN:
             return None
+        if not self._open.is_ready:
+            return self._end_when_ready(command, header)
+        return self._end(command, header)
+
+    async def _end_when_ready(self, command: Command, header: EndTransactionRequest) -> Command:
+        await self._open.prepare()
+        answer = self._end(command, header)
+        return answer if isinstance(answer, Command) else await answer
+
+    def _end(self, command: Command, header: EndTransactionRequest) -> Command | Awaitable[Command]:
+        """Carry out a commit or rollback."""
         # Before the commit is put: one that no op message can follow would be asked about, and committed once more.
         if self._ops.is_full or (self._context.durability is not None and self._context.durability.is_full):
             return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
@@ -66,27 +84,42 @@ class TransactionHandlers(Handlers[TransactionContext]):
         refusal = self._refusal(header, half)
         if refusal is not None:
             return reply(command, *refusal)
+        transaction = transaction_of(half, decode_properties(half.properties))
+        open_offset = self._open.open_offset(half, transaction)
+        if open_offset is None:
+            return self._decided_before(command, header, transaction)
         if header.commit_or_rollback == TRANSACTION_COMMIT:
-            return self._commit(command, half)
-        self._decided(half, is_commit=False)
+            return self._commit(command, half, transaction, open_offset)
+        self._decided(half, transaction, open_offset, TRANSACTION_ROLLBACK)
         return reply(command, remark=_NO_REMARK)
 
     @answers(RequestCode.RESUME_CHECK_HALF_MESSAGE, admins_only=True)
-    def resume(self, connection: Connection, command: Command) -> Command:
-        """RESUME_CHECK_HALF_MESSAGE: put a half message once more with its counter at 0."""
+    async def resume(self, connection: Connection, command: Command) -> Command:
+        """RESUME_CHECK_HALF_MESSAGE: put a half message once more with its counter at 0. The copy replaces the one that
+        is still being asked about, if there is one. Refuse what was committed or rolled back."""
         header = decode_header_leniently(command, ResumeCheckRequest, missing={"msgId": ""})
         failed = f"Exception was thrown when putting message back to {names.HALF_TOPIC}."
         try:
             physical_offset = decode_offset_id(header.msg_id)[2]
         except ValueError:
             return reply(command, ResponseCode.SYSTEM_ERROR, failed)
+        await self._open.prepare()
         record = record_at(self._context.store, physical_offset)
         if record is None or record.topic not in _RESUMABLE:
             return reply(command, ResponseCode.SYSTEM_ERROR, failed)
+        transaction = transaction_of(record, decode_properties(record.properties))
+        self._open.was_committed(record, transaction)
+        decision = self._open.decision(transaction)
+        if decision is not None:
+            return reply(command, ResponseCode.ILLEGAL_OPERATION, _ended(transaction, decision))
         changes = {property_names.TRANSACTION_CHECK_TIMES: "0"}
-        put = self._context.store.put(message_from(record, topic=names.HALF_TOPIC, queue_id=0, changes=changes))
+        put = self._context.store.put(
+            message_from(record, topic=names.HALF_TOPIC, queue_id=transaction[0], changes=changes)
+        )
         if put.status is not PutStatus.OK:
             return reply(command, *put_refusal(put, self._store_settings.message_bytes_max))
+        replaced = record.queue_offset if record.topic == names.HALF_TOPIC else None
+        self._open.stored_again(transaction, replaced, put.queue_offset)
         return reply(command)
 
     # -- inside
@@ -110,7 +143,20 @@ class TransactionHandlers(Handlers[TransactionContext]):
             return ResponseCode.SYSTEM_ERROR, "The commit log offset wrong"
         return None
 
-    def _commit(self, command: Command, half: Record) -> Command | Awaitable[Command]:
+    def _decided_before(self, command: Command, header: EndTransactionRequest, transaction: Transaction) -> Command:
+        """Answer a decision about a transaction that has ended: only the decision that counted is a success."""
+        decision = self._open.decision(transaction)
+        if decision == header.commit_or_rollback:
+            return reply(command, remark=None if decision == TRANSACTION_COMMIT else _NO_REMARK)
+        remark = _ended(transaction, decision)
+        if header.commit_or_rollback == TRANSACTION_COMMIT:
+            # Producers send decisions one-way: only the log shows that this message is not delivered.
+            _log.warning("a commit of group %s has no effect: %s", header.producer_group, remark)
+        return reply(command, ResponseCode.ILLEGAL_OPERATION, remark)
+
+    def _commit(
+        self, command: Command, half: Record, transaction: Transaction, open_offset: int
+    ) -> Command | Awaitable[Command]:
         message = committed(half)
         if message is None:
             remark = f"half message at {half.physical_offset} does not say for which topic and queue it is"
@@ -130,7 +176,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
         if put.status is not PutStatus.OK:
             return reply(command, *put_refusal(put, self._store_settings.message_bytes_max))
         self._context.statistics.moved(kept, put)
-        self._decided(half, is_commit=True)
+        self._decided(half, transaction, open_offset, TRANSACTION_COMMIT)
         if self._context.durability is None:
             return reply(command)
         # Clients of Apache send decisions one-way: nobody waits, and the flush is asked for all the same.
@@ -139,14 +185,25 @@ class TransactionHandlers(Handlers[TransactionContext]):
             return reply(command)
         return self._answer_when_durable(self._context.durability, command, put.end_offset)
 
-    def _decided(self, half: Record, *, is_commit: bool) -> None:
+    def _decided(self, half: Record, transaction: Transaction, open_offset: int, decision: int) -> None:
         # After the commit's put, never before: a crash between the two asks the producer again, while an op message
         # without its commit would be a message that is lost.
         assert half.topic == names.HALF_TOPIC, "only half messages are decided"
-        self._ops.add(half.queue_id, half.queue_offset)
+        self._open.decided(half, transaction, open_offset, decision)
         if self._context.counts is not None:
-            self._context.counts.decided(half, is_commit=is_commit)
+            self._context.counts.decided(half, is_commit=decision == TRANSACTION_COMMIT)
 
     async def _answer_when_durable(self, durability: Durability, command: Command, end_offset: int) -> Command:
         outcome, reason = await durability.wait(end_offset)
         return reply(command, CODES[outcome], reason or None)
+
+
+def _ended(transaction: Transaction, decision: int | None) -> str:
+    """Return why a transaction cannot be decided or resumed."""
+    key = transaction[1] or "without a key"
+    if decision is not None:
+        return f"transaction {key} is {_PAST[decision]} already"
+    return (
+        f"transaction {key} is not open: it is decided, or was given up before this broker started; "
+        f"if it was given up, run: rmq admin message resume {key}"
+    )

@@ -22,6 +22,7 @@ import contextvars
 import enum
 import inspect
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -50,6 +51,7 @@ from rmqkit.remoting.tasks import Tasks, is_cancelled
 _CHECKS_WAITING_MAX = 2000
 _CHECKS_AT_A_TIME = 4
 _FINISH_SECONDS = 30.0
+_CHECK_AFTER_MAX = 365 * 86_400
 
 _log = logging.getLogger(__name__)
 _at_work: contextvars.ContextVar[TransactionProducer | None] = contextvars.ContextVar("_at_work", default=None)
@@ -132,14 +134,24 @@ class TransactionProducer(Producer):
 
     @keeps_open
     async def send_in_transaction(
-        self, message: Message, argument: Any = None, *, timeout_ms: float | None = None
+        self,
+        message: Message,
+        argument: Any = None,
+        *,
+        timeout_ms: float | None = None,
+        check_after: float | None = None,
     ) -> TransactionResult:
-        """Store a message, run the local transaction, and tell the broker how it ended.
+        """Store a message, run the local transaction, and send its outcome to the broker.
 
-        ``timeout_ms`` is for storing it.
-        Raises MessageIllegal: as `send`, or the message has a delay level.
+        Args:
+            timeout_ms: time to store the message.
+            check_after: seconds after the send in which the broker asks nobody for the outcome, for local transactions
+                that take long. Without it, the broker's ``transactionTimeOut`` counts (6 s). An outcome that
+                ``execute`` returns later than that has no effect: then only the answer of ``check`` counts.
+
+        Raises MessageIllegal: as `send`, or the message has a delay level, or ``check_after`` is not positive.
         Raises NoRoute, PeerRefused, SendFailed, ClientError: as `send`; the local transaction did not run."""
-        sent = await self.send_half(message, timeout_ms=timeout_ms)
+        sent = await self.send_half(message, timeout_ms=timeout_ms, check_after=check_after)
         result = TransactionResult(sent, TransactionState.ROLLBACK)
         end = EndTransactionRequest(
             topic=message.topic,
@@ -165,7 +177,12 @@ class TransactionProducer(Producer):
 
     @keeps_open
     async def send_half(
-        self, message: Message, *, timeout_ms: float | None = None, queue: MessageQueue | None = None
+        self,
+        message: Message,
+        *,
+        timeout_ms: float | None = None,
+        queue: MessageQueue | None = None,
+        check_after: float | None = None,
     ) -> SendResult:
         """Store a message where no consumer sees it, for a transaction that ends elsewhere (END_TRANSACTION).
         Raises MessageIllegal, NoRoute, PeerRefused, SendFailed, ClientError: as `send_in_transaction`."""
@@ -176,7 +193,13 @@ class TransactionProducer(Producer):
             where = f"message for topic {message.topic} in a transaction"
             raise MessageIllegal(f"{where} cannot have a priority, brokers drop it: leave it out")
         group = with_namespace(self._runtime.namespace, self.group)
-        prepared = self._prepare(message, {names.TRANSACTION_PREPARED: "true", names.PRODUCER_GROUP: group})
+        own = {names.TRANSACTION_PREPARED: "true", names.PRODUCER_GROUP: group}
+        if check_after is not None:
+            if not 0 < check_after <= _CHECK_AFTER_MAX:
+                where = f"check_after={check_after} of a message for topic {message.topic}"
+                raise MessageIllegal(f"{where} must be more than 0 and at most {_CHECK_AFTER_MAX} seconds")
+            own[names.CHECK_IMMUNITY_SECONDS] = str(math.ceil(check_after))
+        prepared = self._prepare(message, own)
         # Brokers go by the property TRAN_MSG; the bit is what Java's producers set besides.
         prepared.sys_flag |= TRANSACTION_PREPARED
         if queue is not None:
