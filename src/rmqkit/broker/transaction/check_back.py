@@ -113,9 +113,10 @@ class CheckBack:
     async def _walk(self, queue_id: int) -> None:
         half_offset = self._position(names.HALF_TOPIC, queue_id)
         ops = _OpReader(self._store, queue_id, self._position(names.OP_HALF_TOPIC, queue_id))
-        walk = _Walk(queue_id, half_offset, ops, self._clock.now_ms())
+        end_offset, started_ms = self._store.max_offset(names.HALF_TOPIC, queue_id), self._clock.monotonic_ms()
+        walk = _Walk(queue_id, half_offset, ops, end_offset, started_ms)
         ops.read(half_offset)
-        ends_at_ms = self._clock.monotonic_ms() + _ROUND_MS_MAX
+        ends_at_ms = started_ms + _ROUND_MS_MAX
         while not self._is_stopping and self._clock.monotonic_ms() < ends_at_ms and self._step(walk):
             if walk.moving is not None and not await self._move(walk, walk.moving):
                 break
@@ -193,10 +194,11 @@ class CheckBack:
         timeout_ms = self._settings.transaction_timeout_ms
         age_ms = self._clock.now_ms() - half.born_timestamp
         own_immunity = properties.get(property_names.CHECK_IMMUNITY_SECONDS)
-        if half.store_timestamp >= walk.started_ms or (own_immunity is None and 0 <= age_ms <= timeout_ms):
+        if half.queue_offset >= walk.end_offset or (own_immunity is None and 0 <= age_ms <= timeout_ms):
             return False
         # Its op message may only not be read yet: asked too early, the producer would be asked about what it decided.
-        if walk.ops.newest_born_ms - walk.started_ms <= timeout_ms and walk.ops.read(walk.half_offset):
+        # Not for ever: op messages may come as fast as they are read.
+        if self._clock.monotonic_ms() - walk.started_ms <= timeout_ms and walk.ops.read(walk.half_offset):
             walk.work += _WORK_PER_TICK
             return True
         transaction = transaction_of(half, properties)
@@ -214,7 +216,8 @@ class CheckBack:
             walk.moving = half
             return True
         own_immunity_ms = 0 if own_immunity is None else immunity_ms(own_immunity, timeout_ms)
-        if own_immunity is not None and age_ms <= own_immunity_ms:
+        # Both ways: a clock that was set back, the broker's or the producer's, must not keep a message immune.
+        if own_immunity is not None and abs(age_ms) <= own_immunity_ms:
             first = original if original >= 0 else walk.half_offset
             changes = {
                 property_names.TRANSACTION_PREPARED_QUEUE_OFFSET: str(first),
@@ -329,19 +332,22 @@ class CheckBack:
 class _Walk:
     """One round in one half queue.
     ``half_offset``: the half message looked at; all before it are done.
+    ``end_offset``: the end of the half queue at the start. What the round itself puts there is for the next round.
+    ``started_ms``: monotonic time of the start.
     ``work``: what was done since the loop last ran, in units of some ten microseconds.
     ``moving``: the half message looked at, when it has to be put elsewhere."""
 
     queue_id: int
     half_offset: int
     ops: _OpReader
-    started_ms: int
+    end_offset: int
+    started_ms: float
     work: int = 0
     moving: Record | None = None
 
 
 class _OpReader:
-    """The op messages of one queue, read as they are needed. ``newest_born_ms``: when the last one read was written."""
+    """The op messages of one queue, read as they are needed."""
 
     def __init__(self, store: MessageStore, queue_id: int, op_offset: int) -> None:
         self._store = store
@@ -349,7 +355,6 @@ class _OpReader:
         self._next = op_offset
         self._op_of: dict[int, int] = {}
         self._open: dict[int, int] = {}
-        self.newest_born_ms = 0
 
     @property
     def position(self) -> int:
@@ -391,4 +396,3 @@ class _OpReader:
                 ahead += is_ahead
         if ahead:
             self._open[op.queue_offset] = ahead
-        self.newest_born_ms = op.born_timestamp
