@@ -65,7 +65,6 @@ class RuntimeInfoHandlers(Handlers[OperationsContext]):
         super().__init__(context)
         self._log_directories = log_directories(self._context.store.root, context.store_settings)[0]
         self._boot_ms = self._context.clock.now_ms()
-        self._boot_monotonic_ms = self._context.clock.monotonic_ms()
 
     @answers(RequestCode.GET_BROKER_RUNTIME_INFO)
     def runtime_info(self, connection: Connection, command: Command) -> Command:
@@ -81,7 +80,7 @@ class RuntimeInfoHandlers(Handlers[OperationsContext]):
             "brokerVersion": str(CURRENT_VERSION),
             "brokerActive": "true" if self._context.store.is_writable else "false",
             "bootTimestamp": str(self._boot_ms),
-            "runtime": run_time_text(int(self._context.clock.monotonic_ms() - self._boot_monotonic_ms)),
+            "runtime": run_time_text(max(0, self._context.clock.now_ms() - self._boot_ms)),
         }
 
     def _counted(self) -> dict[str, str]:
