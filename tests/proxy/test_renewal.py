@@ -9,8 +9,10 @@ from msgspec import structs
 
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.ids import PopHandle
+from rmqkit.proxy.receiving import Receiving
 from rmqkit.proxy.records import Handle
 from rmqkit.proxy.renewal import Renewals
+from tests.set_clock import SetClock
 from tests.waiting import until
 
 
@@ -106,3 +108,14 @@ async def test_what_is_given_back_while_it_is_renewed_comes_soon(slow):
     assert (renewed_ms, given_back_ms) == (60_000, 1000)
     assert new > old, "by the handle that the renewal brought"
     assert len(renewals) == 0
+
+
+async def test_a_clock_that_is_set_back_does_not_put_a_renewal_off(slow):
+    clock = SetClock()
+    renewals = Receiving(slow, clock).renewals
+    renewals._changing = slow
+    renewals.add("c1", "G", "T", "M0", handle_of(0))
+    clock.ahead_ms -= 3_600_000
+    slow.go_on.set()
+    await renewals.round({"c1"})
+    assert [offset for offset, *_ in slow.changed] == [0]

@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec import structs
 
-from rmqkit.clock import Clock
+from rmqkit.clock import Clock, SteadyClock
 from rmqkit.errors import PeerRefused, RmqError
 from rmqkit.filter import matches_tags, subscription
 from rmqkit.protocol import properties as property_names
@@ -107,9 +107,11 @@ class Receiving:
     def __init__(self, backend: Backend, clock: Clock) -> None:
         self._backend = backend
         self._clock = clock
+        # The times in handles are those of the broker's pops, whose clock never goes back either.
+        self._handle_clock = SteadyClock(clock)
         self._plain = plain_messages(os.environ)
         self._read_ack = grpc_ack_reader(os.environ)
-        self.renewals = Renewals(self, clock)
+        self.renewals = Renewals(self, self._handle_clock)
 
     # -- ReceiveMessage
 
@@ -332,7 +334,7 @@ class Receiving:
         topic, group, message_id, text, retry, broker, queue_id, offset, start, pop_time, invisible_ms, revive = ack
         check_topic(topic)
         check_group(group)
-        if not backend.is_broker(broker) or pop_time + invisible_ms <= self._clock.now_ms():
+        if not backend.is_broker(broker) or pop_time + invisible_ms <= self._handle_clock.now_ms():
             return False
         # Last of the checks, since it changes something: after False another task begins with all of them anew.
         if not self.renewals.let_go(client.id, (group, message_id, retry, broker, queue_id, offset), text):
@@ -465,7 +467,7 @@ class Receiving:
         return handle
 
     def _check_live(self, handle: Handle) -> None:
-        if handle.expires_ms <= self._clock.now_ms():
+        if handle.expires_ms <= self._handle_clock.now_ms():
             raise Refused(Code.INVALID_RECEIPT_HANDLE, "receipt handle is expired")
 
 
