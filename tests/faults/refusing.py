@@ -143,11 +143,11 @@ class _Round:
     def __init__(self, cluster: Any, outcome: Outcome) -> None:
         self._cluster = cluster
         self._again: set[bytes] = set()
+        self.refusal = ""
         self._outcome = outcome
         self._number = itertools.count()
         self.expected: dict[str, set[bytes]] = {topic: set() for topic in TOPICS}
         self._open: list[EndTransactionRequest] = []
-        self._is_refusing = False
         self._committed = 0
 
     async def prepare(self) -> None:
@@ -163,8 +163,9 @@ class _Round:
         if answer.code == ResponseCode.SUCCESS:
             return True
         self._outcome.codes[answer.code] += 1
+        self.refusal = f"{what} was answered {answer.code}: {answer.remark}"
         if answer.code not in REFUSALS or not answer.remark or "Error:" in answer.remark.split("errno")[0]:
-            self._outcome.faults.append(f"{what} was answered {answer.code}: {answer.remark}")
+            self._outcome.faults.append(self.refusal)
         return False
 
     async def _send(self, topic: str, properties: dict[str, str], *, code: int = RequestCode.SEND_MESSAGE_V2) -> bool:
@@ -337,7 +338,7 @@ async def _run(case: Case, root: Path, disk: RefusingDisk, outcome: Outcome) -> 
         await work.prepare()
         for _ in range(2):
             if not await work.load():
-                outcome.faults.append("a request failed before the disk refused anything")
+                outcome.faults.append(f"before the disk refused anything {work.refusal}")
             await asyncio.sleep(0.3)
         outcome.codes.clear()
         disk.refuse(
@@ -355,7 +356,7 @@ async def _run(case: Case, root: Path, disk: RefusingDisk, outcome: Outcome) -> 
         since = loop.time()
         while not await work.load():
             if loop.time() - since > GOES_ON_SECONDS:
-                outcome.faults.append(f"not everything succeeds {GOES_ON_SECONDS:g} s after the disk was released")
+                outcome.faults.append(f"{GOES_ON_SECONDS:g} s after the disk was released {work.refusal}")
                 break
             await asyncio.sleep(0.25)
         outcome.seconds = loop.time() - since

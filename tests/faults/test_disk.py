@@ -267,6 +267,30 @@ def test_disk_that_becomes_read_only_refuses_puts_and_keeps_reads(tmp_path: Path
     check_sound(tmp_path / "s", quiet(), [b"first"])
 
 
+@pytest.mark.parametrize("times", [1, 3, None])
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("operation", ["open", "pwrite", "ftruncate", "fsync", "fdatasync", "unlink", "replace"])
+def test_a_start_that_the_disk_refuses_loses_nothing(
+    tmp_path: Path, disk: RefusingDisk, operation: str, times: int | None, *, is_clean: bool
+) -> None:
+    """It raises one line or succeeds, and the next start is a whole one: lock, abort, notes and recovery."""
+    with opened(tmp_path / "s", quiet()) as store:
+        put_all(store, *(message(body=b"%d" % number, KEYS="k") for number in range(30)))
+    if not is_clean:
+        (tmp_path / "s" / "abort").touch()
+        (tmp_path / "s" / "queueends").unlink(missing_ok=True)
+    disk.refuse(NO_SPACE, operation, path=str(tmp_path), times=times)
+    store = MessageStore(tmp_path / "s", quiet())
+    try:
+        store.open()
+    except StoreError as error:
+        assert "errno 28 No space left on device" in str(error)
+    else:
+        store.close()
+    disk.repair()
+    check_sound(tmp_path / "s", quiet(), [b"%d" % number for number in range(30)])
+
+
 # ---- over the wire
 
 

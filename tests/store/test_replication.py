@@ -582,6 +582,40 @@ def test_failed_flush_makes_nothing_durable_or_readable(
     assert (tmp_path / "abort").exists()
 
 
+@both_paths
+def test_a_slave_goes_on_after_a_refused_flush(
+    is_bulk: bool, origin: list[Part], disk: RefusingDisk, tmp_path: Path
+) -> None:
+    """Also where the part that is not on the disk begins and ends inside of records."""
+    rounds, log = Rounds(), origin[0][1]
+    with opened(tmp_path, quiet(flush_disk_type=FlushDiskType.SYNC_FLUSH), is_replica=True, on_durable=rounds) as slave:
+        slave.replica.append(0, log[:1010])
+        slave.request_flush()
+        rounds.wait(lambda told: told == (1010, None))
+        slave.replica.append(1010, log[1010:2500])
+        disk.refuse(BROKEN, "fdatasync", path="commitlog")
+        for _ in range(2):
+            rounds.told.clear()
+            slave.request_flush()
+            rounds.wait(lambda told: told[1] is not None)
+            with pytest.raises(StoreUnavailable, match="flush failed: errno 5"):
+                slave.replica.append(2500, log[2500:])
+        disk.repair()
+        rounds.told.clear()
+        slave.request_flush()
+        rounds.wait(lambda told: told[1] is not None and "not whole yet" in str(told[1]))
+        end = slave.replica.cut_torn_tail()  # as a new link does
+        assert end < 2500
+        slave.request_flush()
+        rounds.wait(lambda told: told == (end, None))
+        append_all(slave, [(end, log[end:]), *origin[1:]])
+        slave.request_flush()
+        rounds.wait(lambda told: told == (slave.max_physical_offset, None))
+        dispatch_all(slave)
+        assert slave.dispatch_behind_bytes == 0
+    assert not (tmp_path / "abort").exists()
+
+
 @pytest.mark.parametrize("taken_bytes", [0, 1, 700])
 def test_refused_append_is_done_again(taken_bytes: int, origin: list[Part], disk: RefusingDisk, tmp_path: Path) -> None:
     log = origin[0][1]

@@ -60,6 +60,7 @@ __all__ = [
     "sync_data",
     "sync_directory",
     "sync_file",
+    "write_all",
     "write_durably",
     "write_note",
 ]
@@ -168,12 +169,18 @@ def write_durably(path: Path, content: bytes) -> None:
 def _write_synced(path: Path, content: bytes, mode: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
-        written = 0
-        while written < len(content):  # the next call of a short write says why
-            written += os.pwrite(descriptor, content[written:], written)
+        write_all(descriptor, content, 0)
         sync_file(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_all(descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
+    """Write all bytes at a position; a full disk may take a part of them first.
+    Raises OSError: the disk refused; a part may have been written."""
+    written = os.pwrite(descriptor, data, position)
+    while written < len(data):  # the next call of a short write says why
+        written += os.pwrite(descriptor, memoryview(data)[written:], position + written)
 
 
 def make_directory(directory: Path) -> None:

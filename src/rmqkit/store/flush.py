@@ -48,7 +48,7 @@ from rmqkit.store.index.index import MessageIndex
 from rmqkit.store.log.checkpoint import Checkpoint
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.mapped_file import BytesLost
-from rmqkit.store.log.recovery import is_whole
+from rmqkit.store.log.recovery import whole_end
 from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 
@@ -251,9 +251,14 @@ class Flusher:
         self._checkpoint.reach(physic=timestamp)
 
     def _check_log(self, end: int) -> None:
-        """Raises BytesLost: the page cache does not hold what was appended since the last flush that succeeded."""
-        if not is_whole(self._store_log, self._settings, self.durable_offset, end):
-            raise BytesLost(self._store_log.queue.refused()[0].path)
+        """Raises BytesLost: the page cache does not hold what was appended since the last flush that succeeded.
+        Raises OSError: a slave's log ends inside of a record, which cannot be checked; its next link cuts it off."""
+        found = whole_end(self._store_log, self._settings, self.durable_offset, end)
+        path = self._store_log.queue.refused()[0].path
+        if found is None:
+            raise BytesLost(path)
+        if found < end:
+            raise OSError(errno.EIO, "the last record is not whole yet", str(path))
 
     def cut_log(self, end: int) -> None:
         """Forget a replica's log from a physical offset on, when no flush is under way that would take what comes there

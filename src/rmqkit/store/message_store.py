@@ -443,8 +443,11 @@ class MessageStore:
             self._ends.save(self.queues)
         self._close_files()
         if is_complete:
-            self._abort_path.unlink(missing_ok=True)
-            sync_directory(self.root)
+            try:
+                self._abort_path.unlink(missing_ok=True)
+                sync_directory(self.root)
+            except OSError as error:
+                _log.error("%s cannot be removed, so the next start recovers: %s", self._abort_path, error)
         self._lock.release()
 
     def _ends_whole(self) -> bool:

@@ -284,3 +284,17 @@ def test_entry_without_unit_is_shown_as_such(tmp_path: Path) -> None:
         for one in (store, plain):
             assert one.get("TopicTest", 0, 0, count_max=1, accept_entry=entries).status is GetStatus.FOUND
     assert entries.asked == [(None, None), (2598919, None)]
+
+
+@pytest.mark.parametrize("file_bytes", range(60, 110))
+def test_units_are_whole_however_their_file_ends(tmp_path: Path, file_bytes: int) -> None:
+    """A file is rolled with a mark, or without one where no mark fits."""
+    ext = QueueExt(tmp_path / "ext", file_bytes)
+    for number in range(9):
+        ext.append(number, 1000 + number, b"b" * (number % 3))
+    assert len(ext.queue.files) > 1
+    assert all(ext.is_whole(file) for file in ext.queue.files)
+    last = ext.queue.files[-1]
+    last.write(0, bytes(last.size))
+    assert not ext.is_whole(last)
+    ext.queue.close()

@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 from rmqkit.errors import StoreMismatch
 from rmqkit.protocol.properties import java_hash
 from rmqkit.protocol.schemas.brokers import TimerCheckpoint
+from rmqkit.store.log.checkpoint import Checkpoint
 from rmqkit.store.timer import check as timer_check
 from rmqkit.store.timer.files import CHECKPOINT_FILE_BYTES, TimerFiles, load_timer_checkpoint, save_timer_checkpoint
 from rmqkit.store.timer.log import DELETE, NONE, UNIT_BYTES, Unit
 from rmqkit.store.timer.wheel import SLOT_COUNT, WHEEL_BYTES, Slot, TimerWheel
 from tests.examples import examples
+from tests.faults.refusals import BROKEN, NO_SPACE, RefusingDisk
 from tests.golden_stores import unpack_golden
+from tests.open_files import open_files
 
 FILE_BYTES = 10 * UNIT_BYTES + 16
 NOW_MS = 1_795_226_025_000
@@ -270,3 +273,81 @@ def test_a_record_that_the_commit_log_lost_ends_the_timer_log(tmp_path):
     again.recover(lambda unit: None if unit.physical_offset == 1 else unit.physical_offset)
     assert (chain(again, 1), again.log.end) == ([0], UNIT_BYTES)
     again.close()
+
+
+def test_a_short_write_of_the_wheel_is_finished_or_refused(tmp_path):
+    """A full disk took 7 bytes of a page, and the slots of that page counted as written."""
+    wheel = TimerWheel(tmp_path / "timerwheel", 1000)
+    slot = Slot(NOW_MS, 52, 104, 2)
+    wheel.put(slot)
+    wheel.take()
+    with RefusingDisk().installed() as disk:
+        disk.refuse(NO_SPACE, "pwrite", path="timerwheel", taken_bytes=7, times=1)
+        with pytest.raises(OSError, match="No space"):
+            wheel.write()
+        assert wheel.slot(NOW_MS) == slot
+        wheel.write()
+    wheel.close()
+    again = TimerWheel(tmp_path / "timerwheel", 1000)
+    assert again.load() and again.slot(NOW_MS) == slot
+    again.close()
+
+
+@pytest.mark.parametrize("operation", ["ftruncate", "fsync"])
+def test_a_wheel_that_cannot_be_made_is_made_by_a_later_write(tmp_path, operation):
+    wheel = TimerWheel(tmp_path / "timerwheel", 1000)
+    wheel.put(Slot(NOW_MS, 52, 104, 2))
+    wheel.take()
+    with RefusingDisk().installed() as disk:
+        disk.refuse(NO_SPACE, operation)
+        for _ in range(3):
+            with pytest.raises(OSError, match="No space"):
+                wheel.write()
+            assert open_files(tmp_path) == [], "a descriptor is given back each time"
+        disk.repair()
+        wheel.write()
+    assert (tmp_path / "timerwheel").stat().st_size == WHEEL_BYTES
+    wheel.close()
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "timercheck"])
+def test_a_short_write_of_a_checkpoint_is_finished_or_refused(tmp_path, name):
+    one, path = Checkpoint(tmp_path / "checkpoint"), tmp_path / name
+    one.reach(physic=7, logics=8, index=9)
+    wanted = TimerCheckpoint(last_read_time_ms=5, last_timer_queue_offset=3)
+
+    def save():
+        return one.save() if name == "checkpoint" else save_timer_checkpoint(path, wanted)
+
+    with RefusingDisk().installed() as disk:
+        disk.refuse(NO_SPACE, "pwrite", path=name, taken_bytes=7, times=1)
+        with pytest.raises(OSError, match="No space"):
+            save()
+        save()
+    if name == "checkpoint":
+        again = Checkpoint(path)
+        again.load()
+        assert (again.physic_timestamp, again.logics_timestamp, again.index_timestamp) == (7, 8, 9)
+    else:
+        assert load_timer_checkpoint(path).last_timer_queue_offset == 3
+
+
+def test_units_that_the_page_cache_dropped_are_not_taken_for_flushed(tmp_path):
+    files = files_in(tmp_path)
+    files.add([unit(1, 0), unit(2, 1)])
+    with RefusingDisk().installed() as disk:
+        disk.refuse(BROKEN, "fdatasync", path="timerlog", times=1)
+        with pytest.raises(OSError, match="Input/output"):
+            files.log.sync()
+        files.log.sync()
+        files.add([unit(3, 2)])
+        disk.refuse(BROKEN, "fdatasync", path="timerlog", times=1)
+        with pytest.raises(OSError, match="Input/output"):
+            files.log.sync()
+        with next((tmp_path / "timerlog").iterdir()).open("r+b") as file:
+            file.seek(2 * UNIT_BYTES)
+            file.write(bytes(UNIT_BYTES))
+        for _ in range(2):
+            with pytest.raises(OSError, match="dropped bytes"):
+                files.log.sync()
+    files.close()

@@ -29,7 +29,7 @@ import struct
 import threading
 from pathlib import Path
 
-from rmqkit.store.files import sync_data
+from rmqkit.store.files import sync_data, write_all
 
 __all__ = ["CHECKPOINT_BYTES", "Checkpoint"]
 
@@ -109,7 +109,7 @@ class Checkpoint:
             try:
                 if os.fstat(descriptor).st_size != CHECKPOINT_BYTES:
                     os.ftruncate(descriptor, CHECKPOINT_BYTES)
-                os.pwrite(descriptor, packed, 0)
+                write_all(descriptor, packed, 0)
                 sync_data(descriptor)
             finally:
                 os.close(descriptor)

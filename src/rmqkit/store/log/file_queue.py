@@ -188,7 +188,7 @@ class FileQueue:
 
     def refused(self) -> list[MappedFile]:
         """The files whose last sync failed."""
-        return [file for file in self.files if file.was_refused]
+        return [file for file in self.files if file.again_from is not None]
 
     def mark_synced(self) -> None:
         """Take everything for being on the disk, as a clean shutdown promised."""

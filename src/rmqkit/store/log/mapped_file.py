@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from rmqkit.store.files import reserve, sync_data
+from rmqkit.store.files import reserve, sync_data, write_all
 
 __all__ = ["SECTOR_BYTES", "BytesLost", "MappedFile", "changing_back", "file_name"]
 
@@ -50,19 +50,20 @@ class MappedFile:
         wrote: bytes from the start of the file that hold data.
         synced: bytes from the start of the file that are known to be on the disk; -1 when zeros behind are not.
         is_named_durably: whether the file's name is known to be on the disk.
-        was_refused: whether the last `sync` failed: the next one has to write the bytes again.
+        again_from: position from which the next `sync` has to write the bytes again, as the last one failed; -1 when
+            zeros behind a cut are among them, None when it did not fail.
     """
 
     __slots__ = (
         "_fd",
         "_is_deleted",
         "_view",
+        "again_from",
         "is_named_durably",
         "path",
         "size",
         "start",
         "synced",
-        "was_refused",
         "wrote",
     )
 
@@ -73,7 +74,7 @@ class MappedFile:
         self.wrote = wrote
         self.synced = 0
         self.is_named_durably = True
-        self.was_refused = False
+        self.again_from: int | None = None
         self._is_deleted = False
         self._fd = -1
         self._view: memoryview | None = None
@@ -127,9 +128,7 @@ class MappedFile:
 
     def write(self, position: int, data: bytes | bytearray | memoryview) -> None:
         """Write all of ``data`` at a position. Raises OSError: the disk refused; a part may have been written."""
-        written = os.pwrite(self.fd, data, position)
-        while written < len(data):  # the next call of a short write says why
-            written += os.pwrite(self.fd, memoryview(data)[written:], position + written)
+        write_all(self.fd, data, position)
 
     def sync(self) -> None:
         """Wait until the written bytes are on the disk; a file deleted meanwhile needs no disk.
@@ -141,23 +140,23 @@ class MappedFile:
         wrote = self.wrote  # before the call: what the owner writes meanwhile may miss the disk
         assert wrote <= self.size, "a file holds what was written to it"
         try:
-            if self.was_refused:
+            if self.again_from is not None:
                 with changing_back:  # what the owner cuts off meanwhile must not come back
                     wrote = self.wrote
-                    self._write_again(wrote)
+                    self._write_again(self.again_from, wrote)
             sync_data(self.fd)
         except OSError:
             if not self._is_deleted:
-                self.was_refused = True
+                self.again_from = self.synced if self.again_from is None else min(self.synced, self.again_from)
                 raise
-        self.was_refused = False
+        self.again_from = None
         self.synced = wrote
 
-    def _write_again(self, end: int) -> None:
-        """Write the bytes up to a position that are not on the disk once more, out of the page cache."""
-        if self.synced < 0:
+    def _write_again(self, start: int, end: int) -> None:
+        """Write bytes that are not on the disk once more, out of the page cache."""
+        if start < 0:
             raise BytesLost(self.path)  # the zeros behind a cut: the owner may append there now
-        for position in range(self.synced, end, _CHUNK_BYTES):
+        for position in range(start, end, _CHUNK_BYTES):
             self.write(position, self.read(position, min(_CHUNK_BYTES, end - position)))
 
     def warm(self, *, is_wanted: Callable[[], bool]) -> None:

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from rmqkit.errors import RecordCorrupt
-from rmqkit.protocol.record import BLANK_BYTES, Record, decode_record, has_sound_crc, is_blank
+from rmqkit.protocol.record import BLANK_BYTES, MAGIC_V1, MAGIC_V2, Record, decode_record, has_sound_crc, is_blank
 from rmqkit.store.log import scan
 from rmqkit.store.log.checkpoint import Checkpoint
 from rmqkit.store.log.commit_log import CommitLog
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["BULK_FROM_BYTES", "LogEnd", "find_log_end", "is_whole"]
+__all__ = ["BULK_FROM_BYTES", "LogEnd", "find_log_end", "whole_end"]
 
 BULK_FROM_BYTES = 8 << 20
 """After so many bytes the walk goes on in bulk, if numpy is there: importing it takes as long as the plain walk."""
@@ -132,26 +132,37 @@ def find_log_end(
     return end
 
 
-def is_whole(log: CommitLog, settings: StoreSettings, start: int, end: int) -> bool:
-    """Whether the page cache has every byte of the records between two physical offsets, by the rules of a recovery.
-    A refused flush leaves it open: the system may have dropped what it could not write. Any thread."""
-    check = _Check(settings, 0)
+def whole_end(log: CommitLog, settings: StoreSettings, start: int, end: int) -> int | None:
+    """Physical offset up to which the page cache has every byte of the records between two offsets, by the rules of a
+    recovery; None where it lost some: a refused flush leaves that open. It is before ``end`` only in a slave's log that
+    ends inside of a record. Any thread."""
+    check, found = _Check(settings, 0), start
     for file in log.queue.files:
         if file.end <= start or file.start >= end:
             continue
         position, low, high = 0, start - file.start, min(end, file.end) - file.start
         if low > 0 and _begins_at(check, file, low):
             position = low
-        while position < high:
-            if is_blank(file.view, position):
-                break
+        while position < high and not is_blank(file.view, position):
             try:
-                # From the file's start on only the heads count: what lies before `start` is on the disk.
+                # From the file's start on only the heads count: what lies before ``start`` is on the disk.
                 record = check.record(file, position) if position >= low else decode_record(file.view, position)
             except RecordCorrupt:
-                return False
+                return found if _is_under_way(file, position, high) else None
             position += record.size
-    return True
+            found = max(found, file.start + min(position, high))
+        else:
+            found = file.start + high
+    return found
+
+
+def _is_under_way(file: MappedFile, position: int, end: int) -> bool:
+    """Whether a record begins at a position, of which a slave does not have the end yet."""
+    if end - position < BLANK_BYTES:
+        return True
+    size = int.from_bytes(file.view[position : position + 4], "big", signed=True)
+    magic = int.from_bytes(file.view[position + 4 : position + 8], "big", signed=True)
+    return position + size > end and magic in (MAGIC_V1, MAGIC_V2)
 
 
 def _begins_at(check: _Check, file: MappedFile, position: int) -> bool:

@@ -423,7 +423,7 @@ class ConsumeQueueBase(ABC):
         """Whether the page cache still has the entries of a file that a refused sync did not bring to the disk.
         Bytes that it dropped are zeros, or those of an older page: an entry of zeros, or one whose physicalOffset is
         not greater than the one before it. Of the last entry alone the tag code may be wrong."""
-        start = max(0, file.synced) // self.entry_bytes
+        start = max(0, file.again_from or 0) // self.entry_bytes
         raw = file.read(start * self.entry_bytes, file.wrote - start * self.entry_bytes)
         offsets = [entry[0] for entry in self.layout.iter_unpack(raw) if entry[1] != BLANK_SIZE]
         return self.valid_count(raw) * self.entry_bytes == len(raw) and all(map(operator.lt, offsets, offsets[1:]))

@@ -30,6 +30,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -208,7 +209,8 @@ class QueueEnds:
             write_note(self._path, note)
         except OSError as error:
             _log.warning("cannot write %s; the next start cannot compare queue ends: %s", self._path, error)
-            self._path.unlink(missing_ok=True)
+            with suppress(OSError):  # the note of the start says that a broker ran, so the next start recovers
+                self._path.unlink(missing_ok=True)
 
     def _measure(self, queue: ConsumeQueueBase) -> QueueNote:
         known = self._measured.get(queue)

@@ -130,9 +130,9 @@ class QueueExt:
             self.queue.truncate(address + ADDRESS_BASE + max(size, 0))
 
     def is_whole(self, file: MappedFile) -> bool:
-        """Whether the units of a file follow each other up to where it was written."""
+        """Whether the units of a file follow each other up to where it was written, or to where no further one fits."""
         end, is_full = _units(file)
-        return is_full or end >= file.wrote
+        return is_full or end >= file.wrote or (file.wrote == file.size and file.size - end < UNIT.size + FREE_BYTES)
 
     def drop_expired(self, min_address: int) -> int:
         """Delete files that end before the unit of the oldest readable message; returns how many."""

@@ -40,7 +40,7 @@ from rmqkit.protocol.schemas.brokers import (
     decode_timer_checkpoint,
     encode_timer_checkpoint,
 )
-from rmqkit.store.files import make_directory, sync_data, sync_directory
+from rmqkit.store.files import make_directory, sync_data, sync_directory, write_all
 from rmqkit.store.timer.check import Damage, Waiting, check_wheel, is_long, looks_sound, unit_weight, waiting_of
 from rmqkit.store.timer.log import DELETE, NONE, UNIT_BYTES, TimerLog, Unit
 from rmqkit.store.timer.wheel import Slot, TimerWheel
@@ -280,7 +280,7 @@ def save_timer_checkpoint(path: Path, checkpoint: TimerCheckpoint) -> None:
     try:
         if os.fstat(descriptor).st_size != CHECKPOINT_FILE_BYTES:
             os.ftruncate(descriptor, CHECKPOINT_FILE_BYTES)
-        os.pwrite(descriptor, encode_timer_checkpoint(checkpoint), 0)
+        write_all(descriptor, encode_timer_checkpoint(checkpoint), 0)
         sync_data(descriptor)
     finally:
         os.close(descriptor)

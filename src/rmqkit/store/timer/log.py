@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from rmqkit.protocol.record import BLANK_MAGIC
 from rmqkit.store.log.file_queue import FileQueue
+from rmqkit.store.log.mapped_file import BytesLost, MappedFile
 
 __all__ = ["DELETE", "NONE", "PLAIN", "ROLL", "UNIT_BYTES", "TimerLog", "Unit"]
 
@@ -156,11 +157,23 @@ class TimerLog:
         self._block = b""
 
     def sync(self) -> None:
-        """Wait until all units are on the disk; any thread. Raises OSError: the disk refused."""
+        """Wait until all units are on the disk; any thread. Raises OSError: the disk refused; the next call writes them
+        again. Raises BytesLost: the page cache does not hold them any more, a start reads the timer topic again."""
+        for file in self.queue.refused():
+            if not _is_whole(file):
+                raise BytesLost(file.path)
         self.queue.sync()
 
     def close(self) -> None:
         self.queue.close()
+
+
+def _is_whole(file: MappedFile) -> bool:
+    """Whether all units of a file are there that its last sync did not bring to the disk."""
+    begin = max(0, file.again_from or 0) // UNIT_BYTES * UNIT_BYTES
+    raw = file.read(begin, file.wrote - begin)
+    units = _UNIT.iter_unpack(raw[: len(raw) // UNIT_BYTES * UNIT_BYTES])
+    return all(_sound(fields) is not None for fields in units)
 
 
 def _sound(fields: tuple[int, ...]) -> Unit | None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rmqkit.errors import StoreMismatch
-from rmqkit.store.files import sync_data, sync_directory
+from rmqkit.store.files import sync_data, sync_directory, write_all
 
 __all__ = ["SLOT_COUNT", "WHEEL_BYTES", "Slot", "TimerWheel"]
 
@@ -135,7 +135,7 @@ class TimerWheel:
             for number, packed in slots:
                 at = number % _SLOTS_PER_PAGE * _SLOT.size
                 data[at : at + _SLOT.size] = packed
-            os.pwrite(self._fd, data, page * _PAGE_BYTES)
+            write_all(self._fd, data, page * _PAGE_BYTES)
         sync_data(self._fd)
         # Behind the sync: a refused disk gets all of them again, and until then the owner finds these slots in memory
         # and not in a page that is being written.
@@ -154,9 +154,14 @@ class TimerWheel:
 
     def _create(self) -> None:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        os.ftruncate(descriptor, WHEEL_BYTES)
+        try:
+            os.ftruncate(descriptor, WHEEL_BYTES)
+            sync_directory(self.path.parent)
+        except OSError:
+            os.close(descriptor)
+            raise
+        # Only now: the next write makes its length and its name again.
         self._fd = descriptor
-        sync_directory(self.path.parent)
 
     def _read(self, packed: bytes, time: int) -> Slot | None:
         slot = self._unpacked(packed)
