@@ -112,6 +112,7 @@ examples: $(STAMP) ## twenty times the examples of each property, new ones in ea
 loop-held: $(STAMP) ## every request and every periodic round at its bounds: how long each holds a server's event loop; ARGS="--codes 34,41"
 	@$(BIN)/python -m tests.rounds_held
 	@$(BIN)/python -m tests.loop_held $(ARGS)
+	@GRPC_VERBOSITY=ERROR $(BIN)/python -m tests.grpc_loop_held
 
 .PHONY: house
 house: $(STAMP) ## files, lines, comments, asserts and import circles of every room in src

@@ -20,6 +20,7 @@ from typing import Any, Unpack
 from rmqkit.clock import Clock
 from rmqkit.protocol.core import grpc_headers_reader
 from rmqkit.proxy.clients import CallEnded
+from rmqkit.proxy.counted import FIELDS_MAX, is_within
 from rmqkit.proxy.endpoint import Endpoint, StreamFailed
 from rmqkit.proxy.header_blocks import Headers, header_block, header_decoder
 from rmqkit.proxy.http2 import FRAME_BYTES_MAX, STREAM_WINDOW, Http2Connection, Http2Stream
@@ -186,7 +187,8 @@ class _GrpcCall(Http2Stream):
             self._start(self._receive, method, came.popleft())
         else:
             content = came.popleft()
-            if not self._service.endpoint.answer_at_once(method, self, content, self._answer):
+            is_small = is_within(method.request.DESCRIPTOR, content)
+            if not is_small or not self._service.endpoint.answer_at_once(method, self, content, self._answer):
                 self._start(self._unary, method, content)
 
     def cut(self) -> None:
@@ -358,6 +360,8 @@ def _text(value: bytes) -> str:
 
 def _parsed(method: Method, content: bytes) -> Any:
     """The message of a request. Raises _Fault."""
+    if not is_within(method.request.DESCRIPTOR, content):
+        raise _Fault(_RESOURCE_EXHAUSTED, f"{method.name}: Received message with more than {FIELDS_MAX} fields")
     try:
         return method.request.FromString(content)
     except DecodeError as error:
