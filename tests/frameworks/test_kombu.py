@@ -13,6 +13,8 @@ from queue import Empty
 
 import kombu
 import pytest
+from celery import Celery
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 
 from rmqkit.clock import SYSTEM_CLOCK
@@ -264,6 +266,19 @@ def test_a_task_with_a_time_is_a_timed_message(eta, delay_ms):
     else:
         assert sent.deliver_at_ms is not None
         assert abs(sent.deliver_at_ms - SYSTEM_CLOCK.now_ms() - delay_ms) < 10 * 60_000
+
+
+@pytest.mark.parametrize(("zone", "enable_utc"), [("UTC", True), ("Asia/Shanghai", False), ("America/New_York", True)])
+def test_a_time_without_a_zone_is_the_one_that_celery_reads_whatever_zone_it_is_set_to(zone, enable_utc):
+    app = Celery(set_as_current=False)
+    app.conf.update(timezone=zone, enable_utc=enable_utc)
+    naive = datetime.fromisoformat(in_ms(10 * HOUR_MS, zone=False)).replace(microsecond=0)
+    headers = app.amqp.as_task_v2("task-17", "tasks.add", eta=naive).headers
+    wire = Wire()
+    channel_over(wire)._put("orders", {"body": "", "headers": headers})
+    # As `celery.worker.request.Request` reads the header.
+    due = maybe_make_aware(maybe_iso8601(headers["eta"]), app.timezone)
+    assert wire.sent[0].deliver_at_ms == due.timestamp() * 1000
 
 
 def test_a_task_that_comes_before_its_time_is_put_aside_anew():

@@ -21,6 +21,8 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from rmqkit import Message, sync
+from rmqkit.admin import Admin
+from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ConnectFailed, NoRoute, PeerRefused, SettingsError
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.rpc import BrokerCalls
@@ -84,8 +86,8 @@ def numbers(table: pa.Table) -> list[int]:
     return sorted(int(body) for body in table["body"].to_pylist())
 
 
-def stream(broker: Standalone, **given: str) -> BrokerStreamReader:
-    return BrokerStreamReader(live_options(options(broker, **given)), ["body"])
+def stream(broker: Standalone, clock: Clock = SYSTEM_CLOCK, **given: str) -> BrokerStreamReader:
+    return BrokerStreamReader(live_options(options(broker, **given)), ["body"], clock)
 
 
 def read(reader: BrokerStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
@@ -250,7 +252,7 @@ def test_a_stream_begins_with_what_comes_then(broker: Standalone, producer: sync
     end = reader.latestOffset(start, ReadAllAvailable())
     assert read(reader, start, end) == list(range(8, 16))
     assert reader.latestOffset(end, ReadAllAvailable()) == end
-    assert reader.reportLatestOffset() == end
+    assert reader.reportLatestOffset() == {name: end[name] for name in end if name != ".marks"}
 
 
 def test_batches_are_limited_and_follow_each_other(broker: Standalone, orders: str) -> None:
@@ -285,6 +287,7 @@ def reaching(*highs: int) -> Iterator[None]:
     with (
         mock.patch.object(BrokerPool, "reach", return_value=bounds),
         mock.patch.object(BrokerPool, "bounds", return_value=bounds),
+        mock.patch.object(BrokerPool, "marks", return_value={}),
     ):
         yield
 
@@ -341,7 +344,8 @@ def test_a_queue_that_was_made_anew_counts_with_all_that_it_has() -> None:
     reader = waiting(StandingClock(), minOffsetsPerTrigger="100", failOnDataLoss="false")
     assert ends_of(reader, offsets(0, 0), 500, 0) == offsets(500, 0)
     assert ends_of(reader, offsets(500, 0), 99, 0) == offsets(500, 0)
-    assert ends_of(reader, offsets(500, 0), 100, 0) == offsets(100, 0)
+    end = ends_of(reader, offsets(500, 0), 100, 0)
+    assert end == {**offsets(100, 0), ".marks": {"T": {"broker-a": {"0": [-1, -1, 1]}}}}
 
 
 def test_what_there_was_when_the_query_began_waits_for_nothing() -> None:
@@ -495,6 +499,108 @@ def test_a_topic_that_was_gone_for_a_while_is_read_from_its_first_message(
     again._given_up = reader._given_up
     end = again.latestOffset(start, ReadAllAvailable())
     assert [number for number in read(again, start, end) if number < 8][:8] == list(range(8))
+
+
+def make_again(broker: Standalone, topic: str, count: int, *, exists: bool = True) -> None:
+    """Delete a topic, and send messages to a new one of its name with one queue."""
+
+    async def remade() -> None:
+        async with Admin(broker.namesrv_addr) as admin:
+            if exists:
+                await admin.topics.delete(topic)
+
+    asyncio.run(remade())
+    if count:
+        set_queues(broker.broker_addr, topic, 1)
+        with sync.Producer("spark-again", broker.namesrv_addr, settings=producing()) as fresh:
+            for number in range(100, 100 + count):
+                fresh.send(Message(topic=topic, body=b"%d" % number), queue=queue_of(topic, 0))
+
+
+def one_queue(broker: Standalone, topic: str, count: int) -> None:
+    make_again(broker, topic, count, exists=False)
+
+
+@pytest.mark.parametrize("again", [5, 10, 25])
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_topic_that_was_made_again_is_recognised_however_long_it_is(
+    again: int, is_restarted: bool, broker: Standalone, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The time of patience is a minute: whether a queue is another one is judged at once."""
+    topic = f"again-{again}-{is_restarted}"
+    one_queue(broker, topic, 10)
+    given = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "20"}
+    clock = StandingClock()
+    readers = {value: stream(broker, clock, **given, failOnDataLoss=value) for value in ("true", "false")}
+    reader = readers["false"]
+    start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    for one in readers.values():
+        assert one.latestOffset(start, one.getDefaultReadLimit()) == start, "nothing is new"
+    make_again(broker, topic, again)
+    clock.ms += 60_000 if again == 10 else 0  # a queue without anything new is asked once a minute
+    if is_restarted:
+        readers = {value: stream(broker, clock, **given, failOnDataLoss=value) for value in readers}
+        reader = readers["false"]
+    with pytest.raises(DataLost, match=f"queue 0 of {topic} on broker-a are gone: the queue "):
+        readers["true"].latestOffset(start, ReadAllAvailable())
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    found = read(reader, start, end)
+    assert found == list(range(100, 100 + min(again, 20)))
+    assert f"queue 0 of {topic} on broker-a is read from its first message" in caplog.text
+    caplog.clear()
+    last = reader.latestOffset(end, reader.getDefaultReadLimit())
+    rest = read(reader, end, last)
+    assert found + rest == list(range(100, 100 + again))
+    assert "gone" not in caplog.text
+
+
+def test_offsets_of_an_old_checkpoint_have_no_marks_and_are_read(broker: Standalone) -> None:
+    one_queue(broker, "unmarked", 10)
+    reader = stream(broker, subscribe="unmarked")
+    start = {"unmarked": {"broker-a": {"0": 4}}}
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert end["unmarked"] == {"broker-a": {"0": 10}}
+    assert read(reader, start, end) == list(range(104, 110))
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
+    assert backlog({"sources": [{"endOffset": json.dumps(end), "latestOffset": json.dumps(end)}]}) == {
+        "unmarked/broker-a/0": 0
+    }
+    # What a checkpoint holds may be given as an option.
+    assert numbers(batch(broker, subscribe="unmarked", endingOffsets=json.dumps(end))) == list(range(100, 110))
+
+
+def test_a_batch_that_is_planned_again_does_not_read_another_queue(broker: Standalone) -> None:
+    one_queue(broker, "replanned", 10)
+    reader = stream(broker, subscribe="replanned", startingOffsets="earliest")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    make_again(broker, "replanned", 12)
+    with pytest.raises(DataLost, match="queue 0 of replanned on broker-a are gone: the queue was deleted and made"):
+        stream(broker, subscribe="replanned").partitions(start, end)
+    lenient = stream(broker, subscribe="replanned", failOnDataLoss="false")
+    assert read(lenient, start, end) == []
+    later = lenient.latestOffset(end, ReadAllAvailable())
+    assert read(lenient, end, later) == list(range(100, 112))
+
+
+@pytest.mark.parametrize("is_loss", [True, False])
+def test_a_topic_that_is_deleted_ends_a_stream_of_what_there_is_at_once(
+    is_loss: bool, broker: Standalone, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = f"deleted-{is_loss}"
+    one_queue(broker, topic, 10)
+    given = {"subscribe": topic, "failOnDataLoss": str(is_loss).lower()}
+    start = stream(broker, **given).initialOffset()
+    make_again(broker, topic, 0)
+    reader = stream(broker, **given, pullBatchSize="31")  # connections of its own, which know no route yet
+    reader.prepareForTriggerAvailableNow()
+    said = f"messages from 10 on of queue 0 of {topic} on broker-a are gone: no route has the queue"
+    if is_loss:
+        with pytest.raises(DataLost, match=said):
+            reader.latestOffset(start, ReadAllAvailable())
+    else:
+        assert reader.latestOffset(start, ReadAllAvailable()) == start
+        assert said in caplog.text
 
 
 def test_messages_that_are_not_there_any_more_are_data_loss_while_they_are_read(

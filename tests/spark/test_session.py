@@ -68,6 +68,37 @@ def test_a_reader_that_has_enough_is_no_error(ends: str, spark: SparkSession, sh
     assert running.communicate()[1] == b""
 
 
+def test_an_idle_worker_that_looked_for_sources_ends_without_a_word(spark: SparkSession, short_path: str) -> None:
+    """The session ends: Spark closes the connection of a worker that waits for more work."""
+    assert spark.sparkContext._jvm is not None
+    path = str(spark.sparkContext._jvm.System.getenv("PYTHONPATH"))
+    assert path.split(os.pathsep)[-1] == str(Path(daemon.__file__).with_name("lookup"))
+    running = subprocess.Popen(
+        [sys.executable, "-m", "pyspark.daemon", "pyspark.sql.worker.lookup_data_sources"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={
+            **os.environ, "PYTHON_UNIX_DOMAIN_ENABLED": "true", "PYTHON_WORKER_FACTORY_SOCK_DIR": short_path,
+            "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "true", "PYTHONPATH": path, "SPARK_REUSE_WORKER": "1",
+        },
+    )  # fmt: skip
+    assert running.stdout is not None
+    address = running.stdout.read(int.from_bytes(running.stdout.read(4), "big"))
+    version, folder = "{}.{}".format(*sys.version_info).encode(), short_path.encode()
+    texts = [len(version).to_bytes(4, "big"), version, len(folder).to_bytes(4, "big"), folder]
+    # No files, no key of broadcasts, no broadcasts, no settings, the end of the stream.
+    numbers = [bytes(4), b"\0", bytes(4), bytes(4), (-4).to_bytes(4, "big", signed=True)]
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        worker = int.from_bytes(connection.recv(4), "big")
+        connection.sendall(b"".join([*texts, *numbers]))
+        answer = b""
+        while not answer.endswith(numbers[-1]):
+            answer += connection.recv(4096)
+        # Closed while the worker waits for the version of its next work.
+    wait_until(lambda: not Path(f"/proc/{worker}").exists(), 60, f"end of worker {worker}")
+    assert running.communicate()[1] == b""
+
+
 @pytest.mark.parametrize(
     ("error", "is_told"), [(BrokenPipeError, False), (ConnectionResetError, False), (OSError, True)]
 )

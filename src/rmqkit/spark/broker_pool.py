@@ -2,8 +2,8 @@
 
 The client's own routes and requests do the work, on the loop thread of the process (`rmqkit.client.runtime.process`). A
 process keeps one connection set per name servers and user, so a Python worker that is used again connects once. A
-broker that does not answer is asked again for ``brokerPatienceMs``; what it says is believed at once. Source: spark.md
-§6.
+broker that does not answer is asked again for ``brokerPatienceMs``; what it says is believed at once, if it is the
+master and has entered its whole log into queues. Source: spark.md §6.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from msgspec import Struct
 from rmqkit.client.runtime.process import portal
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings
-from rmqkit.errors import NoRoute, PeerRefused, RemotingError, RmqError
+from rmqkit.errors import BodyError, NoRoute, PeerRefused, RemotingError, RmqError
 from rmqkit.filter import subscription
-from rmqkit.protocol.codes import ResponseCode
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.record import INNER_BATCH
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
-from rmqkit.rpc import Pulled, PullStatus
+from rmqkit.protocol.schemas.topics import ClusterInfo
+from rmqkit.rpc import NameServers, Pulled, PullStatus
 from rmqkit.spark.options import LiveOptions, words
+from rmqkit.store.log import scan
 
 T = TypeVar("T")
 
@@ -54,9 +57,10 @@ class Range(Struct, frozen=True):
 class DataLost(RmqError):
     """Messages that were to be read are gone."""
 
-    def __init__(self, queue: MessageQueue, low: int, high: int, why: str) -> None:
+    def __init__(self, queue: MessageQueue, low: int, high: int | None, why: str) -> None:
+        which = f"messages from {low} on" if high is None else f"messages {low} to {high - 1}"
         super().__init__(
-            f"messages {low} to {high - 1} of queue {queue.queue_id} of {queue.topic} on {queue.broker_name} are gone:"
+            f"{which} of queue {queue.queue_id} of {queue.topic} on {queue.broker_name} are gone:"
             f" {why}; failOnDataLoss=false goes on without them"
         )
 
@@ -75,6 +79,14 @@ class Bounds(Struct, frozen=True):
 
     low: int
     high: int
+
+
+class Mark(Struct, frozen=True):
+    """The place in the log and the store time of a message: a message of the same offset in a queue that was deleted
+    and made again has others."""
+
+    log_offset: int
+    stored_ms: int
 
 
 class BrokerPool:
@@ -146,13 +158,25 @@ class BrokerPool:
         self, topics: Iterable[str], pattern: str, assigned: list[MessageQueue], begun: Offsets
     ) -> dict[MessageQueue, Bounds]:
         """Ask for the bounds of the wanted queues, and wait for those that were read before until they reach ``begun``
-        again: a broker that was killed is in no route until it is back, and may find the ends of its queues late.
+        again, but only while their broker is away or has not settled. A topic or queue that is gone is left out.
         Raises NoRoute, RemotingError, PeerRefused: as `queues` and `bounds`."""
 
+        is_said = False
+
         async def reached() -> dict[MessageQueue, Bounds]:
-            found = await self._bounds(assigned or await self._queues(list(topics), pattern))
-            # Raised, so that `_patiently` asks again; when its time is over the caller judges what was found.
-            if any(queue not in found or found[queue].high < offset for queue, offset in begun.items()):
+            nonlocal is_said
+            queues = assigned or await self._queues(list(topics), pattern, must_exist=not begun)
+            found = await self._bounds(queues)
+            short = [queue for queue, offset in begun.items() if queue in found and found[queue].high < offset]
+            away = {queue.broker_name for queue in short if not await self._has_settled(queue)}
+            if missing := begun.keys() - found.keys():
+                away |= {queue.broker_name for queue in missing} - await self._registered()
+            if away:
+                if not is_said:
+                    wait_s = self._options.patience_ms / 1000
+                    _log.warning("waiting up to %g s for the brokers %s", wait_s, ", ".join(sorted(away)))
+                    is_said = True
+                # Raised, so that `_patiently` asks again; when its time is over the caller judges what was found.
                 raise _NotYet(found)
             return found
 
@@ -160,6 +184,55 @@ class BrokerPool:
             return self._portal.run(lambda: self._patiently(reached) if begun else reached())
         except _NotYet as late:
             return late.found
+
+    async def _has_settled(self, queue: MessageQueue) -> bool:
+        """Whether a queue ends where its broker says: a slave may lag, and a broker that was started again may still
+        have messages of its log to enter into queues."""
+        if self._runtime.routes.address(self._runtime.routes.broker_of(queue)) is None:
+            return False
+        try:
+            end, dispatched = await self._log_ends(queue)
+        except PeerRefused:  # the user has no right to ask
+            return False
+        return dispatched >= end
+
+    async def _registered(self) -> set[str]:
+        """The names of the brokers that the name servers know. A queue of such a broker that is in no route is gone."""
+        name_servers = NameServers(self._runtime.name_servers, self._runtime.calls)
+        try:
+            cluster = await name_servers.fetch(ClusterInfo, RequestCode.GET_BROKER_CLUSTER_INFO)
+        except (PeerRefused, BodyError):
+            return set()
+        return set(cluster.broker_addr_table)
+
+    def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark]:
+        """Ask for the mark of the message before each offset. Queues without that message are left out.
+        Raises RemotingError, PeerRefused: as `bounds`."""
+
+        async def one(queue: MessageQueue, offset: int) -> Mark | None:
+            try:
+                pulled = await self._pull(queue, offset, 1, expression="*")
+            except PeerRefused as error:
+                if error.code == ResponseCode.TOPIC_NOT_EXIST:
+                    return None
+                raise
+            records = scan.pulled(pulled.body) if pulled.status is PullStatus.FOUND else ()
+            if not records:
+                return None
+            first = records.take(slice(0, 1))
+            # Of a compacted topic a later message is given; a record of an inner batch has the offset of its first one.
+            is_batch = bool(first.field("sys_flag")[0] & INNER_BATCH)
+            if first.field("queue_offset")[0] != offset and not is_batch:
+                return None
+            return Mark(int(first.field("physical_offset")[0]), int(first.store_timestamps[0]))
+
+        async def every() -> list[Mark | None]:
+            asked = (functools.partial(one, queue, offset - 1) for queue, offset in wanted.items())
+            return await asyncio.gather(*map(self._patiently, asked))
+
+        wanted = {queue: offset for queue, offset in offsets.items() if offset > 0}
+        found = self._portal.run(every) if wanted else []
+        return {queue: mark for queue, mark in zip(wanted, found, strict=True) if mark is not None}
 
     def search(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """Find the first message of a queue that was stored at or after a time; the queue's end when there is none."""
@@ -223,7 +296,7 @@ class BrokerPool:
 
         return dict(await asyncio.gather(*(self._patiently(functools.partial(bounds_of, one)) for one in queues)))
 
-    async def _queues(self, topics: list[str], pattern: str) -> list[MessageQueue]:
+    async def _queues(self, topics: list[str], pattern: str, *, must_exist: bool = True) -> list[MessageQueue]:
         routes = self._runtime.routes
         if pattern:
             known = await routes.topics()
@@ -233,7 +306,7 @@ class BrokerPool:
             if not await routes.refresh(topic):
                 # A topic that a pattern found may be deleted before it is asked for; one that was named has to be
                 # there.
-                if pattern:
+                if pattern or not must_exist:
                     continue
                 raise NoRoute(f"rocketmq: topic {topic} does not exist: create it, or send a message to it first")
             found += routes.subscribe_queues(topic)
@@ -285,9 +358,13 @@ class BrokerPool:
             raise _NotYet(pulled=pulled)
         return pulled
 
-    async def _pull(self, queue: MessageQueue, offset: int, count: int) -> Pulled:
+    async def _pull(self, queue: MessageQueue, offset: int, count: int, *, expression: str = "") -> Pulled:
+        """Pull some messages, those that the options choose or those of an expression of tags."""
         options = self._options
-        wanted = subscription(queue.topic, options.expression, expression_type=options.expression_type)
+        if expression:
+            wanted = subscription(queue.topic, expression)
+        else:
+            wanted = subscription(queue.topic, options.expression, expression_type=options.expression_type)
         # Neither SUSPEND nor COMMIT_OFFSET: a task must not be held at the end of its range, and what was read is said
         # by the checkpoint, not by a pull.
         header = PullMessageRequest(

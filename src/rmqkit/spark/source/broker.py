@@ -18,7 +18,14 @@ is the truth about a stream's progress; brokers learn of it only with ``commitOf
 while a stream runs is read from its first message.
 
 Spark keeps, and options say, offsets as ``{"orders": {"broker-a": {"0": 123, "1": 77}}}``. An offset is that of the
-next message, so an end is exclusive. Source: spark.md §6, §8.
+next message, so an end is exclusive. A checkpoint has marks beside the offsets::
+
+    ".marks": {"orders": {"broker-a": {"0": [8123, 1700000000000, 0]}}}
+
+These are, of the message before the offset, its log offset and its store time in ms (-1 if unknown), and how often the
+queue was made again since the query began. If the broker has another message there, the topic was deleted and made
+again, and a batch reads the new queue from its first message. A batch in which the last number grows begins there.
+Checkpoints without marks are read, too. Source: spark.md §6, §8.
 """
 
 from __future__ import annotations
@@ -28,10 +35,11 @@ import itertools
 import json
 import logging
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+from msgspec import Struct
 from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
@@ -46,7 +54,7 @@ from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import NoRoute, SettingsError
 from rmqkit.filter import TAG, subscription
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, Offsets, Range, broker_pool, wanted_topics
+from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, Mark, Offsets, Range, broker_pool, wanted_topics
 from rmqkit.spark.failures import CHECKPOINT_REMEDY
 from rmqkit.spark.options import ByTimestamp, LiveOptions, parse_options, words
 from rmqkit.spark.schema import check_types
@@ -58,8 +66,26 @@ LATEST = -1
 """What options say in place of an offset; neither is ever stored."""
 
 _NO_LIMIT = (1 << 63) - 1
+_CHECK_INTERVAL_MS = 60_000
+_MARKS = ".marks"  # no name of a topic has a dot
+_NO_MARK = Mark(-1, -1)
+_SHAPE = 'it must look like {"topic":{"broker-a":{"0":123}}}'
 
 _log = logging.getLogger(__name__)
+
+
+class Place(Struct, frozen=True):
+    """How far a stream is: what Spark keeps in a checkpoint.
+
+    Attributes:
+        offsets: of the next message of each queue.
+        marks: of the message before each offset, as far as it is known.
+        renewals: how often each queue was made again under the query; 0 if it is not here.
+    """
+
+    offsets: Offsets
+    marks: dict[MessageQueue, Mark] = {}
+    renewals: dict[MessageQueue, int] = {}
 
 
 class _Reading:
@@ -190,11 +216,13 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         self._latest: Offsets = {}
         self._mean_bytes: dict[MessageQueue, float] = {}
         self._given_up: set[MessageQueue] = set()
+        self._checked_ms: float | None = None
+        self._fresh_marks: dict[MessageQueue, Mark] = {}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Say where a new query begins."""
         bounds = self._pool().bounds(self._queues())
-        return to_json(self._up_to_ends(self._started(bounds, "latest"), bounds))
+        return self._told(Place({}), self._up_to_ends(self._started(bounds, "latest"), bounds), set())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Limit a batch as ``maxOffsetsPerTrigger`` says; with other limits alone by one that is never reached,
@@ -208,25 +236,27 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         # Set before brokers are asked: that the query ends at all must not depend on whether they answer now.
         self._target = {}
         with contextlib.suppress(NoRoute):
-            self._target = self._ends({})
+            self._target, _ = self._ends(Place({}))
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:  # noqa: N802
         """Say where the next batch ends: where the last one did while a batch has to wait for more messages."""
-        begun = _kept({} if start is None else start)
-        self._latest = self._ends(begun)
+        before = _kept({} if start is None else start)
+        begun = before.offsets
+        self._latest, anew = self._ends(before)
         end = self._latest
         if self._target is not None:
             self._target = {**{queue: end[queue] for queue in begun}, **self._target}
             end = {queue: min(end[queue], offset) for queue, offset in self._target.items() if queue in end}
-        # A queue that is new has no start in the checkpoint yet: it begins at its first message.
-        firsts = {queue: bound.low for queue, bound in self._pool().bounds(end.keys() - begun.keys()).items()}
-        begun = {**firsts, **begun}
-        # An end never goes back, or Spark would read rows twice; but a queue that was made anew begins at 0 again.
-        anew = {queue for queue in begun if self._latest.get(queue, begun[queue]) < begun[queue]}
-        end = {queue: offset if queue in anew else max(offset, begun[queue]) for queue, offset in end.items()}
+        # A queue that is new has no start in the checkpoint yet, one that was made again has that of another queue.
+        # Both begin at their first message.
+        new = (end.keys() - begun.keys()) | anew
+        bounds = self._pool().bounds(sorted(new))
+        begun = {**begun, **{queue: bounds[queue].low for queue in new}}
+        # An end never goes back, or Spark would read rows twice.
+        end = {queue: max(offset, begun[queue]) for queue, offset in end.items()}
         assert end.keys() <= begun.keys(), "what a batch ends at has a begin"
         if isinstance(limit, ReadAllAvailable):
-            return to_json(end)
+            return self._told(before, end, anew)
         if start is not None and self._waits(begun, end):
             # The end of the batch before once more: Spark makes no batch of that, and asks again.
             return start
@@ -234,17 +264,24 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
             end = limited(begun, end, limit.max_rows)
         if self._options.bytes_max:
             end = limited(begun, end, self._count_of(self._options.bytes_max, begun, end))
-        assert all(offset >= begun[queue] for queue, offset in end.items() if queue not in anew), (
-            "an end never goes back"
-        )
-        return to_json(end)
+        assert all(offset >= begun[queue] for queue, offset in end.items()), "an end never goes back"
+        return self._told(before, end, anew)
+
+    def _told(self, before: Place, end: Offsets, anew: Collection[MessageQueue]) -> dict[str, Any]:
+        """Write where a batch ends, with the marks of the messages before. A queue that did not move keeps its mark, so
+        that Spark sees the same offsets and makes no batch."""
+        moved = {queue: at for queue, at in end.items() if queue in anew or at != before.offsets.get(queue)}
+        self._fresh_marks = self._pool().marks(moved)
+        kept = {queue: mark for queue, mark in before.marks.items() if queue in end and queue not in moved}
+        renewals = {queue: before.renewals.get(queue, 0) + (queue in anew) for queue in end}
+        return to_json(end, {**kept, **self._fresh_marks}, renewals)
 
     def _waits(self, begun: Offsets, end: Offsets) -> bool:
         """Whether there are fewer messages than ``minOffsetsPerTrigger``, and time is left for more to come. The first
         batch of a query does not wait, nor one that reads what there was when the query began: nothing more comes."""
         if not self._options.offsets_min or self._target is not None:
             return False
-        count = sum(high - begun[queue] if high >= begun[queue] else high for queue, high in end.items())
+        count = sum(high - begun[queue] for queue, high in end.items())
         now_ms = self._clock.monotonic_ms()
         is_due = self._batch_ms is None or now_ms - self._batch_ms >= self._options.trigger_delay_ms
         if count and (is_due or count >= self._options.offsets_min):
@@ -257,14 +294,25 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         return to_json(self._latest) if self._latest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Plan ranges from one offset to the other; from the first message where the end lies before the start: the
-        queue was deleted and made anew meanwhile (`_ends`)."""
-        ended = _kept(end)
-        begun = {queue: offset for queue, offset in _kept(start).items() if queue in ended}
-        begun = {queue: offset if offset <= ended[queue] else 0 for queue, offset in begun.items()}
-        assert all(offset <= ended[queue] for queue, offset in begun.items()), "a batch begins before it ends"
+        """Plan ranges from one offset to the other; from the first message of a queue that was deleted and made again
+        meanwhile (`_ends`)."""
+        before, after = _kept(start), _kept(end)
+        begun = {queue: offset for queue, offset in before.offsets.items() if queue in after.offsets}
+        anew = {queue for queue in begun if after.renewals.get(queue, 0) != before.renewals.get(queue, 0)}
+        # Checkpoints without marks say it by an end before the start.
+        anew |= {queue for queue, offset in begun.items() if offset > after.offsets[queue]}
+        begun |= dict.fromkeys(anew, 0)
+        assert all(offset <= after.offsets[queue] for queue, offset in begun.items()), "a batch begins before it ends"
         # Only of queues with something to read: a broker that is away must not hold up a batch of the others.
-        bounds = self._pool().bounds(queue for queue, high in ended.items() if begun.get(queue, 0) < high)
+        ended = {queue: high for queue, high in after.offsets.items() if begun.get(queue, 0) < high}
+        # Of a batch that Spark plans again the messages may be gone since; those of the queue that has their offsets
+        # now are read by the next batch.
+        others = self._made_again(
+            {queue: high for queue, high in ended.items() if after.marks.get(queue) != self._fresh_marks.get(queue)},
+            after.marks,
+        )
+        ended = {queue: high for queue, high in ended.items() if queue not in others}
+        bounds = self._pool().bounds(ended)
         begun = {**dict.fromkeys(bounds, 0), **begun}
         return self._parts(self._check_there(begun, bounds), ended)
 
@@ -273,33 +321,57 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         # Spark calls this only when it plans the next batch, so the group is a batch behind the checkpoint. Nothing
         # reads it back: a failed query goes on from the checkpoint alone.
         if self._options.commit_group:
-            there = {queue: offset for queue, offset in _kept(end).items() if queue not in self._given_up}
+            there = {queue: offset for queue, offset in _kept(end).offsets.items() if queue not in self._given_up}
             self._pool().commit(self._options.commit_group, there)
 
     def stop(self) -> None:
         """The query has ended; the connections stay for the next one of this process."""
 
-    def _ends(self, begun: Offsets) -> Offsets:
-        """Ask how far queues reach now; what was read before and is in no route stays where it is. A queue that ends
-        before what was read of it was deleted and made anew, or its broker lost the end: it is read from its first
-        message."""
-        options = self._options
+    def _ends(self, before: Place) -> tuple[Offsets, set[MessageQueue]]:
+        """Ask how far queues reach now, and which of them are other ones than those that were read before: they were
+        deleted and made again, or their broker lost the end, and are read from the first message. A queue that was read
+        before and is in no route stays where it is."""
+        options, begun = self._options, before.offsets
         waited_for = {queue: offset for queue, offset in begun.items() if queue not in self._given_up}
         assigned = _assigned(options.assigned) if options.assigned else []
         bounds = self._pool().reach(wanted_topics(options), options.pattern, assigned, waited_for)
         ends = {queue: bound.high for queue, bound in bounds.items()}
         self._given_up &= {queue for queue, offset in begun.items() if ends.get(queue, -1) < offset}
+        anew: set[MessageQueue] = set()
         for queue, offset in begun.items():
             high = ends.get(queue)
             if high is not None and high < offset:
                 self._pool().report(DataLost(queue, high, offset, f"the queue ends at {high}"))
-                _log.warning("queue %d of %s on %s is read from its first message", *_named(queue))
+                anew.add(queue)
                 self._given_up.discard(queue)
             elif high is None and queue in waited_for:
                 why = "no route has the queue, its topic or broker is gone"
-                self._pool().report(DataLost(queue, offset, offset + 1, why))
+                self._pool().report(DataLost(queue, offset, None, why))
                 self._given_up.add(queue)
-        return {**{queue: begun[queue] for queue in begun.keys() - ends.keys()}, **ends}
+        # A request for each queue that has something new. The others may stay so for days: they are asked now and then.
+        reached = {queue: offset for queue, offset in begun.items() if queue in ends and queue not in anew}
+        moved = {queue: offset for queue, offset in reached.items() if ends[queue] > offset}
+        now_ms = self._clock.monotonic_ms()
+        if is_due := self._checked_ms is None or now_ms - self._checked_ms >= _CHECK_INTERVAL_MS:
+            self._checked_ms = now_ms
+        anew |= self._made_again(reached if is_due else moved, before.marks)
+        for queue in anew:
+            _log.warning("queue %d of %s on %s is read from its first message", *_named(queue))
+        return {**{queue: begun[queue] for queue in begun.keys() - ends.keys()}, **ends}, anew
+
+    def _made_again(self, offsets: Offsets, marks: Mapping[MessageQueue, Mark]) -> set[MessageQueue]:
+        """Find the queues whose message before an offset is not the one of the mark.
+        Raises DataLost: failOnDataLoss, and there is one."""
+        now = self._pool().marks({queue: offset for queue, offset in offsets.items() if queue in marks})
+        others = {queue for queue, mark in now.items() if mark != marks[queue]}
+        for queue in sorted(others):
+            found, expected = now[queue].log_offset, marks[queue].log_offset
+            why = (
+                f"the queue was deleted and made again: its message {offsets[queue] - 1} is at log offset {found}, not"
+            )
+            why += f" at {expected}"
+            self._pool().report(DataLost(queue, offsets[queue], None, why))
+        return others
 
     def _count_of(self, size: int, begun: Offsets, end: Offsets) -> int:
         """Estimate how many messages of the queues that have any are about so many bytes: brokers tell no sizes, so a
@@ -353,10 +425,10 @@ def _tags(options: LiveOptions, topic: str) -> frozenset[str]:
     return frozenset(subscription(topic, options.expression).tags_set)
 
 
-def _kept(told: Any) -> Offsets:
-    """Offsets out of a checkpoint. Raises SettingsError: they are not what this format had put there."""
+def _kept(told: Any) -> Place:
+    """A place out of a checkpoint. Raises SettingsError: it is not what this format had put there."""
     try:
-        return from_json(told)
+        return place_of(told)
     except ValueError as error:
         raise SettingsError(
             f"{FORMAT}: the checkpoint has unusable offsets, {json.dumps(told):.100}: {error}; {CHECKPOINT_REMEDY}"
@@ -382,27 +454,63 @@ def _named(queue: MessageQueue) -> tuple[int, str, str]:
 # ---------------------------------------------------------------- offsets
 
 
-def to_json(offsets: Mapping[MessageQueue, int]) -> dict[str, Any]:
+def to_json(
+    offsets: Mapping[MessageQueue, int],
+    marks: Mapping[MessageQueue, Mark] | None = None,
+    renewals: Mapping[MessageQueue, int] | None = None,
+) -> dict[str, Any]:
     """Write offsets as Spark keeps them in a checkpoint."""
-    told: dict[str, Any] = {}
-    for queue, offset in sorted(offsets.items()):
-        told.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = offset
-    return told
+    told = _nested(offsets)
+    noted = {
+        queue: [mark.log_offset, mark.stored_ms, count]
+        for queue in offsets
+        for mark, count in [((marks or {}).get(queue, _NO_MARK), (renewals or {}).get(queue, 0))]
+        if mark != _NO_MARK or count
+    }
+    return told | ({_MARKS: _nested(noted)} if noted else {})
 
 
 def from_json(told: Mapping[str, Any]) -> Offsets:
-    """Read what `to_json` wrote. Raises ValueError: it has another shape."""
+    """Read the offsets that `to_json` wrote, without the marks. Raises ValueError: they have another shape."""
     offsets: Offsets = {}
+    for queue, offset in _flat({topic: brokers for topic, brokers in told.items() if topic != _MARKS}):
+        if isinstance(offset, bool) or not isinstance(offset, int):
+            raise ValueError(f"{offset!r} is no offset")
+        offsets[queue] = offset
+    return offsets
+
+
+def place_of(told: Mapping[str, Any]) -> Place:
+    """Read what `to_json` wrote. Raises ValueError: it has another shape."""
+    if not isinstance(told, dict):
+        raise ValueError(_SHAPE)
+    place = Place(from_json(told), {}, {})
+    for queue, noted in _flat(told.get(_MARKS, {})):
+        if not (isinstance(noted, list) and len(noted) == 3 and all(type(one) is int for one in noted)):
+            raise ValueError(f"{noted!r} is no mark")
+        log_offset, stored_ms, count = noted
+        if log_offset >= 0:
+            place.marks[queue] = Mark(log_offset, stored_ms)
+        if count:
+            place.renewals[queue] = count
+    return place
+
+
+def _nested(values: Mapping[MessageQueue, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for queue, value in sorted(values.items()):
+        nested.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = value
+    return nested
+
+
+def _flat(told: Mapping[str, Any]) -> Iterator[tuple[MessageQueue, Any]]:
     try:
         for topic, brokers in told.items():
             for broker_name, queues in brokers.items():
-                for queue_id, offset in queues.items():
-                    if isinstance(offset, bool) or not isinstance(offset, int):
-                        raise ValueError(f"{offset!r} is no offset")
-                    offsets[MessageQueue(topic, broker_name, int(queue_id))] = offset
+                for queue_id, value in queues.items():
+                    yield MessageQueue(topic, broker_name, int(queue_id)), value
     except AttributeError:
-        raise ValueError('it must look like {"topic":{"broker-a":{"0":123}}}') from None
-    return offsets
+        raise ValueError(_SHAPE) from None
 
 
 def read_option(name: str, text: str) -> Offsets | None:
