@@ -24,7 +24,7 @@ from rmqkit.client.consumer.group import Consumer, GroupCoordinator, offsets_of
 from rmqkit.client.consumer.ordered import ClientQueueLocks, OrderlyConsumeService
 from rmqkit.client.consumer.poll import MessageStream
 from rmqkit.client.consumer.process_queue import ProcessQueue
-from rmqkit.client.consumer.subscribe import Dedupe, Seen, Subscribing, body_decoder
+from rmqkit.client.consumer.subscribe import Dedupe, Seen, Subscribing, body_decoder, handler_fault
 from rmqkit.client.observe.hooks import Hook
 from rmqkit.client.pop.service import OrderlyPopConsumeService, PopConsumeService, PopGroupCoordinator
 from rmqkit.client.pop.session import PopSession
@@ -85,6 +85,7 @@ class PushConsumer(Subscribing, Consumer):
         self._is_ordered = ordered
         self._is_watched = False
         self._listeners: dict[str, Listener | None] = {}
+        self._faults: dict[str, str] = {}
         offsets = offsets_of(runtime, group, settings)
         is_shared_by_brokers = not (settings.client_rebalance or ordered or settings.is_broadcasting)
         session = (
@@ -138,6 +139,11 @@ class PushConsumer(Subscribing, Consumer):
         if handler is None and (self._is_ordered or body is not None or dedupe is not None):
             what = "ordered consumption" if self._is_ordered else "dedupe" if body is None else f"body={body!r}"
             raise SettingsError(f"{what} of topic {topic} has no handler: give one")
+        self._faults.pop(topic, None)
+        if handler is not None and (fault := handler_fault(handler, body, batch_max)) is not None:
+            self._faults[topic] = f"subscription to topic {topic}: {fault}"
+            if not self.is_new:
+                raise SettingsError(self._faults.pop(topic))
         decode = None if body is None else body_decoder(body, topic)
         listener = self._service.on_loop(handler, batch_max, decode, dedupe)
         self._coordinator.subscribe(topic, expression, expression_type)
@@ -146,6 +152,7 @@ class PushConsumer(Subscribing, Consumer):
     def unsubscribe(self, topic: str) -> None:
         """Stop consuming a topic. The consumer gives up its queues at once."""
         self._listeners.pop(topic, None)
+        self._faults.pop(topic, None)
         super().unsubscribe(topic)
 
     def messages(self) -> MessageStream:
@@ -157,6 +164,14 @@ class PushConsumer(Subscribing, Consumer):
         return self._stream_of(self._service)
 
     # -- inside
+
+    def _check_ready(self) -> None:
+        for fault in self._faults.values():
+            raise SettingsError(fault)
+        # A consumer that only calls `PopConsumer.pop` names its topic there.
+        if not self._only_pops and all(topic.startswith(RETRY_PREFIX) for topic in self._listeners):
+            how = "subscribe with on() or subscribe() before the start"
+            raise SettingsError(f"{self._described} has no subscription, and would receive nothing: {how}")
 
     def _register(self) -> None:
         self._runtime.register_consumer(self.group, self._coordinator)
