@@ -193,8 +193,13 @@ def left():
 def test_the_brokers_of_tests_and_of_the_tutorial_have_the_same_defaults(rmq_broker, rmq_topic, rmq_producer):
     for key, value in STANDALONE.items():
         (settings,) = load([BrokerSettings], {key: value}).values
-        usual, own = BrokerSettings(), rmq_broker.brokers[0].context.settings
-        changed = [name for name in settings.__struct_fields__ if getattr(settings, name) != getattr(usual, name)]
+        (usual,) = load([BrokerSettings], {}).values
+        own = rmq_broker.brokers[0].context.settings
+        changed = [
+            name
+            for name in settings.__struct_fields__
+            if getattr(settings, name) != getattr(usual, name) and not name.endswith("_addresses")
+        ]
         assert changed and all(getattr(own, name) == getattr(settings, name) for name in changed)
     sent = rmq_producer.send(Message(topic=rmq_topic, body=b"x", delay_ms=3_600_000))
     assert rmq_producer.recall(sent.recall_handle) == sent.msg_id

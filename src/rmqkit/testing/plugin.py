@@ -12,8 +12,7 @@ fixture              what it is
                      `rmqkit.Producer`, which you enter with ``async with``
 ``rmq_console``      the address of a web console for ``rmq_broker``, such as ``http://127.0.0.1:40123/``
 ``rmq_consumer``     a member of ``rmq_group``, in the same way: a `rmqkit.sync.PushConsumer` or a
-                     `rmqkit.PushConsumer`; it begins at the first message and saves offsets every 50 ms. In a plain
-                     test it starts when it is subscribed
+                     `rmqkit.PushConsumer`; it starts at the first message and saves offsets every 50 ms
 ===================  ==================================================================================================
 
 The marker ``rmq(fresh=True, brokers=2, slaves=1, settings={"flushDiskType": "SYNC_FLUSH"})`` says what a test needs.
@@ -140,8 +139,7 @@ def rmq_producer(request: pytest.FixtureRequest, rmq_broker: LocalCluster) -> It
 def rmq_consumer(
     request: pytest.FixtureRequest, rmq_broker: LocalCluster, rmq_group: str
 ) -> Iterator[PushConsumer | sync.PushConsumer]:
-    """A member of ``rmq_group``: blocking, and started by its first subscription; or in an ``async def`` test to be
-    entered."""
+    """A member of ``rmq_group``: started and blocking, or in an ``async def`` test to be entered."""
     import rmqkit
 
     first = rmqkit.StartFrom.FIRST_OFFSET
@@ -152,11 +150,8 @@ def rmq_consumer(
     if _is_async(request):
         yield rmqkit.PushConsumer(rmq_group, rmq_broker.name_server, settings=settings)
     else:
-        from rmqkit.testing.member import Member
-
-        consumer = Member(rmq_group, rmq_broker.name_server, settings=settings)
-        yield consumer
-        consumer.close()
+        with rmqkit.sync.PushConsumer(rmq_group, rmq_broker.name_server, settings=settings) as consumer:
+            yield consumer
 
 
 @pytest.fixture

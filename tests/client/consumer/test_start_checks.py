@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 from rmqkit import PopConsumer, PushConsumer, sync
 from rmqkit.client.consumer.subscribe import handler_fault
 from rmqkit.errors import SettingsError
+from rmqkit.standalone import Standalone
 
 NOWHERE = "127.0.0.1:1"
 
@@ -22,7 +24,7 @@ class Order(msgspec.Struct):
 
 async def test_a_consumer_without_a_subscription_does_not_start() -> None:
     consumer = PushConsumer("billing", NOWHERE)
-    with pytest.raises(SettingsError, match="consumer of group billing has no subscription, and would receive nothing"):
+    with pytest.raises(SettingsError, match="consumer of group billing has no subscription and gets no messages"):
         await consumer.start()
     assert consumer.is_new, "it may be subscribed, and started then"
     consumer.subscribe("Orders")  # for messages()
@@ -97,3 +99,15 @@ def test_what_a_handler_can_be_called_with(
     found = handler_fault(handler, body, batch_max)
     assert (found is None) == (fault is None), found
     assert fault is None or (found is not None and found.endswith(f"cannot be called: {fault}"))
+
+
+async def test_a_block_may_subscribe_and_wrong_handlers_are_refused_there(tmp_path: Path) -> None:
+    async with Standalone(tmp_path) as both:
+        async with PushConsumer("billing", both.namesrv_address) as consumer:
+            consumer.subscribe("Orders", handler=one)
+            with pytest.raises(SettingsError, match="cannot be called: it gets the message"):
+                consumer.subscribe("Bills", handler=three)
+        wrong = PushConsumer("billing", both.namesrv_address)
+        wrong.subscribe("Orders", handler=nothing)
+        with pytest.raises(SettingsError, match="cannot be called"):
+            await wrong.__aenter__()

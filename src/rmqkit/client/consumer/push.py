@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 from rmqkit.client.consumer import watch as watchdog
 from rmqkit.client.consumer.allocate import Allocate, averagely
@@ -41,6 +41,7 @@ _BATCH_MAX = 1024
 _READER_SECONDS = 1.0
 """Until messages that nobody handles are worth a warning: a program may begin to iterate after the start."""
 
+_NO_SUBSCRIPTION = "has no subscription and gets no messages: call subscribe() or on()"
 _log = logging.getLogger(__name__)
 
 
@@ -86,6 +87,7 @@ class PushConsumer(Subscribing, Consumer):
         self._is_watched = False
         self._listeners: dict[str, Listener | None] = {}
         self._faults: dict[str, str] = {}
+        self._is_entered = False
         offsets = offsets_of(runtime, group, settings)
         is_shared_by_brokers = not (settings.client_rebalance or ordered or settings.is_broadcasting)
         session = (
@@ -165,13 +167,21 @@ class PushConsumer(Subscribing, Consumer):
 
     # -- inside
 
+    async def __aenter__(self) -> Self:
+        # The block that begins here may subscribe: what has no subscription then is logged (`_warn_without_reader`).
+        self._is_entered = True
+        return await super().__aenter__()
+
+    @property
+    def _has_subscription(self) -> bool:
+        # A consumer that only calls `PopConsumer.pop` names its topic there.
+        return self._only_pops or not all(topic.startswith(RETRY_PREFIX) for topic in self._listeners)
+
     def _check_ready(self) -> None:
         for fault in self._faults.values():
             raise SettingsError(fault)
-        # A consumer that only calls `PopConsumer.pop` names its topic there.
-        if not self._only_pops and all(topic.startswith(RETRY_PREFIX) for topic in self._listeners):
-            how = "subscribe with on() or subscribe() before the start"
-            raise SettingsError(f"{self._described} has no subscription, and would receive nothing: {how}")
+        if not self._has_subscription and not self._is_entered:
+            raise SettingsError(f"{self._described} {_NO_SUBSCRIPTION} before the start")
 
     def _register(self) -> None:
         self._runtime.register_consumer(self.group, self._coordinator)
@@ -229,7 +239,7 @@ class PushConsumer(Subscribing, Consumer):
         await asyncio.sleep(_READER_SECONDS)
         topics = [topic for topic in self._coordinator.subscriptions if not topic.startswith(RETRY_PREFIX)]
         if not topics:
-            _log.warning("%s has no subscription and gets no messages: call subscribe() or on()", self._described)
+            _log.warning("%s %s", self._described, _NO_SUBSCRIPTION)
         unread = [topic for topic in topics if topic in self._listeners and self._listeners[topic] is None]
         if unread and not self._streams:
             said = "%s has no handler for topic %s, and nothing iterates messages(): give subscribe() a handler"

@@ -122,8 +122,8 @@ class Subscribing:
         batch_max: int | None = None,
         dedupe: Dedupe | Seen | None = None,
     ) -> None:
-        """Subscribe to a topic, or replace its subscription. Call it before the start, and again at any time: a
-        `PushConsumer` starts only with a subscription, and only with handlers that can be called with what they get.
+        """Subscribe to a topic, or replace its subscription. Call it before ``start`` or ``run``, which raise without a
+        subscription, or in the ``with`` block of the consumer; and again at any time.
         Raises SettingsError: the topic or the expression is not valid, ``batch_max`` is out of bounds, ``body`` cannot
         be read from JSON, ``dedupe`` does not fit the handler, or there is no handler with ``body`` or ``dedupe`` or in
         ordered consumption.
