@@ -8,17 +8,24 @@ from pathlib import Path
 import msgspec
 
 from rmqkit.broker.server import Broker
-from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.settings import STANDALONE, BrokerSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.metrics import ExporterType
 from rmqkit.namesrv.server import KV_FILE, NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.remoting.tls import ClientTls, ServerTls
-from rmqkit.settings import Configuration
+from rmqkit.settings import Configuration, load
 from rmqkit.store.settings import StoreSettings
 
 __all__ = ["Standalone"]
+
+
+def _usual() -> BrokerSettings:
+    """Return the settings of a broker of which nobody set anything."""
+    given = {"listenPort": "0", "bindAddress": "127.0.0.1", **STANDALONE}
+    settings: BrokerSettings = load([BrokerSettings], given, source="a Standalone's settings").values[0]
+    return settings
 
 
 class Standalone:
@@ -52,7 +59,7 @@ class Standalone:
         authentication: AuthenticationSettings | None = None,
         configurations: tuple[Configuration | None, Configuration | None] = (None, None),
     ) -> None:
-        self._broker_settings = broker or BrokerSettings(listen_port=0, bind_address="127.0.0.1", recall_messages=True)
+        self._broker_settings = broker or _usual()
         namesrv = namesrv or NamesrvSettings(listen_port=0, bind_address="127.0.0.1")
         namesrv.kv_config_path = namesrv.kv_config_path or str(store_root / "config" / KV_FILE)
         if namesrv.exporter_type is ExporterType.PROM and namesrv.exporter_port == self._broker_settings.exporter_port:

@@ -206,7 +206,7 @@ class _Blocking:
         raise TypeError(f"a {type(self).__name__} cannot be sent to another process: make one there")
 
     def __enter__(self) -> Self:
-        self.start()
+        self._here().run(self._client.__aenter__)
         return self
 
     def __exit__(

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -14,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from rmqkit import Message, SendFailed, SettingsError, sync
+from rmqkit.broker.settings import STANDALONE, BrokerSettings
 from rmqkit.protocol.schemas.access import UserInfo
 from rmqkit.remoting.address import split_address
+from rmqkit.settings import load
 from rmqkit.testing import LocalCluster
 from rmqkit.testing.cluster import _hold_port
 from tests.interop.server_process import wait_until
@@ -185,3 +188,34 @@ def left():
     gc.collect()
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
     return threading.active_count(), len([*Path("/proc/self/fd").iterdir()]), int(status["RssAnon"].split()[0]) / 1024
+
+
+def test_the_brokers_of_tests_and_of_the_tutorial_have_the_same_defaults(rmq_broker, rmq_topic, rmq_producer):
+    for key, value in STANDALONE.items():
+        (settings,) = load([BrokerSettings], {key: value}).values
+        (usual,) = load([BrokerSettings], {}).values
+        own = rmq_broker.brokers[0].context.settings
+        changed = [
+            name
+            for name in settings.__struct_fields__
+            if getattr(settings, name) != getattr(usual, name) and not name.endswith("_addresses")
+        ]
+        assert changed and all(getattr(own, name) == getattr(settings, name) for name in changed)
+    sent = rmq_producer.send(Message(topic=rmq_topic, body=b"x", delay_ms=3_600_000))
+    assert rmq_producer.recall(sent.recall_handle) == sent.msg_id
+
+
+def test_a_program_can_follow_the_time_of_the_servers(
+    rmq_broker, rmq_clock, rmq_topic, rmq_group, rmq_producer, rmq_consumer, monkeypatch
+):
+    seen = []
+    rmq_consumer.subscribe(rmq_topic, handler=seen.append)
+    rmq_clock.advance(hours=10)
+    before = time.time()
+    monkeypatch.setattr("time.time", rmq_clock.now)
+    assert time.time() - before > 36_000 - 1
+    rmq_producer.send(Message(topic=rmq_topic, body=b"x", deliver_at_ms=int(time.time() * 1000) + 7_200_000))
+    rmq_clock.advance(hours=1)
+    assert not seen, "it is not due yet"
+    rmq_clock.advance(hours=1, seconds=2)
+    wait_until(lambda: len(seen) == 1, SECONDS, "the delivery")

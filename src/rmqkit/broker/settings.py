@@ -25,6 +25,11 @@ __all__ = [
 ]
 
 
+STANDALONE = {"recallMessageEnable": "true"}
+"""Settings of brokers for development and tests (``rmq standalone``, `Standalone`, the pytest plugin) that nobody sets
+to something else."""
+
+
 class BrokerRole(enum.Enum):
     """Who a broker is among those that share its name."""
 

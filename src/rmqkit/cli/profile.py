@@ -44,7 +44,9 @@ def add(
     secret_key_file: Annotated[
         str, typer.Option(metavar="FILE", help="File with the secret key as its first line.", show_default=False)
     ] = "",
-    tls: Annotated[bool, typer.Option("--tls", help="Encrypt every connection.")] = False,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Encrypt every connection. Nothing is verified without --tls-ca.")
+    ] = False,
     tls_ca: Annotated[str, typer.Option(help="PEM file of the CA.", show_default=False)] = "",
     tls_cert: Annotated[str, typer.Option(help="PEM file of the client certificate.", show_default=False)] = "",
     tls_key: Annotated[str, typer.Option(help="PEM file of its private key.", show_default=False)] = "",

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 import typer
 
 from rmqkit import extras
+from rmqkit.broker.settings import STANDALONE
 from rmqkit.cli import with_options
 from rmqkit.cli.logging_setup import LoggingSettings
 from rmqkit.cli.sources import BROKER, COMMON, NAMESRV, NameServers, Running, StoreFolder, store_root
@@ -75,10 +76,10 @@ def standalone(
     """Run a name server and a broker in one process, for development and tests."""
     console_process = ConsoleProcess(console_port) if console else None
     own = {"listenPort": Given(str(namesrv_port), "command line"), "bindAddress": Given(host, "command line")}
-    recalls = {"recallMessageEnable": Given("true", "rmq standalone")}
+    usual = {key: Given(value, "rmq standalone") for key, value in STANDALONE.items()}
     running = Running.of(
         {NAMESRV[:1]: own, BROKER: {}},
-        defaults=lambda given: recalls | _grpc_default(given),
+        defaults=lambda given: usual | _grpc_default(given),
         bindAddress=host,
         listenPort=port,
         storePathRootDir=store,

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 import logging
 import ssl
 import subprocess
@@ -236,6 +237,15 @@ class ServerTls:
         return context
 
 
+@functools.cache
+def _warn_unverified() -> None:
+    """Log, once in a process, that the certificates of servers are not verified."""
+    _log.warning(
+        "TLS encrypts, and verifies no server: any program can answer in the place of one; set tls_verify_server=True "
+        "and tls_trusted to the PEM file of the servers' CA (tls.client.authServer, tls.client.trustCertPath)"
+    )
+
+
 class ClientTls:
     """Gives a client's connections their TLS side.
     Raises SettingsError: the files cannot be used.
@@ -253,6 +263,8 @@ class ClientTls:
         context.verify_mode = ssl.CERT_REQUIRED if settings.tls_verify_server else ssl.CERT_NONE
         if settings.tls_verify_server:
             _load_trusted(context, settings.tls_trusted)
+        else:
+            _warn_unverified()
         if settings.tls_certificate:
             _load_own(context, settings.tls_certificate, settings.tls_key, settings.tls_key_password)
         self.context = context

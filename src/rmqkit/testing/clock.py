@@ -120,7 +120,14 @@ class VirtualClock:
         self._thread = thread
 
     def now_ms(self) -> int:
+        """Return the time of the servers, in ms since the epoch."""
         return SYSTEM_CLOCK.now_ms() + round(self._thread.loop.passed_seconds * 1000)
+
+    def now(self) -> float:
+        """Return the time of the servers in seconds since the epoch, like ``time.time()`` of the program.
+
+        The time of the program does not move. With ``monkeypatch.setattr("time.time", rmq_clock.now)`` it does."""
+        return self.now_ms() / 1000
 
     def monotonic_ms(self) -> float:
         return SYSTEM_CLOCK.monotonic_ms()

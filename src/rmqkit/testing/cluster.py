@@ -17,7 +17,7 @@ from typing import Self, TypedDict, TypeVar, Unpack
 
 from rmqkit.broker.context import BrokerContext
 from rmqkit.broker.server import Broker
-from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.settings import STANDALONE, BrokerSettings
 from rmqkit.errors import SettingsError
 from rmqkit.namesrv.server import KV_FILE, NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
@@ -36,7 +36,8 @@ T = TypeVar("T")
 
 _HOST = "127.0.0.1"
 _SOURCE = "a LocalCluster's settings"
-_OWN = {
+_OWN: dict[str, object] = {
+    **STANDALONE,
     "bindAddress": _HOST,
     "brokerIP1": _HOST,
     "listenPort": 0,

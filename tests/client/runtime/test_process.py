@@ -144,6 +144,7 @@ async def test_it_returns_when_its_clients_are_closed_and_leaves_signals_as_they
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     async with Cluster() as cluster:
         producer, consumer = Producer("PG", cluster.namesrv), PushConsumer("CG", cluster.namesrv)
+        consumer.subscribe("T", handler=print)
         running = asyncio.create_task(rmqkit.run(producer, consumer))
         await until(lambda: consumer._is_started and consumer._starting is None, "both are started")
         await asyncio.gather(producer.close(), consumer.close())
@@ -156,6 +157,7 @@ async def test_it_returns_when_its_clients_are_closed_and_leaves_signals_as_they
 async def test_what_is_started_already_is_only_closed_and_a_start_that_fails_closes_the_rest():
     async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
         closed = PushConsumer("CG", cluster.namesrv)
+        closed.subscribe("T", handler=print)
         twin = Producer("PG", runtime=producer._runtime)
         with pytest.raises(ClientError, match="producer group PG exists"):
             await rmqkit.run(producer, closed, twin)

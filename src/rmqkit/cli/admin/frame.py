@@ -22,6 +22,7 @@ JSON spells fields as Java's tools do (camel case).
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import itertools
 import logging
@@ -91,7 +92,7 @@ def _names_of(asking: Callable[[Admin, str], Awaitable[Sequence[str]]]) -> Calla
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         async def ask() -> Sequence[str]:
-            async with asyncio.timeout(_COMPLETION_MS / 1000.0), admin_of(ctx.params) as admin:
+            async with asyncio.timeout(_COMPLETION_MS / 1000.0), admin_of(ctx.params, is_quiet=True) as admin:
                 return await asking(admin, incomplete)
 
         try:
@@ -176,7 +177,7 @@ COMMON: dict[str, tuple[Any, Any]] = {
     "security_token": _common(
         str, "", "--security-token", "Security token to send with the signature.", envvar="RMQ_SECURITY_TOKEN"
     ),
-    "tls": _common(bool, False, "--tls", "Encrypt every connection."),
+    "tls": _common(bool, False, "--tls", "Encrypt every connection. Nothing is verified without --tls-ca."),
     "tls_ca": _common(str, "", "--tls-ca", "PEM file of the CA. Server certificates are verified against it."),
     "tls_cert": _common(str, "", "--tls-cert", "PEM file of the client certificate."),
     "tls_key": _common(str, "", "--tls-key", "PEM file of the private key of that certificate."),
@@ -184,10 +185,10 @@ COMMON: dict[str, tuple[Any, Any]] = {
 _WATCH = {"watch_s": _common(float, None, "--watch", "Repeat the command every N seconds until Ctrl-C.", min=0.1)}
 
 
-def admin_of(options: Mapping[str, Any]) -> Admin:
+def admin_of(options: Mapping[str, Any], *, is_quiet: bool = False) -> Admin:
     """The connection the common options ask for. Raises SettingsError: they do not fit together."""
     access_key, token = options.get("access_key"), options.get("security_token")
-    secret, tls = options.get("secret_key") or "", tls_settings(options)
+    secret, tls = options.get("secret_key") or "", tls_settings(options, is_quiet=is_quiet)
     return Admin(
         options.get("name_servers") or LOCAL,
         timeout_ms=options.get("timeout_ms") or 5000,
@@ -198,9 +199,11 @@ def admin_of(options: Mapping[str, Any]) -> Admin:
     )
 
 
-def tls_settings(options: Mapping[str, Any]) -> ClientTlsSettings:
-    """What the common options say about TLS; files imply it."""
+def tls_settings(options: Mapping[str, Any], *, is_quiet: bool = False) -> ClientTlsSettings:
+    """What the common options say about TLS; files imply it. Without a CA, a person is warned, once."""
     trusted, certificate = options.get("tls_ca") or "", options.get("tls_cert") or ""
+    if (options.get("tls") or certificate) and not trusted and not is_quiet:
+        _warn_unverified()
     return ClientTlsSettings(
         tls_enable=bool(options.get("tls") or trusted or certificate),
         tls_verify_server=bool(trusted),
@@ -208,6 +211,12 @@ def tls_settings(options: Mapping[str, Any]) -> ClientTlsSettings:
         tls_certificate=certificate,
         tls_key=options.get("tls_key") or "",
     )
+
+
+@functools.cache
+def _warn_unverified() -> None:
+    what = "TLS without a CA encrypts and verifies nothing: any program can answer in the place of a server"
+    print(f"rmq: {what}; to verify servers, give --tls-ca FILE, the PEM file of their CA", file=sys.stderr, flush=True)
 
 
 class Noun:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 from rmqkit.client.consumer import watch as watchdog
 from rmqkit.client.consumer.allocate import Allocate, averagely
@@ -24,7 +24,7 @@ from rmqkit.client.consumer.group import Consumer, GroupCoordinator, offsets_of
 from rmqkit.client.consumer.ordered import ClientQueueLocks, OrderlyConsumeService
 from rmqkit.client.consumer.poll import MessageStream
 from rmqkit.client.consumer.process_queue import ProcessQueue
-from rmqkit.client.consumer.subscribe import Dedupe, Seen, Subscribing, body_decoder
+from rmqkit.client.consumer.subscribe import Dedupe, Seen, Subscribing, body_decoder, handler_fault
 from rmqkit.client.observe.hooks import Hook
 from rmqkit.client.pop.service import OrderlyPopConsumeService, PopConsumeService, PopGroupCoordinator
 from rmqkit.client.pop.session import PopSession
@@ -41,6 +41,7 @@ _BATCH_MAX = 1024
 _READER_SECONDS = 1.0
 """Until messages that nobody handles are worth a warning: a program may begin to iterate after the start."""
 
+_NO_SUBSCRIPTION = "has no subscription and gets no messages: call subscribe() or on()"
 _log = logging.getLogger(__name__)
 
 
@@ -85,6 +86,8 @@ class PushConsumer(Subscribing, Consumer):
         self._is_ordered = ordered
         self._is_watched = False
         self._listeners: dict[str, Listener | None] = {}
+        self._faults: dict[str, str] = {}
+        self._is_entered = False
         offsets = offsets_of(runtime, group, settings)
         is_shared_by_brokers = not (settings.client_rebalance or ordered or settings.is_broadcasting)
         session = (
@@ -138,6 +141,11 @@ class PushConsumer(Subscribing, Consumer):
         if handler is None and (self._is_ordered or body is not None or dedupe is not None):
             what = "ordered consumption" if self._is_ordered else "dedupe" if body is None else f"body={body!r}"
             raise SettingsError(f"{what} of topic {topic} has no handler: give one")
+        self._faults.pop(topic, None)
+        if handler is not None and (fault := handler_fault(handler, body, batch_max)) is not None:
+            self._faults[topic] = f"subscription to topic {topic}: {fault}"
+            if not self.is_new:
+                raise SettingsError(self._faults.pop(topic))
         decode = None if body is None else body_decoder(body, topic)
         listener = self._service.on_loop(handler, batch_max, decode, dedupe)
         self._coordinator.subscribe(topic, expression, expression_type)
@@ -146,6 +154,7 @@ class PushConsumer(Subscribing, Consumer):
     def unsubscribe(self, topic: str) -> None:
         """Stop consuming a topic. The consumer gives up its queues at once."""
         self._listeners.pop(topic, None)
+        self._faults.pop(topic, None)
         super().unsubscribe(topic)
 
     def messages(self) -> MessageStream:
@@ -157,6 +166,22 @@ class PushConsumer(Subscribing, Consumer):
         return self._stream_of(self._service)
 
     # -- inside
+
+    async def __aenter__(self) -> Self:
+        # The block that begins here may subscribe: what has no subscription then is logged (`_warn_without_reader`).
+        self._is_entered = True
+        return await super().__aenter__()
+
+    @property
+    def _has_subscription(self) -> bool:
+        # A consumer that only calls `PopConsumer.pop` names its topic there.
+        return self._only_pops or not all(topic.startswith(RETRY_PREFIX) for topic in self._listeners)
+
+    def _check_ready(self) -> None:
+        for fault in self._faults.values():
+            raise SettingsError(fault)
+        if not self._has_subscription and not self._is_entered:
+            raise SettingsError(f"{self._described} {_NO_SUBSCRIPTION} before the start")
 
     def _register(self) -> None:
         self._runtime.register_consumer(self.group, self._coordinator)
@@ -214,7 +239,7 @@ class PushConsumer(Subscribing, Consumer):
         await asyncio.sleep(_READER_SECONDS)
         topics = [topic for topic in self._coordinator.subscriptions if not topic.startswith(RETRY_PREFIX)]
         if not topics:
-            _log.warning("%s has no subscription and gets no messages: call subscribe() or on()", self._described)
+            _log.warning("%s %s", self._described, _NO_SUBSCRIPTION)
         unread = [topic for topic in topics if topic in self._listeners and self._listeners[topic] is None]
         if unread and not self._streams:
             said = "%s has no handler for topic %s, and nothing iterates messages(): give subscribe() a handler"

@@ -12,6 +12,7 @@ both                     a list of values                a list of values and th
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar, cast, overload
@@ -121,7 +122,8 @@ class Subscribing:
         batch_max: int | None = None,
         dedupe: Dedupe | Seen | None = None,
     ) -> None:
-        """Subscribe to a topic, or replace its subscription. Call it before or after the start.
+        """Subscribe to a topic, or replace its subscription. Call it before ``start`` or ``run``, which raise without a
+        subscription, or in the ``with`` block of the consumer; and again at any time.
         Raises SettingsError: the topic or the expression is not valid, ``batch_max`` is out of bounds, ``body`` cannot
         be read from JSON, ``dedupe`` does not fit the handler, or there is no handler with ``body`` or ``dedupe`` or in
         ordered consumption.
@@ -216,6 +218,25 @@ def body_decoder(kind: Any, topic: str) -> Callable[[bytes], Any]:
         raise SettingsError(
             f"subscription to topic {topic}: body {kind!r} cannot be read from JSON: {error}"
         ) from error
+
+
+def handler_fault(handler: Callable[..., object], body: object, batch_max: int | None) -> str | None:
+    """Return why a handler cannot be called with what it gets, or None.
+    Callables that do not show their parameters, as some written in C, are taken as they are."""
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return None
+    counts = (1,) if body is None else (1, 2)
+    for count in counts:
+        with contextlib.suppress(TypeError):
+            signature.bind(*[None] * count)
+            return None
+    message = "the message" if batch_max is None else "a list of messages"
+    value = "the value" if batch_max is None else "a list of values"
+    gets = message if body is None else f"{value}, or {value} and {message.replace('messages', 'their messages')}"
+    name = getattr(handler, "__qualname__", repr(handler))
+    return f"handler {name}{signature} cannot be called: it gets {gets}"
 
 
 def is_async(handler: Callable[..., object]) -> bool:

@@ -121,12 +121,15 @@ class Client:
 
     async def start(self) -> None:
         """Start the client: connect, join the group, begin to work.
-        Raises ClientError: it was started before, or is closed meanwhile; a closed client cannot be started again."""
+        Raises ClientError: it was started before, or is closed meanwhile; a closed client cannot be started again.
+        Raises SettingsError: a `PushConsumer` has no subscription, or a handler that cannot be called with what it
+        gets. You can correct that, and start it then."""
         if self.is_from_parent:
             self._check_started()
         if self._state is not _State.NEW:
             raise ClientError(f"{self._described} is {self._state.value} already: make a new one")
         self._runtime.check_process()
+        self._check_ready()
         self._state = _State.STARTED
         # A task of its own, which `close` can cancel whoever waits for the start.
         self._starting = asyncio.create_task(self._start(), name=f"start of {self._described}")
@@ -201,6 +204,9 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def _check_ready(self) -> None:
+        """Raise SettingsError if the client cannot do anything after a start; it can be corrected and started again."""
 
     def _register(self) -> None:
         """Join the group in the runtime; `_finish` is called only when this succeeded."""
