@@ -53,7 +53,7 @@ from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import NOT_OF_APPLICATIONS, SYSTEM_TOPICS
 from rmqkit.protocol.properties import SHARDING_KEY, encode_properties, own_properties
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.remoting.client import Backoff
+from rmqkit.remoting.client import Backoff, Failures
 from rmqkit.store.files import naming
 from rmqkit.store.offline import check as fsck
 from rmqkit.store.offline.findings import Finding
@@ -465,16 +465,17 @@ class TopicSource:
                 offset = pulled.next_begin_offset
 
     async def _pull(self, queue: MessageQueue, offset: int) -> PullResult:
-        """A pull, tried again for as long as a producer would try to send."""
-        loop, backoff = asyncio.get_running_loop(), Backoff(_PAUSE_MS, _PAUSE_MS_MAX)
+        """Pull, and retry for as long as a producer would try to send. Raise the cause of most failures."""
+        loop, backoff, failures = asyncio.get_running_loop(), Backoff(_PAUSE_MS, _PAUSE_MS_MAX), Failures()
         deadline = loop.time() + PATIENCE_MS / 1000
         with Silence(lambda: self._on_wait(f"broker {queue.broker_name}", PATIENCE_MS)):
             while True:
                 try:
                     return await self._consumer.pull(queue, offset, self._selection.tags, max_count=_PULL_COUNT)
-                except (RemotingError, NoRoute):
+                except (RemotingError, NoRoute) as error:
+                    failures.note(error)
                     if loop.time() >= deadline:
-                        raise
+                        raise failures.cause from None
                 await asyncio.sleep(backoff.next_ms() / 1000)
 
 
