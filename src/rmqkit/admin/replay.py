@@ -46,7 +46,7 @@ from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import PlacedMessage
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.errors import MessageIllegal, NoNameServer, NoRoute, RemotingError, RmqError, SettingsError
+from rmqkit.errors import BodyError, MessageIllegal, NoNameServer, NoRoute, RemotingError, RmqError, SettingsError
 from rmqkit.filter import matches_tags, subscription
 from rmqkit.filter.sql92 import ExpressionRejected, compile_expression
 from rmqkit.protocol.message import ReceivedMessage
@@ -447,13 +447,17 @@ class TopicSource:
         return low, high
 
     async def read(self, lanes: Lanes) -> AsyncIterator[Picked]:
-        """Raises RemotingError, PeerRefused: a broker does not give its messages, tried for `PATIENCE_MS`."""
+        """Raises RemotingError, PeerRefused: a broker does not give its messages, tried for `PATIENCE_MS`.
+        Raises BodyError: the body of a message is damaged."""
         end_ms = (self._selection.end_ms or _FOREVER_MS) + _CLOCK_STEP_MS
         for lane, (offset, end) in lanes.items():
             broker_name, _, queue_id = lane.rpartition(":")
             queue = MessageQueue(self._topic, broker_name, int(queue_id))
             while offset < end:
                 pulled = await self._pull(queue, offset)
+                for damaged in pulled.unreadable:
+                    place = f"message {damaged.msg_id} at offset {damaged.queue_offset} of {queue}"
+                    raise BodyError(f"{place} cannot be unpacked: replay the messages before and after it")
                 for message in pulled.messages:
                     if message.store_timestamp > end_ms:
                         end = min(end, message.queue_offset)
