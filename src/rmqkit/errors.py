@@ -412,16 +412,19 @@ class SendFailed(ClientError):
     Args:
         topic: the topic of the message.
         brokers: the names of the brokers, in the order in which they were tried.
-        cause: the error of the last try.
+        cause: the error of most tries, the first one of equally frequent ones.
+        others: the other errors, one of each kind.
     """
 
-    def __init__(self, topic: str, brokers: list[str], cause: Exception) -> None:
+    def __init__(self, topic: str, brokers: list[str], cause: Exception, others: Sequence[Exception] = ()) -> None:
         tries = "1 try" if len(brokers) == 1 else f"{len(brokers)} tries"
         outcome = f"not stored after {tries} on {', '.join(dict.fromkeys(brokers))}" if brokers else "not sent"
-        super().__init__(f"message for topic {topic} {outcome}: {cause}")
+        also = f" (other tries: {'; '.join(map(str, others))})" if others else ""
+        super().__init__(f"message for topic {topic} {outcome}: {cause}{also}")
         self.topic = topic
         self.brokers = brokers
         self.cause = cause
+        self.others = others
 
 
 class ReplyTimedOut(ClientError):

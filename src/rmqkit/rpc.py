@@ -251,9 +251,10 @@ class BrokerCalls:
         return (await self.fetch_header(OffsetResponse, address, RequestCode.GET_MAX_OFFSET, header)).offset
 
     async def min_offset(self, address: str, queue: MessageQueue) -> int:
-        """GET_MIN_OFFSET: the first message of a queue that is still stored."""
+        """GET_MIN_OFFSET: the first message of a queue that is still stored. Brokers answer -1 for a batch queue that
+        is still empty; its first message will have offset 0."""
         header = QueueRequest(queue.topic, queue.queue_id, bname=queue.broker_name)
-        return (await self.fetch_header(OffsetResponse, address, RequestCode.GET_MIN_OFFSET, header)).offset
+        return max(0, (await self.fetch_header(OffsetResponse, address, RequestCode.GET_MIN_OFFSET, header)).offset)
 
     async def search_offset(self, address: str, queue: MessageQueue, timestamp_ms: int) -> int:
         """SEARCH_OFFSET_BY_TIMESTAMP: the first message stored at or after a time."""

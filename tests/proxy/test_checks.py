@@ -2,6 +2,7 @@
 
 import pytest
 
+from rmqkit.protocol.names import NO_LITE_TOPICS
 from rmqkit.proxy.checks import check_group, check_messages, check_sent, check_topic, sql_or_tags
 from rmqkit.proxy.messages import message_class
 from rmqkit.proxy.status import Code, Refused
@@ -52,6 +53,11 @@ def test_groups_that_are_refused(name, text):
     code, said = refused(check_group, name)
     assert code == "ILLEGAL_CONSUMER_GROUP"
     assert said.rstrip(".") == text.rstrip(".")
+
+
+def test_a_message_for_a_lite_topic_is_refused_by_that_name():
+    asked = SEND(messages=[message(lite_topic="session-1")])
+    assert refused(check_messages, asked.messages, NOW_MS) == ("NOT_IMPLEMENTED", NO_LITE_TOPICS)
 
 
 def test_a_group_of_tools_passes():

@@ -12,6 +12,7 @@ import pytest
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, request
 from rmqkit.protocol.ids import offset_id
+from rmqkit.protocol.names import NO_LITE_TOPICS
 from rmqkit.protocol.schemas.clients import ConsumeDirectlyRequest, ConsumerGroupRequest, RunningInfoRequest
 from rmqkit.protocol.schemas.groups import ExponentialRetryPolicy, GroupRetryPolicy
 from rmqkit.proxy import sending
@@ -133,6 +134,16 @@ SUBSCRIPTION = {"group": {"name": "G"}, "subscriptions": []}
         ({"client_type": PUSH, "subscription": {"group": {"name": ""}}}, "the specified group is blank", True),
         ({"client_type": 4, "subscription": SUBSCRIPTION}, "Client type is not consumer, type: PULL_CONSUMER", False),
         ({"client_type": 99, "subscription": SUBSCRIPTION}, "Client type is not consumer, type: 99", False),
+        (
+            {"client_type": 5, "subscription": SUBSCRIPTION},
+            f"client type is LITE_PUSH_CONSUMER: {NO_LITE_TOPICS}",
+            False,
+        ),
+        (
+            {"client_type": 6, "subscription": SUBSCRIPTION},
+            f"client type is LITE_SIMPLE_CONSUMER: {NO_LITE_TOPICS}",
+            False,
+        ),
         (
             {
                 "client_type": PUSH,

@@ -47,14 +47,14 @@ from rmqkit.client.observe.hooks import SendResult
 from rmqkit.client.producer.selectors import PlacedMessage
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.errors import MessageIllegal, NoNameServer, NoRoute, RemotingError, RmqError, SettingsError
+from rmqkit.errors import BodyError, MessageIllegal, NoNameServer, NoRoute, RemotingError, RmqError, SettingsError
 from rmqkit.filter import matches_tags, subscription
 from rmqkit.filter.sql92 import ExpressionRejected, compile_expression
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import NOT_OF_APPLICATIONS, SYSTEM_TOPICS
 from rmqkit.protocol.properties import SHARDING_KEY, encode_properties, own_properties
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.remoting.client import Backoff
+from rmqkit.remoting.client import Backoff, Failures
 from rmqkit.store.files import naming
 from rmqkit.store.offline import check as fsck
 from rmqkit.store.offline.findings import Finding
@@ -500,13 +500,17 @@ class TopicSource:
         return low, high
 
     async def read(self, lanes: Lanes) -> AsyncIterator[Picked]:
-        """Raises RemotingError, PeerRefused: a broker does not give its messages, tried for `PATIENCE_MS`."""
+        """Raises RemotingError, PeerRefused: a broker does not give its messages, tried for `PATIENCE_MS`.
+        Raises BodyError: the body of a message is damaged."""
         end_ms = (self._selection.end_ms or _FOREVER_MS) + _CLOCK_STEP_MS
         for lane, (offset, end) in lanes.items():
             broker_name, _, queue_id = lane.rpartition(":")
             queue = MessageQueue(self._topic, broker_name, int(queue_id))
             while offset < end:
                 pulled = await self._pull(queue, offset)
+                for damaged in pulled.unreadable:
+                    place = f"message {damaged.msg_id} at offset {damaged.queue_offset} of {queue}"
+                    raise BodyError(f"{place} cannot be unpacked: replay the messages before and after it")
                 for message in pulled.messages:
                     if message.store_timestamp > end_ms:
                         end = min(end, message.queue_offset)
@@ -518,16 +522,17 @@ class TopicSource:
                 offset = pulled.next_begin_offset
 
     async def _pull(self, queue: MessageQueue, offset: int) -> PullResult:
-        """A pull, tried again for as long as a producer would try to send."""
-        loop, backoff = asyncio.get_running_loop(), Backoff(_PAUSE_MS, _PAUSE_MS_MAX)
+        """Pull, and retry for as long as a producer would try to send. Raise the cause of most failures."""
+        loop, backoff, failures = asyncio.get_running_loop(), Backoff(_PAUSE_MS, _PAUSE_MS_MAX), Failures()
         deadline = loop.time() + PATIENCE_MS / 1000
         with Silence(lambda: self._on_wait(f"broker {queue.broker_name}", PATIENCE_MS)):
             while True:
                 try:
                     return await self._consumer.pull(queue, offset, self._selection.tags, max_count=_PULL_COUNT)
-                except (RemotingError, NoRoute):
+                except (RemotingError, NoRoute) as error:
+                    failures.note(error)
                     if loop.time() >= deadline:
-                        raise
+                        raise failures.cause from None
                 await asyncio.sleep(backoff.next_ms() / 1000)
 
 

@@ -154,6 +154,7 @@ class AdminPuller:
         expression_type: str = TAG,
     ) -> PullResult:
         """Read a queue from an offset on, and commit nothing."""
+        from rmqkit.client.consumer.loop import unpack
         from rmqkit.client.consumer.pull import PullResult
 
         header = pull_request(
@@ -166,11 +167,14 @@ class AdminPuller:
             expression_type=expression_type,
         )
         pulled = await self._calls.pull(await self._address(queue), header, self._calls.timeout_ms + suspend_ms)
-        messages = read_messages(pulled.body, queue.broker_name) if pulled.status is PullStatus.FOUND else []
+        body = pulled.body if pulled.status is PullStatus.FOUND else b""
+        messages, unreadable = unpack(body, queue.broker_name)
         if is_tag_type(expression_type):  # a broker compares hashes
             wanted = subscription(queue.topic, expression)
             messages = [one for one in messages if matches_tags(wanted, one.tags)]
-        return PullResult(pulled.status, pulled.next_begin_offset, pulled.min_offset, pulled.max_offset, messages)
+            unreadable = [one for one in unreadable if matches_tags(wanted, one.tags)]
+        bounds = pulled.min_offset, pulled.max_offset
+        return PullResult(pulled.status, pulled.next_begin_offset, *bounds, messages, unreadable)
 
     async def _address(self, queue: MessageQueue) -> str:
         return (await readers(self._calls, queue.topic))[queue.broker_name]
@@ -358,6 +362,8 @@ class Tail:
         return pulled.next_begin_offset
 
     def _chosen(self, pulled: PullResult) -> list[ReceivedMessage]:
+        for one in pulled.unreadable:
+            self._note(f"message {one.msg_id} of queue {one.queue_id}, offset {one.queue_offset}, cannot be unpacked")
         begin_ms = self._start.time_ms or 0
         return [one for one in pulled.messages if one.store_timestamp >= begin_ms and self._wanted.has(one)]
 

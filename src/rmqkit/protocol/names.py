@@ -62,6 +62,10 @@ _LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
 _LEGAL_TEXT = "^[%|a-zA-Z0-9_-]+$"
 
 
+NO_LITE_TOPICS = "lite topics are not supported by rmqkit: use a FIFO topic, with a message group for each lite topic"
+"""The answer to everything that needs lite topics (RIP-83)."""
+
+
 def retry_topic(group: str) -> str:
     """The topic that holds a group's messages to be consumed again."""
     return RETRY_PREFIX + group

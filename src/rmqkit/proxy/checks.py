@@ -135,6 +135,8 @@ def _check_message(message: Any, now_ms: int) -> None:
     _check_times(message, now_ms)
     if system.HasField("priority") and system.priority < 0:
         raise Refused(Code.BAD_REQUEST, f"the priority of message is {system.priority}: it must not be negative")
+    if system.lite_topic:
+        raise Refused(Code.NOT_IMPLEMENTED, names.NO_LITE_TOPICS)
     if system.message_group:
         _check_text(system.message_group, "message group", Code.ILLEGAL_MESSAGE_GROUP)
         if _utf8_bytes((system.message_group,)) >= _GROUP_BYTES_MAX:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rmqkit.protocol.codes import CURRENT_VERSION, LANGUAGES, version_number
+from rmqkit.protocol.names import NO_LITE_TOPICS
 from rmqkit.protocol.schemas.groups import CustomizedRetryPolicy, ExponentialRetryPolicy, SubscriptionGroupConfig
 from rmqkit.proxy.checks import BODY_BYTES_MAX, check_group, check_topic, sql_or_tags
 from rmqkit.proxy.messages import message_class
@@ -77,6 +78,8 @@ def check_settings(settings: Any) -> None:
         sql_or_tags(entry.expression)
     if settings.client_type not in (PUSH_CONSUMER, SIMPLE_CONSUMER):
         name = _client_type_name(settings.client_type)
+        if name.startswith("LITE_"):
+            raise Refused(Code.INTERNAL_SERVER_ERROR, f"client type is {name}: {NO_LITE_TOPICS}")
         raise Refused(Code.INTERNAL_SERVER_ERROR, f"Client type is not consumer, type: {name}")
 
 

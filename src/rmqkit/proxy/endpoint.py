@@ -17,6 +17,7 @@ from typing import Any
 from rmqkit.clock import Clock
 from rmqkit.errors import ConnectionLost, RmqError
 from rmqkit.protocol.command import Command
+from rmqkit.protocol.names import NO_LITE_TOPICS
 from rmqkit.proxy.backend import Backend
 from rmqkit.proxy.clients import CLIENT_SILENT_MS_MAX, AnswerWith, Call, CallEnded, Client, Clients, Stream
 from rmqkit.proxy.messages import DecodeError, Method, message_class, methods
@@ -94,6 +95,7 @@ class Endpoint:
             "ForwardMessageToDeadLetterQueue": lambda call, client, asked: receiving.forward(client, asked),
             "Heartbeat": telemetry.heartbeat,
             "NotifyClientTermination": lambda call, client, asked: telemetry.terminate(client, asked),
+            "SyncLiteSubscription": _refuse_lite,
         }
 
     def start(self) -> None:
@@ -329,6 +331,11 @@ async def _heard(commands: AsyncIterator[Any]) -> AsyncIterator[Any]:
         yield first
     async for command in commands:
         yield command
+
+
+async def _refuse_lite(call: Call, client: Client, asked: Any) -> Any:
+    """Refuse SyncLiteSubscription with a reason; UNIMPLEMENTED does not say what is missing."""
+    raise Refused(Code.NOT_IMPLEMENTED, NO_LITE_TOPICS)
 
 
 def _failed(name: str, call: Call, error: Exception) -> Refused:

@@ -41,6 +41,7 @@ from rmqkit.errors import (
     PeerRefused,
     RemotingError,
     RequestTimedOut,
+    RmqError,
     TlsMismatch,
     WrongProtocol,
 )
@@ -137,6 +138,43 @@ class Backoff:
         return bound_ms * random.uniform(0.5, 1.0)
 
 
+TRY_MS_MIN = 100.0
+"""A further try begins only with this much time left: a shorter one fails by its time, which hides the cause."""
+
+
+class Failures:
+    """The failures of one series of tries, and which of them is the cause: the most frequent one, the first of equals.
+    The last failure is often only a symptom, as of a try with little time left."""
+
+    __slots__ = ("_kinds",)
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[object, ...], tuple[RmqError, int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._kinds)
+
+    def note(self, error: RmqError) -> None:
+        """Count a failure; errors of one class, code and peer are equal."""
+        kind = (type(error), getattr(error, "code", None), getattr(error, "address", None))
+        first, count = self._kinds.get(kind, (error, 0))
+        if count or len(self._kinds) < _KINDS_MAX:
+            self._kinds[kind] = first, count + 1
+
+    @property
+    def cause(self) -> RmqError:
+        """The failure to report."""
+        assert self._kinds, "a series without a failure has no cause"
+        return max(self._kinds.values(), key=lambda one: one[1])[0]  # the first of the largest
+
+    @property
+    def others(self) -> list[RmqError]:
+        """One failure of each other kind, in their order."""
+        cause = self.cause
+        return [error for error, _ in self._kinds.values() if error is not cause]
+
+
+_KINDS_MAX = 16
 _PATIENCE_S = 1.0
 _TLS_ALERT = 0x15
 _SHOWN_BYTES = 24

@@ -9,6 +9,8 @@ from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields
 from rmqkit.protocol.fastjson import decode_as, loads
 from rmqkit.protocol.message import read_messages
+from rmqkit.protocol.record import BatchEntry, encode_batch
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.offsets import (
     QueryConsumerOffsetRequest,
     QueueRequest,
@@ -16,6 +18,8 @@ from rmqkit.protocol.schemas.offsets import (
     TopicStatsTable,
     UpdateConsumerOffsetRequest,
 )
+from rmqkit.protocol.schemas.topics import CreateTopicRequest
+from rmqkit.rpc import BrokerCalls
 from tests.broker.cluster import Cluster
 from tests.virtual_time import run as run_virtual
 
@@ -177,3 +181,21 @@ async def test_the_bounds_of_a_topic(cluster):
     answer = await cluster.ask(BOUNDS, topic="none")
     assert (answer.code, answer.remark) == (17, "topic[none] not exist")
     assert (await cluster.ask(BOUNDS)).code == 1
+
+
+async def test_the_minimum_of_a_batch_queue_that_is_still_empty_is_minus_one(cluster):
+    """As at Apache's broker, whose clients know it; ours take it for 0."""
+    create = CreateTopicRequest("B", "TBW102", 2, 2, 6, "SINGLE_TAG", attributes="+queue.type=BatchCQ")
+    assert (await cluster.call(RequestCode.UPDATE_AND_CREATE_TOPIC, create)).code == 0
+    batch = encode_batch([BatchEntry(b"one", b"UNIQ_KEY\x01K1\x02")])
+    sent = await cluster.send(
+        "B", batch, "UNIQ_KEY\x01B\x02", code=RequestCode.SEND_BATCH_MESSAGE, batch=True, queue_id=1
+    )
+    assert sent.code == 0, sent.remark
+    await cluster.send()
+    asked = [("B", 0), ("B", 1), ("T", 0), ("T", 1), ("none", 0)]
+    found = [await cluster.number(RequestCode.GET_MIN_OFFSET, QueueRequest(*one)) for one in asked]
+    assert found == [-1, 0, 0, 0, 0]
+    calls = BrokerCalls(cluster.client, 60_000)
+    queue = MessageQueue("B", "broker-a", 0)
+    assert await calls.min_offset(cluster.standalone.broker_address, queue) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.producer.encode import EncodedMessage
 from rmqkit.client.producer.producer import Producer
 from rmqkit.errors import ClientError, NoRoute, PeerRefused
 from rmqkit.protocol.message import Message
@@ -69,6 +70,37 @@ async def test_tags_choose(tmp_path):
         assert (nothing.status, nothing.next_begin_offset) == (PullStatus.NO_MATCHED_MESSAGE, 10)
         with pytest.raises(ClientError, match="names no tag"):
             await it.consumer.pull(it.queue, 0, "||")
+
+
+async def test_a_body_that_cannot_be_unpacked_is_passed_with_the_next_offset(tmp_path, caplog):
+    async with Reading(tmp_path) as it, Producer("PG", it.cluster.namesrv_address) as producer:
+        properties = "UNIQ_KEY\x01BAD\x02TAGS\x01A\x02"
+        await producer.queues("T")
+        await producer._sender.send(
+            EncodedMessage("T", b"no zlib", properties, "BAD", sys_flag=0x301), timeout_ms=30_000, queue=it.queue
+        )
+        await producer.send(Message(topic="T", body=b"after", tags="A"), queue=it.queue)
+        result = await it.consumer.pull(it.queue, 9)
+        assert [message.body for message in result.messages] == [b"9", b"after"]
+        assert [(one.msg_id, one.body, one.queue_offset) for one in result.unreadable] == [("BAD", b"no zlib", 10)]
+        assert result.next_begin_offset == 12
+        others = await it.consumer.pull(it.queue, 9, "B")
+        assert (others.unreadable, others.next_begin_offset) == ([], 12)
+        assert "cannot unpack offset 10 in queue 1 of T" in caplog.text
+
+
+async def test_an_id_of_an_address_that_no_broker_has_says_so(tmp_path):
+    async with Reading(tmp_path) as it:
+        (first, *_) = (await it.consumer.pull(it.queue, 0)).messages
+        found = await it.consumer.view_message("T", first.offset_msg_id)
+        assert found is not None and found.body == b"0"
+        gone = "7F000001" + f"{9:08X}" + first.offset_msg_id[16:]
+        with pytest.raises(ClientError, match=r"is of 127\.0\.0\.1:9, which no broker of topic T has now \(they have "):
+            await it.consumer.view_message("T", gone)
+        found = await it.consumer.view_message("T", first.msg_id)
+        assert found is not None and found.body == b"0"
+        unknown_key = first.msg_id[:-4] + "FFFF"
+        assert await it.consumer.view_message("T", unknown_key) is None
 
 
 async def test_the_end_and_beyond(tmp_path):

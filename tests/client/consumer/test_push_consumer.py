@@ -55,6 +55,42 @@ async def send(producer: Producer, *numbers: int, topic: str = "T", tags: str | 
 # -- against our own broker
 
 
+async def sent_to_the_retry_topic(tmp_path, group, *topics):
+    """Send a message to a group's retry topic itself; return what each topic's handler gets, and the dead letters."""
+    async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
+        for topic in topics:
+            await send(producer, 1, topic=topic)
+        received = {topic: Received() for topic in topics}
+        consumer = PushConsumer(group, cluster.namesrv_address, settings=QUICK)
+        for topic, handler in received.items():
+            consumer.subscribe(topic, "*", handler)
+        retry, offsets = f"%RETRY%{group}", cluster.broker.context.offsets
+        async with consumer:
+            await until(lambda: all(one.messages for one in received.values()), "the messages of the topics")
+            await producer.send(Message(topic=retry, body=b"2"))
+            await until(
+                lambda: consumer.status().queues and _is_done(consumer, retry), "the message of the retry topic"
+            )
+        assert offsets.get(group, retry, 0) == 1
+        dead = cluster.broker.context.store.max_offset(f"%DLQ%{group}", 0)
+        return [one.bodies for one in received.values()], dead
+
+
+def _is_done(consumer, topic):
+    return any(one.queue.topic == topic and one.consumed_offset == 1 for one in consumer.status().queues)
+
+
+async def test_what_is_sent_to_the_retry_topic_itself_goes_to_the_only_handler(tmp_path):
+    """It lacks RETRY_TOPIC: nobody took it, and it held the offset of the retry topic for ever."""
+    assert await sent_to_the_retry_topic(tmp_path, "CG", "T") == ([bodies(1, 2)], 0)
+
+
+async def test_what_is_sent_to_the_retry_topic_itself_is_a_dead_letter_if_there_are_several_handlers(tmp_path, caplog):
+    found, dead = await sent_to_the_retry_topic(tmp_path, "CG", "T", "U")
+    assert (found, dead) == ([bodies(1), bodies(1)], 1)
+    assert "it was sent to %RETRY%CG itself, has no property RETRY_TOPIC" in caplog.text
+
+
 async def test_every_message_is_received_once(tmp_path):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         await send(producer, *range(100))

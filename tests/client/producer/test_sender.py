@@ -17,6 +17,7 @@ from rmqkit.errors import NoNameServer, NoRoute, PeerRefused, RequestTimedOut, S
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import reply
 from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.remoting.client import TRY_MS_MIN
 from tests.client.peers import SECONDS, Cluster, refused, stored, until
 
 MESSAGE = EncodedMessage("T", b"body", "a\x01b\x02", "UK", flag=3, sys_flag=0x301)
@@ -137,7 +138,7 @@ async def test_other_refusals_are_raised_at_once_with_code_and_remark():
         assert sum(it.tries()) == 1
 
 
-async def test_after_the_last_try_the_error_names_the_brokers_and_the_last_cause():
+async def test_after_the_last_try_the_error_names_the_brokers_and_the_cause():
     async with Sending(2, retries=2) as it:
         it.answer(*[refused(ResponseCode.SYSTEM_BUSY, "busy")] * 2)
         with pytest.raises(SendFailed) as caught:
@@ -147,6 +148,64 @@ async def test_after_the_last_try_the_error_names_the_brokers_and_the_last_cause
         assert isinstance(caught.value.cause, PeerRefused)
         assert "not stored after 3 tries" in str(caught.value)
         assert "code 2: busy" in str(caught.value)
+
+
+FULL = refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the disk is full")
+
+
+def after(count, first, then):
+    """Answer the first requests in one way and the others in another."""
+    answers = iter([first] * count)
+    return lambda command: next(answers, then)(command)
+
+
+@pytest.mark.parametrize(("refusals", "is_cause"), [(4, True), (2, True), (0, False)])
+async def test_the_error_names_the_cause_of_most_tries_and_then_the_others(refusals, is_cause):
+    """The last try has little time: its own time-out would hide what is wrong with the broker."""
+    async with Sending(try_timeout_ms=800) as it:
+        await it.sender.queues("T")
+        it.answer(after(refusals, FULL, lambda command: None))
+        with pytest.raises(SendFailed) as caught:
+            await it.sender.send(MESSAGE, timeout_ms=1500)
+        text = str(caught.value)
+        assert isinstance(caught.value.cause, PeerRefused if is_cause else RequestTimedOut)
+        assert ("the disk is full" in text) is is_cause
+        assert ("(other tries: " in text) is is_cause
+        assert caught.value.__cause__ is caught.value.cause
+
+
+@pytest.mark.parametrize("is_chosen", [False, True])
+async def test_no_further_try_begins_with_almost_no_time_left(is_chosen):
+    async with Sending() as it:
+        await it.sender.queues("T")
+        it.answer(FULL)
+        started_ms = it.runtime.clock.monotonic_ms()
+        timeouts = []
+        call = it.runtime.remoting.call
+
+        async def noted(address, command, timeout_ms):
+            timeouts.append(timeout_ms)
+            return await call(address, command, timeout_ms)
+
+        it.runtime.remoting.call = noted
+        queue = MessageQueue("T", "broker-0", 0) if is_chosen else None
+        with pytest.raises(SendFailed) as caught:
+            await it.sender.send(MESSAGE, timeout_ms=700, queue=queue)
+        assert len(timeouts) > 3
+        assert min(timeouts) > TRY_MS_MIN / 2
+        assert it.runtime.clock.monotonic_ms() - started_ms <= 700
+        assert "code 14: the disk is full" in str(caught.value)
+        assert "did not answer" not in str(caught.value)
+
+
+async def test_a_send_with_little_time_has_one_try():
+    async with Sending() as it:
+        await it.sender.queues("T")
+        assert (await it.sender.send(MESSAGE, timeout_ms=50)).status is SendStatus.SEND_OK
+        it.answer(FULL)
+        with pytest.raises(SendFailed, match="the disk is full"):
+            await it.sender.send(MESSAGE, timeout_ms=50)
+        assert it.tries() == [2]
 
 
 async def test_the_number_of_tries_is_a_setting():

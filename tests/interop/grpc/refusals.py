@@ -352,7 +352,7 @@ async def settings(scene: Scene) -> None:
         client_type=2,
         subscription=subscribing(expression="||"),
     )
-    for number, role in ((4, "PULL_CONSUMER"), (0, "CLIENT_TYPE_UNSPECIFIED"), (5, "LITE_PUSH_CONSUMER")):
+    for number, role in ((4, "PULL_CONSUMER"), (0, "CLIENT_TYPE_UNSPECIFIED")):
         text = f"grpc: INTERNAL process client telemetryCommand failed. Client type is not consumer, type: {role}"
         await ask(f"subscription of {role}", [text], client_type=number, subscription=subscribing())
     unknown = scene.client("settings unknown language", language="xyz").telemetry()

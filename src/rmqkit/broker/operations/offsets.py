@@ -106,8 +106,13 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.GET_MIN_OFFSET)
     @by_global_number
     def min_offset(self, connection: Connection, command: Command) -> Command:
+        """Return the first offset of a queue; -1 for a batch queue that is still empty, as the reference does."""
         header = decode_header(command, QueueRequest)
-        return reply(command, header=OffsetResponse(self._context.first_offset(header.topic, header.queue_id)))
+        offset = self._context.first_offset(header.topic, header.queue_id)
+        is_empty = not offset and self._context.store.max_offset(header.topic, header.queue_id) == 0
+        if is_empty and self._context.topics.is_batch_topic(header.topic):
+            offset = -1
+        return reply(command, header=OffsetResponse(offset))
 
     @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     @by_global_number

@@ -22,7 +22,7 @@ from rmqkit.broker.operations import OperationsContext
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, decode_header_leniently, reply
-from rmqkit.protocol.names import is_light, retry_topic, topic_fault
+from rmqkit.protocol.names import NO_LITE_TOPICS, is_light, retry_topic, topic_fault
 from rmqkit.protocol.schemas.topics import (
     CreateTopicRequest,
     TopicConfig,
@@ -98,6 +98,8 @@ def alter(
             raise ValueError(f"only add attribute is supported while creating topic. key: {name}")
         if sign not in ("+", "-") or not name:
             raise ValueError("kv string format wrong.")
+        if name.startswith("lite.") or (sign, name, value) == ("+", "message.type", "LITE"):
+            raise ValueError(NO_LITE_TOPICS)
         attribute = known.get(name)
         if attribute is None:
             raise ValueError(f"unsupported key: {name}")

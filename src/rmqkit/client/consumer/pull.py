@@ -18,12 +18,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from rmqkit.client.consumer.allocate import Allocate, averagely
 from rmqkit.client.consumer.context import ConsumerContext
 from rmqkit.client.consumer.group import Consumer, GroupCoordinator, offsets_of
-from rmqkit.client.consumer.loop import PullSchedule, PullTask, place_in, scheduled_call
+from rmqkit.client.consumer.loop import PullSchedule, PullTask, place_in, scheduled_call, unpack
 from rmqkit.client.consumer.poll import MessageStream, PollBuffer
 from rmqkit.client.observe.hooks import Hook
 from rmqkit.client.runtime.lifecycle import keeps_open
@@ -39,6 +39,7 @@ from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import ReceivedMessage, read_messages
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, QueryMessageRequest
+from rmqkit.remoting.address import join_address
 from rmqkit.rpc import PullStatus
 
 _UNIQUE_KEY_COUNT = 32
@@ -55,6 +56,8 @@ class PullResult(Struct):
         min_offset: the first offset of the queue.
         max_offset: one past the last offset of the queue.
         messages: the messages that match the expression.
+        unreadable: those whose bodies cannot be decompressed, with their bodies as they are stored. They are logged as
+            errors.
     """
 
     status: PullStatus
@@ -62,6 +65,7 @@ class PullResult(Struct):
     min_offset: int
     max_offset: int
     messages: list[ReceivedMessage]
+    unreadable: list[ReceivedMessage] = field(default_factory=list)
 
 
 class PullConsumer(Consumer):
@@ -215,7 +219,7 @@ class PullConsumer(Consumer):
         If there is no message, the broker waits up to ``suspend_ms`` for the first one. ``expression`` selects tags;
         ``*`` means all messages.
         Raises ClientError: the expression is not valid.
-        Raises BodyError: the body of a message is damaged."""
+        Raises BodyError: the answer is not made of messages."""
         self._check_started()
         address = await self._address(queue, self._suggested.get(queue, 0))
         try:
@@ -240,9 +244,10 @@ class PullConsumer(Consumer):
         )
         pulled = await self._runtime.calls.pull(address, header, self.settings.request_timeout_ms + suspend_ms)
         self._suggested[queue] = pulled.suggested_broker_id
-        messages = read_messages(pulled.body, queue.broker_name) if pulled.status is PullStatus.FOUND else []
-        place_in(queue, messages, pulled.offset_delta)
-        remove_namespace(self._runtime.namespace, messages)
+        body = pulled.body if pulled.status is PullStatus.FOUND else b""
+        messages, unreadable = unpack(body, queue.broker_name)
+        place_in(queue, (*messages, *unreadable), pulled.offset_delta)
+        remove_namespace(self._runtime.namespace, (*messages, *unreadable))
         return PullResult(
             pulled.status,
             pulled.next_begin_offset,
@@ -250,6 +255,7 @@ class PullConsumer(Consumer):
             pulled.max_offset,
             # Brokers compare hashes of tags: other tags with the same hash come along.
             [message for message in messages if matches_tags(wanted, message.tags)],
+            [message for message in unreadable if matches_tags(wanted, message.tags)],
         )
 
     @keeps_open
@@ -270,7 +276,7 @@ class PullConsumer(Consumer):
     @keeps_open
     async def committed(self, queue: MessageQueue) -> int | None:
         """Where the group is, None when the broker has no offset of it."""
-        return await self._runtime.calls.committed_offset(await self._address(queue), self.group, queue)
+        return await self._runtime.calls.committed_offset(await self._address(queue), self.group, queue, is_stored=True)
 
     @keeps_open
     async def commit(self, queue: MessageQueue | None = None, offset: int | None = None) -> None:
@@ -294,7 +300,8 @@ class PullConsumer(Consumer):
     # -- looking messages up
 
     async def view_message(self, topic: str, msg_id: str) -> ReceivedMessage | None:
-        """A message of a topic by its id, of either kind (``msg_id``, ``offset_msg_id``); None when no broker has it.
+        """Look up a message of a topic by its ``msg_id`` or ``offset_msg_id``; None when no broker has it.
+        Raises ClientError: the ``offset_msg_id`` names an address that no broker of the topic has now.
         Raises NoRoute: the topic does not exist."""
         self._check_started()
         return await view_message(self._runtime, topic, msg_id)
@@ -373,14 +380,16 @@ class PullConsumer(Consumer):
 
 async def view_message(runtime: ClientRuntime, topic: str, msg_id: str) -> ReceivedMessage | None:
     """Look a message up by its offset message id, at the broker it names, or else by its unique key.
-    Raises NoRoute: the topic does not exist."""
+    Raises NoRoute: the topic does not exist.
+    Raises ClientError: the id names an address that no broker of the topic has now."""
     brokers = await _brokers(runtime, topic)
     try:
         ip, port, physical_offset = decode_offset_id(msg_id)
     except ValueError:
         ip, port, physical_offset = "", 0, 0
+    named = join_address(ip, port)
     for name, address in brokers:
-        if address == f"{ip}:{port}":
+        if address == named:
             return await _at_offset(runtime, topic, name, address, physical_offset)
     # A broker looks through the index files of the time asked for: first the few of the last days, then all.
     for begin_ms in (runtime.clock.now_ms() - _THREE_DAYS_MS, 0):
@@ -390,6 +399,13 @@ async def view_message(runtime: ClientRuntime, topic: str, msg_id: str) -> Recei
         for message in found:
             if message.msg_id == msg_id:
                 return message
+    # A unique key has as many digits: nearly none has a port there.
+    if 0 < port < 1 << 16 and physical_offset >= 0:
+        now = ", ".join(address for _, address in brokers)
+        raise ClientError(
+            f"message id {msg_id} is of {named}, which no broker of topic {topic} has now (they have {now}): if the "
+            "broker has moved, look the message up by its unique key (UNIQ_KEY)"
+        )
     return None
 
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from rmqkit.client.consumer import watch as watchdog
 from rmqkit.client.consumer.allocate import Allocate, averagely
-from rmqkit.client.consumer.consume import ConcurrentConsumeService, Listener
+from rmqkit.client.consumer.consume import ConcurrentConsumeService, DeadLetters, Listener
 from rmqkit.client.consumer.context import ConsumerContext
 from rmqkit.client.consumer.group import Consumer, GroupCoordinator, offsets_of
 from rmqkit.client.consumer.ordered import ClientQueueLocks, OrderlyConsumeService
@@ -232,7 +232,17 @@ class PushConsumer(Subscribing, Consumer):
         return self._service.is_at_work_here
 
     def _listener_of(self, topic: str) -> Listener | None:
-        return self._listeners.get(topic, _NOT_SUBSCRIBED)
+        listener = self._listeners.get(topic, _NOT_SUBSCRIBED)
+        return self._without_topic() if listener is None and topic == retry_topic(self.group) else listener
+
+    def _without_topic(self) -> Listener | None:
+        """Return the handler of messages that somebody sent to the retry topic itself. They do not name the topic that
+        they came from. The only handler takes them, or the stream of a topic that has no handler. With several handlers
+        they become dead letters: if nobody took them, they would hold the offset of the retry topic for ever."""
+        found = {id(one): one for topic, one in self._listeners.items() if topic != retry_topic(self.group)}
+        if not found or None in found.values():
+            return None
+        return next(iter(found.values())) if len(found) == 1 else _OF_NO_TOPIC
 
     async def _warn_without_reader(self) -> None:
         """Warn when nobody can get messages, a moment after the start: programs may subscribe or iterate after it."""
@@ -263,4 +273,11 @@ async def _not_subscribed(message: ReceivedMessage) -> None:
     raise ClientError(f"topic {message.topic} is not subscribed any more")
 
 
+async def _of_no_topic(message: ReceivedMessage) -> None:
+    """Refuse a message of the retry topic that belongs to none of several handlers."""
+    reason = f"it was sent to {message.topic} itself, has no property RETRY_TOPIC, and several topics have handlers"
+    raise DeadLetters([(message, reason)])
+
+
 _NOT_SUBSCRIBED = Listener(_not_subscribed)
+_OF_NO_TOPIC = Listener(_of_no_topic)

@@ -63,6 +63,7 @@ from rmqkit.protocol.schemas.pop import (
     PopMessageRequest,
     PopMessageResponse,
 )
+from rmqkit.remoting.client import Failures
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.rpc import Popped, PopStatus
 
@@ -331,16 +332,18 @@ class PopSession:
             del self._ackers[broker_name]
 
     async def _ack_or_log(self, broker_name: str, receipts: list[Receipt]) -> None:
+        failures = Failures()
         for left in reversed(range(_ACK_TRIES)):
             try:
                 return await self._ack(broker_name, receipts)
             except RmqError as error:
+                failures.note(error)
                 if not left or not isinstance(error, RemotingError):
                     _log.warning(
                         "%d acks of group %s failed, so their messages are delivered again: %s",
                         len(receipts),
                         self._group,
-                        error,
+                        failures.cause if isinstance(error, RemotingError) else error,
                     )
                     return None
             await asyncio.sleep(_ACK_PAUSE_MS / 1000.0)

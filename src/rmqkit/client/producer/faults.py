@@ -25,7 +25,7 @@ from rmqkit.clock import Clock
 from rmqkit.errors import RequestTimedOut, RmqError, SendFailed
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.remoting.client import Backoff
+from rmqkit.remoting.client import Backoff, Failures
 
 RETRYABLE = frozenset(
     (
@@ -102,10 +102,10 @@ class Tries:
 
     Attributes:
         brokers: names, in the order they were tried.
-        failure: the last one.
+        failures: what went wrong so far.
     """
 
-    __slots__ = ("_lasting", "_most", "_not_safe", "_unanswered", "backoff", "brokers", "failure")
+    __slots__ = ("_lasting", "_most", "_not_safe", "_unanswered", "backoff", "brokers", "failures")
 
     def __init__(self, retries: int) -> None:
         # 0 is no limit: as often as there is time for.
@@ -114,7 +114,7 @@ class Tries:
         self._unanswered = 0
         self._not_safe: SendResult | None = None
         self.brokers: list[str] = []
-        self.failure: RmqError | None = None
+        self.failures = Failures()
         self.backoff = Backoff(*BACKOFF_MS)
 
     @property
@@ -134,7 +134,7 @@ class Tries:
         self.brokers.append(broker_name)
 
     def failed(self, error: RmqError, *, is_passing: bool) -> None:
-        self.failure = error
+        self.failures.note(error)
         self._lasting += not is_passing
         self._unanswered += isinstance(error, RequestTimedOut)
 
@@ -146,8 +146,8 @@ class Tries:
         """Raises SendFailed: it is stored nowhere."""
         if self._not_safe is not None:
             return self._not_safe
-        assert self.failure is not None, "a try ends with a result or a failure"
-        raise SendFailed(topic, self.brokers, self.failure) from self.failure
+        cause = self.failures.cause
+        raise SendFailed(topic, self.brokers, cause, self.failures.others) from cause
 
 
 class QueueRetries:
