@@ -19,6 +19,7 @@ import pytest
 
 from rmqkit.errors import StoreError, StoreUnavailable
 from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.schemas.pull import QueryMessageRequest
 from rmqkit.protocol.schemas.topics import CreateTopicRequest
 from rmqkit.store.files import JsonFile
 from rmqkit.store.index import index as message_index
@@ -353,6 +354,25 @@ def test_sends_over_a_full_disk(
                 [(await cluster.pull(offset=offset, count=1)).body for offset in range(codes.count(0) + 2)]
             )
             assert b"kept" in stored and b"after" in stored
+
+    asyncio.run(run())
+
+
+def test_a_query_over_a_full_disk_of_the_index_says_so(tmp_path: Path, disk: RefusingDisk) -> None:
+    """The key may be there: an answer "not found" would be wrong."""
+    header = QueryMessageRequest(topic="T", key="k", max_num=8, begin_timestamp=0, end_timestamp=1 << 62)
+
+    async def run() -> None:
+        async with Cluster(tmp_path) as cluster:
+            disk.refuse(NO_SPACE, path="/index")
+            assert (await cluster.send(properties="KEYS\x01k\x02")).code == ResponseCode.SUCCESS
+            for _ in range(2):
+                refused = await cluster.call(RequestCode.QUERY_MESSAGE, header)
+                assert refused.code == ResponseCode.SYSTEM_ERROR
+                assert "the index is behind the log, so key k is not known" in (refused.remark or "")
+            disk.repair()
+            found = await cluster.call(RequestCode.QUERY_MESSAGE, header)
+            assert found.code == ResponseCode.SUCCESS and b"hello" in found.body
 
     asyncio.run(run())
 

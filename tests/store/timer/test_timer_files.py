@@ -332,6 +332,21 @@ def test_a_short_write_of_a_checkpoint_is_finished_or_refused(tmp_path, name):
         assert load_timer_checkpoint(path).last_timer_queue_offset == 3
 
 
+@pytest.mark.parametrize("count", [1, 9, 10, 11, 20, 25])
+def test_a_refused_timer_log_is_written_again_also_over_several_files(tmp_path, count):
+    files = files_in(tmp_path)
+    with RefusingDisk().installed() as disk:
+        for number in range(count):  # 10 units fill a file
+            files.add([unit(number + 1, number)])
+        disk.refuse(BROKEN, "fdatasync", path="timerlog", times=2)
+        for _ in range(2):
+            with pytest.raises(OSError, match="Input/output"):
+                files.log.sync()
+        files.log.sync()
+    assert not files.log.queue.refused() and files.log.queue.unsynced_bytes == 0
+    files.close()
+
+
 def test_units_that_the_page_cache_dropped_are_not_taken_for_flushed(tmp_path):
     files = files_in(tmp_path)
     files.add([unit(1, 0), unit(2, 1)])

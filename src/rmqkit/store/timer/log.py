@@ -169,10 +169,10 @@ class TimerLog:
 
 
 def _is_whole(file: MappedFile) -> bool:
-    """Whether all units of a file are there that its last sync did not bring to the disk."""
+    """Whether all units of a file are there that its last sync did not bring to the disk; a blank ends a full file."""
     begin = max(0, file.again_from or 0) // UNIT_BYTES * UNIT_BYTES
-    raw = file.read(begin, file.wrote - begin)
-    units = _UNIT.iter_unpack(raw[: len(raw) // UNIT_BYTES * UNIT_BYTES])
+    end = min(file.wrote, file.size - _BLANK.size) // UNIT_BYTES * UNIT_BYTES
+    units = _UNIT.iter_unpack(file.read(begin, max(0, end - begin)))
     return all(_sound(fields) is not None for fields in units)
 
 
