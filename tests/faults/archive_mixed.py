@@ -233,7 +233,7 @@ async def _run(root: Path, kills: int, seed: int) -> Outcome:
                 await _create(broker.address)
             works = (load.plain, load.plain, load.batch, load.delayed, load.transaction, load.pop)
             loads = [asyncio.create_task(load.run(work)) for work in works]
-            await asyncio.sleep(choose.uniform(0.5, 3.0))
+            await asyncio.sleep(choose.uniform(0.5, 2.5))
         await asyncio.gather(*loads)
     outcome.acknowledged = len(load.places) + len(load.promised)
     async with broker:
