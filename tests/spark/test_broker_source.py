@@ -603,6 +603,20 @@ def test_a_topic_that_is_deleted_ends_a_stream_of_what_there_is_at_once(
         assert said in caplog.text
 
 
+def test_a_name_server_that_does_not_know_a_topic_is_not_believed_before_its_broker(
+    broker: Standalone, orders: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = {"orders": {"broker-a": {"0": 5}}}
+    reader = stream(broker, subscribe=orders, brokerPatienceMs="1", pullBatchSize="30")
+    with (
+        mock.patch.object(BrokerPool, "_queues", return_value=[]),
+        pytest.raises(DataLost, match="messages from 5 on of queue 0 of orders on broker-a are gone: no route has"),
+    ):
+        reader.latestOffset(start, ReadAllAvailable())
+    assert "waiting up to 0.001 s for the brokers broker-a" in caplog.text
+    assert reader.latestOffset(start, ReadAllAvailable())["orders"]["broker-a"]["0"] == COUNT // 4
+
+
 def test_messages_that_are_not_there_any_more_are_data_loss_while_they_are_read(
     broker: Standalone, orders: str
 ) -> None:

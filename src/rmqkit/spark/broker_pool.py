@@ -19,6 +19,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from rmqkit.client.runtime.process import portal
+from rmqkit.client.runtime.routes import MASTER_ID
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings
 from rmqkit.errors import BodyError, NoRoute, PeerRefused, RemotingError, RmqError
@@ -130,9 +131,9 @@ class BrokerPool:
 
         async def dispatched(queue: MessageQueue) -> None:
             # The end is taken once: a topic that others send to goes on growing, and would be waited for without end.
-            stored, _ = await self._log_ends(queue)
+            stored, _ = await self._log_ends(await self._address(queue))
             while True:
-                if (await self._log_ends(queue))[1] >= stored:
+                if (await self._log_ends(await self._address(queue)))[1] >= stored:
                     return
                 await asyncio.sleep(_DISPATCH_PAUSE_S)
 
@@ -168,9 +169,17 @@ class BrokerPool:
             queues = assigned or await self._queues(list(topics), pattern, must_exist=not begun)
             found = await self._bounds(queues)
             short = [queue for queue, offset in begun.items() if queue in found and found[queue].high < offset]
-            away = {queue.broker_name for queue in short if not await self._has_settled(queue)}
-            if missing := begun.keys() - found.keys():
-                away |= {queue.broker_name for queue in missing} - await self._registered()
+            routes = self._runtime.routes
+            away = {
+                queue.broker_name
+                for queue in short
+                if not await self._has_settled(routes.address(routes.broker_of(queue)))
+            }
+            missing = begun.keys() - found.keys()
+            masters = await self._masters() if missing else {}
+            for queue in missing:
+                if not await self._is_gone(queue, begun[queue], masters.get(queue.broker_name)):
+                    away.add(queue.broker_name)
             if away:
                 if not is_said:
                     wait_s = self._options.patience_ms / 1000
@@ -185,25 +194,36 @@ class BrokerPool:
         except _NotYet as late:
             return late.found
 
-    async def _has_settled(self, queue: MessageQueue) -> bool:
-        """Whether a queue ends where its broker says: a slave may lag, and a broker that was started again may still
+    async def _has_settled(self, master: str | None) -> bool:
+        """Whether queues end where their broker says: a slave may lag, and a broker that was started again may still
         have messages of its log to enter into queues."""
-        if self._runtime.routes.address(self._runtime.routes.broker_of(queue)) is None:
+        if master is None:
             return False
         try:
-            end, dispatched = await self._log_ends(queue)
+            end, dispatched = await self._log_ends(master)
         except PeerRefused:  # the user has no right to ask
             return False
         return dispatched >= end
 
-    async def _registered(self) -> set[str]:
-        """The names of the brokers that the name servers know. A queue of such a broker that is in no route is gone."""
+    async def _is_gone(self, queue: MessageQueue, offset: int, master: str | None) -> bool:
+        """Whether the broker of a queue that is in no route does not have it. A name server alone is not believed: it
+        may have been started a moment ago, and know only some topics yet."""
+        if master is None:
+            return False
+        try:
+            return await self._runtime.calls.max_offset(master, queue) < offset and await self._has_settled(master)
+        except PeerRefused as error:
+            return error.code == ResponseCode.TOPIC_NOT_EXIST
+
+    async def _masters(self) -> dict[str, str]:
+        """The addresses of the masters that a name server knows, by the names of their brokers."""
         name_servers = NameServers(self._runtime.name_servers, self._runtime.calls)
         try:
             cluster = await name_servers.fetch(ClusterInfo, RequestCode.GET_BROKER_CLUSTER_INFO)
         except (PeerRefused, BodyError):
-            return set()
-        return set(cluster.broker_addr_table)
+            return {}
+        brokers = cluster.broker_addr_table.items()
+        return {name: data.broker_addrs[MASTER_ID] for name, data in brokers if MASTER_ID in data.broker_addrs}
 
     def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark]:
         """Ask for the mark of the message before each offset. Queues without that message are left out.
@@ -383,9 +403,9 @@ class BrokerPool:
         )
         return await self._runtime.calls.pull(await self._address(queue), header, options.pull_timeout_ms)
 
-    async def _log_ends(self, queue: MessageQueue) -> tuple[int, int]:
-        """Ask a queue's broker where its log ends, and where the part of it ends that was dispatched to queues."""
-        figures = await self._runtime.calls.runtime_info(await self._address(queue))
+    async def _log_ends(self, address: str) -> tuple[int, int]:
+        """Ask a broker where its log ends, and where the part of it ends that was dispatched to queues."""
+        figures = await self._runtime.calls.runtime_info(address)
         end = int(figures["commitLogMaxOffset"])
         return end, end - int(figures["dispatchBehindBytes"])
 
