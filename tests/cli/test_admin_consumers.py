@@ -161,7 +161,8 @@ def test_a_group_is_moved(world):
 def test_clients_are_shown(world):
     assert world.client in shown(world, "consumer", "connections", "online")
     text = shown(world, "consumer", "status", "online", "-s")
-    assert text.endswith("in order: the same subscriptions, and nobody is stuck\n")
+    well = "clients in order: the same subscriptions, and none is stuck; whether the group keeps up: "
+    assert text.endswith(f"{well}rmq admin cluster findings\n")
     assert "thread MainThread" in text
     assert shown(world, "producer", "list") == ""
 

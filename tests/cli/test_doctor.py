@@ -208,7 +208,7 @@ def test_the_advertised_address_is_tried(tmp_path, listens, told, state, text):
         ("[ 0 days, 0 hours, 1 minutes, 0 seconds ]", OK, "+0 s from this one's"),
         ("[ 0 days, 0 hours, 1 minutes, 9 seconds ]", WARN, "+9 s from this one's"),
         ("[ 1 days, 0 hours, 0 minutes, 0 seconds ]", FAIL, "+86340 s from this one's"),
-        (None, UNKNOWN, "it does not tell: 'runtime'"),
+        (None, UNKNOWN, "it does not report when it started"),
     ],
 )
 def test_the_clock_of_a_broker(monkeypatch, runtime, state, text):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -34,6 +35,11 @@ def test_a_command_says_once_that_nothing_is_verified(command: tuple[str, ...]) 
     said = rmq(*command, *NOBODY, "--tls", "--timeout", "1000").stderr
     assert said.count("encrypts and verifies nothing") == 1, said
     assert "give --tls-ca FILE" in said
+
+
+def test_a_script_gets_nothing_but_the_line_of_the_error() -> None:
+    (line,) = rmq("admin", "cluster", "list", *NOBODY, "--tls", "--json").stderr.splitlines()
+    assert json.loads(line)["exitCode"] == 3
 
 
 def test_without_tls_nothing_is_said() -> None:

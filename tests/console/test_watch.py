@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter, deque
 from pathlib import Path
 
+from rmqkit import Producer, PushConsumer, PushConsumerSettings, StartFrom
 from rmqkit.admin import Admin
 from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerSettings
@@ -144,3 +145,29 @@ def test_whose_turn_it_is() -> None:
     assert _turn(waiting, known, [], 3) == ["f"]
     assert _turn(waiting, known, [], 3) == ["a", "b", "c"]
     assert _turn(deque(), set(), [], 3) == []
+
+
+async def test_consumed_is_the_rate_of_committed_offsets(tmp_path: Path) -> None:
+    """A handler that does 2 messages a second gets 8: the others are pulled, and wait on the client."""
+    async with served(tmp_path) as (both, _, browser), Admin(both.namesrv_address) as admin:
+        await admin.topics.create("Orders", read_queues=1, write_queues=1)
+        settings = PushConsumerSettings(handlers_max=1, start_from=StartFrom.FIRST_OFFSET, drain_ms=0)
+        consumer = PushConsumer("slow", both.namesrv_address, settings=settings)
+
+        @consumer.on("Orders")
+        async def handle(message: object) -> None:
+            await asyncio.sleep(0.5)
+
+        async with consumer, Producer("shop", both.namesrv_address) as producer:
+            for number in range(8 * 70):
+                await producer.send(Message(topic="Orders", body=b"x"))
+                await asyncio.sleep(1 / 8)
+                if number % 40 == 0:
+                    await browser.get("/local/groups/slow")
+            page = await browser.json("/local/groups/slow")
+            assert 1.5 <= page["consumed"] <= 2.5
+            assert 5 <= page["state"]["trend"] <= 7
+            (finding,) = page["findings"]
+            assert "falling back by" in finding["text"]
+            (shown,) = (await browser.json("/local/"))["findings"]
+            assert shown["text"] == finding["text"], "the overview and the group's page say the same"

@@ -154,7 +154,8 @@ def _plain_info(info: ConsumerRunningInfo) -> dict[str, Any]:
 def _verdict(found: GroupStatus) -> list[str]:
     same = "the same subscriptions" if found.verdict.same_subscription else "DIFFERENT SUBSCRIPTIONS"
     if not found.verdict.troubles:
-        return [f"in order: {same}, and nobody is stuck"]
+        # Of the clients alone: what they say of themselves does not show whether the group keeps up.
+        return [f"clients in order: {same}, and none is stuck; whether the group keeps up: rmq admin cluster findings"]
     return [f"NOT in order ({same}):", *(f"- {trouble}" for trouble in found.verdict.troubles)]
 
 
