@@ -29,6 +29,16 @@ def test_the_offset_is_the_lowest_message_left():
     assert held.body_bytes == 0
 
 
+def test_behind_the_last_message_the_offset_is_that_of_the_next_pull():
+    held = process_queue()
+    first, last = held.put([received(offset) for offset in (10, 12)])
+    held.next_offset = 50
+    assert held.remove(first) == 12
+    assert held.remove(last) == 50
+    (later,) = held.put([received(60)])  # the loop sets the next offset after the messages are held
+    assert held.remove(later) == 61
+
+
 def test_an_empty_queue_tells_no_offset():
     assert process_queue().remove(received(5)) == NOTHING_HELD
 

@@ -115,7 +115,7 @@ def test_a_replay_waits_for_the_broker_it_reads_from(back_s, is_whole):
         async def pull(self, queue, offset, tags, *, max_count):
             if thread.loop.passed_seconds < back_s:
                 raise ConnectionLost("b:1", "refused")
-            return SimpleNamespace(messages=[], next_begin_offset=offset + 1)
+            return SimpleNamespace(messages=[], unreadable=[], next_begin_offset=offset + 1)
 
     async def begun():
         source = TopicSource(Away(), "T", Selection("T"), lambda *what: told.append(what))

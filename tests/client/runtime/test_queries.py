@@ -8,7 +8,7 @@ import pytest
 
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.producer.producer import Producer
-from rmqkit.errors import NoRoute, PeerRefused
+from rmqkit.errors import ClientError, NoRoute, PeerRefused
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import reply
 from rmqkit.protocol.ids import offset_id
@@ -59,7 +59,8 @@ async def test_an_id_of_an_address_that_is_no_broker_is_not_asked_there():
         cluster.broker.answer(RequestCode.QUERY_MESSAGE, lambda command: reply(command, ResponseCode.QUERY_NOT_FOUND))
         ip, port = elsewhere.broker.address.split(":")
         async with PullConsumer("CG", cluster.namesrv) as consumer:
-            assert await consumer.view_message("T", offset_id(pack_host(ip, int(port)), 0)) is None
+            with pytest.raises(ClientError, match="which no broker of topic T has now"):
+                await consumer.view_message("T", offset_id(pack_host(ip, int(port)), 0))
         assert elsewhere.broker.requests == []
         assert cluster.broker.asked(RequestCode.QUERY_MESSAGE)[0]["_UNIQUE_KEY_QUERY"] == "true"
 

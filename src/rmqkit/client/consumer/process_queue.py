@@ -129,7 +129,8 @@ class ProcessQueue:
         return new
 
     def remove(self, message: ReceivedMessage) -> int:
-        """Remove a consumed message; returns the queue's new offset, or `NOTHING_HELD`."""
+        """Remove a consumed message; returns the queue's new offset, or `NOTHING_HELD`. Behind the last message held
+        this is the offset of the next pull: the broker left out what is before it."""
         if not self._messages:
             return NOTHING_HELD
         if message in self:
@@ -139,7 +140,7 @@ class ProcessQueue:
             while self._offsets and self._offsets[0] not in self._messages:
                 heapq.heappop(self._offsets)
             self._changed.set()
-        return self._offsets[0] if self._offsets else self._last_offset + 1
+        return self._offsets[0] if self._offsets else max(self._last_offset + 1, self.next_offset or 0)
 
     def lowest(self, count: int) -> list[ReceivedMessage]:
         """The messages with the lowest offsets, which hold the offset back, at most ``count``."""
