@@ -301,7 +301,7 @@ class MemoryStore:
 
 def _record(message: InnerMessage, entry: BatchEntry, queue_offset: int, physical_offset: int, now_ms: int) -> bytes:
     """The bytes of one message of a put."""
-    others = ("topic", "body", "string", "flag", "keys", "values")
+    others = ("topic", "body", "string", "flag", "keys", "values", "was_accepted")
     same = {name: value for name, value in asdict(message).items() if name not in others}
     return encode_record(
         topic=message.topic.encode(),
