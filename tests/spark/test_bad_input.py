@@ -274,7 +274,7 @@ def test_a_stream_with_a_corrupt_checkpoint_says_what_to_do(
             '{"orders": {"broker-a": 7}}',
             '{"orders": {"broker-a": 7}}: it must look like {"topic":{"broker-a":{"0":123}}}',
         ),
-        (offsets[:-9], "no JSON: Unterminated string starting at: line 1 column "),
+        (offsets[:13], "no JSON: Unterminated string starting at: line 1 column "),
     ):
         kept.write_text(f"{version}\n{settings}\n{garbled}")
         (kept.parent / ".0.crc").unlink(missing_ok=True)

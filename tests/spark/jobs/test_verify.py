@@ -140,6 +140,8 @@ def test_stale_records_behind_a_blank_are_no_split_of_their_own(tmp_path: Path) 
     path = tmp_path / "s/commitlog" / ("0" * 20)
     data = bytearray(path.read_bytes())
     offsets = [record.physical_offset for record in plain_records(bytes(data))]
+    for offset in offsets[11:]:  # stored before the log was cut and the file filled again
+        data[offset + 56 : offset + 64] = (1).to_bytes(8, "big")
     data[offsets[10] : offsets[10] + 8] = (len(data) - offsets[10]).to_bytes(4, "big") + b"\xcb\xd4\x31\x94"
     path.write_bytes(data)
     for split_bytes in (offsets[1], offsets[9], 1 << 20):
