@@ -35,7 +35,7 @@ _STREAMS = ("ReceiveMessage", "Telemetry")
 
 
 def _shapes(method: Method, now_ms: int) -> Iterator[tuple[str, bytes]]:
-    """What one call may bring: encoded requests, by what is at its bound."""
+    """The shapes of one call: encoded requests, by what is at its bound."""
     made = lambda **fields: method.request(**fields).SerializeToString()  # noqa: E731
     # Every field that repeats, as often as 16 MiB hold it, and as often as is decoded at all.
     for field in method.request.DESCRIPTOR.fields:
@@ -97,7 +97,7 @@ def _settings(made: Callable[..., bytes]) -> Iterator[tuple[str, bytes]]:
 
 
 async def held(root: Path, *, tell: bool = False) -> list[Held]:
-    """What every shape of every call takes."""
+    """Return how long every shape of every call takes."""
     found: list[Held] = []
     own = BrokerSettings(
         listen_port=0,

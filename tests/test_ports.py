@@ -247,8 +247,8 @@ PORTS: dict[str, tuple[Probe, str]] = {
     "Console": (_console, "nothing"),
     "Metrics": (_metrics, "all"),
 }
-"""By the name in the table of the page: how a visitor tries to get what is bob's, and what comes with users and
-policies. Routes and metrics are for everybody, as the page says."""
+"""The visits by the name in the table of the page: how a visitor tries to get what is bob's, and what comes with users
+and policies. Routes and metrics are for everybody, as the page says."""
 
 
 @pytest.mark.real_time

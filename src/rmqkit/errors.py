@@ -307,7 +307,7 @@ REMARKS = {
         " is not found.": "correct the access key, or create this user there",
     },
 }
-"""What to do after a refusal whose remark tells more than its code, by a part of the remark. Empty: it says so."""
+"""Remedies for refusals whose remark says more than the code, by a part of the remark. Empty: the remark says it."""
 
 
 class PeerRefused(RmqError):

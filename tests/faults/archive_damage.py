@@ -42,7 +42,7 @@ _FOREIGN = re.compile(r": (\d{20})\.segment (belongs to another log|begins where
 
 @dataclass
 class Outcome:
-    """What came of all rounds."""
+    """The result of all rounds."""
 
     rounds: int = 0
     delivered: int = 0

@@ -51,7 +51,7 @@ _SETTINGS = (
 
 @dataclass
 class Outcome:
-    """What came of all kills."""
+    """The result of all kills."""
 
     kills: int = 0
     acknowledged: int = 0
@@ -68,7 +68,7 @@ class Outcome:
 
 
 class _Load:
-    """What was acknowledged. ``places``: bodies by topic, queue and number; ``promised``: bodies that will come."""
+    """The acknowledged messages. ``places``: bodies by topic, queue and number; ``promised``: bodies that will come."""
 
     def __init__(self, address: str, choose: random.Random) -> None:
         self._address = address

@@ -82,15 +82,15 @@ REFUSALS = {
     ResponseCode.FLUSH_DISK_TIMEOUT,
     ResponseCode.SERVICE_NOT_AVAILABLE,
 }
-"""What Apache's broker answers while it cannot store: SYSTEM_ERROR without a new log file and for a failed flush, BUSY
-while one is being made, SERVICE_NOT_AVAILABLE otherwise."""
+"""The answers of Apache's broker while it cannot store: SYSTEM_ERROR without a new log file and for a failed flush,
+BUSY while one is being made, SERVICE_NOT_AVAILABLE otherwise."""
 TOPICS = "Plain", "Inner", "Level", "Timed", "Trans", "Popped"
 _QUEUES = 2
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is refused in a round."""
+    """The refusal of a round."""
 
     files: str
     operation: str
@@ -159,7 +159,7 @@ class _Round:
             assert answer.code == ResponseCode.SUCCESS, answer.remark
 
     def _judge(self, what: str, answer: Command) -> bool:
-        """Whether a request succeeded; one that was refused has to say why."""
+        """Return whether a request succeeded; a refused one has to say why."""
         if answer.code == ResponseCode.SUCCESS:
             return True
         self._outcome.codes[answer.code] += 1

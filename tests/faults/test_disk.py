@@ -157,7 +157,7 @@ def test_full_disk_of_the_index_leaves_it_behind_and_stops_nothing(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Of what is missed it keeps the place alone, and enters it from the log, over several of its files."""
+    """The index keeps only the place of what it missed, and enters it from several files of the log."""
     monkeypatch.setattr(message_index, "_WAITING_MAX", 8)
     clock = StandingClock(BORN_MS)
     settings = quiet(index_entry_count=40)

@@ -96,7 +96,7 @@ def root() -> Any:
 
 
 def accepts(words: list[str]) -> bool:
-    """Whether the command line takes these words: typer's parser, and what a command checks before it asks a server."""
+    """Return True if the command line accepts these words: its parser, and the checks before a request."""
     ran: list[Any] = []
 
     def note(*given: Any, **_: Any) -> bool:
@@ -128,7 +128,7 @@ def accepts(words: list[str]) -> bool:
 
 
 def is_leaf(words: list[str], *, has_more: bool = False) -> bool:
-    """Whether words name a command, with nothing but names of its options; or, if it ``has_more``, with anything."""
+    """Return True if words name a command with names of its options alone; with ``has_more``, with anything."""
     command, context = root(), typer.Context(root(), info_name="rmq")
     rest = list(words)
     while hasattr(command, "get_command"):

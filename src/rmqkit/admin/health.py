@@ -1,4 +1,4 @@
-"""What is wrong with a cluster: `findings` reads a `Snapshot`, which holds what brokers reported, and asks nobody.
+"""The findings of a cluster: `findings` reads a `Snapshot` of what brokers reported, and sends no request.
 
 ===========================  =======================================================================================
 finding                      when

@@ -230,7 +230,7 @@ class LogArchive:
         return self.min_offset(topic, queue_id)
 
     def has(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Whether a message that is not in the log, or one behind it, is archived, or may be: it is not known yet.
+        """Return True if a message that is not in the log, or one after it, is or may be archived.
         Also for messages before the first archived one: `get` says where that is."""
         if queue_offset >= self._store.max_offset(topic, queue_id):
             return False  # of a topic of this name that was deleted

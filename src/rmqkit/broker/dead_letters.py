@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_hopeless(put: PutResult) -> bool:
-    """Whether the store refuses a message whenever it is put."""
+    """Return True if the store refuses a message whenever it is put."""
     return put.status in _HOPELESS
 
 

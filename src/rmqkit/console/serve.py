@@ -170,7 +170,7 @@ def _patient(protocol: Any) -> Any:
             longest.transport.abort()
 
         def _sort(self) -> bool:
-            """Whether the client owes something."""
+            """True while the client has not sent a whole request."""
             cycle = self.cycle
             owes = cycle is None or cycle.response_complete or cycle.more_body
             if owes:

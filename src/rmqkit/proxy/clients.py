@@ -191,7 +191,7 @@ class Client:
 
 
 _NONE: OrderedDict[str, Client] = OrderedDict()
-"""Of an origin without clients that hold nothing; never filled."""
+"""The table of an origin without clients that hold nothing; never filled."""
 
 
 class Clients:

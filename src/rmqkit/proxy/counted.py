@@ -66,7 +66,7 @@ def _varint(content: bytes, at: int, end: int) -> tuple[int, int]:
 
 @cache
 def _messages_in(descriptor: Any) -> dict[int, Any]:
-    """By number, the message types of the fields that hold further messages."""
+    """The message types of the fields that hold further messages, by number."""
     found = {}
     for field in descriptor.fields:
         inner = field.message_type

@@ -42,7 +42,7 @@ def wanted_by(name: str, asked: Any) -> list[Wanted]:
 
 
 def wanted_of(group: str | None, topics: Iterable[str]) -> list[Wanted]:
-    """What a client's own group, and the topics that it produces to, need."""
+    """Return the permissions that a client's own group and the topics of its producers need."""
     wanted: list[Wanted] = [] if group is None else [(_group(group), _SUB)]
     return wanted + [(_topic(topic), _PUB) for topic in sorted(topics)]
 

@@ -19,7 +19,7 @@ class BoundedLog:
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._written: dict[str, tuple[float, int]] = {}
-        """By source, oldest first: monotonic time of the last line, and the lines left out since."""
+        """The monotonic time of the last line and the lines left out since, by source, oldest first."""
 
     def write(self, level: int, source: str, line: str, now_ms: float) -> None:
         """Write a line that a source caused, or count it.

@@ -195,8 +195,8 @@ class BrokerPool:
             return late.found
 
     async def _has_settled(self, master: str | None) -> bool:
-        """Whether queues end where their broker says: a slave may lag, and a broker that was started again may still
-        have messages of its log to enter into queues."""
+        """Return True if queues end where their broker says.
+        A slave may lag, and a broker that was started again may still enter messages of its log into queues."""
         if master is None:
             return False
         try:
@@ -206,8 +206,8 @@ class BrokerPool:
         return dispatched >= end
 
     async def _is_gone(self, queue: MessageQueue, offset: int, master: str | None) -> bool:
-        """Whether the broker of a queue that is in no route does not have it. A name server alone is not believed: it
-        may have been started a moment ago, and know only some topics yet."""
+        """Return True if the broker of a queue that is in no route does not have it.
+        A name server alone does not prove it: it may have just started, and know only some topics yet."""
         if master is None:
             return False
         try:

@@ -58,5 +58,5 @@ def start_stream(writer: DataStreamWriter, tries: int = 3) -> StreamingQuery:
 
 
 def _begins(query: StreamingQuery) -> bool:
-    """Whether the source of a running query has not answered yet."""
+    """Return True if the source of a running query has not answered yet."""
     return query.lastProgress is None and query.status["message"].startswith(_BEGINNING)

@@ -184,7 +184,7 @@ async def test_the_bounds_of_a_topic(cluster):
 
 
 async def test_the_minimum_of_a_batch_queue_that_is_still_empty_is_minus_one(cluster):
-    """As at Apache's broker, whose clients know it; ours take it for 0."""
+    """Apache's broker answers the same, and its clients know it; ours take it for 0."""
     create = CreateTopicRequest("B", "TBW102", 2, 2, 6, "SINGLE_TAG", attributes="+queue.type=BatchCQ")
     assert (await cluster.call(RequestCode.UPDATE_AND_CREATE_TOPIC, create)).code == 0
     batch = encode_batch([BatchEntry(b"one", b"UNIQ_KEY\x01K1\x02")])

@@ -40,7 +40,7 @@ def archived(files: list[Path], folder: Path, log_id: str = OWN) -> Folder:
 
 
 def first_record(files: list[Path]):
-    """What a store says of its log files."""
+    """The log files of a store."""
     known = {int(path.name): path for path in files}
 
     def begin(start: int) -> bytes | None:

@@ -62,7 +62,7 @@ _NOT_NEEDED = (
     "TIMER_ENQUEUE_MS",
     "TIMER_ROLL_TIMES",
 )
-"""What a delivered message can do without."""
+"""Properties that a delivered message does not need."""
 
 _log = logging.getLogger(__name__)
 

@@ -69,7 +69,7 @@ _log = logging.getLogger(__name__)
 
 
 class TransactionContext(Protocol):
-    """What the ends of transactions and check-back may touch."""
+    """The state that the ends of transactions and check-back may touch."""
 
     clients: ClientTable
     clock: Clock

@@ -200,8 +200,8 @@ def admin_of(options: Mapping[str, Any], *, is_quiet: bool = False) -> Admin:
 
 
 def tls_settings(options: Mapping[str, Any], *, is_quiet: bool = False) -> ClientTlsSettings:
-    """What the common options say about TLS; files imply it. Without a CA, a person is warned, once; with --json,
-    standard error has nothing but an error's line."""
+    """Return the TLS settings of the common options; files imply TLS.
+    Without a CA, a person is warned once. With --json, standard error has nothing but an error's line."""
     trusted, certificate = options.get("tls_ca") or "", options.get("tls_cert") or ""
     if (options.get("tls") or certificate) and not trusted and not (is_quiet or options.get("as_json")):
         _warn_unverified()

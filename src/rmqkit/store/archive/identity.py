@@ -132,7 +132,7 @@ class LogIdentity:
         return is_own
 
     def _compared(self, found: Found) -> bool | None:
-        """Whether a segment begins as the log file of its offset does; None where that is gone."""
+        """Return whether a segment begins as the log file of its offset does; None if that file is gone."""
         record = self._first_record(found.directory.start)
         return None if record is None else identity_of(record) == found.directory.identity
 

@@ -290,7 +290,7 @@ class SegmentFile:
         return [Block(*row) for row in BLOCK.iter_unpack(self.section(self.directory.blocks))]
 
     def contents(self, blocks: list[Block]) -> list[bytes]:
-        """What blocks that follow each other hold, by one read; up to the first damaged one.
+        """Return the content of consecutive blocks with one read, up to the first damaged one.
         Raises as `section`, where the first block is damaged."""
         begin = blocks[0].position
         # One read: at an object store each request costs more than the bytes.

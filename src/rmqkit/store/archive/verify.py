@@ -45,7 +45,7 @@ class Problem(Struct):
 
 
 class Report(Struct):
-    """What was seen of an archive."""
+    """The result of looking at an archive."""
 
     segments: int = 0
     records: int = 0
@@ -56,7 +56,7 @@ class Report(Struct):
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if nothing is wrong."""
         return not self.problems
 
 

@@ -292,7 +292,7 @@ class MessageIndex:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the index lacks keys that it should have by now."""
+        """True while the index lacks keys that it should have by now."""
         return self._is_behind or self.behind_from is not None
 
     def retry(self) -> bool:
@@ -364,7 +364,7 @@ class MessageIndex:
         self.behind_from = begins_at if self.behind_from is None else min(begins_at, self.behind_from)
 
     def _misses(self, physical_offset: int) -> bool:
-        """Whether the index is behind in a running store, and takes a record from the log later."""
+        """Return True if the index is behind in a running store and takes a record from the log later."""
         if not self.may_fall_behind or not self.is_behind:
             return False
         if self.behind_from is None and physical_offset > self._taken:

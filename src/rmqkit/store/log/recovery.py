@@ -157,7 +157,7 @@ def whole_end(log: CommitLog, settings: StoreSettings, start: int, end: int) -> 
 
 
 def _is_under_way(file: MappedFile, position: int, end: int) -> bool:
-    """Whether a record begins at a position, of which a slave does not have the end yet."""
+    """Return True if a record begins at a position, of which a slave does not have the end yet."""
     if end - position < BLANK_BYTES:
         return True
     size = int.from_bytes(file.view[position : position + 4], "big", signed=True)
@@ -166,7 +166,7 @@ def _is_under_way(file: MappedFile, position: int, end: int) -> bool:
 
 
 def _begins_at(check: _Check, file: MappedFile, position: int) -> bool:
-    """Whether a record or a blank begins at a position: what a slave has on the disk may end inside of a record."""
+    """Return True if a record or a blank begins at a position; the log of a slave may end inside a record."""
     if is_blank(file.view, position):
         return True
     try:

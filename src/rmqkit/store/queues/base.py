@@ -420,7 +420,7 @@ class ConsumeQueueBase(ABC):
             self._dirty.add(self)
 
     def is_whole(self, file: MappedFile) -> bool:
-        """Whether the page cache still has the entries of a file that a refused sync did not bring to the disk.
+        """Return True if the page cache has the entries of a file that a refused sync did not bring to the disk.
         Bytes that it dropped are zeros, or those of an older page: an entry of zeros, or one whose physicalOffset is
         not greater than the one before it. Of the last entry alone the tag code may be wrong."""
         start = max(0, file.again_from or 0) // self.entry_bytes

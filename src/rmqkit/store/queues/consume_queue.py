@@ -303,7 +303,7 @@ class ConsumeQueue(ConsumeQueueBase):
         return self.ext.read(stored) if self.ext is not None and is_address(stored) else None
 
     def is_whole(self, file: MappedFile) -> bool:
-        """Whether the page cache still has what a refused sync did not bring to the disk."""
+        """Return True if the page cache has what a refused sync did not bring to the disk."""
         if self.ext is not None and file in self.ext.queue.files:
             return self.ext.is_whole(file)
         return super().is_whole(file)

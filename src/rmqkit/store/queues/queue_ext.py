@@ -130,7 +130,7 @@ class QueueExt:
             self.queue.truncate(address + ADDRESS_BASE + max(size, 0))
 
     def is_whole(self, file: MappedFile) -> bool:
-        """Whether the units of a file follow each other up to where it was written, or to where no further one fits."""
+        """Return True if the units of a file follow each other to its written end, or until no further one fits."""
         end, is_full = _units(file)
         return is_full or end >= file.wrote or (file.wrote == file.size and file.size - end < UNIT.size + FREE_BYTES)
 

@@ -169,7 +169,7 @@ class TimerLog:
 
 
 def _is_whole(file: MappedFile) -> bool:
-    """Whether all units of a file are there that its last sync did not bring to the disk; a blank ends a full file."""
+    """Return True if all units that the last sync of a file refused are there; a blank ends a full file."""
     begin = max(0, file.again_from or 0) // UNIT_BYTES * UNIT_BYTES
     end = min(file.wrote, file.size - _BLANK.size) // UNIT_BYTES * UNIT_BYTES
     units = _UNIT.iter_unpack(file.read(begin, max(0, end - begin)))
