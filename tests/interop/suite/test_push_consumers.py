@@ -273,9 +273,12 @@ async def test_one_client_has_one_consumer_of_a_group(scene: Scene) -> None:
     runtime = ClientRuntime(scene.namesrv, settings=scene.push_consumer().settings)
     await runtime.start()
     try:
-        async with PushConsumer(scene.group, runtime=runtime):
+        first, second = (PushConsumer(scene.group, runtime=runtime) for _ in range(2))
+        for consumer in (first, second):
+            consumer.subscribe(scene.topic)
+        async with first:
             with pytest.raises(ClientError, match="exists in client"):
-                await PushConsumer(scene.group, runtime=runtime).start()
+                await second.start()
     finally:
         await runtime.close()
 

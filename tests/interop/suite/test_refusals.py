@@ -58,7 +58,7 @@ async def test_a_body_that_is_text_is_refused(scene: Scene) -> None:
     await refused(scene, Message(topic=scene.topic, body=body), "is str: it must be bytes")
 
 
-@pytest.mark.parametrize("name", ["KEYS", "TAGS", "UNIQ_KEY", "DELAY", "TRAN_MSG", "__SHARDINGKEY"])
+@pytest.mark.parametrize("name", ["KEYS", "TAGS", "UNIQ_KEY", "DELAY", "TRAN_MSG", "ORIGIN_MESSAGE_ID"])
 async def test_properties_with_names_of_rocketmqs_own_are_refused(scene: Scene, name: str) -> None:
     """remoting.md §8.1."""
     message = Message(topic=scene.topic, body=b"x", properties={name: "1"})
