@@ -4,6 +4,7 @@ Nothing is listed here, so that a new table is looked at, too. Left out are
 
 - the store, which grows with its messages, and with it what delivers delayed ones;
 - counters, of which there is one for each topic and group that was ever used (`Statistics`, `PopCounts`);
+- the last decisions about transactions, of which there are at most 20,000;
 - slots of time, which stay until their moment when what waited in them has gone, and the last pop of an ordered queue.
 """
 
@@ -21,7 +22,7 @@ __all__ = ["RENEWED", "sizes"]
 
 RENEWED = "messages renewed"
 _TABLES = (dict, list, set, frozenset, deque, tuple)
-_LEFT_OUT = ("PopCounts.", "Histogram.", "ExpiryWheel.", "OrderInfo.")
+_LEFT_OUT = ("PopCounts.", "Histogram.", "ExpiryWheel.", "OrderInfo.", "OpenTransactions._decisions")
 _PASSED_BY = ("rmqkit.store", "rmqkit.broker.statistics", "rmqkit.broker.delay", "rmqkit.settings")
 
 

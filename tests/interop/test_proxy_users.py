@@ -108,7 +108,8 @@ def places(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> I
 
 async def told(address: str, user: Credentials | None, **metadata: str | None) -> dict[str, str]:
     """What each call is answered: the whole refusal of a user, of others that there was none."""
-    client = Client(address, "client", user, **metadata)
+    client_id = "client" if user is None else user.access_key  # at ours an id belongs to its first user
+    client = Client(address, client_id, user, **metadata)
     found = {name: said(await client.ask(call, **fields)) for name, (call, fields) in CALLS.items()}
     for name, settings in SETTINGS.items():
         stream = client.telemetry()

@@ -189,6 +189,15 @@ async def test_an_owner_that_is_at_the_target_is_sent_there_once(cluster):
     assert place(await cluster.pull(offset=4)) == (0, 5)
 
 
+async def test_a_program_with_a_connection_for_each_pull_is_sent_to_the_target_once(cluster):
+    await fill(cluster)
+    await cluster.ask(RESET, **BY_TIME, queueId=0, offset=2)
+    first, second = cluster.new_client(), cluster.new_client()
+    assert place(await cluster.pull(offset=4, client=first)) == (21, 2)
+    await first.close()
+    assert place(await cluster.pull(offset=4, client=second)) == (0, 5)
+
+
 async def test_a_second_reset_sends_everybody_again(cluster):
     await fill(cluster)
     for target in (2, 3):

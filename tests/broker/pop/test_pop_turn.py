@@ -129,7 +129,7 @@ async def test_messages_of_one_answer_have_one_pop_time(monkeypatch, cluster):
     await sent(cluster, "b", queue_id=1)
     own.pop.check_points.add("T", "g", 1, [0], pop_time=time, invisible_ms=60_000, queue=0)
     monkeypatch.setattr("random.random", lambda: 0.0)
-    monkeypatch.setattr(own, "clock", type("Still", (), {"now_ms": staticmethod(lambda: time)}))
+    monkeypatch.setattr(own.pop, "clock", type("Still", (), {"now_ms": staticmethod(lambda: time)}))
     first, second = await pop(cluster), await pop(cluster)
     assert (list(first), list(second)) == (["a"], ["b"])
     for handle in (first.handles | second.handles).values():

@@ -16,6 +16,8 @@ new, of a client that was not sent there yet            sent to the target; the 
 new, of a client that was sent there, at the target     served; the reset ends
 new, of a client that was sent there, elsewhere         sent there again if its last one was held, else served; the
                                                         reset ends: this program keeps offsets of its own
+new, after a client that was sent there has closed its  served; the reset ends: this program has a connection for
+connection                                              each pull, or the owner has left and offsets are read again
 ======================================================  ========================================================
 
 The former owner does not pull the queue any more, so the second pull of a client comes from the present owner. At the
@@ -33,7 +35,6 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -58,7 +59,7 @@ class _Reset:
     ``sent``: the clients that were sent to the target, and whether by the answer to a new pull."""
 
     offset: int
-    sent: WeakKeyDictionary[Connection, bool] = field(default_factory=WeakKeyDictionary)
+    sent: dict[Connection, bool] = field(default_factory=dict)
 
 
 class OffsetTable(LazyTable):
@@ -168,7 +169,8 @@ class OffsetTable(LazyTable):
         if reset is None:
             return None
         was_new = reset.sent.get(client)
-        if is_new and was_new is not None and (was_new or queue_offset == reset.offset):
+        is_followed = was_new is not None and (was_new or queue_offset == reset.offset)
+        if is_new and (is_followed or any(by_new and not one.is_open for one, by_new in reset.sent.items())):
             del self._resets[group, topic, queue_id]
             return None
         reset.sent[client] = is_new
