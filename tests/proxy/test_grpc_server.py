@@ -91,7 +91,7 @@ async def test_settings_that_cannot_be_end_the_stream_with_a_status(channel):
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-@pytest.mark.parametrize("name", ["PullMessage", "GetOffset", "SyncLiteSubscription"])
+@pytest.mark.parametrize("name", ["PullMessage", "GetOffset", "UpdateOffset"])
 async def test_what_is_not_built_is_unimplemented(channel, name):
     call = channel.unary_unary(f"/{SERVICE}/{name}")
     with pytest.raises(grpc.aio.AioRpcError) as caught:

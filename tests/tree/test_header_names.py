@@ -38,7 +38,7 @@ REQUESTS = {
     35: "clientID* producerGroup consumerGroup", 38: "consumerGroup*", 40: "consumerGroup*", 203: "consumerGroup*",
     36: "offset* group* delayLevel* originMsgId originTopic unitMode maxReconsumeTimes bname",
     37: "topic producerGroup tranStateTableOffset* commitLogOffset* commitOrRollback* fromTransactionCheck msgId "
-        "transactionId bname",
+        "transactionId bname decidedByLedger",  # the last one is ours
     39: "topic tranStateTableOffset* commitLogOffset* msgId transactionId offsetMsgId bname",
     100: "namespace key value*", 101: "namespace* key*", 102: "namespace* key*", 219: "namespace*",
     103: "brokerName* brokerAddr* clusterName* brokerId* haServerAddr heartbeatTimeoutMillis enableActingMaster "

@@ -89,6 +89,14 @@ async def test_a_commit_after_a_rollback_is_refused(rounds, caplog):
     assert "a commit of group p has no effect: transaction K is rolled back already" in caplog.text
 
 
+async def test_a_commit_by_a_ledger_counts_after_a_rollback_and_once(rounds):
+    half = await send_half(rounds.cluster)
+    assert await half.decide(ROLLBACK) == (0, NO_REMARK)
+    assert [await half.decide(COMMIT, decidedByLedger="true") for _ in range(2)] == [(0, None)] * 2
+    assert await delivered(rounds) == [b"hello"]
+    assert await half.decide(ROLLBACK, decidedByLedger="true") == (ENDED, "transaction K is committed already")
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 @pytest.mark.parametrize("decisions", [(COMMIT, COMMIT, COMMIT), (COMMIT, ROLLBACK, COMMIT)])
 async def test_the_first_answer_about_any_copy_counts(order, decisions, rounds):

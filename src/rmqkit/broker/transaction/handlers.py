@@ -87,7 +87,11 @@ class TransactionHandlers(Handlers[TransactionContext]):
         transaction = transaction_of(half, decode_properties(half.properties))
         open_offset = self._open.open_offset(half, transaction)
         if open_offset is None:
-            return self._decided_before(command, header, transaction)
+            is_commit = header.commit_or_rollback == TRANSACTION_COMMIT
+            was_committed = self._open.decision(transaction) == TRANSACTION_COMMIT
+            if not (header.decided_by_ledger and is_commit and not was_committed):
+                return self._decided_before(command, header, transaction)
+            open_offset = half.queue_offset
         if header.commit_or_rollback == TRANSACTION_COMMIT:
             return self._commit(command, half, transaction, open_offset)
         self._decided(half, transaction, open_offset, TRANSACTION_ROLLBACK)

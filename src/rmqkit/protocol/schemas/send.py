@@ -108,7 +108,10 @@ class RecallMessageResponse(Struct, rename="camel", gc=False):
 class EndTransactionRequest(Struct, rename="camel", kw_only=True, gc=False):
     """END_TRANSACTION; ``commit_or_rollback`` is 8 to commit, 12 to roll back, 0 when still unknown.
     ``tran_state_table_offset`` is the queue offset of the send response, ``commit_log_offset`` the physical one.
-    Brokers do not insist on the group (a missing one is a wrong one) nor on the id."""
+    Brokers do not insist on the group (a missing one is a wrong one) nor on the id.
+
+    ``decided_by_ledger`` is ours; Apache's brokers ignore it. The producer keeps its decisions in a ledger and looks up
+    what is visible before it commits, so its commit counts also after a rollback (decision 6)."""
 
     topic: str | None = None
     producer_group: str | None = None
@@ -119,6 +122,7 @@ class EndTransactionRequest(Struct, rename="camel", kw_only=True, gc=False):
     msg_id: str | None = None
     transaction_id: str | None = None
     bname: str | None = None
+    decided_by_ledger: bool | None = None
 
 
 class CheckTransactionRequest(Struct, rename="camel", kw_only=True, gc=False):

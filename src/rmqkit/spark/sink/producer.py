@@ -217,6 +217,7 @@ class SinkProducer:
             msg_id=key,
             transaction_id=key,
             bname=half.broker_name,
+            decided_by_ledger=True,
         )
 
     async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
