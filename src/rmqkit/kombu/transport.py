@@ -115,9 +115,9 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             body=dumps(message).encode(),
             keys=[task_id] if isinstance(task_id, str) and task_id and " " not in task_id else [],
         )
-        delay_ms = _due_ms(headers) - SYSTEM_CLOCK.now_ms()
-        if delay_ms > 0:
-            sent.deliver_at_ms = SYSTEM_CLOCK.now_ms() + min(delay_ms, DELAY_MS_MAX)
+        due_ms, now_ms = _due_ms(headers), SYSTEM_CLOCK.now_ms()
+        if due_ms > now_ms:
+            sent.deliver_at_ms = min(due_ms, now_ms + DELAY_MS_MAX)
         self.connection.producer.send(sent)
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:

@@ -350,3 +350,17 @@ async def test_a_half_message_that_was_given_up_can_be_asked_about_again(cluster
             ResponseCode.SYSTEM_ERROR,
             "Exception was thrown when putting message back to RMQ_SYS_TRANS_HALF_TOPIC.",
         )
+
+
+@pytest.mark.parametrize("decision", [COMMIT, ROLLBACK])
+async def test_half_message_can_be_decided_while_it_waits_in_the_transient_store_pool(tmp_path, decision):
+    hour = 3_600_000
+    waits = {"commit_interval_ms": hour, "flush_interval_ms": hour, "flush_disk_type": FlushDiskType.ASYNC_FLUSH}
+    async with Cluster(tmp_path, store=waits | {"transient_store_pool": True}) as cluster:
+        half = await send_half(cluster)
+        assert await half.decide(decision) == (0, None if decision == COMMIT else NO_REMARK)
+        assert await half.decide(COMMIT if decision == ROLLBACK else ROLLBACK) != (0, None)
+        store = cluster.standalone.broker.context.store
+        store.flusher.commit()
+        store.dispatch()
+        assert len(await stored(cluster)) == (decision == COMMIT)

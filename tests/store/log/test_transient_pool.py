@@ -313,3 +313,39 @@ def test_killed_process_keeps_what_was_readable(tmp_path: Path) -> None:
         assert numbers == list(range(len(numbers)))
         assert enough <= readable <= len(numbers) <= put + 1
         count = len(numbers)
+
+
+def test_record_that_waits_in_the_pool_can_be_read_by_its_place_alone(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", pool_settings()) as s:
+        first, second = put_all(s, message(body=b"first"), message(body=b"second"))
+        for put in (first, second):
+            size = put.end_offset - put.physical_offset
+            waiting = s.log.appended_record_at(put.physical_offset)
+            assert waiting is not None and len(waiting) == size
+            s.flusher.commit()
+            assert bytes(s.log.appended_record_at(put.physical_offset) or b"") == bytes(waiting)
+        # Bytes inside a record, and bytes behind the end, are no record.
+        assert s.log.appended_record_at(first.physical_offset + 1) is None
+        assert s.log.appended_record_at(second.end_offset) is None
+
+
+@pytest.mark.parametrize(
+    ("offset", "size", "found"),
+    [
+        (100, 3, b"abc"),
+        (101, 2, b"bc"),
+        (102, 1, b"c"),
+        (102, 2, None),
+        (99, 2, None),
+        (103, 1, None),
+        (100, 0, None),
+        (100, -1, None),
+    ],
+)
+def test_slice_of_the_pool_ends_where_the_appended_bytes_end(
+    tmp_path: Path, offset: int, size: int, found: bytes | None
+) -> None:
+    pool = TransientPool(1, 16)
+    pool.lend(MappedFile(tmp_path / "00000000000000000100", 100, 16, wrote=0))
+    pool.append(b"abc")
+    assert pool.slice(offset, size) == found

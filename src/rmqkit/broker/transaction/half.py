@@ -50,9 +50,9 @@ _log = logging.getLogger(__name__)
 
 
 def record_at(store: MessageStore, physical_offset: int) -> Record | None:
-    """The record that lies at a physical offset, to be stored once more; None where none begins or can be read, or its
-    body changed on the disk, which is logged."""
-    raw = store.log.record_at(physical_offset)
+    """Return the record at a physical offset, to be stored once more, also one that waits in the transient store pool.
+    None if no readable record begins there, or if its body changed on the disk, which is logged."""
+    raw = store.log.appended_record_at(physical_offset)
     try:
         record = None if raw is None else decode_record(raw)
     except RecordCorrupt:

@@ -238,6 +238,16 @@ class CommitLog:
             return None
         return self.slice(physical_offset, int.from_bytes(head[:4], "big", signed=True))
 
+    def appended_record_at(self, physical_offset: int) -> memoryview | bytes | None:
+        """Return the record at an offset as `record_at` does, also one that still waits in the pool. Owner thread."""
+        found = self.record_at(physical_offset)
+        if found is not None or self.pool is None:
+            return found
+        head = self.pool.slice(physical_offset, _HEAD_BYTES)
+        if head is None or int.from_bytes(head[4:8], "big", signed=True) not in (MAGIC_V1, MAGIC_V2):
+            return None
+        return self.pool.slice(physical_offset, int.from_bytes(head[:4], "big", signed=True))
+
     def store_timestamp(self, physical_offset: int, size: int) -> int:
         """storeTimestamp of a record, or -1 when its bytes are not (or no longer) in the log."""
         if size < _HEAD_BYTES or (record := self.slice(physical_offset, size)) is None:

@@ -101,6 +101,15 @@ class TransientPool:
             self._newest.is_closed = True
             self._newest = None
 
+    def slice(self, physical_offset: int, size: int) -> bytes | None:
+        """Return a copy of bytes that a buffer holds, committed or not; None if no buffer holds all of them."""
+        # The commit thread may take the oldest buffer away meanwhile. Only the owner thread lends it again.
+        for lent in tuple(self._lent):
+            position = physical_offset - lent.file.start
+            if position >= 0 and 0 < size <= lent.end - position:
+                return bytes(lent.view[position : position + size])
+        return None
+
     def commit(self, least_bytes: int) -> bool:
         """Move what waits to the page cache, oldest file first; returns whether there was any.
         ``least_bytes``: leave fewer than these in the newest file.
