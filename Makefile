@@ -13,6 +13,7 @@ LOCKS  := requirements/run.txt requirements/spark.txt requirements/otel.txt requ
 ARGS   ?=
 JOBS   ?= $(shell [ "$$(getconf _NPROCESSORS_ONLN)" -gt 1 ] && echo 3 || echo 1)
 SECONDS ?= 600
+PLANS  ?= 200
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
@@ -40,6 +41,7 @@ ready: $(STAMP)
 	@$(MAKE) -j2 check $(FUZZER) $(CLASSES) $(NATIVE)
 
 PROCESSES = $(if $(filter-out 1,$(JOBS)),-n $(JOBS))
+MORE_PROCESSES = $(if $(filter-out 1,$(JOBS)),-n $$(($(JOBS) + 1)))
 SHORT = --ignore=tests/interop --hypothesis-profile=short -m
 PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/.cache/bytecode $(BIN)/python -m pytest
 
@@ -57,11 +59,11 @@ interop: $(STAMP) ## the tests beside Apache's brokers and clients, Go, Node and
 PLAIN = tests/broker/send tests/broker/transaction tests/protocol tests/remoting
 
 # What the compiled core does is tested without it, too: all of it by `make test-plain`, here where most of it is used.
-# Then one run for both: while the tests of other programs wait, the others compute.
+# Then one run for both, with a process more: while the tests of other programs wait, the others compute.
 ci: ready
 	@echo "ci: on plain Python"
 	@RMQKIT_NATIVE=0 $(PYTEST) -q $(PROCESSES) -m "not slow" $(PLAIN)
-	@$(PYTEST) $(PROCESSES) --second-try $(ARGS)
+	@$(PYTEST) $(MORE_PROCESSES) --second-try $(ARGS)
 
 .PHONY: test-plain
 test-plain: ready ## the tests of `make test`, but those of Spark, on plain Python in place of the compiled core
@@ -94,7 +96,11 @@ archive-mixed: $(STAMP) ## 50 SIGKILLs for a broker with an archive under mixed 
 	@$(BIN)/python -m tests.faults.archive_mixed $(ARGS)
 
 .PHONY: archive-damage
-archive-damage: $(STAMP) ## 200 rounds of damage, deletion and exchange of an archive's segments under consumers: no silent loss, 4 minutes; ARGS="--seed 7"
+archive-.PHONY: pruning
+pruning: $(STAMP) ## 200 random Spark queries from eight threads, cut to what they use, against reads of everything, 4 minutes; PLANS=1000 for more
+	@PLANS=$(PLANS) $(PYTEST) tests/spark/jobs/test_pruning.py $(ARGS)
+
+damage: $(STAMP) ## 200 rounds of damage, deletion and exchange of an archive's segments under consumers: no silent loss, 4 minutes; ARGS="--seed 7"
 	@$(BIN)/python -m tests.faults.archive_damage $(ARGS)
 
 .PHONY: screenshots
@@ -192,6 +198,10 @@ bench-spark: $(STAMP) ## the Spark pipeline beside other ways, 15 minutes; ARGS=
 
 bench-recovery: $(STAMP) ## how long a store is not ready after a kill: 16,000 queues, 2 GiB of log, without its checkpoint
 	@$(BIN)/python bench/recovery_bench.py $(ARGS)
+
+.PHONY: pruning
+pruning: $(STAMP) ## 200 random Spark queries from eight threads, cut to what they use, against reads of everything, 4 minutes; PLANS=1000 for more
+	@PLANS=$(PLANS) $(PYTEST) tests/spark/jobs/test_pruning.py $(ARGS)
 
 damage: $(STAMP) ## 500 random damages to stopped stores: nothing is lost in silence; ARGS="--seed 7 --rounds 1" repeats
 	@$(BIN)/python -m tests.faults.damage $(ARGS)

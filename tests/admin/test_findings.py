@@ -206,6 +206,7 @@ async def test_what_gets_worse_is_found_within_two_samples(
         world.stop()
 
 
+@pytest.mark.slow
 async def test_a_healthy_cluster_under_load_has_no_findings_for_ten_minutes(tmp_path: Path) -> None:
     handled: dict[str, int] = {}
 

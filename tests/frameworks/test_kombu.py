@@ -19,7 +19,7 @@ from kombu.exceptions import OperationalError
 
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import NoRoute
-from rmqkit.kombu.transport import DELAY_MS_MAX, Channel, Transport, topic_of
+from rmqkit.kombu.transport import _FULL_SECONDS, DELAY_MS_MAX, Channel, Transport, topic_of
 from rmqkit.protocol.message import Message
 from tests.client.messages import received
 from tests.client.peers import standalone
@@ -287,6 +287,42 @@ def test_a_task_that_comes_before_its_time_is_put_aside_anew():
     assert channel_over(wire)._pop("orders", 1, 0.0) == []
     assert wire.acknowledged == wire.messages
     assert len(wire.sent) == 1
+
+
+def full_transport(monkeypatch) -> tuple[Transport, list[float]]:
+    """A transport whose only channel has as many messages as it may have, and how long it slept."""
+    slept: list[float] = []
+    monkeypatch.setattr("rmqkit.kombu.transport.time.sleep", slept.append)
+    transport = Transport(kombu.Connection("rocketmq://127.0.0.1:1//"))
+    channel = channel_over(Wire(received(1, PAYLOAD)))
+    channel.qos.prefetch_count, channel._consumers = 1, {"c"}
+    channel.basic_get("orders")
+    assert not channel.qos.can_consume()
+    transport.channels = [None, channel]
+    return transport, slept
+
+
+def test_a_worker_with_all_it_may_have_waits_shortly_and_may_then_acknowledge(monkeypatch):
+    transport, slept = full_transport(monkeypatch)
+    for timeout in (2.0, 0.01):
+        with pytest.raises(TimeoutError):
+            transport.drain_events(None, timeout)
+    assert slept == [_FULL_SECONDS, 0.01]
+
+
+def test_a_worker_without_a_time_limit_waits_until_there_is_room(monkeypatch):
+    transport, slept = full_transport(monkeypatch)
+    channel = transport.channels[1]
+
+    def acknowledge(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            channel.qos.prefetch_count = 0
+
+    monkeypatch.setattr("rmqkit.kombu.transport.time.sleep", acknowledge)
+    monkeypatch.setattr(transport.cycle, "get", lambda callback, timeout: slept.append(-1.0))
+    transport.drain_events(None)
+    assert slept == [_FULL_SECONDS] * 3 + [-1.0]
 
 
 def test_a_queue_without_a_topic_is_empty():

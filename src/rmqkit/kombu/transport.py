@@ -59,6 +59,7 @@ _GROUP = "celery"
 _VISIBILITY_SECONDS = 3600
 _WAIT_SECONDS = 1.0
 _BATCH_MAX = 32
+_FULL_SECONDS = 0.05
 _SOON_MS = 1000
 _AT_ONCE_MS = 1
 _TOPIC_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
@@ -225,6 +226,16 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         except NoRoute:
             pass  # a name server said so
         return super().establish_connection()
+
+    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+        """Deliver messages to the consumers.
+        Raises TimeoutError: none came in ``timeout`` seconds, or no channel may take one now. The second comes after
+        50 ms, because a worker acknowledges, and so makes room, between two calls."""
+        while not any(channel and channel._consumers and channel.qos.can_consume() for channel in self.channels):
+            time.sleep(_FULL_SECONDS if timeout is None else min(timeout, _FULL_SECONDS))
+            if timeout is not None:
+                raise TimeoutError
+        super().drain_events(connection, timeout)
 
     def close_connection(self, connection: Any) -> None:
         try:

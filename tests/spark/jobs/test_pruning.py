@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ from tests.store.stores import message, opened, put_all, small_settings
 pytestmark = pytest.mark.spark
 
 THREADS = 8
+PLANS = int(os.environ.get("PLANS", "40"))
+"""`make pruning` sets 200."""
 BEGIN_MS = 1_700_000_000_000
 Work = Callable[[DataFrame], DataFrame]
 
@@ -162,7 +165,7 @@ def difference(session: SparkSession, root: str, whole: str, seed: int) -> str:
     return "" if rows == wanted else f"{seed}: {text}: {rows!s:.200} instead of {wanted!s:.200}"
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("count", [6, pytest.param(PLANS, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_queries_of_many_threads_have_the_rows_of_a_read_of_everything(
     count: int, sessions: list[SparkSession], root: str, whole: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
