@@ -182,6 +182,10 @@ class AssignedQueues:
             self._pulls[queue] = self._tasks.start(loop.run(pause_ms), f"pull {queue} for group {self.context.group}")
         self._share_limits()
 
+    async def begun(self) -> None:
+        """Wait until each queue that is pulled knows where it begins, or could not find out at the first try."""
+        await asyncio.gather(*(one.is_begun.wait() for one in list(self.process_queues.values()) if not one.is_popped))
+
     async def give_up(self, queue: MessageQueue) -> None:
         """Stop pulling, let handlers finish for a moment, save the offset so that the next owner starts there."""
         async with self._turns[queue]:

@@ -83,6 +83,7 @@ class GroupCoordinator:
         self._listeners: dict[str, tuple[QueueListener, tuple[set[MessageQueue], set[MessageQueue]]]] = {}
         self._tasks = Tasks()
         self._wake = asyncio.Event()
+        self._is_shared_out = asyncio.Event()
         self._is_open = False
         self._opened_ms = 0
 
@@ -140,8 +141,9 @@ class GroupCoordinator:
     # -- from start to end
 
     async def open(self, *, is_late: bool = False) -> None:
-        """Join the group at the brokers and begin to rebalance. With ``is_late`` an error is only logged, because the
-        program is past its start: consumption begins when somebody answers.
+        """Join the group at the brokers, and rebalance for the first time. Return when each queue knows where it
+        begins, so that what the program sends next is not passed over. With ``is_late`` return before the rebalance,
+        and only log an error, because the program is past its start: consumption begins when somebody answers.
         Raises NoRoute: no name server answered.
         Raises PeerRefused: a broker cannot filter by an expression."""
         self._is_open = True
@@ -156,15 +158,20 @@ class GroupCoordinator:
         # Before the first rebalance: a broker lists only members that it has heard of.
         await self._runtime.heartbeat()
         name = f"rebalance of group {self._context.group}"
-        self._tasks.start(keep_doing(self._share_out, wake=self._wake, name=name), name)
+        self._tasks.start(keep_doing(self._rebalanced, wake=self._wake, name=name), name)
         self._tasks.start(self._save_offsets(), f"offsets of group {self._context.group}")
         self._tasks.start(self._watch.run(), f"watchdog of group {self._context.group}")
+        # A scheduled pull finds out by itself where it begins, and may already close the consumer that starts here.
+        if not is_late and not self.assigned.schedules:
+            await self._is_shared_out.wait()
+            await self.assigned.begun()
 
     async def stop(self) -> None:
         self._is_open = False
         # The rebalance ends first: it would take queues again that are being stopped.
         await self._tasks.close()
         await self.assigned.stop()
+        self._is_shared_out.set()
 
     async def leave(self, still_handled: Collection[MessageQueue] = ()) -> None:
         """Save offsets, give back locks except of queues that a handler is busy with, leave the group."""
@@ -317,6 +324,12 @@ class GroupCoordinator:
             last_pull_timestamp=process_queue.pulled_ms,
             last_consume_timestamp=process_queue.consumed_ms,
         )
+
+    async def _rebalanced(self) -> float:
+        try:
+            return await self._share_out()
+        finally:
+            self._is_shared_out.set()
 
     async def _share_out(self) -> float:
         self._refused = set()

@@ -88,15 +88,19 @@ class PullLoop:
         """Pull until the queue is dropped, after a first pause in which its former owner can save its offset."""
         process_queue = self.process_queue
         process_queue.is_taking_over = pause_ms > 0
-        while not process_queue.is_dropped:
-            if pause_ms:
-                await asyncio.sleep(pause_ms / 1000.0)
-                process_queue.is_taking_over = False
-            try:
-                pause_ms = await self._step()
-            except RmqError as error:
-                process_queue.error = error
-                pause_ms = self._pause_after(error)
+        try:
+            while not process_queue.is_dropped:
+                if pause_ms:
+                    process_queue.is_begun.set()
+                    await asyncio.sleep(pause_ms / 1000.0)
+                    process_queue.is_taking_over = False
+                try:
+                    pause_ms = await self._step()
+                except RmqError as error:
+                    process_queue.error = error
+                    pause_ms = self._pause_after(error)
+        finally:
+            process_queue.is_begun.set()
 
     async def _step(self) -> float:
         """Pull once; returns the ms to pause after it."""
@@ -111,6 +115,7 @@ class PullLoop:
                 # Saved, so that a group which began at the end misses nothing that is sent while it is away, and gets
                 # nothing from before: of a young queue the broker said 0, which would be saved.
                 self.context.consume_service.advance_to(process_queue, process_queue.next_offset)
+        process_queue.is_begun.set()
         await process_queue.wait_for_room()
         if not process_queue.is_dropped:
             asked_offset = process_queue.next_offset

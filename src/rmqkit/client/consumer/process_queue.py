@@ -51,7 +51,8 @@ class ProcessQueue:
 
     The pull loop keeps here where it is: ``next_offset`` (None before the group's offset is known), ``max_offset`` as
     the last answer said, ``broker_id`` that it suggested, the ``error`` of a pull that got no answer, and
-    ``is_taking_over`` while the former owner may still save its offset."""
+    ``is_taking_over`` while the former owner may still save its offset. ``is_begun`` is set once it knows where to
+    begin, or cannot find out now."""
 
     is_popped: ClassVar[bool] = False
     """Whether it was popped, so that acknowledgements and no offset say how far it is."""
@@ -76,6 +77,7 @@ class ProcessQueue:
     is_scheduled: bool = False
 
     def __post_init__(self) -> None:
+        self.is_begun = asyncio.Event()
         self._is_paused = False
         self._messages: dict[int, ReceivedMessage] = {}
         self._offsets: list[int] = []  # a heap; offsets that were removed stay until they come to the top
@@ -166,6 +168,7 @@ class ProcessQueue:
     def drop(self) -> None:
         """Give the queue up: no handler starts any more, those that run may finish and count."""
         self.is_dropped = True
+        self.is_begun.set()
         self._changed.set()
 
     def release(self) -> None:
