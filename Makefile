@@ -96,11 +96,7 @@ archive-mixed: $(STAMP) ## 50 SIGKILLs for a broker with an archive under mixed 
 	@$(BIN)/python -m tests.faults.archive_mixed $(ARGS)
 
 .PHONY: archive-damage
-archive-.PHONY: pruning
-pruning: $(STAMP) ## 200 random Spark queries from eight threads, cut to what they use, against reads of everything, 4 minutes; PLANS=1000 for more
-	@PLANS=$(PLANS) $(PYTEST) tests/spark/jobs/test_pruning.py $(ARGS)
-
-damage: $(STAMP) ## 200 rounds of damage, deletion and exchange of an archive's segments under consumers: no silent loss, 4 minutes; ARGS="--seed 7"
+archive-damage: $(STAMP) ## 200 rounds of damage, deletion and exchange of an archive's segments under consumers: no silent loss, 4 minutes; ARGS="--seed 7"
 	@$(BIN)/python -m tests.faults.archive_damage $(ARGS)
 
 .PHONY: screenshots
