@@ -344,7 +344,7 @@ class Assembly:
     def _make_archive(self, store: MessageStore) -> LogArchive:
         is_slave = self.settings.broker_role is BrokerRole.SLAVE
         archive = LogArchive(store, self.store_settings, self.settings.broker_name, writes=not is_slave)
-        store.kept_from = lambda: archive.kept_from
+        store.kept_from, store.older = lambda: archive.kept_from, archive
         return archive
 
     def _make_timer(

@@ -167,7 +167,7 @@ class PopMachine(RuleBasedStateMachine):
         self.topics.ensure(TOPIC, QUEUES)
         self.service.load()
         context: Any = SimpleNamespace(
-            archive=None,
+            older=None,
             first_offset=self.store.min_offset,
             clients=SimpleNamespace(compensate=lambda *fields: None),
             clock=clock,
