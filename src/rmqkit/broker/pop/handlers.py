@@ -138,7 +138,7 @@ class PopHandlers(PopHandlerBase):
         self._context.clients.compensate(header.consumer_group, header.topic, header.exp, header.exp_type)
         answer = self._pop_once(connection, command, header, wanted, may_hold=True)
         if isinstance(answer, Missing):
-            return self._pop_fetched(connection, command, header, wanted, answer, may_hold=True)
+            return self._pop_fetched(connection, command, header, wanted, answer)
         return answer
 
     @answers(RequestCode.PEEK_MESSAGE)
@@ -221,8 +221,6 @@ class PopHandlers(PopHandlerBase):
         header: PopMessageRequest,
         wanted: PullFilter,
         missing: Missing,
-        *,
-        may_hold: bool,
     ) -> Awaitable[Command | None]:
         """Pop messages that have to be fetched first.
         The answer raises PeerRefused, StoreError, OSError: they cannot be fetched."""
@@ -232,7 +230,7 @@ class PopHandlers(PopHandlerBase):
             refusal = self._place_refusal(connection, header, _POPPING) or self._busy
             if refusal is not None:
                 return reply(command, *refusal, header=PopMessageResponse())
-            return self._pop_once(connection, command, header, wanted, may_hold=may_hold, fetched=fetched)
+            return self._pop_once(connection, command, header, wanted, may_hold=True, fetched=fetched)
 
         assert self._context.older is not None, "only messages of such a place are missing"
         nothing = reply(command, ResponseCode.POLLING_TIMEOUT, _NOTHING, header=PopMessageResponse())
@@ -300,7 +298,7 @@ class PopHandlers(PopHandlerBase):
             except PeerRefused as error:
                 answer = failure(connection, command, error)
             if isinstance(answer, Missing):
-                popping = self._pop_fetched(connection, command, header, wanted, answer, may_hold=may_hold)
+                popping = self._pop_fetched(connection, command, header, wanted, answer)
                 self._pop.fetching.start(self._send_late(connection, command, popping), "pop")
             elif answer is not None:
                 connection.send(answer)

@@ -426,8 +426,6 @@ class PopRead:
         fetched = self._fetched
         if fetched is None or (fetched.topic, fetched.queue_id, fetched.queue_offset) != (topic, queue_id, offset):
             return found
-        if fetched.found.next_begin_offset <= offset:
-            return found  # they are not there any more: the next pop looks again
         count = self._count - self.taken
         found.records, found.next_begin_offset = fetched.found.records[:count], fetched.found.next_begin_offset
         if len(fetched.found.records) > count:

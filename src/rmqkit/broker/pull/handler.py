@@ -277,9 +277,7 @@ class PullHandlers(Handlers[PullContext]):
 
         def read(fetched: Fetched) -> Command | Missing | None:
             found = fetched.found
-            if found.next_begin_offset <= header.queue_offset:
-                # They are not there any more: the client asks again, and the log's answer holds then.
-                found = GetResult(GetStatus.NO_MATCHED_MESSAGE, header.queue_offset, found.min_offset, found.max_offset)
+            assert found.next_begin_offset >= header.queue_offset, "a fetch never leads back"
             context.offsets.pulled(name, header.topic, queue_id, found.next_begin_offset)
             if found.records:
                 ms = context.clock.monotonic_ms() - began_ms
