@@ -2,7 +2,8 @@
 
 ``python -m tests.tree.walks`` prints them for a plain send, a pull that finds a message, a pop with its ack, and a scan
 of a store by one Spark task. Requests are followed at the broker, from the bytes that come in to those that go out; the
-client is a plain socket, and what the first requests make is there, such as the queues of the revive topic. A scan is followed without Spark.
+client is a plain socket, and what the first requests make is there, such as the queues of the revive topic. A scan is
+followed without Spark.
 
 Printed are two counts: of all files, and of those in `broker/`. Counted is what handles the request itself; not counted
 is who only hears of it, `TOLD`: the statistics, those whom the dispatcher tells of new messages (waiting pulls and

@@ -355,7 +355,6 @@ class Broker:
         if context.archive is not None:
             needs = [context.schedule.needed_from, check_back.needed_from, context.pop.check_points.needed_from]
             context.archive.needs = needs if context.timer is None else [*needs, context.timer.needed_from]
-        self._lifecycle.on_stop(Stage.SERVICES, context.pop.fetching.close)
         self._lifecycle.on_stop(Stage.SERVICES, context.pop.close)
         self._lifecycle.every(_REVIVE_SECONDS, context.pop.revive.round, "pop revive")
         self._lifecycle.every(_FILTER_PERSIST_SECONDS, context.pop.orders.persist_round, "ordered pops")

@@ -324,7 +324,7 @@ class PopMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         """The broker stops in order: nothing is repeated."""
-        self.service.close()
+        self.loop.run_until_complete(self.service.close())
         self.service.persist()
         self.model.unwritten.clear()
         self.store.close()

@@ -147,12 +147,13 @@ class PopService:
         self.waiting.connection_closed(connection)
         self.notifications.connection_closed(connection)
 
-    def close(self) -> None:
-        """Answer those who wait."""
+    async def close(self) -> None:
+        """Answer the requests that wait. Pops that fetch are cancelled: they have hidden no messages yet."""
         self.waiting.close()
         # Behind the pops: each looks a last time as it is closed, and is answered when what it took is stored.
         self.batch.end()
         self.notifications.close()
+        await self.fetching.close()
 
     def persist(self) -> None:
         """Store what only memory has, as the broker stops; the store is still open."""
