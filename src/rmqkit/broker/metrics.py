@@ -169,7 +169,7 @@ class BrokerMetrics:
     def _storage(self) -> Gathered:
         store, now_ms = self._context.store, self._context.clock.now_ms()
         oldest_ms = earliest_store_time(store)
-        slaves = [] if self._master is None else self._master.status().ha_connection_info
+        slaves = [] if self._master is None else self._master.copies.status().ha_connection_info
         return {
             "rocketmq_storage_size": {_LOCAL: shutil.disk_usage(store.root).used},
             "rocketmq_storage_flush_behind": {_LOCAL: max(0, store.max_physical_offset - store.durable_offset)},
