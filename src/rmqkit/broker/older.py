@@ -8,12 +8,12 @@ nothing         the request is answered so, or held
 `Missing`       these messages have to be fetched first; the read has changed nothing
 ==============  =======================================================================================================
 
-`read_when_fetched` is the only code that waits. It fetches the missing messages and repeats the read with them. The
-messages of the other place are in `Fetched` and in nothing else: a read that finds the group at another offset does not
-use them. Pulls and pops are such reads; `when_found` serves lookups by key, id and time, which need one fetch.
+`read_when_fetched` is the only code that waits for pulls and pops. It fetches the missing messages and repeats the read
+with them. A read that finds the group at another offset does not use the fetched messages. `when_found` serves lookups
+by key, id and time, which need one fetch.
 
-Nobody else's request waits meanwhile, and brokers without such a place make no task and no call for it
-(`rmqkit.store.message_store.MessageStore.older` is None). `rmqkit.broker.archive` is the only such place.
+No other request waits meanwhile. A broker without such a place starts no task and makes no call for it
+(`rmqkit.store.message_store.MessageStore.older` is None). The archive is the only place (`rmqkit.broker.archive`).
 """
 
 from __future__ import annotations
