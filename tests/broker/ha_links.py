@@ -124,7 +124,7 @@ class Master:
 
     @property
     def links(self):
-        return self.ha.status().ha_connection_info
+        return self.ha.copies.status().ha_connection_info
 
 
 @asynccontextmanager

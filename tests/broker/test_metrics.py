@@ -146,9 +146,9 @@ async def test_everything_that_is_told_is_in_the_table_and_of_the_right_server(t
 async def test_slaves_are_told(tmp_path):
     async with Cluster(tmp_path / "store", broker=PROM) as cluster:
         link = HaConnectionInfo(addr="10.0.0.2:4711", diff=42, in_sync=True)
-        master = SimpleNamespace(status=lambda: HaRuntimeInfo(ha_connection_info=[link]))
+        copies = SimpleNamespace(status=lambda: HaRuntimeInfo(ha_connection_info=[link]))
         context = cluster.standalone.broker.context
-        found = await BrokerMetrics(context.counts, context, master, SimpleNamespace(lanes=set()), []).gather()
+        found = await BrokerMetrics(context.counts, context, copies, SimpleNamespace(lanes=set()), []).gather()
         assert found["rmqkit_replication_lag"] == {("10.0.0.2:4711",): 42}
         assert found["rmqkit_replication_in_sync"] == {("10.0.0.2:4711",): True}
 

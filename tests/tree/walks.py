@@ -2,7 +2,8 @@
 
 ``python -m tests.tree.walks`` prints them for a plain send, a pull that finds a message, a pop with its ack, and a scan
 of a store by one Spark task. Requests are followed at the broker, from the bytes that come in to those that go out; the
-client is a plain socket, and what the first requests make is there. A scan is followed without Spark.
+client is a plain socket, and what the first requests make is there, such as the queues of the revive topic. A scan is
+followed without Spark.
 
 Printed are two counts: of all files, and of those in `broker/`. Counted is what handles the request itself; not counted
 is who only hears of it, `TOLD`: the statistics, those whom the dispatcher tells of new messages (waiting pulls and
@@ -55,6 +56,7 @@ PULL = {
     "subVersion": "0",
 }
 TOLD = ("store/dispatcher._tell", "broker/statistics", "broker/counts", "clock", "remoting/tasks", "broker/delay/timer")
+REVIVE_QUEUES = 8
 POP = {
     "consumerGroup": "g",
     "topic": "T",
@@ -74,11 +76,14 @@ def walks() -> dict[str, list[str]]:
         cluster.create_topic("T", queues=1)
         host, port = cluster.brokers[0].address.split(":")
         with socket.create_connection((host, int(port))) as peer:
+            for _ in range(REVIVE_QUEUES):  # check points go to each queue of the revive topic in turn
+                ask(peer, 310, SEND, b"body")
+                pop_and_ack(peer)
             for _ in range(2):  # what is made at the first request is there at the next
                 ask(peer, 310, SEND, b"body")
                 found = {"send": followed(cluster, lambda: [ask(peer, 310, SEND, b"body")])}
                 found["pull"] = followed(cluster, lambda: [ask(peer, 11, PULL)])
-                pop(peer)
+                pop_and_ack(peer)
                 found["pop"] = followed(cluster, lambda: pop_and_ack(peer))
     found["scan"] = scanned()
     return found

@@ -11,10 +11,11 @@ Pulls from before the log, and queries for messages that are not in it any more,
 queries: an object that is slow to come holds up its own readers, and nobody else. Those who wait for their turn are
 bounded, too: `READS_MAX` in all, `READS_OF_CONNECTION` of a connection, `WAITING_OF_SEGMENT` for a segment; further
 ones are told to ask again. What a read fetches, and its result until the loop takes it, is held only during its turn.
-For clients a queue simply begins where its archive begins. Pops of what is not in the log any more read the archive
-first (`rmqkit.broker.pop`). Until it is known what is archived, after a start or while the place cannot be reached,
-whoever asks for what the log does not have is told to ask again: moved to where the log begins, a consumer would miss
-all that is archived. The same holds while the place cannot be read.
+For clients a queue simply begins where its archive begins. Handlers know the archive as
+`rmqkit.broker.older.OlderMessages`: their reads name the messages that they lack, and are repeated when these were
+fetched. Until it is known what is archived, after a start or while the place cannot be reached, whoever asks for what
+the log does not have is told to ask again: moved to where the log begins, a consumer would miss all that is archived.
+The same holds while the place cannot be read.
 
 Segments may be deleted while the broker runs (`rmqkit.store.archive.archive` says what a read does then). A master
 lists the place again every `LIST_SECONDS`, a slave in each round.

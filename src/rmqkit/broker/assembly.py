@@ -47,7 +47,8 @@ from rmqkit.broker.pull.handler import PullHandlers
 from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.broker.pull.query import QueryHandlers
 from rmqkit.broker.registration import Registration
-from rmqkit.broker.replication.master import HaMaster, waits_for_copies
+from rmqkit.broker.replication.copies import waits_for_copies
+from rmqkit.broker.replication.master import HaMaster
 from rmqkit.broker.replication.role import ReplicationHandlers, SlaveRole
 from rmqkit.broker.send.handler import RefusalHandlers, SendHandlers
 from rmqkit.broker.send.reply import ReplyHandlers
@@ -156,7 +157,7 @@ class Assembly:
             store,
             clock,
             flush_timeout_ms=(lambda: store_settings.sync_flush_timeout_ms) if self._is_sync else None,
-            copies=self.master if has_copies else None,
+            copies=self.master.copies if self.master is not None and has_copies else None,
             copies_timeout_ms=lambda: settings.slave_timeout_ms,
         )
         statistics = Statistics(store, settings.cluster_name, clock, topics.is_system)
@@ -244,7 +245,7 @@ class Assembly:
 
     def add_handlers(self, mains: Sequence[Router], vip: Router, ha_address: str) -> None:
         """Register the handlers of requests. The VIP port serves everything but pulls and pops."""
-        context, role = self.context, self.slave or self.master
+        context, role = self.context, self.slave if self.master is None else self.master.copies
         assert role is not None, "a broker is a master or a slave"
         assert self.registration is not None, "queues are assigned by its routes"
         reading: list[Answering] = [PullHandlers(context)]
@@ -344,7 +345,7 @@ class Assembly:
     def _make_archive(self, store: MessageStore) -> LogArchive:
         is_slave = self.settings.broker_role is BrokerRole.SLAVE
         archive = LogArchive(store, self.store_settings, self.settings.broker_name, writes=not is_slave)
-        store.kept_from = lambda: archive.kept_from
+        store.kept_from, store.older = lambda: archive.kept_from, archive
         return archive
 
     def _make_timer(
@@ -360,7 +361,7 @@ class Assembly:
             flushes=self._is_sync,
             on_delivered=statistics.moved,
             dead_letters=DeadLetters(store, topics.ensure),
-            copied_offset=lambda: -1 if self.master is None else self.master.replicated_offset(2),
+            copied_offset=lambda: -1 if self.master is None else self.master.copies.replicated_offset(2),
         )
         timer.state.is_measured = self.counts is not None
         return timer

@@ -39,6 +39,7 @@ from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import Durability
 from rmqkit.broker.handlers import OwnAddress
+from rmqkit.broker.older import OlderMessages
 from rmqkit.broker.pop.service import PopService
 from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.broker.settings import BrokerSettings
@@ -106,18 +107,19 @@ class BrokerContext:
     timer: Timer | None = None
     archive: LogArchive | None = None
 
+    @property
+    def older(self) -> OlderMessages | None:
+        """The messages that the log has deleted and that can be fetched."""
+        return self.archive
+
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The first message of a queue that can be pulled: of the log, or of its archive as far as that is known."""
-        archive = self.archive or self.store
-        return archive.min_offset(topic, queue_id)
+        return (self.older or self.store).min_offset(topic, queue_id)
 
     def first_offset(self, topic: str, queue_id: int) -> int:
         """`min_offset`, for those who begin there. Raises PeerRefused: the archive is not known yet."""
-        return (
-            self.store.min_offset(topic, queue_id)
-            if self.archive is None
-            else self.archive.first_offset(topic, queue_id)
-        )
+        older = self.older
+        return self.store.min_offset(topic, queue_id) if older is None else older.first_offset(topic, queue_id)
 
     def persist_delivered(self) -> None:
         """Note what was delivered, behind a store that was closed in order."""

@@ -52,7 +52,7 @@ Release = Callable[[Outcome, str], None]
 
 
 class Copies(Protocol):
-    """What is known of the slaves' copies (`rmqkit.broker.replication.master.HaMaster`)."""
+    """What is known of the slaves' copies (`rmqkit.broker.replication.copies.SlaveCopies`)."""
 
     def confirmed_offset(self) -> int:
         """Physical offset up to which there are as many copies as answers wait for."""

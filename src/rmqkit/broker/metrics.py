@@ -16,7 +16,7 @@ from rmqkit.broker.durability import WAITING_MAX, Durability
 from rmqkit.broker.operations.brokers import earliest_store_time
 from rmqkit.broker.pop.service import PopService
 from rmqkit.broker.pull.long_polling import HELD_MAX, LongPolling
-from rmqkit.broker.replication.master import HaMaster
+from rmqkit.broker.replication.copies import SlaveCopies
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.statistics import Statistics
 from rmqkit.broker.tables.clients import CONSUME_ACTIVELY, ClientTable
@@ -78,13 +78,13 @@ class BrokerMetrics:
         self,
         counts: Counts,
         context: MetricsContext,
-        master: HaMaster | None,
+        copies: SlaveCopies | None,
         dispatch: Router,
         servers: list[RemotingServer],
     ) -> None:
         self._counts = counts
         self._context = context
-        self._master = master
+        self._copies = copies
         self._dispatch = dispatch
         self._servers = servers
 
@@ -169,7 +169,7 @@ class BrokerMetrics:
     def _storage(self) -> Gathered:
         store, now_ms = self._context.store, self._context.clock.now_ms()
         oldest_ms = earliest_store_time(store)
-        slaves = [] if self._master is None else self._master.status().ha_connection_info
+        slaves = [] if self._copies is None else self._copies.status().ha_connection_info
         return {
             "rocketmq_storage_size": {_LOCAL: shutil.disk_usage(store.root).used},
             "rocketmq_storage_flush_behind": {_LOCAL: max(0, store.max_physical_offset - store.durable_offset)},

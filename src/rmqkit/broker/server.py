@@ -281,7 +281,8 @@ class Broker:
         from rmqkit.broker.metrics import BrokerMetrics
 
         assert self._counts is not None, "an exporter serves counters"
-        metrics = BrokerMetrics(self._counts, self.context, self.parts.master, dispatch, servers)
+        copies = None if self.parts.master is None else self.parts.master.copies
+        metrics = BrokerMetrics(self._counts, self.context, copies, dispatch, servers)
         await exporter.serve(metrics.gather, metrics.common(), self._counts.lag_ms, self._clock)
 
     async def _bind_grpc(self, dispatch: Router) -> RemotingServer | None:

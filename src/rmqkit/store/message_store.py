@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import LogDiverged, RecordCorrupt, StoreError, StoreMismatch, StoreUnavailable
@@ -58,6 +58,7 @@ __all__ = [
     "InnerMessage",
     "KeyQuery",
     "MessageStore",
+    "OlderQueues",
     "PutResult",
     "PutStatus",
     "RetentionRound",
@@ -70,8 +71,19 @@ _COMPARED_MAX = 4096
 _CATCH_UP_STEPS = 8
 """Steps of the index behind a query: together less than 40 ms."""
 _REQUESTED_BYTES = 1 << 20
+_DELETED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.MESSAGE_WAS_REMOVING)
 
 _log = logging.getLogger(__name__)
+
+
+class OlderQueues(Protocol):
+    """The part of each queue that the log has deleted and that can be fetched from another place."""
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """Return the first message of a queue that is in the other place or in the log."""
+
+    def has(self, topic: str, queue_id: int, queue_offset: int) -> bool:
+        """Return True if a deleted message, or one after it, can or may be fetched."""
 
 
 class MessageStore:
@@ -99,6 +111,7 @@ class MessageStore:
         retention: what deletes old files; `retention_round` runs it.
         flusher: what makes log and queues durable; its rounds can be run by hand.
         kept_from: tells from which physical offset on the log must be kept, whatever its age and the disk.
+        older: the messages that the log has deleted and that can be fetched; None if there is no such place.
         put, put_run, put_sends, put_batch, prepare, put_long_batch, batch: those of `Appender`.
     """
 
@@ -169,6 +182,7 @@ class MessageStore:
         self._gap_max = 0  # so many messages may be missing in a queue, as fillers of the log say
         self._odd_count = 0  # and so many more, as there are records that seem to be none of their queue
         self.kept_from: Callable[[], int] = lambda: self._dispatcher.position
+        self.older: OlderQueues | None = None
         self._replica: Replica | None = None
         if is_replica:
             self._replica = Replica(
@@ -572,7 +586,8 @@ class MessageStore:
         accept_entry: EntryTest | None = None,
         joins: bool = False,
     ) -> GetResult:
-        """Read messages from an offset on. Source: store.md §16.1.
+        """Read messages from an offset on. The status is NOT_IN_LOG if `older` has or may have the message.
+        Source: store.md §16.1.
 
         Args:
             codes: tag codes (i32) wanted, None for everything.
@@ -583,7 +598,21 @@ class MessageStore:
         queue = self._readable(topic, queue_id)
         if queue is None:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
-        return self.reader.get(queue, queue_offset, count_max, codes, accept, accept_entry, joins=joins)
+        found = self.reader.get(queue, queue_offset, count_max, codes, accept, accept_entry, joins=joins)
+        if self.older is not None:
+            found.min_offset = self.older.min_offset(topic, queue_id)
+            if found.status in _DELETED and self.older.has(topic, queue_id, queue_offset):
+                found.status = GetStatus.NOT_IN_LOG
+        return found
+
+    def is_older(self, topic: str, queue_id: int, queue_offset: int) -> bool:
+        """Return True if the log has deleted a message and `older` has or may have it."""
+        older = self.older
+        return (
+            older is not None
+            and queue_offset < self.min_offset(topic, queue_id)
+            and older.has(topic, queue_id, queue_offset)
+        )
 
     def _readable(self, topic: str, queue_id: int) -> ConsumeQueueBase | None:
         # Puts of an open batch(): a reader must see what was put before, as it would without the batch.

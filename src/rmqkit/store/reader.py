@@ -56,6 +56,8 @@ class GetStatus(enum.Enum):
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
     NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+    NOT_IN_LOG = "NOT_IN_LOG"
+    """Ours, never sent: the log has deleted the message, and it has to be fetched before it can be read."""
 
 
 _FOUND, _NO_MATCHED = GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE  # asking an enumeration costs a call

@@ -167,7 +167,7 @@ class PopMachine(RuleBasedStateMachine):
         self.topics.ensure(TOPIC, QUEUES)
         self.service.load()
         context: Any = SimpleNamespace(
-            archive=None,
+            older=None,
             first_offset=self.store.min_offset,
             clients=SimpleNamespace(compensate=lambda *fields: None),
             clock=clock,
@@ -324,7 +324,7 @@ class PopMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         """The broker stops in order: nothing is repeated."""
-        self.service.close()
+        self.loop.run_until_complete(self.service.close())
         self.service.persist()
         self.model.unwritten.clear()
         self.store.close()

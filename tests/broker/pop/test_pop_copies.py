@@ -31,7 +31,7 @@ async def filled(brokers, *bodies):
     own = brokers.context("a-0")
     own.topics.ensure("T", 4)
     master = brokers.running["a-0"].parts.master
-    await until(lambda: master.in_sync_count() == 2, "a slave that is in sync", 30)
+    await until(lambda: master.copies.in_sync_count() == 2, "a slave that is in sync", 30)
     client = Client(brokers.running["a-0"].address)
     for body in bodies:
         await client.send(body)
@@ -41,7 +41,7 @@ async def filled(brokers, *bodies):
 async def without_slave(brokers):
     await brokers.stop("a-1")
     master = brokers.running["a-0"].parts.master
-    await until(lambda: master.in_sync_count() == 1, "a master without its slave")
+    await until(lambda: master.copies.in_sync_count() == 1, "a master without its slave")
 
 
 def pending(brokers, name):

@@ -26,10 +26,10 @@ async def test_a_check_point_whose_message_cannot_be_read_holds_up_no_other(monk
     assert context_of(cluster).groups.get("g")
     read = service.revive._record
 
-    def fails(pending, offset, archived):
+    def fails(pending, offset, fetched):
         if offset == 0:
             raise OSError(5, "Input/output error")
-        return read(pending, offset, archived)
+        return read(pending, offset, fetched)
 
     monkeypatch.setattr(service.revive, "_record", fails)
     for offset in range(2):

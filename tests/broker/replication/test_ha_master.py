@@ -11,8 +11,9 @@ import pytest
 import uvloop
 from msgspec import UNSET
 
-from rmqkit.broker.replication import master as ha_master
-from rmqkit.broker.replication.master import HaMaster, waits_for_copies
+from rmqkit.broker.replication import copies
+from rmqkit.broker.replication.copies import waits_for_copies
+from rmqkit.broker.replication.master import HaMaster
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.protocol.ha import HEAD_BYTES, encode_report
 from rmqkit.remoting.listening import ListenFailed
@@ -205,10 +206,10 @@ async def test_a_slave_that_has_more_than_the_master_is_sent_away(tmp_path, capl
         ahead, level = await it.slave(end + 1), await it.slave(end)
         await until(lambda: not ahead.is_open)
         assert (level.is_open, ahead.frames, len(it.links)) == (True, [], 1)
-        assert it.ha.replicated_offset(2) == end
+        assert it.ha.copies.replicated_offset(2) == end
         level.report(end + 1)
         await until(lambda: not level.is_open)
-        assert it.ha.replicated_offset(2) == -1
+        assert it.ha.copies.replicated_offset(2) == -1
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
     assert "the log ends at" in caplog.messages[0]
     assert "another history" in caplog.messages[1]
@@ -235,9 +236,9 @@ async def test_reports_in_pieces_and_in_one_read_count_as_the_newest(tmp_path):
         slave.send(encode_report(0)[3:])
         await slave.has(ends[-1])
         slave.send(encode_report(ends[0]) + encode_report(ends[1]) + encode_report(ends[2])[:6])
-        await until(lambda: it.ha.replicated_offset(2) == ends[1])
+        await until(lambda: it.ha.copies.replicated_offset(2) == ends[1])
         slave.send(encode_report(ends[2])[6:])
-        await until(lambda: it.ha.replicated_offset(2) == ends[2])
+        await until(lambda: it.ha.copies.replicated_offset(2) == ends[2])
 
 
 async def test_a_slave_whose_place_was_deleted_gets_heartbeats_and_is_not_in_sync(tmp_path, caplog):
@@ -252,7 +253,7 @@ async def test_a_slave_whose_place_was_deleted_gets_heartbeats_and_is_not_in_syn
         it.put()
         await turns()
         assert (slave.heartbeats[0], slave.log) == (first_end, b"")
-        assert (it.links[0].in_sync, it.ha.in_sync_count()) == (False, 1)
+        assert (it.links[0].in_sync, it.ha.copies.in_sync_count()) == (False, 1)
     assert caplog.text.count("cannot send the log to slave") == 1
 
 
@@ -297,13 +298,13 @@ def test_a_slave_that_takes_nothing_costs_little_memory_and_goes_on_later(tmp_pa
 async def test_copies_are_counted_with_the_masters_own(tmp_path):
     async with master(tmp_path) as it:
         ends = [it.put() for _ in range(3)]
-        assert [it.ha.replicated_offset(copies) for copies in (1, 2)] == [ends[2], -1]
+        assert [it.ha.copies.replicated_offset(copies) for copies in (1, 2)] == [ends[2], -1]
         fast, slow = await it.slave(0), await it.slave(ends[0])
         fast.report(ends[2])
-        await until(lambda: it.ha.replicated_offset(2) == ends[2])
+        await until(lambda: it.ha.copies.replicated_offset(2) == ends[2])
         slow.report(ends[0])
-        await until(lambda: it.ha.replicated_offset(3) == ends[0])
-        assert it.ha.replicated_offset(4) == -1
+        await until(lambda: it.ha.copies.replicated_offset(3) == ends[0])
+        assert it.ha.copies.replicated_offset(4) == -1
 
 
 async def test_an_old_link_of_a_slave_that_came_back_is_no_second_copy(tmp_path):
@@ -311,12 +312,12 @@ async def test_an_old_link_of_a_slave_that_came_back_is_no_second_copy(tmp_path)
         end = it.put()
         old = await it.slave(end)
         new = await it.slave(end)
-        assert it.ha.replicated_offset(2) == end
-        assert it.ha.replicated_offset(3) == -1
+        assert it.ha.copies.replicated_offset(2) == end
+        assert it.ha.copies.replicated_offset(3) == -1
         await until(lambda: old.heartbeats == [end])  # asked at once whether it lives
         assert new.heartbeats == []
         old.report(end)  # it was another slave on the same machine
-        await until(lambda: it.ha.replicated_offset(3) == end)
+        await until(lambda: it.ha.copies.replicated_offset(3) == end)
 
 
 async def test_the_status_says_how_far_each_slave_is(tmp_path):
@@ -327,14 +328,14 @@ async def test_the_status_says_how_far_each_slave_is(tmp_path):
         end = it.put()
         await slave.has(end - first_end)
         it.clock.ms += 250
-        status = it.ha.status()
+        status = it.ha.copies.status()
         assert (status.master, status.master_commit_log_max_offset, status.in_sync_slave_nums) == (True, end, 1)
         (link,) = status.ha_connection_info
         assert link.addr == "{}:{}".format(*slave.transport.get_extra_info("sockname"))
         assert (link.slave_ack_offset, link.diff, link.in_sync) == (first_end, end - first_end, True)
         assert (link.transfer_from_where, link.lag_ms) == (end, 250)
         it.put()
-        assert it.ha.status().in_sync_slave_nums == 0  # 201 bytes or more
+        assert it.ha.copies.status().in_sync_slave_nums == 0  # 201 bytes or more
         slave.report(end)
         await until(lambda: it.links[0].in_sync)
         it.clock.ms += 70
@@ -353,8 +354,8 @@ async def test_the_age_of_what_came_before_the_slave_is_not_known(tmp_path):
 
 
 def test_the_marks_of_a_growing_log_are_bounded_and_never_later_than_the_growth(monkeypatch):
-    monkeypatch.setattr(ha_master, "_MARKS_MAX", 16)
-    growth = ha_master._Growth()
+    monkeypatch.setattr(copies, "_MARKS_MAX", 16)
+    growth = copies._Growth()
     assert growth.grew_ms(0) is None
     growth.mark(0, 0.0)
     for number in range(1, 1000):
@@ -396,20 +397,20 @@ async def test_how_many_copies_are_needed(tmp_path, settings, slave_count, neede
     async with master(tmp_path, **settings) as it:
         for _ in range(slave_count):
             await it.slave(0)
-        assert (it.ha.needed_copies(), it.ha.lacks_replicas) == (needed, lacks)
+        assert (it.ha.copies.needed_copies(), it.ha.copies.lacks_replicas) == (needed, lacks)
 
 
 async def test_all_slaves_in_sync_are_waited_for_when_asked(tmp_path):
     async with master(tmp_path, all_in_sync_replicas=True) as it:
         end = it.put()
-        assert it.ha.confirmed_offset() == end  # there is nobody else
+        assert it.ha.copies.confirmed_offset() == end  # there is nobody else
         slaves = [await it.slave(0) for _ in range(2)]
         slaves[0].report(end)
         slaves[1].report(0)
-        await until(lambda: it.ha.replicated_offset(2) == end)
-        assert it.ha.confirmed_offset() == 0
+        await until(lambda: it.ha.copies.replicated_offset(2) == end)
+        assert it.ha.copies.confirmed_offset() == 0
         slaves[1].report(end)
-        await until(lambda: it.ha.confirmed_offset() == end)
+        await until(lambda: it.ha.copies.confirmed_offset() == end)
 
 
 @pytest.mark.parametrize(

@@ -211,11 +211,11 @@ async def test_without_name_servers_nobody_is_a_member_and_all_that_are_allowed_
         end = it.put()
         for host in ("127.0.0.1", ELSEWHERE):
             await it.slave(end, host=host)
-        assert it.ha.replicated_offset(3) == end
+        assert it.ha.copies.replicated_offset(3) == end
         it.settings.ha_addresses = ONE
         it.ha.addresses_changed()
         await until(lambda: len(it.links) == 1)
-        assert it.ha.replicated_offset(3) == -1
+        assert it.ha.copies.replicated_offset(3) == -1
         refused = await it.slave(host=ELSEWHERE)
         await until(lambda: not refused.is_open)
 
@@ -236,11 +236,11 @@ async def test_an_unknown_address_waits_until_the_name_servers_were_asked(tmp_pa
         assert (it.links, slave.received) == ([], b"")
         told.gate.set()
         if is_member:
-            await until(lambda: it.ha.replicated_offset(2) == end)
+            await until(lambda: it.ha.copies.replicated_offset(2) == end)
             again = await it.slave(end, host=ELSEWHERE)
             slave.report(end)
             await turns()
-            assert it.ha.replicated_offset(3) == -1  # there is one member at that address
+            assert it.ha.copies.replicated_offset(3) == -1  # there is one member at that address
             await again.close()
         else:
             await until(lambda: not slave.is_open)
@@ -264,11 +264,11 @@ async def test_a_copy_from_this_machine_counts_when_the_name_servers_tell_of_a_m
     async with master(tmp_path, ask_members=told.ask) as it:
         end = it.put()
         await it.slave(end)
-        assert (it.ha.replicated_offset(2), it.ha.in_sync_count(), it.links[0].in_sync) == (-1, 1, False)
+        assert (it.ha.copies.replicated_offset(2), it.ha.copies.in_sync_count(), it.links[0].in_sync) == (-1, 1, False)
         told.members = {"127.0.0.1:10921"}
         it.ha._members.look_soon()
-        await until(lambda: it.ha.replicated_offset(2) == end)
-        assert (it.ha.in_sync_count(), it.links[0].in_sync) == (2, True)
+        await until(lambda: it.ha.copies.replicated_offset(2) == end)
+        assert (it.ha.copies.in_sync_count(), it.links[0].in_sync) == (2, True)
 
 
 async def test_the_first_link_of_an_address_counts_until_it_is_silent(tmp_path):
@@ -276,11 +276,11 @@ async def test_the_first_link_of_an_address_counts_until_it_is_silent(tmp_path):
         end = it.put()
         await it.slave(end)
         late = await it.slave(0)
-        assert it.ha.replicated_offset(2) == end
+        assert it.ha.copies.replicated_offset(2) == end
         it.clock.ms += 2 * it.settings.ha_heartbeat_interval_ms + 1
-        assert it.ha.replicated_offset(2) == end  # both are silent
+        assert it.ha.copies.replicated_offset(2) == end  # both are silent
         late.report(0)
-        await until(lambda: it.ha.replicated_offset(2) == 0)
+        await until(lambda: it.ha.copies.replicated_offset(2) == 0)
 
 
 # ---- when the port is open to others
@@ -389,7 +389,7 @@ def test_a_slave_follows_over_tls_with_certificates_both_ways(tmp_path, runner, 
             await until(lambda: slave.is_following)
             for number in range(6):
                 it.put(bytes([number]) * (1 << 20))
-                await until(lambda: it.ha.replicated_offset(2) == it.store.max_physical_offset)
+                await until(lambda: it.ha.copies.replicated_offset(2) == it.store.max_physical_offset)
             assert bytes(store.log_part(0, 16 << 20)) == it.log()[: len(store.log_part(0, 16 << 20))]
             await slave.close()
             await client.close()

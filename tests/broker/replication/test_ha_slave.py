@@ -872,7 +872,7 @@ def test_our_slave_follows_our_master(tmp_path, flush, runner):
                 for start in range(100, 200, 20):
                     fill(store, 20, start=start)
                     master.advanced()
-                    await until(lambda: master.replicated_offset(2) == store.max_physical_offset)
+                    await until(lambda: master.copies.replicated_offset(2) == store.max_physical_offset)
                 if flush is FlushDiskType.SYNC_FLUSH:
                     assert slave.store.durable_offset == store.max_physical_offset
                 await until(lambda: not slave.store.dispatch_behind_bytes)

@@ -163,8 +163,8 @@ async def test_a_report_from_a_slaves_address_does_not_stop_the_slave_from_count
         stranger = await Raw.open(ha_port, HERE)
         stranger.report(0)
         await until(lambda: stranger.log, "the stranger is heard")
-        assert it.parts.master.replicated_offset(2) == it.context.store.max_physical_offset
-        assert it.parts.master.in_sync_count() == 2
+        assert it.parts.master.copies.replicated_offset(2) == it.context.store.max_physical_offset
+        assert it.parts.master.copies.in_sync_count() == 2
         assert await raw_send(port, b"2") == SEND_OK
         for each in (stranger, slave):
             await each.close()

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from rmqkit.broker.archive import LogArchive
 from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import Durability
+from rmqkit.broker.older import OlderMessages
 from rmqkit.broker.pop.service import PopService
 from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.broker.settings import BrokerSettings
@@ -29,7 +29,6 @@ class OperationsContext(Protocol):
     """What requests of tools may touch."""
 
     address: str
-    archive: LogArchive | None
 
     @property
     def ask_namesakes(self) -> Callable[[Callable[[], Command]], Awaitable[list[Command]]]: ...
@@ -40,6 +39,9 @@ class OperationsContext(Protocol):
 
     def first_offset(self, topic: str, queue_id: int) -> int: ...
     def min_offset(self, topic: str, queue_id: int) -> int: ...
+
+    @property
+    def older(self) -> OlderMessages | None: ...
 
     durability: Durability | None
     groups: GroupTable

@@ -15,8 +15,8 @@ from collections.abc import Awaitable
 
 from msgspec.structs import replace
 
-from rmqkit.broker.archive import LogArchive
 from rmqkit.broker.handlers import Handlers, answers, by_global_number
+from rmqkit.broker.older import when_found
 from rmqkit.broker.operations import OperationsContext
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.protocol import fastjson
@@ -117,26 +117,19 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     @by_global_number
     def search(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
-        """The first message at or after a time; of what is archived, too, but for the upper boundary."""
+        """Return the first message at or after a time; for the lower boundary also one that the log has deleted and
+        another place has."""
         header = decode_header(command, SearchOffsetRequest)
         # Without a boundary, as 4.9 clients ask: the lower one.
         upper = (header.boundary_type or "").upper() == "UPPER"
         offset = self._context.store.offset_by_time(header.topic, header.queue_id, header.timestamp, upper=upper)
-        archive = self._context.archive
-        if (
-            archive is not None
-            and not upper
-            and offset <= self._context.store.min_offset(header.topic, header.queue_id)
-        ):
-            return self._search_archive(connection, command, header, offset, archive)
-        return reply(command, header=OffsetResponse(offset))
-
-    @staticmethod
-    async def _search_archive(
-        connection: Connection, command: Command, header: SearchOffsetRequest, offset: int, archive: LogArchive
-    ) -> Command:
-        found = await archive.offset_by_time(connection, header.topic, header.queue_id, header.timestamp)
-        return reply(command, header=OffsetResponse(offset if found is None else min(offset, found)))
+        older = self._context.older
+        if older is None or upper or offset > self._context.store.min_offset(header.topic, header.queue_id):
+            return reply(command, header=OffsetResponse(offset))
+        return when_found(
+            older.offset_by_time(connection, header.topic, header.queue_id, header.timestamp),
+            lambda found: reply(command, header=OffsetResponse(offset if found is None else min(offset, found))),
+        )
 
     @answers(RequestCode.GET_EARLIEST_MSG_STORETIME)
     @by_global_number
@@ -239,7 +232,7 @@ class ResetHandlers(Handlers[OperationsContext]):
         else:
             queue_ids = [header.queue_id] if header.queue_id >= 0 else range(topic.write_queue_nums)
             is_end = header.timestamp < 0
-            # All of them before the first queue is moved: the archive may refuse, and then nothing has changed.
+            # All of them before the first queue is moved: a search may fail, and then nothing has changed.
             targets = {queue_id: await self._offset_at(connection, header, queue_id, is_end) for queue_id in queue_ids}
         assert all(offset >= 0 for offset in targets.values()), f"a group is moved to messages, not to {targets}"
         for queue_id, offset in targets.items():
@@ -282,17 +275,17 @@ class ResetHandlers(Handlers[OperationsContext]):
         return reply(command, body=fastjson.dumps(body))
 
     async def _offset_at(self, connection: Connection, header: ResetOffsetRequest, queue_id: int, is_end: bool) -> int:
-        """Where a queue is moved to; of what is archived, too.
-        Raises PeerRefused, StoreError, OSError: the archive is not known yet, or cannot be read."""
-        store, archive, topic = self._context.store, self._context.archive, header.topic
+        """Return the offset that a queue is moved to. Deleted messages that another place has count, too.
+        Raises PeerRefused, StoreError, OSError: they cannot be searched now."""
+        store, older, topic = self._context.store, self._context.older, header.topic
         if is_end:
             return store.max_offset(topic, queue_id)
         offset = max(0, store.offset_by_time(topic, queue_id, header.timestamp))
-        if archive is None or offset > store.min_offset(topic, queue_id):
+        if older is None or offset > store.min_offset(topic, queue_id):
             return offset
         if header.timestamp <= 0:
-            return min(offset, archive.first_offset(topic, queue_id))
-        found = await archive.offset_by_time(connection, topic, queue_id, header.timestamp)
+            return min(offset, older.first_offset(topic, queue_id))
+        found = await older.offset_by_time(connection, topic, queue_id, header.timestamp)
         return offset if found is None else min(offset, found)
 
     def _body(self, header: ResetOffsetRequest, targets: dict[int, int]) -> ResetOffsetBody:

@@ -28,9 +28,10 @@ from functools import partial
 
 from rmqkit.broker.durability import CODES, NOT_ENOUGH_REPLICAS, Outcome, Refusal
 from rmqkit.broker.handlers import Handlers, answers, needs_parser, when_prepared
+from rmqkit.broker.older import Fetched, Missing, read_when_fetched
 from rmqkit.broker.pop.check_points import Waiting
 from rmqkit.broker.pop.in_flight import AckKey
-from rmqkit.broker.pop.read import ORDER_REVIVE_QUEUE, Archived, PopRead
+from rmqkit.broker.pop.read import ORDER_REVIVE_QUEUE, PopRead
 from rmqkit.broker.pop.service import PopContext, PopLongPolling, PopService, WaitingPop
 from rmqkit.broker.tables.filters import PullFilter, inline_filter
 from rmqkit.errors import PeerRefused, StoreError
@@ -58,7 +59,6 @@ from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.protocol.templates import found_frame
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import OVERLOADED, Router, decode_body, failure
-from rmqkit.remoting.tasks import Tasks
 from rmqkit.store.message_store import DispatchRequest, PutResult, PutStatus
 
 __all__ = ["PopAckHandlers", "PopHandlers"]
@@ -66,7 +66,6 @@ __all__ = ["PopAckHandlers", "PopHandlers"]
 _log = logging.getLogger(__name__)
 
 _COUNT_MAX = 32
-_ARCHIVE_READS_MAX = 8
 _READ = int(Permission.READ)  # an operation with the member itself costs two calls, asking for it one
 _OK = PutStatus.OK
 _LATE_MS = 500
@@ -88,7 +87,6 @@ class PopHandlerBase(Handlers[PopContext]):
         assert context.pop is not None, "a master pops"
         self._pop: PopService = context.pop
         self._context = context
-        self._woken = Tasks()
         self._is_plain = context.durability is None and context.counts is None
         """Whether no answer waits or is measured."""
 
@@ -138,11 +136,10 @@ class PopHandlers(PopHandlerBase):
             remark = "parse the consumer's subscription failed"
             return reply(command, ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark, header=PopMessageResponse())
         self._context.clients.compensate(header.consumer_group, header.topic, header.exp, header.exp_type)
-        if self._context.archive is not None:
-            place = PopRead(self._context, header, count=1).next_archived(header)
-            if place is not None:
-                return self._pop_archived(connection, command, header, wanted, place)
-        return self._pop_or_wait(connection, command, header, wanted, may_hold=True)
+        answer = self._pop_once(connection, command, header, wanted, may_hold=True)
+        if isinstance(answer, Missing):
+            return self._pop_fetched(connection, command, header, wanted, answer)
+        return answer
 
     @answers(RequestCode.PEEK_MESSAGE)
     def peek(self, connection: Connection, command: Command) -> Command:
@@ -217,58 +214,38 @@ class PopHandlers(PopHandlerBase):
             return ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}"
         return None
 
-    def _is_archived_next(self, header: PopMessageRequest) -> bool:
-        """Whether a pop would read the archive, or is to be told that it is not known yet."""
-        try:
-            return PopRead(self._context, header, count=1).next_archived(header) is not None
-        except PeerRefused:
-            return True
-
-    async def _pop_woken(
-        self, connection: Connection, command: Command, header: PopMessageRequest, wanted: PullFilter
-    ) -> None:
-        """Answer a pop that waited."""
-        try:
-            answer = await self._pop_archived(connection, command, header, wanted, None)
-        except (PeerRefused, StoreError, OSError) as error:
-            answer = failure(connection, command, error)
-        if answer is not None:
-            connection.send(answer)
-
-    async def _pop_archived(
+    def _pop_fetched(
         self,
         connection: Connection,
         command: Command,
         header: PopMessageRequest,
         wanted: PullFilter,
-        place: tuple[str, int, int] | None,
-    ) -> Command | None:
-        """Pop what only the archive has: it is read ahead of a pop, which itself never waits. Where another pop of the
-        group was quicker, or nothing passes the filter, the archive is read once more.
-        Raises PeerRefused, StoreError, OSError: it cannot be read."""
-        archive = self._context.archive
-        assert archive is not None, "it was asked what it has"
-        for _ in range(_ARCHIVE_READS_MAX):
-            read = PopRead(self._context, header, count=header.max_msg_nums, wanted=wanted)
-            place = place or read.next_archived(header)
-            if place is None:
-                return self._pop_or_wait(connection, command, header, wanted, may_hold=True)
-            passing = read.filter_of(place[0])
-            found = await archive.get(
-                connection, *place, count_max=header.max_msg_nums, codes=passing.codes, accept=passing.accept
-            )
-            if connection.closed.done():
-                return None  # what it popped would be hidden for all of its time
+        missing: Missing,
+    ) -> Awaitable[Command | None]:
+        """Pop messages that have to be fetched first.
+        The answer raises PeerRefused, StoreError, OSError: they cannot be fetched."""
+
+        def read(fetched: Fetched) -> Command | Missing | None:
+            # Topic, group and log may have changed meanwhile.
             refusal = self._place_refusal(connection, header, _POPPING) or self._busy
             if refusal is not None:
                 return reply(command, *refusal, header=PopMessageResponse())
-            archived, place = Archived(*place, found), None
-            answer = self._pop_or_wait(connection, command, header, wanted, may_hold=False, archived=archived)
-            if answer is None or answer.code == ResponseCode.SUCCESS:
-                return answer
-        return reply(command, ResponseCode.POLLING_TIMEOUT, _NOTHING, header=PopMessageResponse())
+            return self._pop_once(connection, command, header, wanted, may_hold=True, fetched=fetched)
 
-    def _pop_or_wait(
+        assert self._context.older is not None, "only messages of such a place are missing"
+        nothing = reply(command, ResponseCode.POLLING_TIMEOUT, _NOTHING, header=PopMessageResponse())
+        return read_when_fetched(self._context.older, connection, missing, read, otherwise=nothing)
+
+    async def _send_late(self, connection: Connection, command: Command, answering: Awaitable[Command | None]) -> None:
+        """Send the answer to a request that waited."""
+        try:
+            answer = await answering
+        except (PeerRefused, StoreError, OSError) as error:
+            answer = failure(connection, command, error)
+        if answer is not None:
+            connection.send(answer)
+
+    def _pop_once(
         self,
         connection: Connection,
         command: Command,
@@ -276,19 +253,37 @@ class PopHandlers(PopHandlerBase):
         wanted: PullFilter,
         *,
         may_hold: bool,
-        archived: Archived | None = None,
+        fetched: Fetched | None = None,
+    ) -> Command | Missing | None:
+        """Pop once: answer, hold the request, or return the messages that have to be fetched first."""
+        read = PopRead(self._context, header, count=header.max_msg_nums, wanted=wanted, fetched=fetched)
+        missing = read.pop(header)
+        if missing is not None:
+            return missing
+        if not read.records:
+            if fetched is None:
+                return self._wait(connection, command, header, wanted, read, may_hold=may_hold)
+            # Another pop of the group was quicker, or nothing passes the filter: look for what follows.
+            return self._pop_once(connection, command, header, wanted, may_hold=may_hold)
+        if read.rest:
+            self._pop.waiting.wake(header.topic, header.consumer_group, header.queue_id)
+        if not read.check_points:
+            return reply(command, remark="FOUND", header=read.answer(header), body=read.records)
+        answer = partial(self._answer_popped, connection, command, header, read)
+        self._pop.batch.pop(connection, read.check_points, answer)
+        return None
+
+    def _wait(
+        self,
+        connection: Connection,
+        command: Command,
+        header: PopMessageRequest,
+        wanted: PullFilter,
+        read: PopRead,
+        *,
+        may_hold: bool,
     ) -> Command | None:
-        topic, group = header.topic, header.consumer_group
-        read = PopRead(self._context, header, count=header.max_msg_nums, wanted=wanted, archived=archived)
-        read.pop(header)
-        if read.records:
-            if read.rest:
-                self._pop.waiting.wake(topic, group, header.queue_id)
-            if not read.check_points:
-                return reply(command, remark="FOUND", header=read.answer(header), body=read.records)
-            answer = partial(self._answer_popped, connection, command, header, read)
-            self._pop.batch.pop(connection, read.check_points, answer)
-            return None
+        """Hold a pop that found nothing, or answer it so."""
         # Clients take this code for "nothing there" and pop again at once. POLLING_FULL below makes them wait for a
         # second.
         if not may_hold or header.poll_time <= 0:
@@ -297,15 +292,17 @@ class PopHandlers(PopHandlerBase):
         def retry(may_hold: bool) -> None:
             refusal = self._place_refusal(connection, header, _POPPING)
             if refusal is not None:
-                answer: Command | None = reply(command, *refusal, header=PopMessageResponse())
-            elif self._context.archive is not None and self._is_archived_next(header):
-                # A pop in order waits for the acks of the one before, also where both are of the archive.
-                self._woken.start(self._pop_woken(connection, command, header, wanted), "pop")
-                return
-            else:
-                answer = self._pop_or_wait(connection, command, header, wanted, may_hold=may_hold)
-            if answer is not None:
+                return connection.send(reply(command, *refusal, header=PopMessageResponse()))
+            try:
+                answer = self._pop_once(connection, command, header, wanted, may_hold=may_hold)
+            except PeerRefused as error:
+                answer = failure(connection, command, error)
+            if isinstance(answer, Missing):
+                popping = self._pop_fetched(connection, command, header, wanted, answer)
+                self._pop.fetching.start(self._send_late(connection, command, popping), "pop")
+            elif answer is not None:
                 connection.send(answer)
+            return None
 
         if self._hold(self._pop.waiting, connection, header, retry, wanted, read.blocked_until):
             return None
@@ -396,7 +393,7 @@ class PopAckHandlers(PopHandlerBase):
         topic, group, queue_id = header.topic, header.consumer_group, header.queue_id
         # One past the end is let through, as by the reference; it names nothing that is in flight.
         low, high = self._context.store.bounds(topic, queue_id)
-        if not low <= header.offset <= high and not self._is_archived(topic, queue_id, header.offset):
+        if not low <= header.offset <= high and not self._context.store.is_older(topic, queue_id, header.offset):
             remark = f"offset is illegal, key:{topic}@{queue_id}, commit:{header.offset}, store:{low}~{high}"
             return reply(command, ResponseCode.NO_MESSAGE, remark)
         if handle.revive_queue_id == ORDER_REVIVE_QUEUE:
@@ -429,7 +426,7 @@ class PopAckHandlers(PopHandlerBase):
             return reply(command, *refusal, header=nothing)
         topic, queue_id = header.topic, header.queue_id
         low, high = self._context.store.bounds(topic, queue_id)
-        if not low <= header.offset < high and not self._is_archived(topic, queue_id, header.offset):
+        if not low <= header.offset < high and not self._context.store.is_older(topic, queue_id, header.offset):
             return reply(command, ResponseCode.NO_MESSAGE, NO_REMARK, header=nothing)
         handle = decode_pop_handle(header.extra_info)
         if handle.revive_queue_id == ORDER_REVIVE_QUEUE:
@@ -472,10 +469,6 @@ class PopAckHandlers(PopHandlerBase):
             )
             return ResponseCode.MESSAGE_ILLEGAL, remark
         return self._busy
-
-    def _is_archived(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        archive = self._context.archive
-        return archive is not None and archive.has(topic, queue_id, queue_offset)
 
     def _ack_in_order(self, topic: str, group: str, queue_id: int, offset: int, pop_time: int) -> Refusal:
         committed = self._context.offsets.get(group, topic, queue_id) or 0

@@ -11,8 +11,9 @@ where it begins             the group's committed offset; a group that is new th
 what it leaves behind       a check point for each queue and the offset behind what was read; in order: what was popped,
                             and the offset of its first message
 an offset that is illegal   is corrected, and read from again once
-what is archived            is not in the log any more: it is fetched before the pop, one queue at a time
-                            (`PopRead.next_archived`), and is then read like the log; other archived queues wait
+deleted from the log        messages that another place has are fetched before the pop, of one queue at a time: `pop`
+                            returns them as `Missing` and changes nothing. With `Fetched` messages it reads that queue
+                            and no other one
 ==========================  ==========================================================================================
 
 Source: behaviour.md §4.8, §4.14.
@@ -23,10 +24,10 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from rmqkit.broker.older import Fetched, Missing
 from rmqkit.broker.pop.in_flight import NewCheckPoint
 from rmqkit.broker.pop.service import PopContext
 from rmqkit.broker.tables.filters import EVERYTHING, PullFilter
@@ -52,28 +53,19 @@ from rmqkit.protocol.schemas.pop import PollingInfoRequest, PopMessageRequest, P
 from rmqkit.protocol.schemas.topics import Permission, TopicConfig
 from rmqkit.store.message_store import GetResult, GetStatus
 
-__all__ = ["ORDER_REVIVE_QUEUE", "Archived", "PopRead"]
+__all__ = ["ORDER_REVIVE_QUEUE", "PopRead"]
 
 ORDER_REVIVE_QUEUE = 999
 """Stands for the revive queue in handles of what was popped in order: it has no check point."""
 
 _VERSIONS = ((RETRY_TOPIC_V2, "+"), (RETRY_TOPIC_V1, "_"))
 _MOVED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.OFFSET_FOUND_NULL)
-_GONE = (GetStatus.OFFSET_TOO_SMALL, GetStatus.MESSAGE_WAS_REMOVING, GetStatus.NO_MESSAGE_IN_QUEUE)
+_NOT_IN_LOG = GetStatus.NOT_IN_LOG
 _FROM_END = 1
 _HEAD = struct.Struct(">i16xq")
 """size and queueOffset at the start of a record."""
 _PRIORITY_FACTOR_MAX = 100
 _READ = int(Permission.READ)  # an operation with the member itself costs two calls
-
-
-class Archived(NamedTuple):
-    """What was fetched from the archive for a pop: messages of a queue from an offset on."""
-
-    topic: str
-    queue_id: int
-    offset: int
-    found: GetResult
 
 
 class PopRead:
@@ -94,7 +86,7 @@ class PopRead:
         *,
         count: int,
         wanted: PullFilter = EVERYTHING,
-        archived: Archived | None = None,
+        fetched: Fetched | None = None,
     ) -> None:
         assert context.pop is not None, "a master pops"
         self._context = context
@@ -106,7 +98,7 @@ class PopRead:
         self._queue_id = header.queue_id
         self._count = count
         self._wanted = wanted
-        self._archived = archived
+        self._fetched = fetched
         self._starts: dict[PopQueue, int] = {}
         self._found: dict[PopQueue, list[int]] = {}
         self._tries: dict[OrderKey, int] = {}
@@ -120,8 +112,12 @@ class PopRead:
         self.check_points: list[NewCheckPoint] = []
         self.blocked_until: int | None = None
 
-    def pop(self, header: PopMessageRequest) -> None:
-        """Take messages."""
+    def pop(self, header: PopMessageRequest) -> Missing | None:
+        """Take messages, or return those that have to be fetched first.
+        Raises PeerRefused: it is not known yet where a new group begins."""
+        # Before anything changes: a pop cannot be taken back.
+        if self._store.older is not None and self._fetched is None and (missing := self._missing(header)) is not None:
+            return missing
         self._revive_queue = ORDER_REVIVE_QUEUE if header.order else self._pop.check_points.next_queue()
         chance, settings = random.random() * 100, self._context.settings
         topic, group = self._context.topics.get(self._topic), self._context.groups.get(self._group)
@@ -142,6 +138,7 @@ class PopRead:
             # Check points count from when they are made: without this their messages would stay in flight for ever.
             self._pop.check_points.withdraw(self.check_points)
             raise
+        return None
 
     def peek(self) -> None:
         """Look at messages without a trace."""
@@ -165,24 +162,6 @@ class PopRead:
                     return True
         return False
 
-    def next_archived(self, header: PopMessageRequest) -> tuple[str, int, int] | None:
-        """Topic, queue and offset of what a pop would read first of what only the archive has; None: of nothing.
-        Raises PeerRefused: it is not known yet what is archived."""
-        archive, is_from_end = self._context.archive, header.init_mode == _FROM_END
-        if archive is None:
-            return None
-        for topic, _, queue_ids in self._topics(with_retries=not header.order, retries_first=False):
-            for queue_id in queue_ids:
-                offset = self._offset(topic, queue_id, from_end=is_from_end)
-                is_gone = offset < self._store.min_offset(topic, queue_id) and archive.has(topic, queue_id, offset)
-                if is_gone and not (header.order and self._is_blocked(topic, queue_id, header.attempt_id)):
-                    return topic, queue_id, offset
-        return None
-
-    def filter_of(self, topic: str) -> PullFilter:
-        """What is wanted of a topic. A retry topic has what passed the filter before; its records name another one."""
-        return self._wanted if topic == self._topic else EVERYTHING
-
     def answer(self, header: PopMessageRequest) -> PopMessageResponse:
         """The answer's header."""
         return PopMessageResponse(
@@ -197,21 +176,38 @@ class PopRead:
 
     # -- inside
 
+    def _missing(self, header: PopMessageRequest) -> Missing | None:
+        """Return the first messages that this pop needs and that the log has deleted.
+        Raises PeerRefused: it is not known yet where a new group begins."""
+        is_from_end = header.init_mode == _FROM_END
+        for topic, _, queue_ids in self._topics(with_retries=not header.order, retries_first=False):
+            for queue_id in queue_ids:
+                offset = self._offset(topic, queue_id, from_end=is_from_end)
+                if self._store.is_older(topic, queue_id, offset) and not (
+                    header.order and self._is_blocked(topic, queue_id, header.attempt_id)
+                ):
+                    return Missing(topic, queue_id, offset, self._count, self._filter_of(topic))
+        return None
+
+    def _filter_of(self, topic: str) -> PullFilter:
+        """What is wanted of a topic. A retry topic has what passed the filter before; its records name another one."""
+        return self._wanted if topic == self._topic else EVERYTHING
+
     def _topics(self, *, with_retries: bool, retries_first: bool) -> list[tuple[str, str, Sequence[int]]]:
         """Topics, their marks in handles, and their queue ids in the order in which they are asked."""
         own = (self._topic, NORMAL_TOPIC, self._own_queues())
         if not with_retries:
             return [own]
         retries = self._retries()
-        if self._archived is not None:  # nothing else, or it would have been fetched for nothing
-            return [one for one in (own, *retries) if one[0] == self._archived.topic]
+        if self._fetched is not None:  # with the messages of other queues there would be no room for these
+            return [one for one in (own, *retries) if one[0] == self._fetched.topic]
         return [*retries, own] if retries_first else [own, *retries]
 
     def _own_queues(self) -> Sequence[int]:
         if self._queue_id >= 0:
             return (self._queue_id,)
-        if self._archived is not None and self._archived.topic == self._topic:
-            return (self._archived.queue_id,)
+        if self._fetched is not None and self._fetched.topic == self._topic:
+            return (self._fetched.queue_id,)
         config = self._context.topics.get(self._topic)
         return self._in_turn(0 if config is None else config.read_queue_nums)
 
@@ -410,7 +406,7 @@ class PopRead:
         return offset
 
     def _get(self, topic: str, queue_id: int, offset: int) -> GetResult:
-        wanted = self.filter_of(topic)
+        wanted = self._filter_of(topic)
         found = self._store.get(
             topic,
             queue_id,
@@ -421,18 +417,15 @@ class PopRead:
             accept_entry=wanted.accept_entry,
             joins=topic == self._topic,  # those of retry topics are written anew, one by one
         )
-        return self._from_archive(topic, queue_id, offset, found) if found.status in _GONE else found
+        return self._from_fetched(topic, queue_id, offset, found) if found.status is _NOT_IN_LOG else found
 
-    def _from_archive(self, topic: str, queue_id: int, offset: int, gone: GetResult) -> GetResult:
-        """What was fetched of a queue. Where nothing was, a pop finds nothing and leaves the group where it is."""
-        archive, fetched = self._context.archive, self._archived
-        if archive is None or not archive.has(topic, queue_id, offset):
-            return gone
-        found = GetResult(GetStatus.NO_MATCHED_MESSAGE, offset, gone.min_offset, gone.max_offset)
-        if fetched is None or (fetched.topic, fetched.queue_id, fetched.offset) != (topic, queue_id, offset):
+    def _from_fetched(self, topic: str, queue_id: int, offset: int, deleted: GetResult) -> GetResult:
+        """Return the fetched messages of a queue. A pop finds nothing where none were fetched, and leaves the group at
+        its offset."""
+        found = GetResult(GetStatus.NO_MATCHED_MESSAGE, offset, deleted.min_offset, deleted.max_offset)
+        fetched = self._fetched
+        if fetched is None or (fetched.topic, fetched.queue_id, fetched.queue_offset) != (topic, queue_id, offset):
             return found
-        if fetched.found.next_begin_offset <= offset:
-            return found  # segments were taken away meanwhile: the next pop reads again
         count = self._count - self.taken
         found.records, found.next_begin_offset = fetched.found.records[:count], fetched.found.next_begin_offset
         if len(fetched.found.records) > count:

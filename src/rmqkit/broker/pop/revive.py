@@ -2,7 +2,7 @@
 
 A message whose invisible time is over is put into the group's retry topic of its topic, counted once more; one that was
 popped from a retry topic goes back to the same. Check points of deleted topics and groups are dropped, as are messages
-that neither the log nor its archive has any more. While the store refuses messages the pop is tried again after
+that the log has deleted and no other place has. While the store refuses messages the pop is tried again after
 `_AGAIN_MS`. A message that it refuses for good goes to the group's dead letters: it must not keep the others of its pop
 from coming again. A message whose properties leave no room for the new ones comes again without these. A crash
 between a message and the record that it has come again leads to another delivery. How often a message comes is not
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import logging
 
-from rmqkit.broker.archive import LogArchive
 from rmqkit.broker.dead_letters import DeadLetters, is_hopeless
 from rmqkit.broker.messages import message_from
+from rmqkit.broker.older import OlderMessages
 from rmqkit.broker.pop.check_points import CheckPointStore
 from rmqkit.broker.pop.in_flight import InFlightPop
 from rmqkit.broker.settings import BrokerSettings
@@ -49,7 +49,7 @@ class Revive:
         offsets: OffsetTable,
         settings: BrokerSettings,
         store_host: bytes,
-        archive: LogArchive | None,
+        older: OlderMessages | None,
     ) -> None:
         self._check_points = check_points
         self._store = store
@@ -58,7 +58,7 @@ class Revive:
         self._offsets = offsets
         self._settings = settings
         self._store_host = store_host
-        self._archive = archive
+        self._older = older
         self._dead_letters = DeadLetters(store, topics.ensure)
         self._refusal = ""
 
@@ -70,12 +70,12 @@ class Revive:
         work = Slice(ROUND_SLICE_SECONDS)  # by time: thousands of pops may become due together
         for pending in self._check_points.due():
             try:
-                archived = await self._archived(pending)
+                fetched = await self._fetch(pending)
                 if self._is_wanted(pending):
                     # In a thread, as the table may have thousands of topics.
                     await self._topics.ensure_shared(self._retry_topic(pending), 1)
                 if pending.left:  # acks may have come meanwhile
-                    self._revive(pending, archived)
+                    self._revive(pending, fetched)
             except StoreUnavailable as error:  # a retry topic cannot be made while the disk is full
                 self._note_refusal(str(error))
                 self._check_points.postpone(pending, _AGAIN_MS)
@@ -87,26 +87,25 @@ class Revive:
 
     # -- inside
 
-    async def _archived(self, pending: InFlightPop) -> dict[int, memoryview]:
-        """The messages of a pop that the log has no more, from its archive.
-        Raises PeerRefused, StoreError, OSError: it cannot be read; they are tried again later."""
-        archive, found = self._archive, dict[int, memoryview]()
-        if archive is None:
+    async def _fetch(self, pending: InFlightPop) -> dict[int, memoryview]:
+        """Return the messages of a pop that the log has deleted and another place has.
+        Raises PeerRefused, StoreError, OSError: they cannot be fetched; they are tried again later."""
+        found: dict[int, memoryview] = {}
+        if self._older is None:
             return found
         topic, queue_id = pending.topic, pending.queue_id
-        low = self._store.min_offset(topic, queue_id)
-        for offset in [one for one in sorted(pending.left) if one < low and archive.has(topic, queue_id, one)]:
-            records = (await archive.get(None, topic, queue_id, offset, count_max=1)).records
+        for offset in [one for one in sorted(pending.left) if self._store.is_older(topic, queue_id, one)]:
+            records = (await self._older.get(None, topic, queue_id, offset, count_max=1)).records
             if records:
                 found[offset] = records[0]
         return found
 
-    def _revive(self, pending: InFlightPop, archived: dict[int, memoryview]) -> None:
+    def _revive(self, pending: InFlightPop, fetched: dict[int, memoryview]) -> None:
         is_wanted = self._is_wanted(pending)
         done: list[int] = []
         try:
             for offset in sorted(pending.left):
-                record = self._record(pending, offset, archived.get(offset)) if is_wanted else None
+                record = self._record(pending, offset, fetched.get(offset)) if is_wanted else None
                 if record is not None and not self._put(pending, record):
                     self._check_points.postpone(pending, _AGAIN_MS)
                     break
@@ -131,10 +130,10 @@ class Revive:
             return pending.topic
         return pop_retry_topic(pending.group, pending.topic, "+" if self._settings.retry_topic_v2 else "_")
 
-    def _record(self, pending: InFlightPop, offset: int, archived: memoryview | None) -> Record | None:
+    def _record(self, pending: InFlightPop, offset: int, fetched: memoryview | None) -> Record | None:
         found = self._store.get(pending.topic, pending.queue_id, offset, count_max=1).records
-        if archived is not None:
-            found = [archived]
+        if fetched is not None:
+            found = [fetched]
         try:
             record = decode_record(found[0], verify_crc=self._store.checks_bodies) if found else None
         except RecordCorrupt as error:

@@ -28,9 +28,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from rmqkit.broker.archive import LogArchive
 from rmqkit.broker.durability import Durability
 from rmqkit.broker.handlers import OwnAddress
+from rmqkit.broker.older import OlderMessages
 from rmqkit.broker.pop.check_points import CheckPointStore, PopWriteBatch, revive_topic
 from rmqkit.broker.pop.order import OrderTable
 from rmqkit.broker.pop.revive import Revive
@@ -44,7 +44,7 @@ from rmqkit.clock import Clock, SteadyClock
 from rmqkit.metrics import Gathered
 from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.tasks import Turns
+from rmqkit.remoting.tasks import Tasks, Turns
 from rmqkit.store.message_store import DispatchRequest, MessageStore, StoredSends
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ _log = logging.getLogger(__name__)
 class PopContext(Protocol):
     """What pops and acks may touch."""
 
-    archive: LogArchive | None
     clients: ClientTable
     clock: Clock
     counts: Counts | None
@@ -78,6 +77,9 @@ class PopContext(Protocol):
     store: MessageStore
     topics: TopicTable
 
+    @property
+    def older(self) -> OlderMessages | None: ...
+
     def first_offset(self, topic: str, queue_id: int) -> int: ...
 
 
@@ -88,6 +90,7 @@ class PopService:
         clock: the time of pops. It never goes back, or messages in flight would wait for as long as the clock was set.
         waiting: pops that wait for a message.
         notifications: NOTIFICATION requests that wait for one.
+        fetching: pops that waited and now fetch messages which the log has deleted.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class PopService:
         settings: BrokerSettings,
         clock: Clock,
         store_host: bytes,
-        archive: LogArchive | None = None,
+        older: OlderMessages | None = None,
     ) -> None:
         self.clock = clock = SteadyClock(clock)
         self.check_points = CheckPointStore(store, groups, offsets, settings, clock, store_host)
@@ -108,7 +111,8 @@ class PopService:
         self.orders = OrderTable(folder, clock)
         self.waiting = PopLongPolling(settings, clock)
         self.notifications = PopLongPolling(settings, clock)
-        self.revive = Revive(self.check_points, store, topics, groups, offsets, settings, store_host, archive)
+        self.fetching = Tasks()
+        self.revive = Revive(self.check_points, store, topics, groups, offsets, settings, store_host, older)
         self._offsets_path, self._groups_path = folder / "consumerOffset.json", folder / "subscriptionGroup.json"
         self._revive_topic = revive_topic(settings.cluster_name)
         self._topics = topics
@@ -143,12 +147,13 @@ class PopService:
         self.waiting.connection_closed(connection)
         self.notifications.connection_closed(connection)
 
-    def close(self) -> None:
-        """Answer those who wait."""
+    async def close(self) -> None:
+        """Answer the requests that wait. Pops that fetch are cancelled: they have hidden no messages yet."""
         self.waiting.close()
         # Behind the pops: each looks a last time as it is closed, and is answered when what it took is stored.
         self.batch.end()
         self.notifications.close()
+        await self.fetching.close()
 
     def persist(self) -> None:
         """Store what only memory has, as the broker stops; the store is still open."""

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from rmqkit.broker.archive import LogArchive
 from rmqkit.broker.durability import REJECTED
 from rmqkit.broker.handlers import (
     Handlers,
@@ -30,6 +29,7 @@ from rmqkit.broker.handlers import (
     needs_parser,
     when_prepared,
 )
+from rmqkit.broker.older import Fetched, Missing, OlderMessages, read_when_fetched
 from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.broker.statistics import Statistics
@@ -73,13 +73,11 @@ _CODES: Mapping[GetStatus, ResponseCode] = {
 }
 """Store status → response code; the two "nothing in the queue" statuses depend on the offset (`_code_of`)."""
 
-_GONE = (GetStatus.OFFSET_TOO_SMALL, GetStatus.MESSAGE_WAS_REMOVING, GetStatus.NO_MESSAGE_IN_QUEUE)
-"""Where the log has no message any more, nor may have any of the queue."""
-
 _READ, _COMMIT = Permission.READ.value, PullFlag.COMMIT_OFFSET.value
 _SUSPEND, _SUBSCRIPTION = PullFlag.SUSPEND.value, PullFlag.SUBSCRIPTION.value
 """As plain numbers: ``&`` of an enumeration's members is a call of a microsecond, and every pull had five."""
-_SLAVE, _FOUND, _OFFSET_MOVED = BrokerRole.SLAVE, GetStatus.FOUND, ResponseCode.PULL_OFFSET_MOVED
+_SLAVE, _OFFSET_MOVED = BrokerRole.SLAVE, ResponseCode.PULL_OFFSET_MOVED
+_FOUND, _NOT_IN_LOG = GetStatus.FOUND, GetStatus.NOT_IN_LOG
 _LITE_PULL = RequestCode.LITE_PULL_MESSAGE.value
 # Up to here a copy costs less than a write of several pieces.
 _COPIED_BYTES_MAX = 256 << 10
@@ -93,7 +91,6 @@ _log = logging.getLogger(__name__)
 class PullContext(Protocol):
     """What pulls and queries may touch."""
 
-    archive: LogArchive | None
     clients: ClientTable
     clock: Clock
     counts: Counts | None
@@ -104,6 +101,9 @@ class PullContext(Protocol):
 
     @property
     def may_serve(self) -> Callable[[], bool]: ...
+
+    @property
+    def older(self) -> OlderMessages | None: ...
 
     def min_offset(self, topic: str, queue_id: int) -> int: ...
 
@@ -176,12 +176,12 @@ class PullHandlers(Handlers[PullContext]):
             accept_entry=wanted.accept_entry,
             joins=True,
         )
-        if self._is_archived(header, found):
+        if found.status is _NOT_IN_LOG:
             if may_hold:
                 if header.sys_flag & _COMMIT:
                     context.offsets.commit(group, topic, queue_id, header.commit_offset)
-                return self._from_archive(connection, command, header, wanted, topic_config, config)
-            # A woken pull cannot wait for the archive: its client asks again at once, with a pull that can.
+                return self._pull_fetched(connection, command, header, wanted, topic_config, config)
+            # A woken pull does not wait again: its client asks again at once, with a pull that fetches.
             found = GetResult(GetStatus.NO_MATCHED_MESSAGE, header.queue_offset, found.min_offset, found.max_offset)
         context.offsets.pulled(group, topic, queue_id, found.next_begin_offset)
         is_found = bool(found.records)
@@ -213,7 +213,7 @@ class PullHandlers(Handlers[PullContext]):
         def retry() -> None:
             # Checked and read like a new one: topic, group and filter may have changed while it waited.
             answer = self._pull(connection, command, header, may_hold=False)
-            assert not isinstance(answer, Awaitable), "only a new pull is answered from the archive"
+            assert not isinstance(answer, Awaitable), "a pull that waited fetches nothing"
             if answer is not None:
                 connection.send(answer)
 
@@ -237,7 +237,7 @@ class PullHandlers(Handlers[PullContext]):
         context, settings, records = self._context, self._context.settings, found.records
         assert not records or found.status is _FOUND, "records are an answer that found some"
         code = ResponseCode.SUCCESS if records else _code_of(found, header)
-        following, broker_id, archive = found.next_begin_offset, 0, context.archive
+        following, broker_id = found.next_begin_offset, 0
         if settings.slave_read:
             broker_id = group.which_broker_when_consume_slowly if found.suggest_slave else group.broker_id
         if not records and self._is_slave and code == _OFFSET_MOVED and not settings.offset_check_in_slave:
@@ -246,7 +246,7 @@ class PullHandlers(Handlers[PullContext]):
         answer = PullMessageResponse(
             broker_id,
             following,
-            found.min_offset if archive is None else archive.min_offset(header.topic, header.queue_id),
+            found.min_offset,
             found.max_offset,
             topic.topic_sys_flag,
             group.group_sys_flag,
@@ -261,13 +261,7 @@ class PullHandlers(Handlers[PullContext]):
             return None
         return reply(command, code, found.status.name, header=answer, body=[*records])
 
-    def _is_archived(self, header: PullMessageRequest, found: GetResult) -> bool:
-        """Whether a pull is for messages that are not in the log any more, and are archived."""
-        if self._context.archive is None or found.status not in _GONE:
-            return False
-        return self._context.archive.has(header.topic, header.queue_id, header.queue_offset)
-
-    async def _from_archive(
+    def _pull_fetched(
         self,
         connection: Connection,
         command: Command,
@@ -275,29 +269,24 @@ class PullHandlers(Handlers[PullContext]):
         wanted: PullFilter,
         topic: TopicConfig,
         group: SubscriptionGroupConfig,
-    ) -> Command | None:
-        """Answer a pull from the archive."""
-        archive, statistics = self._context.archive, self._context.statistics
-        assert archive is not None, "it was asked whether it has the message"
-        began_ms = self._context.clock.monotonic_ms()
-        found = await archive.get(
-            connection,
-            header.topic,
-            header.queue_id,
-            header.queue_offset,
-            count_max=header.max_msg_nums,
-            codes=wanted.codes,
-            accept=wanted.accept,
-        )
-        if found.next_begin_offset <= header.queue_offset:
-            # Segments were taken away meanwhile: the client asks again, and the log's answer holds then.
-            found = GetResult(GetStatus.NO_MATCHED_MESSAGE, header.queue_offset, found.min_offset, found.max_offset)
-        name, queue_id = header.consumer_group, header.queue_id
-        self._context.offsets.pulled(name, header.topic, queue_id, found.next_begin_offset)
-        if found.records:
-            ms = self._context.clock.monotonic_ms() - began_ms
-            statistics.given(header.topic, name, queue_id, found.count, found.size, ms)
-        return self._answer(connection, command, header, found, topic, group)
+    ) -> Awaitable[Command | None]:
+        """Answer a pull of messages that have to be fetched first.
+        The answer raises PeerRefused, StoreError, OSError: they cannot be fetched."""
+        context, name, queue_id = self._context, header.consumer_group, header.queue_id
+        began_ms = context.clock.monotonic_ms()
+
+        def read(fetched: Fetched) -> Command | Missing | None:
+            found = fetched.found
+            assert found.next_begin_offset >= header.queue_offset, "a fetch never leads back"
+            context.offsets.pulled(name, header.topic, queue_id, found.next_begin_offset)
+            if found.records:
+                ms = context.clock.monotonic_ms() - began_ms
+                context.statistics.given(header.topic, name, queue_id, found.count, found.size, ms)
+            return self._answer(connection, command, header, found, topic, group)
+
+        assert context.older is not None, "only messages of such a place are missing"
+        missing = Missing(header.topic, queue_id, header.queue_offset, header.max_msg_nums, wanted)
+        return read_when_fetched(context.older, connection, missing, read)
 
     def _moved(self, command: Command, header: PullMessageRequest, offset: int) -> Command:
         """The answer that carries out a reset; what the client had to commit is void."""

@@ -12,9 +12,9 @@ from itertools import chain, repeat
 
 import msgspec
 
-from rmqkit.broker.archive import LogArchive
 from rmqkit.broker.durability import REJECTED
 from rmqkit.broker.handlers import Handlers, answers, needs_parser, when_prepared
+from rmqkit.broker.older import when_found
 from rmqkit.broker.pull.handler import PullContext
 from rmqkit.broker.tables.filters import EVERYTHING, inline_filter
 from rmqkit.filter import SQL92, is_tag_type
@@ -56,7 +56,7 @@ class QueryHandlers(Handlers[PullContext]):
 
     @answers(RequestCode.QUERY_MESSAGE)
     def query(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
-        """The records that may have a key, in the order of the log, then those of its archive."""
+        """The records that may have a key, in the order of the log, then those that the log has deleted."""
         if not self._context.may_serve():
             return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
         header = decode_header_leniently(
@@ -77,41 +77,15 @@ class QueryHandlers(Handlers[PullContext]):
                 left -= len(record)
         assert records or left == _ANSWER_BYTES_MAX, "what was left out made room for nothing"
         answer = QueryMessageResponse(found.last_update_timestamp, found.last_update_offset)
-        # What the index named, not what was read: what did not fit above must not be looked for in the archive.
+        # What the index named, not what was read: what did not fit above must not be looked for elsewhere.
         missing = min(count_max, self._context.store_settings.query_count_max) - len(found.physical_offsets)
-        if self._context.archive is not None and missing > 0:
-            return self._and_archived(connection, command, header, key, missing, records, answer)
-        return self._found(command, records, answer)
-
-    async def _and_archived(
-        self,
-        connection: Connection,
-        command: Command,
-        header: QueryMessageRequest,
-        key: str,
-        missing: int,
-        records: list[memoryview],
-        answer: QueryMessageResponse,
-    ) -> Command:
-        """Add what the archive has of a key."""
-        archive = self._context.archive
-        assert archive is not None, "it was looked for"
-        left = _ANSWER_BYTES_MAX - sum(map(len, records))
-        found = await archive.query(
-            connection,
-            header.topic,
-            key,
-            missing,
-            header.begin_timestamp,
-            header.end_timestamp,
-            bytes_max=left,
+        older = self._context.older
+        if older is None or missing <= 0:
+            return self._found(command, records, answer)
+        looking = older.query(
+            *(connection, header.topic, key, missing, header.begin_timestamp, header.end_timestamp), bytes_max=left
         )
-        known = {bytes(record[_PHYSICAL_OFFSET]) for record in records}
-        for record in found:  # a file may be archived and still in the log
-            if bytes(record[_PHYSICAL_OFFSET]) not in known and (len(record) <= left or not records):
-                records.append(record)
-                left -= len(record)
-        return self._found(command, records, answer)
+        return when_found(looking, lambda found: self._found(command, _joined(records, found), answer))
 
     @staticmethod
     def _found(command: Command, records: list[memoryview], answer: QueryMessageResponse) -> Command:
@@ -128,14 +102,10 @@ class QueryHandlers(Handlers[PullContext]):
         offset = decode_header(command, ViewMessageRequest).offset
         # Anybody can make up an id: an offset below 0 is in no file.
         record = self._context.store.log.record_at(offset) if offset >= 0 else None
-        if record is None and offset >= 0 and self._context.archive is not None:
-            return self._view_archived(connection, command, offset, self._context.archive)
+        older = self._context.older
+        if record is None and offset >= 0 and older is not None:
+            return when_found(older.record_at(connection, offset), lambda found: self._viewed(command, offset, found))
         return self._viewed(command, offset, record)
-
-    async def _view_archived(
-        self, connection: Connection, command: Command, offset: int, archive: LogArchive
-    ) -> Command:
-        return self._viewed(command, offset, await archive.record_at(connection, offset))
 
     @staticmethod
     def _viewed(command: Command, offset: int, record: memoryview | None) -> Command:
@@ -202,3 +172,15 @@ class QueryHandlers(Handlers[PullContext]):
         except ValueError as error:
             return reply(command, ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error))
         return reply(command)
+
+
+def _joined(records: list[memoryview], older: list[memoryview]) -> list[memoryview]:
+    """Return the records of the log, then the older ones that are not among them and that fit into an answer."""
+    # A file of the log may be copied to the other place already and still be there.
+    known = {bytes(record[_PHYSICAL_OFFSET]) for record in records}
+    found, left = [*records], _ANSWER_BYTES_MAX - sum(map(len, records))
+    for record in older:
+        if bytes(record[_PHYSICAL_OFFSET]) not in known and (len(record) <= left or not found):
+            found.append(record)
+            left -= len(record)
+    return found

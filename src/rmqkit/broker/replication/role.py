@@ -34,8 +34,8 @@ import msgspec
 from rmqkit.broker.handlers import Handlers, answers
 from rmqkit.broker.registration import Registration
 from rmqkit.broker.replication.acting_master import MASTER_ID, ActingMaster, PreOnline, ReplicationContext
+from rmqkit.broker.replication.copies import waits_for_copies
 from rmqkit.broker.replication.escape import EscapeBridge
-from rmqkit.broker.replication.master import waits_for_copies
 from rmqkit.broker.replication.slave import HaSlave
 from rmqkit.broker.replication.tables import SlaveSync
 from rmqkit.broker.settings import BrokerRole, BrokerSettings

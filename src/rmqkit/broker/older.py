@@ -1,0 +1,122 @@
+"""Reads of messages that the log has deleted and that another place still has.
+
+A read never waits. It returns one of three things:
+
+==============  =======================================================================================================
+messages        the read is done
+nothing         the request is answered so, or held
+`Missing`       these messages have to be fetched first; the read has changed nothing
+==============  =======================================================================================================
+
+`read_when_fetched` is the only code that waits for pulls and pops. It fetches the missing messages and repeats the read
+with them. A read that finds the group at another offset does not use the fetched messages. `when_found` serves lookups
+by key, id and time, which need one fetch.
+
+No other request waits meanwhile. A broker without such a place starts no task and makes no call for it
+(`rmqkit.store.message_store.MessageStore.older` is None). The archive is the only place (`rmqkit.broker.archive`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol, TypeVar
+
+from rmqkit.broker.tables.filters import PullFilter
+from rmqkit.protocol.command import Command
+from rmqkit.remoting.connection import Connection
+from rmqkit.store.message_store import GetResult, OlderQueues
+
+__all__ = ["FETCHES_MAX", "Fetched", "Missing", "OlderMessages", "read_when_fetched", "when_found"]
+
+FETCHES_MAX = 8
+"""Fetches for one request. Further ones would serve a group whose consumers are always quicker, or a filter that
+matches next to nothing: the client asks again."""
+
+T = TypeVar("T")
+
+
+class OlderMessages(OlderQueues, Protocol):
+    """A place with messages that the log has deleted. Its reads raise PeerRefused if the client has to ask again, and
+    StoreError or OSError if the messages cannot be read. ``connection`` is None for the broker itself."""
+
+    def first_offset(self, topic: str, queue_id: int) -> int: ...
+
+    async def get(
+        self,
+        connection: Connection | None,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        count_max: int,
+        codes: frozenset[int] | None = None,
+        accept: Callable[[memoryview], bool] | None = None,
+    ) -> GetResult: ...
+
+    async def record_at(self, connection: Connection, physical_offset: int) -> memoryview | None: ...
+
+    async def query(
+        self,
+        connection: Connection,
+        topic: str,
+        key: str,
+        count_max: int,
+        begin_ms: int,
+        end_ms: int,
+        *,
+        bytes_max: int,
+    ) -> list[memoryview]: ...
+
+    async def offset_by_time(
+        self, connection: Connection, topic: str, queue_id: int, timestamp_ms: int
+    ) -> int | None: ...
+
+
+class Missing(NamedTuple):
+    """Messages that a read needs and that have to be fetched: those of a queue from an offset on."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    count_max: int
+    wanted: PullFilter
+
+
+class Fetched(NamedTuple):
+    """The messages of a queue from an offset on, as they were fetched."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    found: GetResult
+
+
+async def read_when_fetched(
+    older: OlderMessages,
+    connection: Connection,
+    missing: Missing,
+    read: Callable[[Fetched], Command | Missing | None],
+    *,
+    otherwise: Command | None = None,
+) -> Command | None:
+    """Fetch what a read needs and repeat the read, until it needs nothing more; after `FETCHES_MAX` fetches return
+    ``otherwise``. Return None if the client is gone: then the read is not repeated.
+    Raises as `OlderMessages`, and what the read raises."""
+    for _ in range(FETCHES_MAX):
+        topic, queue_id, queue_offset, count_max, wanted = missing
+        found = await older.get(
+            connection, topic, queue_id, queue_offset, count_max=count_max, codes=wanted.codes, accept=wanted.accept
+        )
+        # A pop would hide messages from the whole group, and nobody would acknowledge them.
+        if connection.closed.done():
+            return None
+        answer = read(Fetched(topic, queue_id, queue_offset, found))
+        if not isinstance(answer, Missing):
+            return answer
+        missing = answer
+    return otherwise
+
+
+async def when_found(looking: Awaitable[T], answer: Callable[[T], Command]) -> Command:
+    """Answer a lookup with its result."""
+    return answer(await looking)

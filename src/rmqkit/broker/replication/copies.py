@@ -1,0 +1,200 @@
+"""The copies of a master's log at its slaves, and the offset that answers wait for (*confirm offset*).
+
+A report is what a slave has made safe, so it counts as a copy of everything before it. The protocol does not say which
+slave a link belongs to. Of the links from one address those that came first count:
+
+=================================  ====================================================================================
+a link                             counts
+=================================  ====================================================================================
+is the first of its address        unless it is silent for two ``haSendHeartbeatInterval`` and a later one is not
+came later, from the same address  when all before it that count have reported since it came: they are other slaves of
+                                   one machine; and no more count than members are at that address
+=================================  ====================================================================================
+
+So a slave that comes back before its old link is known to be dead is no second copy, and nobody takes its place by
+coming after it.
+
+Loop only. Not handled here: answers that wait (`rmqkit.broker.durability`), the links (`link`).
+Source: store.md §21.1 to §21.3; behaviour.md §10.3.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import chain
+
+from msgspec import UNSET, UnsetType
+
+from rmqkit.broker.replication.link import Link
+from rmqkit.broker.replication.members import Members
+from rmqkit.broker.settings import BrokerRole, BrokerSettings
+from rmqkit.clock import Clock
+from rmqkit.protocol.schemas.brokers import HaConnectionInfo, HaRuntimeInfo
+from rmqkit.remoting.address import IpAddress
+from rmqkit.store.message_store import MessageStore
+
+__all__ = ["SlaveCopies", "waits_for_copies"]
+
+_MARK_MS_MIN = 2.0
+_MARKS_MAX = 2048
+_SILENT_HEARTBEATS = 2
+
+
+def waits_for_copies(settings: BrokerSettings) -> bool:
+    """Whether answers of this broker wait for slaves: a SYNC_MASTER's do, unless it is content with its own copy."""
+    is_alone_enough = settings.in_sync_replicas <= 1 and (
+        settings.min_in_sync_replicas <= 1 or not (settings.acts_as_master and settings.auto_in_sync_replicas)
+    )
+    return settings.broker_role is BrokerRole.SYNC_MASTER and (settings.all_in_sync_replicas or not is_alone_enough)
+
+
+class SlaveCopies:
+    """The copies at the slaves of one master. ``links``: the links that are let in; their owner changes the list."""
+
+    def __init__(
+        self, store: MessageStore, settings: BrokerSettings, clock: Clock, members: Members, links: Sequence[Link]
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._members = members
+        self._links = links
+        self._growth = _Growth()
+
+    def mark_growth(self) -> None:
+        """Note the time at which the log ends where it does now."""
+        self._growth.mark(self._store.dispatched_offset, self._clock.monotonic_ms())
+
+    def forget_growth(self) -> None:
+        """Drop the times that no slave needs."""
+        if self._links:
+            self._growth.drop_before(min(link.acked_offset for link in self._links))
+        else:
+            self._growth = _Growth()
+
+    def replicated_offset(self, copies: int) -> int:
+        """Physical offset up to which there are so many copies of the log, the master's own among them; -1 for none."""
+        if copies <= 1:
+            # Not the dispatched offset: a SYNC_MASTER that is content with its own copy would wait for the dispatcher.
+            return self._store.max_physical_offset
+        # Reports are physical offsets of one and the same log, so the n-th largest is what n slaves have.
+        acked = sorted((link.acked_offset for link in self.counting()), reverse=True)
+        return acked[copies - 2] if len(acked) > copies - 2 else -1
+
+    def in_sync_count(self) -> int:
+        """Brokers that are less than ``haMaxGapNotInSync`` behind, this one among them."""
+        return 1 + sum(self._is_in_sync(link) for link in self.counting())
+
+    def confirmed_offset(self) -> int:
+        """Physical offset up to which there are the copies that a SYNC_MASTER's answers wait for."""
+        needed = self.needed_copies()
+        if self._settings.all_in_sync_replicas:
+            needed = max(needed, self.in_sync_count())
+        return self.replicated_offset(needed)
+
+    def needed_copies(self) -> int:
+        """How many copies those are; an acting-master group may make do with fewer."""
+        settings = self._settings
+        if settings.acts_as_master and settings.auto_in_sync_replicas:
+            return max(min(settings.in_sync_replicas, self.in_sync_count()), settings.min_in_sync_replicas)
+        return settings.in_sync_replicas
+
+    @property
+    def lacks_replicas(self) -> bool:
+        """Whether sends are refused because too few brokers are in sync, as they are in an acting-master group only."""
+        return self._settings.acts_as_master and self.needed_copies() > self.in_sync_count()
+
+    def status(self) -> HaRuntimeInfo:
+        """What GET_BROKER_HA_STATUS answers."""
+        end = self._store.max_physical_offset
+        counting = self.counting()
+        connections = [
+            HaConnectionInfo(
+                addr=link.peer,
+                slave_ack_offset=link.acked_offset,
+                diff=end - link.acked_offset,
+                in_sync=link in counting and self._is_in_sync(link),
+                transferred_byte_in_second=link.bytes_per_second,
+                transfer_from_where=link.next_offset,
+                lag_ms=self._lag_ms(link),
+            )
+            for link in self._links
+        ]
+        return HaRuntimeInfo(
+            master=True,
+            master_commit_log_max_offset=end,
+            in_sync_slave_nums=self.in_sync_count() - 1,
+            ha_connection_info=connections,
+        )
+
+    def counting(self) -> list[Link]:
+        """The links whose reports are copies, by the rules at the top."""
+        silent_since_ms = self._clock.monotonic_ms() - _SILENT_HEARTBEATS * self._settings.ha_heartbeat_interval_ms
+        reporting = [link for link in self._links if link.acked_offset >= 0]
+        heard = {link.ip for link in reporting if link.read_ms >= silent_since_ms}
+        counting: dict[IpAddress | None, list[Link]] = {}
+        for link in reporting:
+            if link.read_ms < silent_since_ms and link.ip in heard:
+                continue  # most likely the former link of a slave that came back: counted, it would be two copies
+            before = counting.setdefault(link.ip, [])
+            if all(other.turn > link.first_turn for other in before) and len(before) < self.count_at(link.ip):
+                before.append(link)
+        return list(chain.from_iterable(counting.values()))
+
+    def count_at(self, address: IpAddress | None) -> int:
+        """How many copies may count that come from an address."""
+        if address is None:
+            return 0
+        return max(self._members.count_at(address), int(self._settings.ha_addresses.name(address)))
+
+    def _is_in_sync(self, link: Link) -> bool:
+        behind_bytes = self._store.max_physical_offset - link.acked_offset
+        return link.acked_offset >= 0 and not link.is_lost and behind_bytes < self._settings.ha_gap_bytes_max
+
+    def _lag_ms(self, link: Link) -> int | UnsetType:
+        """The age of the oldest data that a slave has not acknowledged, where that is known."""
+        if link.acked_offset >= self._store.dispatched_offset:
+            return 0
+        grew_ms = self._growth.grew_ms(link.acked_offset)
+        return UNSET if grew_ms is None else int(self._clock.monotonic_ms() - grew_ms)
+
+
+class _Growth:
+    """When the log grew, to within 2 ms; marks are set further apart when there are many, as a slave is far behind."""
+
+    __slots__ = ("_apart_ms", "_end", "_starts", "_times_ms")
+
+    def __init__(self) -> None:
+        self._apart_ms = _MARK_MS_MIN
+        self._end = -1
+        self._starts: list[int] = []
+        self._times_ms: list[float] = []
+
+    def mark(self, end: int, now_ms: float) -> None:
+        """The log ends at an offset now."""
+        assert end >= self._end, f"the log shrinks from {self._end} to {end}"
+        start, self._end = self._end, end
+        starts, times_ms = self._starts, self._times_ms
+        if start in (-1, end) or (times_ms and now_ms - times_ms[-1] < self._apart_ms):
+            return
+        if len(starts) == _MARKS_MAX:
+            # Every second one goes, so that memory is bounded and the oldest byte's age stays right to the new
+            # distance.
+            del starts[1::2], times_ms[1::2]
+            self._apart_ms *= 2
+        starts.append(start)
+        times_ms.append(now_ms)
+
+    def grew_ms(self, offset: int) -> float | None:
+        """When the byte at an offset came, or a little before; None when nothing was marked yet."""
+        at = bisect_right(self._starts, offset) - 1
+        return None if at < 0 else self._times_ms[at]
+
+    def drop_before(self, offset: int) -> None:
+        """Keep what is needed for offsets from here on."""
+        keep = bisect_right(self._starts, offset) - 1
+        if keep > 0:
+            del self._starts[:keep], self._times_ms[:keep]
+        if len(self._starts) <= _MARKS_MAX // 8:
+            self._apart_ms = _MARK_MS_MIN

@@ -1,0 +1,247 @@
+"""The connection of one slave to its master (``HAConnection``): reports come in, frames of the log go out.
+
+A frame is twelve bytes and a slice of the mapped log that is written without being copied. TLS is known by the first
+byte, as on the main port: no report begins with 0x16. With ``haTlsEnable`` nothing else is accepted; without, slaves
+may use TLS when the broker has a certificate.
+
+Loop only. Not handled here: which links are let in, and when they send (`rmqkit.broker.replication.master`).
+Source: store.md §21.1 to §21.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Protocol, cast
+
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.clock import Clock
+from rmqkit.errors import FrameError, StoreError
+from rmqkit.protocol.ha import DATA_BYTES_MAX, Reports, frame_head
+from rmqkit.remoting.address import IpAddress, ip_of, join_address
+from rmqkit.remoting.bounded_log import BoundedLog
+from rmqkit.remoting.tls import CLIENT_HELLO, ServerTls, TlsLayer
+from rmqkit.store.message_store import MessageStore
+
+__all__ = ["Link", "LinkOwner"]
+
+_log = logging.getLogger(__name__)
+_SECOND_MS = 1000.0
+# What a slave that is behind is sent in one round; in between the loop serves the others.
+_ROUND_BYTES = 1 << 20
+_UNSENT_BYTES_MAX = 4 << 20
+
+
+class LinkOwner(Protocol):
+    """The part of a master that a link reports to."""
+
+    log: BoundedLog
+    tls: ServerTls | None
+
+    def arrived(self, link: Link) -> None:
+        """Let a new link in, send it away, or hold it."""
+
+    def opened(self, link: Link) -> None:
+        """Enter a link that is let in."""
+
+    def reported(self, link: Link, *, is_first: bool) -> None:
+        """Take note of a report."""
+
+    def closed(self, link: Link) -> None:
+        """Drop a link."""
+
+    def advanced(self) -> None:
+        """Send to the links that take more."""
+
+
+class Link(asyncio.Protocol):
+    """The connection of one slave.
+
+    Attributes:
+        acked_offset: what it reported last, -1 before it did.
+        next_offset: where the next frame begins, -1 before.
+        ip: where it comes from; None for what has no address.
+        turn, first_turn: which of all reports to this master its newest and its first one were.
+        read_ms: when it reported last, or came.
+        looks_begun: how often members had been asked for when it came.
+        is_lost: whether the log no longer has what it needs next.
+        bytes_per_second: what it was sent in the last whole second.
+    """
+
+    def __init__(self, master: LinkOwner, store: MessageStore, settings: BrokerSettings, clock: Clock) -> None:
+        self._master = master
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._is_plain_asyncio = isinstance(asyncio.get_running_loop(), asyncio.BaseEventLoop)
+        self._transport: asyncio.Transport | None = None
+        self._reports = Reports()
+        self._is_paused = False
+        self._tls: TlsLayer | None = None
+        self._is_known_plain = False
+        self.read_ms = self._written_ms = self._second_ms = clock.monotonic_ms()
+        self._sent_bytes = 0
+        self.peer = self.host = "?"
+        self.ip: IpAddress | None = None
+        self.turn = self.first_turn = self.looks_begun = 0
+        self.closed_because = "it closed the connection"
+        self.acked_offset = self.next_offset = -1
+        self.is_lost = False
+        self.bytes_per_second = 0
+
+    # ---- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        # A slave that takes nothing must not hold more than this of the broker's memory: slices of mapped files are
+        # copied into the transport's buffer as soon as the socket is full.
+        self._transport.set_write_buffer_limits(high=_UNSENT_BYTES_MAX)
+        peer: Any = transport.get_extra_info("peername")
+        if isinstance(peer, tuple):
+            self.ip = ip_of(peer[0])
+            self.host = str(self.ip or peer[0])
+            self.peer = join_address(self.host, peer[1])
+        self._master.arrived(self)
+
+    def hold(self) -> None:
+        """Do not listen to it for now."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def admit(self) -> None:
+        """Listen to it."""
+        if self._transport is not None and not self._transport.is_closing():
+            if not self._transport.is_reading():
+                self._transport.resume_reading()
+            self._master.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            offset = self._reports.feed(self._plain(data))
+        except FrameError as error:
+            self.close(str(error), is_wrong=True)
+            return
+        if offset is None or self._transport is None or self._transport.is_closing():
+            return
+        is_first = self.acked_offset < 0
+        limit = self._store.max_physical_offset if is_first else self.next_offset
+        if offset > limit:
+            had = "the log ends at" if is_first else "it was sent the log up to"
+            self.close(f"it reports offset {offset}, {had} {limit}: its log has another history", is_wrong=True)
+            return
+        self.read_ms = self._clock.monotonic_ms()
+        self.acked_offset = offset
+        if is_first:
+            # An empty slave begins with a whole file, as the reference's does: its own files begin where ours do.
+            self.next_offset = offset or self._store.file_start(self._store.dispatched_offset)
+        self._master.reported(self, is_first=is_first)
+
+    def _plain(self, data: bytes) -> bytes:
+        """What the slave said; its first byte says whether it speaks TLS.
+        Raises FrameError: it does not and has to, or what it says is no TLS."""
+        if self._tls is None and not self._is_known_plain:
+            if data[0] == CLIENT_HELLO and self._master.tls is not None:
+                self._tls = self._master.tls.layer()
+            elif self._settings.ha_tls:
+                raise FrameError("it speaks no TLS, haTlsEnable=true asks for it: set that at the slave, too")
+            self._is_known_plain = self._tls is None
+        if self._tls is None:
+            return data
+        try:
+            return self._tls.feed(data)
+        finally:
+            if (answer := self._tls.outgoing()) and self._transport is not None:
+                self._transport.write(answer)
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._master.advanced()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if exc is not None:
+            self.closed_because = str(exc)
+        self._master.closed(self)
+
+    # ---- what the master does
+
+    def send(self) -> bool:
+        """Send what is there, so much as the slave takes; whether there is more for the next round."""
+        if self._transport is None or self._is_paused or self.is_lost or self.acked_offset < 0:
+            return False
+        parts: list[bytes | memoryview] = []
+        left, end = min(_ROUND_BYTES, self._allowance), self._store.dispatched_offset
+        try:
+            while left > 0 and self.next_offset < end and (data := self._data(left)):
+                assert len(data) <= left, "a slave with flow control is sent more than it is allowed"
+                parts += (frame_head(self.next_offset, len(data)), data)
+                self.next_offset += len(data)
+                left -= len(data)
+        except StoreError as error:
+            # Closing the link would have the slave come back for ever. It stays, gets heartbeats, and does not count.
+            self.is_lost = True
+            _log.error("cannot send the log to slave %s: %s; empty its store", self.peer, error)
+        except OSError as error:
+            self.close(f"the log cannot be read: {error}", is_wrong=True)
+            return False
+        return bool(parts) and self._write(parts) and self.next_offset < end and self._allowance > 0
+
+    def _data(self, size_max: int) -> memoryview:
+        """What the next frame holds."""
+        data = self._store.log_part(self.next_offset, min(size_max, self._settings.ha_batch_bytes, DATA_BYTES_MAX))
+        self._sent_bytes += len(data)
+        return data
+
+    def check_times(self, now_ms: float) -> None:
+        """Do what is due at a time."""
+        settings = self._settings
+        if now_ms - self.read_ms > settings.ha_silent_ms_max:
+            self.close(f"no report for {settings.ha_silent_ms_max} ms")
+            return
+        passed_ms = now_ms - self._second_ms
+        if passed_ms >= _SECOND_MS:
+            self.bytes_per_second = int(self._sent_bytes * _SECOND_MS / passed_ms)
+            self._sent_bytes, self._second_ms = 0, now_ms
+        if now_ms - self._written_ms > settings.ha_heartbeat_interval_ms:
+            self.beat()
+
+    def beat(self) -> None:
+        """Send a heartbeat, which slaves of ours answer with a report; not before the first report."""
+        is_idle = self.acked_offset >= 0 and not self._is_paused
+        if is_idle and self._transport is not None and not self._transport.is_closing():
+            self._write([frame_head(self.next_offset, 0)])
+
+    def close(self, reason: str = "the master stops", *, is_wrong: bool = False) -> None:
+        """Cut the link; what the slave did not take yet it asks for when it comes back."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self.closed_because = reason
+        if is_wrong:
+            # A slave that was in order is not silenced by stray connections from its address.
+            source = self.host if self.acked_offset < 0 else f"slave {self.host}"
+            line = f"slave {self.peer} is refused: {reason}"
+            self._master.log.write(logging.ERROR, source, line, self._clock.monotonic_ms())
+        self._transport.abort()  # close() would wait for a peer that takes nothing
+
+    @property
+    def _allowance(self) -> int:
+        """Bytes that may be sent in this second."""
+        if not self._settings.ha_flow_control:
+            return _ROUND_BYTES
+        return self._settings.ha_bytes_per_second_max - self._sent_bytes
+
+    def _write(self, parts: list[bytes | memoryview]) -> bool:
+        """Write some frames; whether the slave takes more."""
+        assert self._transport is not None, "a closed link sends nothing"
+        self._written_ms = self._clock.monotonic_ms()
+        if self._tls is not None:
+            self._tls.send(parts)
+            self._transport.write(self._tls.outgoing())
+        elif self._is_plain_asyncio:  # its writelines() copies or never pauses, see `rmqkit.remoting.connection`
+            self._transport.write(b"".join(parts))
+        else:
+            self._transport.writelines(parts)
+        return not self._is_paused
