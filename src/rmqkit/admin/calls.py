@@ -175,9 +175,7 @@ class AdminCalls(BrokerCalls):
         try:
             self.name_servers = split_addresses(name_servers)
         except ValueError as error:
-            raise SettingsError(
-                _("name servers {name_servers!r}: {error}", name_servers=name_servers, error=error)
-            ) from None
+            raise SettingsError(_("name servers {servers!r}: {error}", servers=name_servers, error=error)) from None
         options: dict[str, Any] = {"clock": clock, "tls": tls, "credentials": credentials}
         super().__init__(RemotingClient(**options) if guard is None else _GuardedClient(guard, **options), timeout_ms)
         self.clock = clock
@@ -297,7 +295,7 @@ class AdminCalls(BrokerCalls):
 
     @property
     def _asked(self) -> str:
-        return _("name server {name_servers}", name_servers=", ".join(self.name_servers))
+        return _("name server {servers}", servers=", ".join(self.name_servers))
 
     async def _unknown_topic(self, topic: str) -> UnknownName:
         names: list[str] | None = None

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -181,53 +182,39 @@ def _nothing_stored(f: Facts) -> _Verdict | None:
         return _unknown_name(f, f.lookup)
     if not place.max_offset and place.queue_id >= place.read_queues:
         return Cause.NOT_STORED, _(
-            "{asked} is not stored: {place} does not exist, it reads {read_queues} there",
-            asked=f.asked,
+            "{asked} is not stored: {place} does not exist, it reads {reads} there",
             place=place,
-            read_queues=place.read_queues,
+            reads=place.read_queues,
+            **f.named,
         )
     if place.offset >= place.max_offset:
         return Cause.NOT_STORED, _(
-            "{asked} is not stored: {place} ends at offset {max_offset:,}",
-            asked=f.asked,
-            place=place,
-            max_offset=place.max_offset,
+            "{asked} is not stored: {place} ends at offset {end:,}", place=place, end=place.max_offset, **f.named
         )
     end = _("past it, which does not tell whether it was read in time") if f.is_past else _("not past it")
     return Cause.EXPIRED, _(
-        "{asked} is deleted: {place} begins at {min_offset:,} now; group {group} is {end}",
-        asked=f.asked,
+        "{asked} is deleted: {place} begins at {begin:,} now; group {group} is {end}",
         place=place,
-        min_offset=place.min_offset,
-        group=f.group,
+        begin=place.min_offset,
         end=end,
+        **f.named,
     )
 
 
 def _unknown_name(f: Facts, known: Lookup) -> _Verdict:
     if known.elsewhere is not None:
         return Cause.WRONG_TOPIC, _(
-            "{asked} is not in topic {topic}: it was stored in {topic_2}",
-            asked=f.asked,
-            topic=f.topic,
-            topic_2=known.elsewhere.topic,
+            "{asked} is not in topic {topic}: it was stored in {other}", other=known.elsewhere.topic, **f.named
         )
     if known.as_key:
         ids = list(dict.fromkeys(one.msg_id for one in known.as_key))
-        have = _(
-            "{count} of topic {topic}: {ids}",
-            count=_messages(len(ids)),
-            topic=f.topic,
-            ids=", ".join(ids[:_SHOWN]),
-        )
+        have = _("{count} of topic {topic}: {ids}", count=_messages(len(ids)), ids=", ".join(ids[:_SHOWN]), **f.named)
         return Cause.WRONG_KIND_OF_ID, _(
             "{asked} is named by a key, not by an id; it is that of {have}", asked=f.asked, have=have
         )
     if known.address and not known.is_known:
         return Cause.NOT_IN_CLUSTER, _(
-            "{asked} is of broker {address}, which is not in this cluster, or down",
-            asked=f.asked,
-            address=known.address,
+            "{asked} is of broker {address}, which is not in this cluster, or down", address=known.address, **f.named
         )
     if known.log_min is not None and known.physical_offset < known.log_min:
         return Cause.EXPIRED, _(
@@ -239,41 +226,34 @@ def _unknown_name(f: Facts, known: Lookup) -> _Verdict:
         else _("no broker's index has it")
     )
     why = _("it was never stored, is deleted by now, or its broker is down")
-    return Cause.NOT_STORED, _(
-        "{asked} is not in topic {topic}: {where}; {why}", asked=f.asked, topic=f.topic, where=where, why=why
-    )
+    return Cause.NOT_STORED, _("{asked} is not in topic {topic}: {where}; {why}", where=where, why=why, **f.named)
 
 
 def _half_message(f: Facts) -> _Verdict | None:
     if f.message is not None or (found := f.transaction) is None:
         return None
-    checked = _("{checks} of {checks_max} checks", checks=found.checks, checks_max=found.checks_max)
+    checked = _("{checks} of {limit} checks", checks=found.checks, limit=found.checks_max)
     if found.is_given_up:
         skew = found.half.store_timestamp - found.half.born_timestamp
         if skew > _SKEW_MS and found.checks < found.checks_max:
             why = _("it looks too old as its producer's clock is {span} behind the broker's", span=_span(skew))
             return Cause.CLOCK_SKEW, _(
-                "the transaction of {asked} was given up after {checked}: {why}",
-                asked=f.asked,
-                checked=checked,
-                why=why,
+                "the transaction of {asked} was given up after {checked}: {why}", checked=checked, why=why, **f.named
             )
         return Cause.GIVEN_UP, _(
             "the transaction of {asked} was given up: no decision after {checked}", asked=f.asked, checked=checked
         )
     if found.is_ended:
         return Cause.ROLLED_BACK, _(
-            "the transaction of {asked} was rolled back: it ended, and {topic} has nothing",
-            asked=f.asked,
-            topic=f.topic,
+            "the transaction of {asked} was rolled back: it ended, and {topic} has nothing", **f.named
         )
     group = found.half.properties.get(prop.PRODUCER_GROUP, "?")
     nobody = _("; no producer of group {group} is online to be asked", group=group) if found.producers == 0 else ""
     return Cause.TRANSACTION_PENDING, _(
         "the transaction of {asked} is pending: no end is recorded, {checked}{nobody}",
-        asked=f.asked,
         checked=checked,
         nobody=nobody,
+        **f.named,
     )
 
 
@@ -281,11 +261,10 @@ def _dead(f: Facts) -> _Verdict | None:
     if (dead := f.dead_letter) is None:
         return None
     return Cause.DEAD_LETTER, _(
-        "group {group} gave {asked} up: it failed {times} and is in {topic}",
-        group=f.group,
-        asked=f.asked,
+        "group {group} gave {asked} up: it failed {times} and is in {dead}",
         times=_times(dead),
-        topic=dead.topic,
+        dead=dead.topic,
+        **f.named,
     )
 
 
@@ -296,15 +275,9 @@ def _scheduled(f: Facts) -> _Verdict | None:
     if f.due_ms is not None and f.due_ms < f.now_ms - _LATE_MS:
         when = _("{when}, which is past: the broker does not deliver, or its clock is behind", when=when)
     if copy.properties.get(prop.REAL_TOPIC) != f.topic:
-        retry = _(
-            "retry {reconsume_times} of {retries_max}", reconsume_times=copy.reconsume_times, retries_max=f.retries_max
-        )
+        retry = _("retry {times} of {limit}", times=copy.reconsume_times, limit=f.retries_max)
         return Cause.RETRYING, _(
-            "group {group} failed to consume {asked}: {retry} comes {when}",
-            group=f.group,
-            asked=f.asked,
-            retry=retry,
-            when=when,
+            "group {group} failed to consume {asked}: {retry} comes {when}", retry=retry, when=when, **f.named
         )
     if any(prop.TIMER_DELETE_KEY in one.properties for one in f.copies):
         return Cause.RECALLED, _("{asked} was recalled before its time came", asked=f.asked)
@@ -331,61 +304,48 @@ def _broadcasting(f: Facts) -> _Verdict | None:
         )
     past = sum(f.place is not None and held.commit_offset > f.place.offset for held in f.owners.values())
     clients = _(
-        "{past} of {count} clients online say that they are past {asked}",
-        past=past,
-        count=len(f.members),
-        asked=f.asked,
+        "{past} of {count} clients online say that they are past {asked}", past=past, count=len(f.members), **f.named
     )
     return Cause.BROADCASTING, _(
         "group {group} broadcasts, so that each client keeps an offset of its own; {clients}",
-        group=f.group,
         clients=clients,
+        **f.named,
     )
 
 
 def _passed(f: Facts) -> _Verdict | None:
     if any(one.status == "success" for one in f.traces):
-        return Cause.CONSUMED, _(
-            "group {group} consumed {asked}: a trace says that its handler succeeded", group=f.group, asked=f.asked
-        )
+        return Cause.CONSUMED, _("group {group} consumed {asked}: a trace says that its handler succeeded", **f.named)
     if not f.is_past or (place := f.place) is None:
         return None
     if f.retry is not None:
         return Cause.CONSUMED, _(
             "group {group} consumed {asked} on retry {number}, as it is past that and nothing came back",
-            group=f.group,
-            asked=f.asked,
             number=f.retry.reconsume_times,
+            **f.named,
         )
     if (unwanted := _not_wanted(f)) is not None:
         return unwanted
-    offsets = _(
-        "its offset is {consumed_offset:,}, past {offset:,}", consumed_offset=f.consumed_offset, offset=place.offset
-    )
+    offsets = _("its offset is {at:,}, past {offset:,}", at=f.consumed_offset, offset=place.offset)
     if f.is_fetched is False:
         how = _("a reset, or a start from the last offset, does that")
         given = _(
             "{offsets}, and the broker gave it nothing of that queue since the message was stored", offsets=offsets
         )
-        return Cause.SKIPPED, _(
-            "group {group} skipped {asked}: {given}; {how}", group=f.group, asked=f.asked, given=given, how=how
-        )
+        return Cause.SKIPPED, _("group {group} skipped {asked}: {given}; {how}", given=given, how=how, **f.named)
     if acks := sum(f.waiting_acks.values()):
         unknown = _(
             "{count} of {place} await an acknowledgement, perhaps this one, too",
             count=_popped(acks),
             place=place,
         )
-        return Cause.POPPED, _(
-            "group {group} popped past {asked}: {unknown}", group=f.group, asked=f.asked, unknown=unknown
-        )
+        return Cause.POPPED, _("group {group} popped past {asked}: {unknown}", unknown=unknown, **f.named)
     unknown = _("what its handler made of it brokers do not record")
     return Cause.CONSUMED, _(
         "group {group} is past {asked}: {offsets}, and it did not come back; {unknown}",
-        group=f.group,
-        asked=f.asked,
         offsets=offsets,
         unknown=unknown,
+        **f.named,
     )
 
 
@@ -399,10 +359,7 @@ def _closed(f: Facts) -> _Verdict | None:
         )
     if f.is_read_forbidden:
         return Cause.READ_FORBIDDEN, _(
-            "group {group} is forbidden to read topic {topic} on {broker}",
-            group=f.group,
-            topic=f.topic,
-            broker=place.broker,
+            "group {group} is forbidden to read topic {topic} on {broker}", broker=place.broker, **f.named
         )
     if not place.perm & Permission.READ:
         return Cause.TOPIC_NOT_READABLE, _(
@@ -423,7 +380,7 @@ def _closed(f: Facts) -> _Verdict | None:
             else _("its offset is {known:,}, not past {offset:,}", known=known, offset=place.offset)
         )
         return Cause.NO_CONSUMER_ONLINE, _(
-            "no consumer of group {group} is online to get {asked}: {where}", group=f.group, asked=f.asked, where=where
+            "no consumer of group {group} is online to get {asked}: {where}", where=where, **f.named
         )
     return None
 
@@ -438,10 +395,7 @@ def _not_wanted(f: Facts) -> _Verdict | None:
         some = sorted(own.items())[:_SHOWN]
         each = joined(", ", [_("{client} {what}", client=client, what=_expression(one)) for client, one in some])
         return Cause.SUBSCRIPTIONS_DIFFER, _(
-            "the clients of group {group} subscribe to {topic} differently: {each}",
-            group=f.group,
-            topic=f.topic,
-            each=each,
+            "the clients of group {group} subscribe to {topic} differently: {each}", each=each, **f.named
         )
     if told is None:  # it may have been subscribed when the group passed it
         return (
@@ -449,14 +403,14 @@ def _not_wanted(f: Facts) -> _Verdict | None:
             if f.is_past
             else (
                 Cause.NOT_SUBSCRIBED,
-                _("group {group} does not subscribe to topic {topic}", group=f.group, topic=f.topic),
+                _("group {group} does not subscribe to topic {topic}", **f.named),
             )
         )
     if _wants(told, message):
         return None
     is_tag = is_tag_type(told.expression_type)
     has = _("its tag is {tags}", tags=message.tags or _("none")) if is_tag else _("its properties do not satisfy that")
-    wants = _("group {group} subscribes to {sub_string}, and {has}", group=f.group, sub_string=told.sub_string, has=has)
+    wants = _("group {group} subscribes to {filter}, and {has}", group=f.group, filter=told.sub_string, has=has)
     younger = _("the subscription is younger than the message, and may have been another when the group passed it")
     is_younger = f.is_past and told.sub_version > message.store_timestamp
     cause = Cause.FILTERED_BY_TAG if is_tag else Cause.FILTERED_BY_SQL92
@@ -480,12 +434,7 @@ def _waiting(f: Facts) -> _Verdict:
         else _("as the next of {place}", place=place)
     )
     if f.retry is not None:
-        retry = _(
-            "retry {reconsume_times} of {retries_max} of {asked}",
-            reconsume_times=f.retry.reconsume_times,
-            retries_max=f.retries_max,
-            asked=f.asked,
-        )
+        retry = _("retry {times} of {limit} of {asked}", times=f.retry.reconsume_times, limit=f.retries_max, **f.named)
         return Cause.RETRYING, _("{asked} waits {where}: {why}", asked=retry, where=where, why=_holder(f, place))
     return Cause.WAITING, _("{asked} waits {where}: {why}", asked=f.asked, where=where, why=_holder(f, place))
 
@@ -493,7 +442,11 @@ def _waiting(f: Facts) -> _Verdict:
 def _holder(f: Facts, place: Place) -> str:
     """Who has the queue, and what is in the way there."""
     if not f.owners:
-        return _("{next} pops it", next=next(iter(f.waiting_acks))) if f.waiting_acks else _("its owner did not answer")
+        return (
+            _("{client} pops it", client=next(iter(f.waiting_acks)))
+            if f.waiting_acks
+            else _("its owner did not answer")
+        )
     client, held = next(iter(f.owners.items()))
     if held.cached_msg_count and held.cached_msg_min_offset <= place.offset <= held.cached_msg_max_offset:
         count = _messages(held.cached_msg_count)
@@ -504,7 +457,7 @@ def _holder(f: Facts, place: Place) -> str:
     if info is not None and info.properties.get("PROP_CONSUMEORDERLY") == "true" and not held.locked:
         return _("{client} consumes in order and has no lock of the queue", client=client)
     pulled = (
-        _("its last pull was at {utc}", utc=utc(held.last_pull_timestamp))
+        _("its last pull was at {time}", time=utc(held.last_pull_timestamp))
         if held.last_pull_timestamp
         else _("it never pulled")
     )
@@ -538,11 +491,7 @@ def _read_queues(count: int) -> str:
 
 
 def _times(message: ReceivedMessage) -> str:
-    return (
-        _("once")
-        if message.reconsume_times == 1
-        else _("{reconsume_times} times", reconsume_times=message.reconsume_times)
-    )
+    return _("once") if message.reconsume_times == 1 else _("{times} times", times=message.reconsume_times)
 
 
 def _span(ms: int) -> str:
@@ -584,14 +533,14 @@ def _evidence(f: Facts) -> Iterator[Fact]:
     for one in filter(None, (f.message, f.lookup.elsewhere, *f.copies, *f.lookup.as_key[:_SHOWN])):
         retried = _(", failed {times}", times=_times(one)) if one.reconsume_times else ""
         at = _(
-            "{topic}, queue {queue_id}, offset {queue_offset:,}{retried}, at {utc}",
+            "{topic}, queue {queue}, offset {offset:,}{retried}, at {time}",
             topic=one.topic,
-            queue_id=one.queue_id,
-            queue_offset=one.queue_offset,
+            queue=one.queue_id,
+            offset=one.queue_offset,
             retried=retried,
-            utc=utc(one.store_timestamp),
+            time=utc(one.store_timestamp),
         )
-        yield Fact(_("stored in"), at, _("broker {broker_name}", broker_name=one.broker_name))
+        yield Fact(_("stored in"), at, _("broker {broker}", broker=one.broker_name))
     if f.message is not None:
         yield Fact(_("id"), f.message.msg_id, _("message"))
         yield Fact(_("tag"), f.message.tags or _("none"), _("message"))
@@ -605,7 +554,7 @@ def _evidence(f: Facts) -> Iterator[Fact]:
     if (found := f.transaction) is not None:
         yield Fact(
             _("checks"),
-            _("{checks} of {checks_max}", checks=found.checks, checks_max=found.checks_max),
+            _("{checks} of {limit}", checks=found.checks, limit=found.checks_max),
             _("half message"),
         )
         yield Fact(_("its end"), _("recorded") if found.is_ended else _("not recorded"), _("op topic"))
@@ -622,10 +571,10 @@ def _evidence(f: Facts) -> Iterator[Fact]:
         yield Fact(
             _("asked"),
             _(
-                "{brokers} about {topic} and {topics_searched} others",
+                "{brokers} about {topic} and {others} others",
                 brokers=", ".join(known.brokers),
-                topic=f.topic,
-                topics_searched=known.topics_searched,
+                others=known.topics_searched,
+                **f.named,
             ),
             _("indexes"),
         )
@@ -634,8 +583,8 @@ def _evidence(f: Facts) -> Iterator[Fact]:
     for trace in f.traces:
         yield Fact(
             _("handler"),
-            _("{status}, began at {utc}", status=trace.status, utc=utc(trace.timestamp)),
-            _("trace of {client_host}", client_host=trace.client_host),
+            _("{status}, began at {time}", status=trace.status, time=utc(trace.timestamp)),
+            _("trace of {host}", host=trace.client_host),
         )
 
 
@@ -644,10 +593,10 @@ def _group_evidence(f: Facts, place: Place) -> Iterator[Fact]:
     yield Fact(
         _("its offset"),
         _(
-            "{offset:,} of {min_offset:,} to {max_offset:,} in {place}",
+            "{offset:,} of {begin:,} to {end:,} in {place}",
             offset=place.offset,
-            min_offset=place.min_offset,
-            max_offset=place.max_offset,
+            begin=place.min_offset,
+            end=place.max_offset,
             place=place,
         ),
         broker,
@@ -668,9 +617,7 @@ def _group_evidence(f: Facts, place: Place) -> Iterator[Fact]:
     for client, info in list(f.members.items())[:_SHOWN]:
         standing = _("did not answer") if info is None else _("does not hold the queue")
         if client in f.waiting_acks:
-            standing = _(
-                "pops the queue, {waiting_acks:,} await an acknowledgement", waiting_acks=f.waiting_acks[client]
-            )
+            standing = _("pops the queue, {count:,} await an acknowledgement", count=f.waiting_acks[client])
         if info is not None and (held := f.owners.get(client)) is not None:
             why = info.user_consumer_info.get(f"{place.topic} {place.broker} {place.queue_id}", "")
             standing = _(
@@ -705,9 +652,7 @@ class Place(Struct):
     read_queues: int
 
     def __str__(self) -> str:
-        return _(
-            "queue {queue_id} of {topic} on {broker}", queue_id=self.queue_id, topic=self.topic, broker=self.broker
-        )
+        return _("queue {queue} of {topic} on {broker}", queue=self.queue_id, topic=self.topic, broker=self.broker)
 
 
 class Transaction(Struct, kw_only=True):
@@ -849,6 +794,11 @@ class Facts(Struct, kw_only=True):
         told = [held.commit_offset for held in self.owners.values() if held.commit_offset >= 0]
         committed = self.place.committed if self.place is not None else None
         return max(told if committed is None else (*told, committed), default=None)
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The values that most sentences have."""
+        return {"asked": self.asked, "group": self.group, "topic": self.topic}
 
     @property
     def is_past(self) -> bool:

@@ -300,12 +300,12 @@ def _differences(clients: Mapping[str, ConsumerRunningInfo]) -> list[str]:
     first, *others = seen or [""]
     return [
         _(
-            "{other} subscribes to {topic} with {seen}, {first} with {seen_2}",
+            "{other} subscribes to {topic} with {seen}, {first} with {theirs}",
             other=other,
             topic=topic,
             seen=seen[other].get(topic, _("nothing")),
             first=first,
-            seen_2=seen[first].get(topic, _("nothing")),
+            theirs=seen[first].get(topic, _("nothing")),
         )
         for other in others
         for topic in sorted(seen[first].keys() | seen[other].keys())
@@ -350,9 +350,7 @@ def _fault(client: str, queue: MessageQueue, held: ProcessQueueInfo, *, in_order
 
 
 def _queue(queue: MessageQueue) -> str:
-    return _(
-        "queue {queue_id} of {topic} on {broker}", queue_id=queue.queue_id, topic=queue.topic, broker=queue.broker_name
-    )
+    return _("queue {queue} of {topic} on {broker}", queue=queue.queue_id, topic=queue.topic, broker=queue.broker_name)
 
 
 def _once(connections: Iterable[ClientConnection]) -> list[ClientConnection]:

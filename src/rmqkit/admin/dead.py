@@ -104,7 +104,7 @@ def origin(message: ReceivedMessage) -> str | None:
 def check_by(by: str) -> str:
     """What messages are put under. Raises SettingsError: it is none of `BY`, nor a property."""
     if by not in BY and not (by.startswith(_PROPERTY) and len(by) > len(_PROPERTY)):
-        raise SettingsError(_("by {by} must be {by_2}, or property:NAME", by=by, by_2=", ".join(BY)))
+        raise SettingsError(_("by {by} must be {names}, or property:NAME", by=by, names=", ".join(BY)))
     return by
 
 

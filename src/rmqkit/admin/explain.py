@@ -190,7 +190,7 @@ class Explainer:
                 )
             )
         name = named[0]
-        facts.asked = _("the message at offset {offset:,} of queue {queue_id}", offset=at.offset, queue_id=at.queue_id)
+        facts.asked = _("the message at offset {offset:,} of queue {queue}", offset=at.offset, queue=at.queue_id)
         facts.place = place = await self._place(name, self._topic, at.queue_id, at.offset)
         if not place.min_offset <= at.offset < place.max_offset:
             return ""

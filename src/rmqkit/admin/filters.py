@@ -82,9 +82,9 @@ def apply_filter(expression: str, kind: str, properties: Mapping[str, str], plac
     if len(expression) > EXPRESSION_MAX:
         raise SettingsError(
             _(
-                "the expression has {count:,} characters: {expression_max:,} are tested",
+                "the expression has {count:,} characters: {most:,} are tested",
                 count=len(expression),
-                expression_max=EXPRESSION_MAX,
+                most=EXPRESSION_MAX,
             )
         )
     if kind not in (TAG, SQL92):

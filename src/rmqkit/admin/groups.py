@@ -488,9 +488,7 @@ class Offsets:
         moves = [move for some in found.values() for move in some]
         if not moves:
             wanted = (
-                _("queue {queue_id}", queue_id=queue_id)
-                if source is None
-                else _("offset of group {source}", source=source)
+                _("queue {queue}", queue=queue_id) if source is None else _("offset of group {source}", source=source)
             )
             raise UnknownName(
                 "place",

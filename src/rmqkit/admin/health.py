@@ -275,7 +275,7 @@ def _brokers(snapshot: Snapshot) -> Iterator[Finding]:
                 **about,
             )
         if row.disk_ratio >= DISK_WARN:
-            text = _("the disk of {name} is {disk_ratio:.0%} full", name=name, disk_ratio=row.disk_ratio)
+            text = _("the disk of {name} is {ratio:.0%} full", name=name, ratio=row.disk_ratio)
             severity = Severity.BAD if row.disk_ratio >= DISK_BAD else Severity.WARNING
             yield Finding(
                 severity=severity, text=text, remedy=_("free space, or lower fileReservedTime (hours kept)"), **about
@@ -293,8 +293,8 @@ def _brokers(snapshot: Snapshot) -> Iterator[Finding]:
                 severity=Severity.WARNING,
                 text=_("a half message on {name} has waited {age} for a decision", name=name, age=age),
                 remedy=_(
-                    "see whose it is: rmq admin waiting transactions -b {broker_name}; start its producers",
-                    broker_name=row.broker_name,
+                    "see whose it is: rmq admin waiting transactions -b {broker}; start its producers",
+                    broker=row.broker_name,
                 ),
                 **about,
             )
@@ -302,8 +302,8 @@ def _brokers(snapshot: Snapshot) -> Iterator[Finding]:
         yield Finding(
             severity=Severity.BAD,
             text=_(
-                "{broker_label} at {addr} is gone: the name servers do not list it any more",
-                broker_label=broker_label(row),
+                "{broker} at {addr} is gone: the name servers do not list it any more",
+                broker=broker_label(row),
                 addr=row.addr,
             ),
             kind="broker",
@@ -409,8 +409,8 @@ def _dead(snapshot: Snapshot, group: GroupState) -> Iterator[Finding]:
     if not group.dead:
         return
     age_ms = snapshot.at_ms - group.dead_last_ms if group.dead_last_ms else None
-    last = _(", the last one {span_text} ago", span_text=span_text(age_ms)) if age_ms is not None else ""
-    grew = _(", {dead_grew:,} more than at the first look", dead_grew=group.dead_grew) if group.dead_grew else ""
+    last = _(", the last one {age} ago", age=span_text(age_ms)) if age_ms is not None else ""
+    grew = _(", {more:,} more than at the first look", more=group.dead_grew) if group.dead_grew else ""
     is_recent = bool(group.dead_grew) or (age_ms is not None and age_ms < DEAD_AGE_MS)
     yield Finding(
         severity=Severity.WARNING if is_recent else Severity.NOTE,
@@ -451,8 +451,8 @@ def _clients(snapshot: Snapshot) -> Iterator[Finding]:
     for client in snapshot.clients:
         if client.is_doubled:
             text = _(
-                "client id {client_id} is used from {addresses}",
-                client_id=client.client_id,
+                "client id {client} is used from {addresses}",
+                client=client.client_id,
                 addresses=", ".join(sorted(client.addresses)),
             )
             remedy = _("give each process an instance name of its own: they take each other's queues")
@@ -462,9 +462,7 @@ def _clients(snapshot: Snapshot) -> Iterator[Finding]:
 def broker_label(row: BrokerRow) -> str:
     """A broker as people name it."""
     return (
-        row.broker_name
-        if row.broker_id == 0
-        else _("{broker_name} (slave {broker_id})", broker_name=row.broker_name, broker_id=row.broker_id)
+        row.broker_name if row.broker_id == 0 else _("{broker} (slave {id})", broker=row.broker_name, id=row.broker_id)
     )
 
 

@@ -180,9 +180,9 @@ class _Reading:
                     await self._pull(lane)
                 except RmqError as error:
                     return _(
-                        "queue {queue_id} on {broker_name}: {error}",
-                        queue_id=lane.queue.queue_id,
-                        broker_name=lane.queue.broker_name,
+                        "queue {queue} on {broker}: {error}",
+                        queue=lane.queue.queue_id,
+                        broker=lane.queue.broker_name,
                         error=error,
                     )
                 return ""

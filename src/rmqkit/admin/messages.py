@@ -159,7 +159,7 @@ class Messages:
         raise UnknownName(
             _("message at offset"),
             str(offset),
-            _("queue {queue_id} of {topic} on {broker}", queue_id=queue_id, topic=topic, broker=broker),
+            _("queue {queue} of {topic} on {broker}", queue=queue_id, topic=topic, broker=broker),
             remedy=has,
         )
 
@@ -329,9 +329,9 @@ class Messages:
                 return message
         misses.append(
             _(
-                "as an offset message id it is of {address}, which has no message at {physical_offset}",
+                "as an offset message id it is of {address}, which has no message at {offset}",
                 address=address,
-                physical_offset=physical_offset,
+                offset=physical_offset,
             )
         )
         return None
@@ -341,10 +341,10 @@ class Messages:
         count = len(await self.by_key(topic, msg_id))
         if count:
             return _(
-                "as a key topic {topic} has it {count} times: rmq admin message by-key {topic} {msg_id}",
+                "as a key topic {topic} has it {count} times: rmq admin message by-key {topic} {id}",
                 topic=topic,
                 count=count,
-                msg_id=msg_id,
+                id=msg_id,
             )
         return _("topic {topic} has no message with that unique key or key", topic=topic)
 
@@ -393,9 +393,7 @@ async def traces_of(messages: Messages, msg_id: str, trace_topic: str = TRACE_TO
     ]
     if not rows:
         remedy = _("clients trace with enable_trace, and tell it some seconds later")
-        raise UnknownName(
-            _("trace of message"), msg_id, _("topic {trace_topic}", trace_topic=trace_topic), remedy=remedy
-        )
+        raise UnknownName(_("trace of message"), msg_id, _("topic {topic}", topic=trace_topic), remedy=remedy)
     return sorted(rows, key=lambda row: row.timestamp)
 
 

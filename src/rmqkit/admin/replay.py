@@ -100,10 +100,10 @@ class State(Struct, kw_only=True):
         if state.task != task:
             raise SettingsError(
                 _(
-                    "{path} is the state of another replay, {task}: name another file for {task_2}",
+                    "{path} is the state of another replay, {task}: name another file for {wanted}",
                     path=path,
                     task=state.task,
-                    task_2=task,
+                    wanted=task,
                 )
             )
         return state
@@ -268,7 +268,7 @@ class Replay:
         message = picked.message
         topic = self.target or origin(message)
         if topic is None:
-            which = _("message {msg_id} of {topic}", msg_id=message.msg_id, topic=message.topic)
+            which = _("message {id} of {topic}", id=message.msg_id, topic=message.topic)
             raise MessageIllegal(_("{which} does not say where it came from: name a target", which=which))
         if self.target is None and self.retries is not None:
             return retry_of(message, topic, self.retries, self._key(picked))
@@ -520,9 +520,9 @@ class TopicSource:
                 pulled = await self._pull(queue, offset)
                 for damaged in pulled.unreadable:
                     place = _(
-                        "message {msg_id} at offset {queue_offset} of {queue}",
-                        msg_id=damaged.msg_id,
-                        queue_offset=damaged.queue_offset,
+                        "message {id} at offset {offset} of {queue}",
+                        id=damaged.msg_id,
+                        offset=damaged.queue_offset,
                         queue=queue,
                     )
                     raise BodyError(
@@ -542,7 +542,7 @@ class TopicSource:
         """Pull, and retry for as long as a producer would try to send. Raise the cause of most failures."""
         loop, backoff, failures = asyncio.get_running_loop(), Backoff(_PAUSE_MS, _PAUSE_MS_MAX), Failures()
         deadline = loop.time() + PATIENCE_MS / 1000
-        with Silence(lambda: self._on_wait(_("broker {broker_name}", broker_name=queue.broker_name), PATIENCE_MS)):
+        with Silence(lambda: self._on_wait(_("broker {broker}", broker=queue.broker_name), PATIENCE_MS)):
             while True:
                 try:
                     return await self._consumer.pull(queue, offset, self._selection.tags, max_count=_PULL_COUNT)

@@ -105,10 +105,10 @@ class Replayed(Struct, kw_only=True):
         if found.task != task:
             raise SettingsError(
                 _(
-                    "{path} is the state of another replay, {task}: name another file for {task_2}",
+                    "{path} is the state of another replay, {task}: name another file for {wanted}",
                     path=path,
                     task=found.task,
-                    task_2=task,
+                    wanted=task,
                 )
             )
         return found
@@ -214,10 +214,10 @@ class Retries(Struct, kw_only=True):
             info = (await admin.clients.running(group, member.client_id))[member.client_id]
             if info is not None and info.properties.get("PROP_CONSUMEORDERLY") == "true":
                 why = _(
-                    "group {group} consumes in order: brokers store what is sent to {own} in {dlq_topic}",
+                    "group {group} consumes in order: brokers store what is sent to {own} in {dead}",
                     group=group,
                     own=own,
-                    dlq_topic=dlq_topic(group),
+                    dead=dlq_topic(group),
                 )
                 raise SettingsError(joined("; ", [why, remedy]))
         return cls(group=group, pops=own not in connection.subscription_table, is_online=True, known=known)

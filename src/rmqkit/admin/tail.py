@@ -301,8 +301,8 @@ class Tail:
         if self._asked_count % _QUEUES_PER_NOTE == 0 and self._asked_count < len(self._known):
             self._note(
                 _(
-                    "{asked_count:,} of {count:,} queues of {topic} told what they have",
-                    asked_count=self._asked_count,
+                    "{asked:,} of {count:,} queues of {topic} told what they have",
+                    asked=self._asked_count,
                     count=len(self._known),
                     topic=self._topic,
                 )
@@ -327,7 +327,7 @@ class Tail:
     def _start_following(self, queue: MessageQueue, start: Start) -> None:
         # Before the task begins: the next look at the queues must not follow it a second time.
         self._known.add(queue)
-        self._tasks.start(self._follow(queue, start), _("tail of {queue_text}", queue_text=queue_text(queue)))
+        self._tasks.start(self._follow(queue, start), _("tail of {queue}", queue=queue_text(queue)))
 
     async def _look_for_queues(self) -> None:
         while True:
@@ -365,7 +365,7 @@ class Tail:
         )
         if queue.broker_name in self._away:
             self._away.discard(queue.broker_name)
-            self._note(_("broker {broker_name} answers again", broker_name=queue.broker_name))
+            self._note(_("broker {broker} answers again", broker=queue.broker_name))
         return pulled
 
     async def _take(self, queue: MessageQueue, offset: int, pulled: PullResult) -> int:
@@ -375,8 +375,8 @@ class Tail:
             to = pulled.next_begin_offset
             self._note(
                 _(
-                    "{queue_text} has no offset {offset} (any more), going on at {to}",
-                    queue_text=queue_text(queue),
+                    "{queue} has no offset {offset} (any more), going on at {to}",
+                    queue=queue_text(queue),
                     offset=offset,
                     to=to,
                 )
@@ -387,10 +387,10 @@ class Tail:
         for one in pulled.unreadable:
             self._note(
                 _(
-                    "message {msg_id} of queue {queue_id}, offset {queue_offset}, cannot be unpacked",
-                    msg_id=one.msg_id,
-                    queue_id=one.queue_id,
-                    queue_offset=one.queue_offset,
+                    "message {id} of queue {queue}, offset {offset}, cannot be unpacked",
+                    id=one.msg_id,
+                    queue=one.queue_id,
+                    offset=one.queue_offset,
                 )
             )
         begin_ms = self._start.time_ms or 0
@@ -401,8 +401,8 @@ class Tail:
             self._away.add(queue.broker_name)
             self._note(
                 _(
-                    "broker {broker_name}: {error}; trying again",
-                    broker_name=queue.broker_name,
+                    "broker {broker}: {error}; trying again",
+                    broker=queue.broker_name,
                     error=str(error).partition(";")[0],
                 )
             )

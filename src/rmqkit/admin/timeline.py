@@ -78,18 +78,14 @@ def _events(facts: Facts) -> Iterator[Event]:
     for copy in facts.copies:
         yield _copy(copy, facts)
     if stored is not None:
-        failed = (
-            _(", after {reconsume_times} failed tries", reconsume_times=stored.reconsume_times)
-            if stored.reconsume_times
-            else ""
-        )
+        failed = _(", after {times} failed tries", times=stored.reconsume_times) if stored.reconsume_times else ""
         where = place_text(stored)
         yield Event(
             stored.store_timestamp,
             _("stored in {topic}{failed}", topic=stored.topic, failed=failed),
             where,
             "",
-            _("broker {broker_name}", broker_name=stored.broker_name),
+            _("broker {broker}", broker=stored.broker_name),
         )
     yield from map(_trace, facts.traces)
     if facts.due_ms is not None and facts.scheduled is not None:
@@ -105,18 +101,18 @@ def _copy(copy: ReceivedMessage, facts: Facts) -> Event:
     if copy.topic.startswith(names.DLQ_PREFIX):
         what, group = (
             _(
-                "given up after {reconsume_times} failed tries: it is a dead letter",
-                reconsume_times=copy.reconsume_times,
+                "given up after {times} failed tries: it is a dead letter",
+                times=copy.reconsume_times,
             ),
             facts.group,
         )
     elif copy.topic.startswith(names.RETRY_PREFIX):
-        what, group = _("retry {reconsume_times} can be consumed", reconsume_times=copy.reconsume_times), facts.group
+        what, group = _("retry {times} can be consumed", times=copy.reconsume_times), facts.group
     elif copy.topic in (names.SCHEDULE_TOPIC, names.TIMER_TOPIC) and copy.properties.get(
         prop.REAL_TOPIC, facts.topic
     ).startswith(names.RETRY_PREFIX):
         what, group = (
-            _("failed and put aside: retry {reconsume_times} comes later", reconsume_times=copy.reconsume_times),
+            _("failed and put aside: retry {times} comes later", times=copy.reconsume_times),
             facts.group,
         )
     elif copy.topic == names.TIMER_TOPIC and prop.TIMER_DELETE_KEY in copy.properties:
@@ -128,7 +124,7 @@ def _copy(copy: ReceivedMessage, facts: Facts) -> Event:
         what or _("stored in {topic}", topic=copy.topic),
         place_text(copy),
         group,
-        _("broker {broker_name}", broker_name=copy.broker_name),
+        _("broker {broker}", broker=copy.broker_name),
     )
 
 
@@ -145,11 +141,7 @@ def _trace(trace: TraceRow) -> Event:
             what = _("transaction began{again}: {ended}", again=again, ended=ended)
         case _other:
             what = f"{trace.kind.lower()} began{again}: {ended}"
-    who = (
-        _("{group} at {client_host}", group=trace.group, client_host=trace.client_host)
-        if trace.group
-        else trace.client_host
-    )
+    who = _("{group} at {host}", group=trace.group, host=trace.client_host) if trace.group else trace.client_host
     return Event(trace.timestamp, what, "", who, _("trace"))
 
 
@@ -158,11 +150,11 @@ def _standing(facts: Facts) -> Iterator[Event]:
     place = facts.place
     if place is None or (facts.message is None and facts.retry is None) or not facts.group:
         return
-    where = _("{broker} queue {queue_id}", broker=place.broker, queue_id=place.queue_id)
+    where = _("{broker} queue {queue}", broker=place.broker, queue=place.queue_id)
     if facts.is_past:
         at = _(
-            "its offset is {consumed_offset:,}, past {offset:,}",
-            consumed_offset=facts.consumed_offset,
+            "its offset is {at:,}, past {offset:,}",
+            at=facts.consumed_offset,
             offset=place.offset,
         )
         yield Event(facts.now_ms, _("group is past it: {at}", at=at), where, facts.group, _("offsets, now"))
@@ -188,8 +180,8 @@ def _standing(facts: Facts) -> Iterator[Event]:
 def place_text(message: ReceivedMessage) -> str:
     """Where a stored message is."""
     return _(
-        "{broker_name} queue {queue_id} offset {queue_offset:,}",
-        broker_name=message.broker_name,
-        queue_id=message.queue_id,
-        queue_offset=message.queue_offset,
+        "{broker} queue {queue} offset {offset:,}",
+        broker=message.broker_name,
+        queue=message.queue_id,
+        offset=message.queue_offset,
     )

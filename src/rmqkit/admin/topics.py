@@ -173,10 +173,10 @@ class Topics:
             await self._calls.ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         self._calls.forget()
         queues = _(
-            "{read_queues} queues to read and {write_queues} to write, permission {perm_text}",
-            read_queues=read_queues,
-            write_queues=write_queues,
-            perm_text=_perm_text(perm),
+            "{reads} queues to read and {writes} to write, permission {perm}",
+            reads=read_queues,
+            writes=write_queues,
+            perm=_perm_text(perm),
         )
         done = [Done(address, _("topic {topic} has {queues}", topic=topic, queues=queues)) for address in addresses]
         if order:
@@ -303,9 +303,7 @@ class Topics:
     async def _set_permission_at(self, address: str, topic: str, perm: int) -> Done:
         known = await self._config_at(address, topic)
         if known.perm == perm:
-            return Done(
-                address, _("topic {topic} has permission {perm_text} already", topic=topic, perm_text=_perm_text(perm))
-            )
+            return Done(address, _("topic {topic} has permission {perm} already", topic=topic, perm=_perm_text(perm)))
         attributes = ",".join(f"+{key}={value}" for key, value in (known.attributes or {}).items())
         header = _creation(replace(known, topic_name=topic, perm=perm), attributes or None)
         await self._calls.ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
@@ -313,10 +311,10 @@ class Topics:
         return Done(
             address,
             _(
-                "permission of topic {topic} changed from {perm_text} to {perm_text_2}",
+                "permission of topic {topic} changed from {perm} to {former}",
                 topic=topic,
-                perm_text=_perm_text(known.perm),
-                perm_text_2=_perm_text(perm),
+                perm=_perm_text(known.perm),
+                former=_perm_text(perm),
             ),
         )
 

@@ -308,7 +308,7 @@ class Alerts:
         """Add or replace a rule. Raises ValueError: it cannot be used, or there are too many."""
         rule.check(self.channels)
         if rule.name not in self.rules and len(self.rules) >= RULES_MAX:
-            raise ValueError(_("there are {rules_max} rules: delete one first", rules_max=RULES_MAX))
+            raise ValueError(_("there are {most} rules: delete one first", most=RULES_MAX))
         self.rules[rule.name] = rule
         self._matches.pop(rule.name, None)
         await self.save()
@@ -325,7 +325,7 @@ class Alerts:
         """Add or replace a channel. Raises ValueError: it cannot be used, or there are too many."""
         channel.check()
         if channel.name not in self.channels and len(self.channels) >= CHANNELS_MAX:
-            raise ValueError(_("there are {channels_max} channels: delete one first", channels_max=CHANNELS_MAX))
+            raise ValueError(_("there are {most} channels: delete one first", most=CHANNELS_MAX))
         self.channels[channel.name] = channel
         await self.save()
 
@@ -487,7 +487,7 @@ class Alerts:
                     "lost",
                     lost.event.rule,
                     lost.event.target,
-                    _("{waiting_max:,} other notices wait", waiting_max=WAITING_MAX),
+                    _("{most:,} other notices wait", most=WAITING_MAX),
                 )
         self._wake.set()
 

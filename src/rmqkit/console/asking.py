@@ -171,9 +171,7 @@ class Ask:
         async for chunk in self.request.stream():
             size += len(chunk)
             if size > FORM_BYTES_MAX:
-                raise Fault(
-                    413, _("Too much"), _("a form may have {form_bytes_max:,} bytes", form_bytes_max=FORM_BYTES_MAX)
-                )
+                raise Fault(413, _("Too much"), _("a form may have {most:,} bytes", most=FORM_BYTES_MAX))
             parts.append(chunk)
         self.form = dict(
             parse_qsl(b"".join(parts).decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=200)
@@ -298,12 +296,12 @@ def _shown(result: Any) -> Any:
 def _outcome(result: Any) -> str:
     if hasattr(result, "send_result"):
         return _(
-            "{send_result} {msg_id} on {broker_name}:{queue_id}@{queue_offset}",
-            send_result=result.send_result,
-            msg_id=result.msg_id,
-            broker_name=result.broker_name,
-            queue_id=result.queue_id,
-            queue_offset=result.queue_offset,
+            "{result} {id} on {broker}:{queue}@{offset}",
+            result=result.send_result,
+            id=result.msg_id,
+            broker=result.broker_name,
+            queue=result.queue_id,
+            offset=result.queue_offset,
         )
     return getattr(result, "consume_result", "") or _("done")
 

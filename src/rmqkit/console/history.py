@@ -288,9 +288,7 @@ class History:
             kept = UNKNOWN if value is None else min(_VALUE_MAX, max(0, round(value * (known.scale if known else 1))))
             is_full |= not self.put(snapshot.at_ms, figure, name, kept, is_fine=is_fine)
         if is_full and not self.trouble:
-            self.trouble = _(
-                "there are more than {series_max:,} series: what is above has no history", series_max=SERIES_MAX
-            )
+            self.trouble = _("there are more than {most:,} series: what is above has no history", most=SERIES_MAX)
 
     def put(self, at_ms: int, figure: str, name: str, value: int, *, is_fine: bool = False) -> bool:
         """Keep one scaled figure. False: there are too many series."""
@@ -452,9 +450,7 @@ class History:
         file.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
         version = file.execute("PRAGMA user_version").fetchone()[0]
         if version not in (0, _VERSION):
-            raise _Damaged(
-                _("it has version {version}, and this console knows {version_2}", version=version, version_2=_VERSION)
-            )
+            raise _Damaged(_("it has version {version}, and this console knows {ours}", version=version, ours=_VERSION))
         with file:
             file.execute(
                 "CREATE TABLE IF NOT EXISTS series"
@@ -533,10 +529,10 @@ class History:
                 found[start] = slots_of(unpacked(stored, level.slots)[place::_CHUNK])
             except ValueError as error:
                 self.trouble = _(
-                    "history file {path}: a block of {key} of {key_2} cannot be read: {error}",
+                    "history file {path}: a block of {key} of {name} cannot be read: {error}",
                     path=self.path,
                     key=key[0],
-                    key_2=key[1],
+                    name=key[1],
                     error=error,
                 )
                 _log.warning("%s", self.trouble)

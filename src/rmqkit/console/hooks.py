@@ -120,14 +120,14 @@ class Hooks:
         for decoder in self._decoders:
             if decoder in self._hung:
                 return _(
-                    "a decoder of bodies did not end in {decode_s:g} s: it is not called until the console restarts",
-                    decode_s=DECODE_S,
+                    "a decoder of bodies did not end in {seconds:g} s: it is not called until the console restarts",
+                    seconds=DECODE_S,
                 )
             if len(message.body) > DECODE_BYTES_MAX:
                 return _(
-                    "not decoded: the body has {count:,} bytes, above {decode_bytes_max:,}",
+                    "not decoded: the body has {count:,} bytes, above {most:,}",
                     count=len(message.body),
-                    decode_bytes_max=DECODE_BYTES_MAX,
+                    most=DECODE_BYTES_MAX,
                 )
             at_work[:] = [decoder]
             try:

@@ -261,7 +261,7 @@ class Jobs:
         if any(one.env == job.env and one.group == job.group for one in running):
             raise SettingsError(_("a replay of {group} runs already: one at a time", group=job.group))
         if len(running) >= JOBS_MAX:
-            raise SettingsError(_("{jobs_max} replays run already: wait for one, or pause it", jobs_max=JOBS_MAX))
+            raise SettingsError(_("{most} replays run already: wait for one, or pause it", most=JOBS_MAX))
 
     def _spawn(self, job: Job, credentials: Credentials | None) -> None:
         # Locked before anything is written: the job may be running in another console.

@@ -165,9 +165,9 @@ def _response(
             429,
             _("Too many streams"),
             _(
-                "{own_max} streams of one user are open at a time, {whole_max} in all: close some",
-                own_max=own_max,
-                whole_max=whole_max,
+                "{own} streams of one user are open at a time, {all} in all: close some",
+                own=own_max,
+                all=whole_max,
             ),
         )
 

@@ -167,7 +167,7 @@ async def deliver(channel: Channel, event: Event, now_ms: int) -> str:
                 headers["x-rmq-signature"] = "sha256=" + hmac.digest(channel.secret.encode(), body, "sha256").hex()
             status, answer = await _post(channel.url, sent.query, headers, body)
     except TimeoutError:
-        return _("no answer within {answer_s:g} s", answer_s=ANSWER_S)
+        return _("no answer within {seconds:g} s", seconds=ANSWER_S)
     except (OSError, h11.ProtocolError) as error:
         return _("cannot be reached: {getattr}", getattr=getattr(error, "strerror", None) or type(error).__name__)
     except Exception as error:  # noqa: BLE001 - a plug-in's: the text of its error is what people need

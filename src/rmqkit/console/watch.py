@@ -240,7 +240,7 @@ class Watcher:
         try:
             return await self._paces[address].run(asking)
         except TimeoutError:
-            note(_("no answer within {answer_ms:g} s", answer_ms=ANSWER_MS / 1000))
+            note(_("no answer within {seconds:g} s", seconds=ANSWER_MS / 1000))
         except RmqError as error:
             note(str(error))
         return None

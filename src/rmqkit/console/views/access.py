@@ -228,10 +228,10 @@ async def put_policy(ask: Ask) -> Page:
         if not given["resource"] or not given["actions"] or given["decision"] not in _DECISIONS:
             raise ValueError(_("give a resource, at least one action, and Allow or Deny"))
         said = _(
-            "{given} {split} on {given_2}",
+            "{given} {actions} on {resource}",
             given=given["decision"],
-            split=", ".join(given["actions"].split()),
-            given_2=given["resource"],
+            actions=", ".join(given["actions"].split()),
+            resource=given["resource"],
         )
         return [(_("User"), user), (_("Policy"), said), (_("From"), given["networks"] or "anywhere")]
 
@@ -278,9 +278,7 @@ async def _known(ask: Ask) -> tuple[str, UserRow]:
 async def _told(ask: Ask, user: str) -> dict[str, str]:
     """What brokers say of a user, to compare."""
     rows = [row for row in await ask.admin.access.users(user) if row.username == user]
-    found = {
-        _("user at {broker_name}", broker_name=row.broker_name): f"{row.user_type}, {row.user_status}" for row in rows
-    }
+    found = {_("user at {broker}", broker=row.broker_name): f"{row.user_type}, {row.user_status}" for row in rows}
     for row in _policies(await ask.admin.access.policies(user)):
         if row.username == user:
             said = _(
@@ -291,8 +289,8 @@ async def _told(ask: Ask, user: str) -> dict[str, str]:
             )
             found |= {
                 _(
-                    "{policy_type} {resource} at {broker}",
-                    policy_type=row.policy_type,
+                    "{kind} {resource} at {broker}",
+                    kind=row.policy_type,
                     resource=row.resource,
                     broker=broker,
                 ): said

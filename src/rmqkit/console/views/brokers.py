@@ -60,7 +60,7 @@ def _replication(state: BrokerState) -> str:
         return ""
     slaves = state.ha.ha_connection_info
     return (
-        _("{in_sync_slave_nums} of {count} in sync", in_sync_slave_nums=state.ha.in_sync_slave_nums, count=len(slaves))
+        _("{synced} of {count} in sync", synced=state.ha.in_sync_slave_nums, count=len(slaves))
         if slaves
         else _("no slave")
     )
@@ -99,7 +99,7 @@ async def broker(ask: Ask) -> Page:
     charts = await history.charts(ask, wanted, await history.marks_of(ask, brokers=[key]))
     return Page(
         template="broker.html",
-        title=name if state.is_master else _("{name}, slave {broker_id}", name=name, broker_id=state.row.broker_id),
+        title=name if state.is_master else _("{name}, slave {id}", name=name, id=state.row.broker_id),
         values=values,
         more={"charts": charts, "key": ask.params["b"], "tabs": history.tabs(ask, "brokers", ask.params["b"])},
         live_s=10,

@@ -84,9 +84,9 @@ async def edit_topic(ask: Ask) -> Page:
         target=name,
         fields=[where(ask, list(configs)), *_topic_fields(next(iter(configs.values())))],
         hint=_(
-            "The brokers differ in {differs}: the fields have the values of {next}.",
+            "The brokers differ in {differs}: the fields have the values of {client}.",
             differs=differs,
-            next=next(iter(configs)),
+            client=next(iter(configs)),
         )
         if differs
         else "",
@@ -303,9 +303,9 @@ async def _group(ask: Ask, known: str, configs: Mapping[str, SubscriptionGroupCo
         target=known or ask.form.get("name", "").strip(),
         fields=fields,
         hint=_(
-            "The brokers differ in {differs}: the fields have the values of {next}.",
+            "The brokers differ in {differs}: the fields have the values of {client}.",
             differs=differs,
-            next=next(iter(configs)),
+            client=next(iter(configs)),
         )
         if differs
         else "",

@@ -53,7 +53,7 @@ async def client(ask: Ask) -> Page:
     values = {
         "group": name,
         "client": client_id,
-        "trouble": found.trouble or ("" if info is not None else _("{client_id} does not answer", client_id=client_id)),
+        "trouble": found.trouble or ("" if info is not None else _("{client} does not answer", client=client_id)),
         "properties": dict(sorted(info.properties.items())) if info is not None else {},
         "queues": _process_queues(info),
         "rates": dict(sorted(info.status_table.items())) if info is not None else {},

@@ -130,11 +130,7 @@ async def _review(ask: Ask, form: Form, name: str, by: str, given: dict[str, str
 
     found = await look_at()
     if not found.count:
-        before = (
-            _(", and {remembered:,} of them were replayed before", remembered=found.remembered)
-            if found.remembered
-            else ""
-        )
+        before = _(", and {count:,} of them were replayed before", count=found.remembered) if found.remembered else ""
         raise ValueError(
             _(
                 "nothing is selected: none of {examined:,} dead letters that were looked at{before}",
@@ -190,9 +186,9 @@ def _rate(text: str) -> float:
     if not text.isdecimal() or not 0 < int(text) <= _RATE_MAX:
         raise ValueError(
             _(
-                "messages a second {text} must be from 1 to {rate_max:,}",
+                "messages a second {text} must be from 1 to {most:,}",
                 text=text or _("are empty: they"),
-                rate_max=_RATE_MAX,
+                most=_RATE_MAX,
             )
         )
     return float(text)
@@ -215,9 +211,7 @@ def _rows(found: Preview, job: Job, retries: Retries | None) -> list[tuple[str, 
         offline = "" if retries.is_online else _("; none of its clients is online, so the messages wait")
         rows += [(_("Who gets them"), _("only group {group}{offline}", group=job.group, offline=offline))]
     rows += (
-        [(_("Replayed before"), _("{remembered:,}: they are skipped", remembered=found.remembered))]
-        if found.remembered
-        else []
+        [(_("Replayed before"), _("{count:,}: they are skipped", count=found.remembered))] if found.remembered else []
     )
     rows += [(_("Kind {kind}", kind=kind), f"{count:,}") for kind, count in list(found.kinds.items())[:20]]
     rows += [(_("Pace"), _("{rate:g} a second, some {seconds:,.0f} s in all", rate=job.rate, seconds=seconds))]

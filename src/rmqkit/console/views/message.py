@@ -114,7 +114,7 @@ async def _shown(ask: Ask, message: ReceivedMessage) -> Page | Response:
     }
     return Page(
         template="message.html",
-        title=_("Message {msg_id}", msg_id=message.msg_id),
+        title=_("Message {id}", id=message.msg_id),
         values=values,
         more=more,
         live_s=5 if is_under_way else 0,
@@ -212,11 +212,11 @@ async def _acted(ask: Ask, message: ReceivedMessage) -> Page:
         (
             _("Stored in"),
             _(
-                "{topic}, {broker_name} queue {queue_id} offset {queue_offset:,}",
+                "{topic}, {broker} queue {queue} offset {offset:,}",
                 topic=message.topic,
-                broker_name=message.broker_name,
-                queue_id=message.queue_id,
-                queue_offset=message.queue_offset,
+                broker=message.broker_name,
+                queue=message.queue_id,
+                offset=message.queue_offset,
             ),
         ),
     ]
@@ -231,7 +231,7 @@ async def _acted(ask: Ask, message: ReceivedMessage) -> Page:
                 rows=[
                     *about,
                     (_("To"), _("any queue of {topic}", topic=message.topic)),
-                    (_("Unique key"), _("{msg_id}, as it has", msg_id=message.msg_id)),
+                    (_("Unique key"), _("{id}, as it has", id=message.msg_id)),
                 ],
                 requests=[
                     _("SEND_MESSAGE_V2 (310) to {topic}: every group of the topic gets it again", topic=message.topic)
@@ -280,8 +280,8 @@ async def _acted(ask: Ask, message: ReceivedMessage) -> Page:
                 ],
                 requests=[
                     _(
-                        "CONSUME_MESSAGE_DIRECTLY (309) to {broker_name}, which asks {client}",
-                        broker_name=message.broker_name,
+                        "CONSUME_MESSAGE_DIRECTLY (309) to {broker}, which asks {client}",
+                        broker=message.broker_name,
                         client=client,
                     )
                 ],

@@ -271,7 +271,7 @@ async def send(ask: Ask) -> Page:
         return _form(ask, topic, ask.form, str(error))
     _remember(ask.console.last_sent, (ask.user.name, ask.env.name, topic), ask.form)
     body = _body(ask.form)
-    where = _("any queue") if queue_id is None else _("queue {queue_id}", queue_id=queue_id)
+    where = _("any queue") if queue_id is None else _("queue {queue}", queue=queue_id)
     rows = [
         (_("Topic"), topic),
         (_("Queue"), where),
@@ -319,9 +319,9 @@ def _message(topic: str, form: dict[str, str]) -> tuple[Message, int | None]:
     if len(body) > _BODY_BYTES_MAX:
         raise ValueError(
             _(
-                "the body has {count:,} bytes: {body_bytes_max:,} can be sent",
+                "the body has {count:,} bytes: {most:,} can be sent",
                 count=len(body),
-                body_bytes_max=_BODY_BYTES_MAX,
+                most=_BODY_BYTES_MAX,
             )
         )
     properties = {}
@@ -362,7 +362,7 @@ def _delay_text(message: Message) -> str:
     if message.deliver_at_ms is not None:
         at = datetime.fromtimestamp(message.deliver_at_ms / 1000, UTC)
         return _("at {time} UTC", time=f"{at:%Y-%m-%d %H:%M:%S}")
-    return _("{delay_ms:g} s after the broker has it", delay_ms=(message.delay_ms or 0) / 1000)
+    return _("{seconds:g} s after the broker has it", seconds=(message.delay_ms or 0) / 1000)
 
 
 def _remember(

@@ -71,7 +71,7 @@ async def login(ask: Ask) -> Page | Response:
         raise Fault(
             429,
             _("Too many tries"),
-            _("{tries_a_minute} tries a minute: wait a minute, then try again", tries_a_minute=logins.TRIES_A_MINUTE),
+            _("{tries} tries a minute: wait a minute, then try again", tries=logins.TRIES_A_MINUTE),
         )
     user, why = await _user_of(ask, name, secret)
     if user is None:
