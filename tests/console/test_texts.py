@@ -16,7 +16,7 @@ ZH = {"accept-language": "zh-CN,zh;q=0.9,en;q=0.5", "accept": "text/html"}
 def test_a_sentence_is_translated_with_the_sentences_in_it() -> None:
     found = _("group {group} is past it: {at}", group="g", at="its offset")
     assert texts.said(found, "en") is found
-    queue = _("queue {queue_id} of {topic} on {broker}", queue_id=1, topic="T", broker="b")
+    queue = _("queue {queue} of {topic} on {broker}", queue=1, topic="T", broker="b")
     what = _("{client} has no lock of {queue}", client="c", queue=queue)
     assert texts.said(what, "zh") == "c 没有 b 上 T 的队列 1 的锁"
 
