@@ -229,7 +229,7 @@ async def put_policy(ask: Ask) -> Page:
             raise ValueError(_("give a resource, at least one action, and Allow or Deny"))
         said = _(
             "{given} {actions} on {resource}",
-            given=_(given["decision"]),
+            given=given["decision"],
             actions=", ".join(given["actions"].split()),
             resource=given["resource"],
         )
