@@ -99,6 +99,10 @@ archive-mixed: $(STAMP) ## 50 SIGKILLs for a broker with an archive under mixed 
 archive-damage: $(STAMP) ## 200 rounds of damage, deletion and exchange of an archive's segments under consumers: no silent loss, 4 minutes; ARGS="--seed 7"
 	@$(BIN)/python -m tests.faults.archive_damage $(ARGS)
 
+.PHONY: texts
+texts: $(STAMP) ## update the catalogues of the web console (src/rmqkit/console/locale) from the marked texts
+	@$(BIN)/python -m tests.console.catalogues
+
 .PHONY: screenshots
 measure-history: $(STAMP) ## 90 simulated days of the web console's history at full size (ARGS="DAYS SERIES CHANGING"): bytes, memory, times
 	@$(BIN)/python -m tests.console.measure_history $(ARGS)

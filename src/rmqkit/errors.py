@@ -57,6 +57,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 
+from rmqkit.sentences import _, joined
+
 __all__ = [
     "BodyError",
     "BodyMismatch",
@@ -341,24 +343,27 @@ class UnknownName(RmqError):
     """
 
     def __init__(self, kind: str, name: str, asked: str, known: Iterable[str] | None = None, remedy: str = "") -> None:
-        super().__init__(f"{asked} has no {kind} {name}{_hint(name, known)}{f'; {remedy}' if remedy else ''}")
+        text = _hint(_("{asked} has no {kind} {name}", asked=asked, kind=_(kind), name=name), name, known)
+        super().__init__(joined("; ", [text, remedy]) if remedy else text)
         self.kind = kind
         self.name = name
         self.asked = asked
 
 
-def _hint(name: str, known: Iterable[str] | None) -> str:
-    """What the caller may have meant: a near name, or the names there are when they are few."""
+def _hint(text: str, name: str, known: Iterable[str] | None) -> str:
+    """Add what the caller may have meant: a near name, or the names there are when they are few."""
     from difflib import get_close_matches
 
     if known is None:
-        return ""
+        return text
     names = sorted(known)
     near = get_close_matches(name, names, n=1)
     if near:
-        return f": did you mean {near[0]}?"
-    few = ", ".join(names[:_NAMES_SHOWN]) or "none"
-    return f": it has {few}" + (f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else "")
+        return _("{text}: did you mean {near}?", text=text, near=near[0])
+    few = ", ".join(names[:_NAMES_SHOWN]) or _("none")
+    if (more := len(names) - _NAMES_SHOWN) > 0:
+        return _("{text}: it has {few} and {more} more", text=text, few=few, more=more)
+    return _("{text}: it has {few}", text=text, few=few)
 
 
 _NAMES_SHOWN = 5

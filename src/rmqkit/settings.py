@@ -30,6 +30,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 import msgspec
 
 from rmqkit.errors import SettingsError
+from rmqkit.sentences import _
 
 __all__ = [
     "SECRET",
@@ -296,20 +297,20 @@ def _fresh(types: Sequence[type[msgspec.Struct]], given: Mapping[str, Given]) ->
 def bounds_text(value_type: Any, setting: Setting) -> str:
     """What a setting may hold, in a few words."""
     if value_type is bool:
-        return "true or false"
+        return _("true or false")
     if isinstance(value_type, type) and issubclass(value_type, enum.Enum):
-        return "one of " + ", ".join(str(member.value) for member in value_type)
+        return _("one of {values}", values=", ".join(str(member.value) for member in value_type))
     if value_type is not int:
-        return "text"
+        return _("text")
     match setting.low, setting.high:
         case None, None:
-            return "a whole number"
+            return _("a whole number")
         case low, None:
-            return f"a whole number at least {low}"
+            return _("a whole number at least {low}", low=low)
         case None, high:
-            return f"a whole number at most {high}"
+            return _("a whole number at most {high}", high=high)
         case low, high:
-            return f"a whole number from {low} to {high}"
+            return _("a whole number from {low} to {high}", low=low, high=high)
 
 
 def read_properties(path: Path) -> dict[str, str]:

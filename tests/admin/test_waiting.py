@@ -22,6 +22,7 @@ from rmqkit.console import Console
 from rmqkit.metrics import ExporterType
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import HALF_TOPIC
+from rmqkit.sentences import plain
 from rmqkit.standalone import Standalone
 from tests.broker.test_metrics import told
 from tests.client.messages import received
@@ -72,7 +73,7 @@ async def test_delay_levels_and_timers_are_counted_as_the_broker_counts_them(
         text, parsed = printed(await command.delays(admin), capsys)
 
     assert "1 min " in text and "timed messages: 9" in text and "later, or now" in text
-    assert parsed == msgspec.to_builtins([found], str_keys=True)
+    assert parsed == msgspec.to_builtins([found], str_keys=True, enc_hook=plain)
     levels = {one.level: one for one in found.levels if one.waiting}
     assert {level: (one.waiting, one.delay_ms) for level, one in levels.items()} == {5: (3, 60_000), 18: (2, 7_200_000)}
     assert 0 <= (levels[5].next_due_ms or 0) - began_ms - 60_000 < 5_000
@@ -147,7 +148,7 @@ async def test_half_messages_in_each_state(tmp_path: Path, capsys: pytest.Captur
             short = await admin.waiting.transactions(budget=Budget(messages=1))
 
     assert "1 new, 1 asked, 1 ended, 1 given up" in text
-    assert parsed == msgspec.to_builtins(found)
+    assert parsed == msgspec.to_builtins(found, enc_hook=plain)
     assert found.counts == {"new": 1, "asked": 1, "ended": 1, "given up": 1}
     rows = {one.state: one for one in found.rows}
     assert {state: one.msg_id for state, one in rows.items()} == {
@@ -180,7 +181,7 @@ async def test_pending_check_points(tmp_path: Path, capsys: pytest.CaptureFixtur
             text, parsed = printed(await command.pop(admin), capsys)
 
     assert "5 messages of 2 pops are invisible, 0 overdue" in text
-    assert parsed == msgspec.to_builtins(found)
+    assert parsed == msgspec.to_builtins(found, enc_hook=plain)
     came = sum(
         count for (*_, kind, _), count in metrics["rocketmq_pop_revive_in_message_total"].items() if kind == "CK"
     )

@@ -1,50 +1,46 @@
-"""Chinese: every text of every template, chosen by the browser or the switch; JSON stays as it is."""
+"""Pages in Chinese, chosen by the browser or the switch; JSON stays as it is."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
-import rmqkit.console
 from rmqkit.console import texts
+from rmqkit.sentences import _
 from tests.console.asgi import served
 
-FOLDER = Path(rmqkit.console.__file__).parent
-TEMPLATES = sorted((FOLDER / "templates").glob("*.html"))
 ZH = {"accept-language": "zh-CN,zh;q=0.9,en;q=0.5", "accept": "text/html"}
 
 
-@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
-def test_every_text_of_a_template_is_there(path: Path) -> None:
-    missing = [text for text in texts.texts_of(path.read_text()) if text not in texts.catalogue("zh")]
-    assert not missing, "add a line for each to src/rmqkit/console/zh.txt: ENGLISH | 中文"
+def test_a_sentence_is_translated_with_the_sentences_in_it() -> None:
+    found = _("group {group} is past it: {at}", group="g", at="its offset")
+    assert texts.said(found, "en") is found
+    queue = _("queue {queue} of {topic} on {broker}", queue=1, topic="T", broker="b")
+    what = _("{client} has no lock of {queue}", client="c", queue=queue)
+    assert texts.said(what, "zh") == "c 没有 b 上 T 的队列 1 的锁"
 
 
-def test_no_text_is_left_over_or_twice() -> None:
-    used = {text for path in TEMPLATES for text in texts.texts_of(path.read_text())}
-    lines = (FOLDER / "zh.txt").read_text("utf-8").splitlines()
-    templates, _, titles = (FOLDER / "zh.txt").read_text("utf-8").partition("\n\n")
-    assert {line.partition(" | ")[0] for line in templates.splitlines()} <= used
-    keys = [line.partition(" | ")[0] for line in lines if line]
-    assert len(keys) == len(set(keys))
-    views = "".join(path.read_text() for path in (*FOLDER.rglob("*.py"), FOLDER.parent / "admin" / "stores.py"))
-    assert all(f'"{line.partition(" | ")[0]}"' in views for line in titles.splitlines() if line)
+def test_a_text_that_nobody_marked_stays() -> None:
+    assert texts.said("done", "zh") == "done"
+    assert texts.said("topic T deleted", "zh") == "topic T deleted"
+    assert texts.said("done", "zh", is_term=True) == "完成"
+    assert texts.said("Orders", "zh", is_term=True) == "Orders"
+    assert texts.said("", "zh", is_term=True) == ""
 
 
-def test_placeholders_of_templates_are_the_same_in_both() -> None:
-    for path in TEMPLATES:
-        source = path.read_text()
-        found = texts.translated(source, "zh")
-        assert texts.translated(source, "en") == source
-        for pattern in (r"</?\w+", r'(?:href|class|name|id|value|action)="[^"]*"', r"\{%-? *\w+"):
-            assert re.findall(pattern, found) == re.findall(pattern, source), path.name
+def test_a_sentence_with_a_part_that_has_no_translation_is_whole_english() -> None:
+    inner = _("no such {what}", what="text in the catalogue")
+    assert texts.said(inner, "zh") == "no such text in the catalogue"
+    outer = _("{request} to {broker}", request=inner, broker="b")
+    assert texts.said(_("{request} to {broker}", request="R", broker="b"), "zh") == "R 到 b"
+    assert texts.said(outer, "zh") == "no such text in the catalogue to b"
 
 
-def test_keys_of_values_are_no_texts() -> None:
-    source = '{{ counts["given up"] }}{{ {"given up": "bad"}.get(state, "not known") }}{{ m.empty("None here.") }}'
-    assert texts.texts_of(source) == ["not known", "None here."]
+def test_values_stay_as_they_are() -> None:
+    for name in ("{x}", "done", "topic T deleted", "<b>", "\0"):
+        found = texts.said(_("topic {topic} deleted", topic=name), "zh")
+        assert found == f"已删除主题 {name}"
 
 
 @pytest.mark.parametrize(

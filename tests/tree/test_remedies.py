@@ -44,8 +44,8 @@ NOT_COMMANDS = (
 """Other texts that begin like a command."""
 USAGE = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
 """The base of what the parser raises; where it is depends on typer's version."""
-NAMED_PLACES = re.compile(r"\{(topic|group|broker)\}")
-"""Places of texts that are formatted later."""
+NAMED_PLACES = re.compile(r"\{\w+(?:![rs])?(?::[^{}]*)?\}")
+"""Places of marked sentences, and of texts that are formatted later."""
 
 
 def texts_of(path: Path) -> Iterator[str]:

@@ -23,6 +23,7 @@ from rmqkit.admin.calls import TIMEOUT_MS, AdminCalls, Done, Guard, read_only
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.tls import ClientTls
+from rmqkit.sentences import _
 
 if TYPE_CHECKING:
     from rmqkit.admin.access import Access
@@ -113,7 +114,7 @@ class Admin:
     def __getattr__(self, name: str) -> Any:
         """A noun, when it is first asked for."""
         if name not in _NOUNS:
-            raise AttributeError(f"Admin has no {name}: it has {', '.join(_NOUNS)}")
+            raise AttributeError(_("Admin has no {name}: it has {nouns}", name=name, nouns=", ".join(_NOUNS)))
         noun = getattr(import_module(f"rmqkit.admin.{_MODULES.get(name, name)}"), _NOUNS[name])(self.calls)
         setattr(self, name, noun)
         return noun

@@ -27,6 +27,7 @@ from rmqkit.protocol.schemas.access import (
     UserRequest,
 )
 from rmqkit.remoting.policies import SUPER, PolicyIndex
+from rmqkit.sentences import _
 
 __all__ = ["ACTIONS", "Access", "UserRow", "may", "subject_of"]
 
@@ -88,7 +89,7 @@ class Access:
     ) -> list[Done]:
         """Make a user. Raises PeerRefused: it is there already, or may not be made by who asks."""
         body = UserInfo(username=user, password=secret, user_type=user_type, user_status="enable")
-        return await self._each(RequestCode.AUTH_CREATE_USER, user, "created", broker, UserRequest(user), body)
+        return await self._each(RequestCode.AUTH_CREATE_USER, user, _("created"), broker, UserRequest(user), body)
 
     async def update_user(
         self, user: str, *, secret: str = "", user_type: str = "", status: str = "", broker: str | None = None
@@ -99,7 +100,7 @@ class Access:
 
     async def delete_user(self, user: str, broker: str | None = None) -> list[Done]:
         """Delete a user; with an rmqkit broker its policies, too."""
-        return await self._each(RequestCode.AUTH_DELETE_USER, user, "deleted", broker, UserRequest(user))
+        return await self._each(RequestCode.AUTH_DELETE_USER, user, _("deleted"), broker, UserRequest(user))
 
     async def put_policy(
         self,
@@ -123,14 +124,25 @@ class Access:
             # Apache's brokers create where there is nothing of the subject, and update where there is.
             code = RequestCode.AUTH_UPDATE_ACL if known.payload else RequestCode.AUTH_CREATE_ACL
             await self._calls.ask(address, code, SubjectRequest(subject), body=msgspec.json.encode(body))
-            done.append(Done(name, f"{user}: {decision} {','.join(actions)} on {resource}"))
+            done.append(
+                Done(
+                    name,
+                    _(
+                        "{user}: {decision} {actions} on {resource}",
+                        user=user,
+                        decision=_(decision),
+                        actions=",".join(actions),
+                        resource=resource,
+                    ),
+                )
+            )
         return done
 
     async def delete_policy(self, user: str, resource: str = "", broker: str | None = None) -> list[Done]:
         """Forget what is said of a resource, or everything that is said of a user.
         Raises PeerRefused: there is nothing of it."""
         header = DeleteAclRequest(subject_of(user), "Custom" if resource else None, resource or None)
-        told = f"policy on {resource} deleted" if resource else "policies deleted"
+        told = _("policy on {resource} deleted", resource=resource) if resource else _("policies deleted")
         return await self._each(RequestCode.AUTH_DELETE_ACL, user, told, broker, header)
 
     async def _each(
@@ -140,4 +152,4 @@ class Access:
         content = b"" if body is None else msgspec.json.encode(body)
         for address in masters.values():
             await self._calls.ask(address, code, header, body=content)
-        return [Done(name, f"user {user} {told}") for name in masters]
+        return [Done(name, _("user {user} {told}", user=user, told=told)) for name in masters]

@@ -20,6 +20,7 @@ from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.offsets import AllConsumeStatsRequest, ConsumeOffsets, ConsumeStatsList
 from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Request
+from rmqkit.sentences import _
 from rmqkit.settings import properties_line
 
 __all__ = ["Brokers", "GroupProgress", "TestSend"]
@@ -82,7 +83,7 @@ class Brokers:
         else:
             known = (await self._calls.cluster()).broker_addr_table
             names = await self._calls.targets(None, cluster)
-            addresses = [address for name in names for _, address in sorted(known[name].broker_addrs.items())]
+            addresses = [address for name in names for __, address in sorted(known[name].broker_addrs.items())]
         code = RequestCode.GET_BROKER_CONFIG
         return await self._calls.fan_out(addresses, lambda address: self._calls.fetch_properties(address, code))
 
@@ -96,7 +97,7 @@ class Brokers:
 
     async def clean(self, what: str, broker: str | None = None, cluster: str | None = None) -> list[Done]:
         """Have brokers delete what expired or is not used; ``what`` is a key of `CLEANING`."""
-        return await self._each(CLEANING[what], f"cleaned {what}", broker, cluster)
+        return await self._each(CLEANING[what], _("cleaned {what}", what=what), broker, cluster)
 
     async def consume_stats(self, broker: str, *, is_order: bool = False, diff_min: int = 0) -> list[GroupProgress]:
         """How far every group is in every queue of a broker, where it is at least ``diff_min`` behind."""

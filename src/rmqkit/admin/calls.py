@@ -47,6 +47,7 @@ from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.tls import ClientTls
 from rmqkit.rpc import BrokerCalls, NameServers
+from rmqkit.sentences import _
 from rmqkit.settings import parse_properties
 
 __all__ = ["MASTER_ID", "READING", "TIMEOUT_MS", "AdminCalls", "Done", "Guard", "read_only"]
@@ -174,7 +175,7 @@ class AdminCalls(BrokerCalls):
         try:
             self.name_servers = split_addresses(name_servers)
         except ValueError as error:
-            raise SettingsError(f"name servers {name_servers!r}: {error}") from None
+            raise SettingsError(_("name servers {servers!r}: {error}", servers=name_servers, error=error)) from None
         options: dict[str, Any] = {"clock": clock, "tls": tls, "credentials": credentials}
         super().__init__(RemotingClient(**options) if guard is None else _GuardedClient(guard, **options), timeout_ms)
         self.clock = clock
@@ -272,7 +273,9 @@ class AdminCalls(BrokerCalls):
         if broker is None and cluster is None:
             clusters = sorted((await self.cluster()).cluster_addr_table)
             if len(clusters) != 1:
-                raise SettingsError(f"which brokers? name one with -b, or a cluster with -c: {', '.join(clusters)}")
+                raise SettingsError(
+                    _("which brokers? name one with -b, or a cluster with -c: {clusters}", clusters=", ".join(clusters))
+                )
         return await self.masters(cluster, broker)
 
     async def addresses(self, broker: str | None, cluster: str | None) -> list[str]:
@@ -292,7 +295,7 @@ class AdminCalls(BrokerCalls):
 
     @property
     def _asked(self) -> str:
-        return f"name server {', '.join(self.name_servers)}"
+        return _("name server {servers}", servers=", ".join(self.name_servers))
 
     async def _unknown_topic(self, topic: str) -> UnknownName:
         names: list[str] | None = None

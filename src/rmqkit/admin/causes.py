@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -48,6 +49,7 @@ from rmqkit.protocol.schemas.clients import (
 )
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.topics import Permission
+from rmqkit.sentences import _, capital, joined, marked
 
 __all__ = ["Cause", "Explanation", "Fact", "Facts", "Lookup", "Place", "Transaction", "judge"]
 
@@ -68,42 +70,75 @@ class Cause(enum.StrEnum):
         cause._value_, cause.remedy = text, remedy
         return cause
 
-    CONSUMED = "consumed", "none needed; to see what handlers make of messages, switch traces on"
-    FILTERED_BY_TAG = "filtered by tag", "change the subscription of all its clients, or the tag that is sent"
-    FILTERED_BY_SQL92 = ("filtered by SQL92", "change the subscription of all its clients, or the properties")
-    SUBSCRIPTIONS_DIFFER = "subscriptions differ", "give all clients of the group the same subscriptions"
-    NOT_SUBSCRIBED = "not subscribed", "have the group's clients subscribe to {topic}, or ask about the group that does"
-    NO_CONSUMER_ONLINE = ("no consumer online", "start one; if one runs, see in its log whether it connects")
-    GROUP_UNKNOWN = ("group unknown", "look at the name; a consumer that starts creates its group")
-    GROUP_DISABLED = "group disabled", "enable it: rmq admin group create {group} -s true"
-    READ_FORBIDDEN = "read forbidden", "lift the group's forbidden bit of {topic}"
-    BROADCASTING = "broadcasting", "look at the client that misses it, and at its offsets.json"
-    BROADCAST_FORBIDDEN = ("broadcast forbidden", "allow it: rmq admin group create {group} -d true; or use CLUSTERING")
+    CONSUMED = marked("consumed"), marked("none needed; to see what handlers make of messages, switch traces on")
+    FILTERED_BY_TAG = (
+        marked("filtered by tag"),
+        marked("change the subscription of all its clients, or the tag that is sent"),
+    )
+    FILTERED_BY_SQL92 = (
+        marked("filtered by SQL92"),
+        marked("change the subscription of all its clients, or the properties"),
+    )
+    SUBSCRIPTIONS_DIFFER = (
+        marked("subscriptions differ"),
+        marked("give all clients of the group the same subscriptions"),
+    )
+    NOT_SUBSCRIBED = (
+        marked("not subscribed"),
+        marked("have the group's clients subscribe to {topic}, or ask about the group that does"),
+    )
+    NO_CONSUMER_ONLINE = (
+        marked("no consumer online"),
+        marked("start one; if one runs, see in its log whether it connects"),
+    )
+    GROUP_UNKNOWN = (marked("group unknown"), marked("look at the name; a consumer that starts creates its group"))
+    GROUP_DISABLED = marked("group disabled"), marked("enable it: rmq admin group create {group} -s true")
+    READ_FORBIDDEN = marked("read forbidden"), marked("lift the group's forbidden bit of {topic}")
+    BROADCASTING = marked("broadcasting"), marked("look at the client that misses it, and at its offsets.json")
+    BROADCAST_FORBIDDEN = (
+        marked("broadcast forbidden"),
+        marked("allow it: rmq admin group create {group} -d true; or use CLUSTERING"),
+    )
     TOPIC_NOT_READABLE = (
-        "topic not readable",
-        "allow reading: rmq admin topic perm {topic} rw; or of the whole broker: rmq admin broker perm rw -b {broker}",
+        marked("topic not readable"),
+        marked(
+            "allow reading: rmq admin topic perm {topic} rw; or of the whole broker: rmq admin broker "
+            "perm rw -b {broker}"
+        ),
     )
     QUEUE_NOT_READ = (
-        "queue not read",
-        "raise the read queues until it is empty: rmq admin topic create {topic} -r NUMBER -w NUMBER",
+        marked("queue not read"),
+        marked("raise the read queues until it is empty: rmq admin topic create {topic} -r NUMBER -w NUMBER"),
     )
-    NO_OWNER = ("queue has no owner", "look for clients with equal ids, or with unlike allocation strategies")
-    WAITING = "waiting", "if it stays so, look at that client (rmq admin consumer status {group}), or add consumers"
-    SKIPPED = "skipped", "go back before the message: rmq admin offset reset {group} {topic} TIME"
-    POPPED = "popped", "wait for the end of its invisible time: then it is acknowledged or comes again"
-    RETRYING = "retrying", "see in the consumer's log why it failed, and mend the handler"
-    DEAD_LETTER = "dead letter", "mend the handler, then send the dead letters again: rmq replay --dlq {group}"
-    DELAYED = "delayed", "wait, or send it without a delay"
-    RECALLED = "recalled", "send it again if it is wanted after all"
-    TRANSACTION_PENDING = "transaction pending", "have a producer of its group commit it or roll it back"
-    ROLLED_BACK = "transaction rolled back", "ask its producer why; send it again if it is wanted"
-    GIVEN_UP = "transaction given up", "have producers of its group answer checks, and send it again"
-    CLOCK_SKEW = "clock skew", "set the producer's clock, and send it again"
-    EXPIRED = "expired", "keep messages longer (fileReservedTime), or consume sooner"
-    NOT_STORED = "not stored", "look whether the send succeeded, and that the name is whole"
-    WRONG_KIND_OF_ID = "wrong kind of id", "ask with --key, or with the id of one of them"
-    NOT_IN_CLUSTER = "not in this cluster", "ask the name servers of the cluster it was sent to (-n)"
-    WRONG_TOPIC = "wrong topic", "ask about the topic it is in"
+    NO_OWNER = (
+        marked("queue has no owner"),
+        marked("look for clients with equal ids, or with unlike allocation strategies"),
+    )
+    WAITING = (
+        marked("waiting"),
+        marked("if it stays so, look at that client (rmq admin consumer status {group}), or add consumers"),
+    )
+    SKIPPED = marked("skipped"), marked("go back before the message: rmq admin offset reset {group} {topic} TIME")
+    POPPED = marked("popped"), marked("wait for the end of its invisible time: then it is acknowledged or comes again")
+    RETRYING = marked("retrying"), marked("see in the consumer's log why it failed, and mend the handler")
+    DEAD_LETTER = (
+        marked("dead letter"),
+        marked("mend the handler, then send the dead letters again: rmq replay --dlq {group}"),
+    )
+    DELAYED = marked("delayed"), marked("wait, or send it without a delay")
+    RECALLED = marked("recalled"), marked("send it again if it is wanted after all")
+    TRANSACTION_PENDING = (
+        marked("transaction pending"),
+        marked("have a producer of its group commit it or roll it back"),
+    )
+    ROLLED_BACK = marked("transaction rolled back"), marked("ask its producer why; send it again if it is wanted")
+    GIVEN_UP = marked("transaction given up"), marked("have producers of its group answer checks, and send it again")
+    CLOCK_SKEW = marked("clock skew"), marked("set the producer's clock, and send it again")
+    EXPIRED = marked("expired"), marked("keep messages longer (fileReservedTime), or consume sooner")
+    NOT_STORED = marked("not stored"), marked("look whether the send succeeded, and that the name is whole")
+    WRONG_KIND_OF_ID = marked("wrong kind of id"), marked("ask with --key, or with the id of one of them")
+    NOT_IN_CLUSTER = marked("not in this cluster"), marked("ask the name servers of the cluster it was sent to (-n)")
+    WRONG_TOPIC = marked("wrong topic"), marked("ask about the topic it is in")
 
 
 class Fact(Struct):
@@ -133,8 +168,8 @@ def _broker(facts: Facts) -> str:
 def judge(facts: Facts) -> Explanation:
     """The cause the facts show."""
     cause, sentence = next(verdict for rule in _RULES if (verdict := rule(facts)) is not None)
-    remedy = cause.remedy.format(topic=facts.topic, group=facts.group, broker=_broker(facts))
-    return Explanation(cause, f"{sentence[0].upper()}{sentence[1:]}.", list(_evidence(facts)), remedy)
+    remedy = _(cause.remedy, topic=facts.topic, group=facts.group, broker=_broker(facts))
+    return Explanation(cause, _("{sentence}.", sentence=capital(sentence)), list(_evidence(facts)), remedy)
 
 
 # -- nothing is in a queue
@@ -146,68 +181,115 @@ def _nothing_stored(f: Facts) -> _Verdict | None:
     if (place := f.place) is None:
         return _unknown_name(f, f.lookup)
     if not place.max_offset and place.queue_id >= place.read_queues:
-        return Cause.NOT_STORED, f"{f.asked} is not stored: {place} does not exist, it reads {place.read_queues} there"
+        return Cause.NOT_STORED, _(
+            "{asked} is not stored: {place} does not exist, it reads {reads} there",
+            place=place,
+            reads=place.read_queues,
+            **f.named,
+        )
     if place.offset >= place.max_offset:
-        return Cause.NOT_STORED, f"{f.asked} is not stored: {place} ends at offset {place.max_offset:,}"
-    end = "past it, which does not tell whether it was read in time" if f.is_past else "not past it"
-    return Cause.EXPIRED, f"{f.asked} is deleted: {place} begins at {place.min_offset:,} now; group {f.group} is {end}"
+        return Cause.NOT_STORED, _(
+            "{asked} is not stored: {place} ends at offset {end:,}", place=place, end=place.max_offset, **f.named
+        )
+    end = _("past it, which does not tell whether it was read in time") if f.is_past else _("not past it")
+    return Cause.EXPIRED, _(
+        "{asked} is deleted: {place} begins at {begin:,} now; group {group} is {end}",
+        place=place,
+        begin=place.min_offset,
+        end=end,
+        **f.named,
+    )
 
 
 def _unknown_name(f: Facts, known: Lookup) -> _Verdict:
     if known.elsewhere is not None:
-        return Cause.WRONG_TOPIC, f"{f.asked} is not in topic {f.topic}: it was stored in {known.elsewhere.topic}"
+        return Cause.WRONG_TOPIC, _(
+            "{asked} is not in topic {topic}: it was stored in {other}", other=known.elsewhere.topic, **f.named
+        )
     if known.as_key:
         ids = list(dict.fromkeys(one.msg_id for one in known.as_key))
-        have = f"{_count(len(ids), 'message')} of topic {f.topic}: {', '.join(ids[:_SHOWN])}"
-        return Cause.WRONG_KIND_OF_ID, f"{f.asked} is named by a key, not by an id; it is that of {have}"
+        have = _("{count} of topic {topic}: {ids}", count=_messages(len(ids)), ids=", ".join(ids[:_SHOWN]), **f.named)
+        return Cause.WRONG_KIND_OF_ID, _(
+            "{asked} is named by a key, not by an id; it is that of {have}", asked=f.asked, have=have
+        )
     if known.address and not known.is_known:
-        return Cause.NOT_IN_CLUSTER, f"{f.asked} is of broker {known.address}, which is not in this cluster, or down"
+        return Cause.NOT_IN_CLUSTER, _(
+            "{asked} is of broker {address}, which is not in this cluster, or down", address=known.address, **f.named
+        )
     if known.log_min is not None and known.physical_offset < known.log_min:
-        return Cause.EXPIRED, f"{f.asked} is deleted: the log of {known.address} begins behind it by now"
-    where = f"no message of {known.address} begins at that place" if known.address else "no broker's index has it"
-    why = "it was never stored, is deleted by now, or its broker is down"
-    return Cause.NOT_STORED, f"{f.asked} is not in topic {f.topic}: {where}; {why}"
+        return Cause.EXPIRED, _(
+            "{asked} is deleted: the log of {address} begins behind it by now", asked=f.asked, address=known.address
+        )
+    where = (
+        _("no message of {address} begins at that place", address=known.address)
+        if known.address
+        else _("no broker's index has it")
+    )
+    why = _("it was never stored, is deleted by now, or its broker is down")
+    return Cause.NOT_STORED, _("{asked} is not in topic {topic}: {where}; {why}", where=where, why=why, **f.named)
 
 
 def _half_message(f: Facts) -> _Verdict | None:
     if f.message is not None or (found := f.transaction) is None:
         return None
-    checked = f"{found.checks} of {found.checks_max} checks"
+    checked = _("{checks} of {limit} checks", checks=found.checks, limit=found.checks_max)
     if found.is_given_up:
         skew = found.half.store_timestamp - found.half.born_timestamp
         if skew > _SKEW_MS and found.checks < found.checks_max:
-            why = f"it looks too old as its producer's clock is {_span(skew)} behind the broker's"
-            return Cause.CLOCK_SKEW, f"the transaction of {f.asked} was given up after {checked}: {why}"
-        return Cause.GIVEN_UP, f"the transaction of {f.asked} was given up: no decision after {checked}"
+            why = _("it looks too old as its producer's clock is {span} behind the broker's", span=_span(skew))
+            return Cause.CLOCK_SKEW, _(
+                "the transaction of {asked} was given up after {checked}: {why}", checked=checked, why=why, **f.named
+            )
+        return Cause.GIVEN_UP, _(
+            "the transaction of {asked} was given up: no decision after {checked}", asked=f.asked, checked=checked
+        )
     if found.is_ended:
-        return Cause.ROLLED_BACK, f"the transaction of {f.asked} was rolled back: it ended, and {f.topic} has nothing"
+        return Cause.ROLLED_BACK, _(
+            "the transaction of {asked} was rolled back: it ended, and {topic} has nothing", **f.named
+        )
     group = found.half.properties.get(prop.PRODUCER_GROUP, "?")
-    nobody = f"; no producer of group {group} is online to be asked" if found.producers == 0 else ""
-    return Cause.TRANSACTION_PENDING, f"the transaction of {f.asked} is pending: no end is recorded, {checked}{nobody}"
+    nobody = _("; no producer of group {group} is online to be asked", group=group) if found.producers == 0 else ""
+    return Cause.TRANSACTION_PENDING, _(
+        "the transaction of {asked} is pending: no end is recorded, {checked}{nobody}",
+        checked=checked,
+        nobody=nobody,
+        **f.named,
+    )
 
 
 def _dead(f: Facts) -> _Verdict | None:
     if (dead := f.dead_letter) is None:
         return None
-    return Cause.DEAD_LETTER, f"group {f.group} gave {f.asked} up: it failed {_times(dead)} and is in {dead.topic}"
+    return Cause.DEAD_LETTER, _(
+        "group {group} gave {asked} up: it failed {times} and is in {dead}",
+        times=_times(dead),
+        dead=dead.topic,
+        **f.named,
+    )
 
 
 def _scheduled(f: Facts) -> _Verdict | None:
     if (copy := f.scheduled) is None:
         return None
-    when = "at a time that the broker did not tell" if f.due_ms is None else f"at {utc(f.due_ms)}"
+    when = _("at a time that the broker did not tell") if f.due_ms is None else _("at {time}", time=utc(f.due_ms))
     if f.due_ms is not None and f.due_ms < f.now_ms - _LATE_MS:
-        when += ", which is past: the broker does not deliver, or its clock is behind"
+        when = _("{when}, which is past: the broker does not deliver, or its clock is behind", when=when)
     if copy.properties.get(prop.REAL_TOPIC) != f.topic:
-        retry = f"retry {copy.reconsume_times} of {f.retries_max}"
-        return Cause.RETRYING, f"group {f.group} failed to consume {f.asked}: {retry} comes {when}"
+        retry = _("retry {times} of {limit}", times=copy.reconsume_times, limit=f.retries_max)
+        return Cause.RETRYING, _(
+            "group {group} failed to consume {asked}: {retry} comes {when}", retry=retry, when=when, **f.named
+        )
     if any(prop.TIMER_DELETE_KEY in one.properties for one in f.copies):
-        return Cause.RECALLED, f"{f.asked} was recalled before its time came"
+        return Cause.RECALLED, _("{asked} was recalled before its time came", asked=f.asked)
     skew = copy.born_timestamp - copy.store_timestamp
     if prop.TIMER_DELIVER_MS in copy.properties and abs(skew) > _SKEW_MS:
-        theirs = f"by the broker's clock; its producer's is {_span(abs(skew))} {'ahead' if skew > 0 else 'behind'}"
-        return Cause.CLOCK_SKEW, f"{f.asked} will be delivered {when} {theirs}"
-    return Cause.DELAYED, f"{f.asked} is delayed: it will be delivered {when}"
+        theirs = _(
+            "by the broker's clock; its producer's is {span} {value}",
+            span=_span(abs(skew)),
+            value=_("ahead") if skew > 0 else _("behind"),
+        )
+        return Cause.CLOCK_SKEW, _("{asked} will be delivered {when} {theirs}", asked=f.asked, when=when, theirs=theirs)
+    return Cause.DELAYED, _("{asked} is delayed: it will be delivered {when}", asked=f.asked, when=when)
 
 
 # -- it is in a queue
@@ -217,50 +299,89 @@ def _broadcasting(f: Facts) -> _Verdict | None:
     if f.connection is None or f.connection.message_model != "BROADCASTING":
         return None
     if f.config is not None and not f.config.consume_broadcast_enable:
-        return Cause.BROADCAST_FORBIDDEN, f"group {f.group} may not consume by broadcasting, and its clients try to"
+        return Cause.BROADCAST_FORBIDDEN, _(
+            "group {group} may not consume by broadcasting, and its clients try to", group=f.group
+        )
     past = sum(f.place is not None and held.commit_offset > f.place.offset for held in f.owners.values())
-    clients = f"{past} of {len(f.members)} clients online say that they are past {f.asked}"
-    return Cause.BROADCASTING, f"group {f.group} broadcasts, so that each client keeps an offset of its own; {clients}"
+    clients = _(
+        "{past} of {count} clients online say that they are past {asked}", past=past, count=len(f.members), **f.named
+    )
+    return Cause.BROADCASTING, _(
+        "group {group} broadcasts, so that each client keeps an offset of its own; {clients}",
+        clients=clients,
+        **f.named,
+    )
 
 
 def _passed(f: Facts) -> _Verdict | None:
     if any(one.status == "success" for one in f.traces):
-        return Cause.CONSUMED, f"group {f.group} consumed {f.asked}: a trace says that its handler succeeded"
+        return Cause.CONSUMED, _("group {group} consumed {asked}: a trace says that its handler succeeded", **f.named)
     if not f.is_past or (place := f.place) is None:
         return None
     if f.retry is not None:
-        again = f"on retry {f.retry.reconsume_times}, as it is past that and nothing came back"
-        return Cause.CONSUMED, f"group {f.group} consumed {f.asked} {again}"
+        return Cause.CONSUMED, _(
+            "group {group} consumed {asked} on retry {number}, as it is past that and nothing came back",
+            number=f.retry.reconsume_times,
+            **f.named,
+        )
     if (unwanted := _not_wanted(f)) is not None:
         return unwanted
-    offsets = f"its offset is {f.consumed_offset:,}, past {place.offset:,}"
+    offsets = _("its offset is {at:,}, past {offset:,}", at=f.consumed_offset, offset=place.offset)
     if f.is_fetched is False:
-        how = "a reset, or a start from the last offset, does that"
-        given = f"{offsets}, and the broker gave it nothing of that queue since the message was stored"
-        return Cause.SKIPPED, f"group {f.group} skipped {f.asked}: {given}; {how}"
+        how = _("a reset, or a start from the last offset, does that")
+        given = _(
+            "{offsets}, and the broker gave it nothing of that queue since the message was stored", offsets=offsets
+        )
+        return Cause.SKIPPED, _("group {group} skipped {asked}: {given}; {how}", given=given, how=how, **f.named)
     if acks := sum(f.waiting_acks.values()):
-        unknown = f"{_count(acks, 'popped message')} of {place} await an acknowledgement, perhaps this one, too"
-        return Cause.POPPED, f"group {f.group} popped past {f.asked}: {unknown}"
-    unknown = "what its handler made of it brokers do not record"
-    return Cause.CONSUMED, f"group {f.group} is past {f.asked}: {offsets}, and it did not come back; {unknown}"
+        unknown = _(
+            "{count} of {place} await an acknowledgement, perhaps this one, too",
+            count=_popped(acks),
+            place=place,
+        )
+        return Cause.POPPED, _("group {group} popped past {asked}: {unknown}", unknown=unknown, **f.named)
+    unknown = _("what its handler made of it brokers do not record")
+    return Cause.CONSUMED, _(
+        "group {group} is past {asked}: {offsets}, and it did not come back; {unknown}",
+        offsets=offsets,
+        unknown=unknown,
+        **f.named,
+    )
 
 
 def _closed(f: Facts) -> _Verdict | None:
     place = _place(f)
     if f.config is None:
-        return Cause.GROUP_UNKNOWN, f"broker {place.broker} has no group {f.group}"
+        return Cause.GROUP_UNKNOWN, _("broker {broker} has no group {group}", broker=place.broker, group=f.group)
     if not f.config.consume_enable:
-        return Cause.GROUP_DISABLED, f"group {f.group} is disabled on {place.broker} (consumeEnable=false)"
+        return Cause.GROUP_DISABLED, _(
+            "group {group} is disabled on {broker} (consumeEnable=false)", group=f.group, broker=place.broker
+        )
     if f.is_read_forbidden:
-        return Cause.READ_FORBIDDEN, f"group {f.group} is forbidden to read topic {f.topic} on {place.broker}"
+        return Cause.READ_FORBIDDEN, _(
+            "group {group} is forbidden to read topic {topic} on {broker}", broker=place.broker, **f.named
+        )
     if not place.perm & Permission.READ:
-        return Cause.TOPIC_NOT_READABLE, f"{place.topic} cannot be read on {place.broker}: its perm is {place.perm}"
+        return Cause.TOPIC_NOT_READABLE, _(
+            "{topic} cannot be read on {broker}: its perm is {perm}",
+            topic=place.topic,
+            broker=place.broker,
+            perm=place.perm,
+        )
     if place.queue_id >= place.read_queues:
-        return Cause.QUEUE_NOT_READ, f"nobody reads {place}: it has {_count(place.read_queues, 'read queue')} there"
+        return Cause.QUEUE_NOT_READ, _(
+            "nobody reads {place}: it has {count} there", place=place, count=_read_queues(place.read_queues)
+        )
     if f.connection is None or not f.connection.connection_set:
         known = f.consumed_offset
-        where = "it has no offset there" if known is None else f"its offset is {known:,}, not past {place.offset:,}"
-        return Cause.NO_CONSUMER_ONLINE, f"no consumer of group {f.group} is online to get {f.asked}: {where}"
+        where = (
+            _("it has no offset there")
+            if known is None
+            else _("its offset is {known:,}, not past {offset:,}", known=known, offset=place.offset)
+        )
+        return Cause.NO_CONSUMER_ONLINE, _(
+            "no consumer of group {group} is online to get {asked}: {where}", where=where, **f.named
+        )
     return None
 
 
@@ -271,51 +392,76 @@ def _not_wanted(f: Facts) -> _Verdict | None:
         return None
     told = f.connection.subscription_table.get(f.topic)
     if len({_expression(one) for one in own.values()}) > 1 and not all(_wants(one, message) for one in own.values()):
-        each = ", ".join(f"{client} {_expression(one)}" for client, one in sorted(own.items())[:_SHOWN])
-        return Cause.SUBSCRIPTIONS_DIFFER, f"the clients of group {f.group} subscribe to {f.topic} differently: {each}"
+        some = sorted(own.items())[:_SHOWN]
+        each = joined(", ", [_("{client} {what}", client=client, what=_expression(one)) for client, one in some])
+        return Cause.SUBSCRIPTIONS_DIFFER, _(
+            "the clients of group {group} subscribe to {topic} differently: {each}", each=each, **f.named
+        )
     if told is None:  # it may have been subscribed when the group passed it
-        return None if f.is_past else (Cause.NOT_SUBSCRIBED, f"group {f.group} does not subscribe to topic {f.topic}")
+        return (
+            None
+            if f.is_past
+            else (
+                Cause.NOT_SUBSCRIBED,
+                _("group {group} does not subscribe to topic {topic}", **f.named),
+            )
+        )
     if _wants(told, message):
         return None
     is_tag = is_tag_type(told.expression_type)
-    has = f"its tag is {message.tags or 'none'}" if is_tag else "its properties do not satisfy that"
-    wants = f"group {f.group} subscribes to {told.sub_string}, and {has}"
-    younger = "; the subscription is younger than the message, and may have been another when the group passed it"
+    has = _("its tag is {tags}", tags=message.tags or _("none")) if is_tag else _("its properties do not satisfy that")
+    wants = _("group {group} subscribes to {filter}, and {has}", group=f.group, filter=told.sub_string, has=has)
+    younger = _("the subscription is younger than the message, and may have been another when the group passed it")
     is_younger = f.is_past and told.sub_version > message.store_timestamp
     cause = Cause.FILTERED_BY_TAG if is_tag else Cause.FILTERED_BY_SQL92
-    return cause, f"{f.asked} is filtered: {wants}{younger if is_younger else ''}"
+    why = joined("; ", [wants, younger] if is_younger else [wants])
+    return cause, _("{asked} is filtered: {why}", asked=f.asked, why=why)
 
 
 def _not_shared_out(f: Facts) -> _Verdict | None:
     if f.owners or f.waiting_acks or not f.members or None in f.members.values():
         return None
-    where = f"{_place(f)}, where {f.asked} is ({len(f.members)} online)"
-    return Cause.NO_OWNER, f"no client of group {f.group} holds {where}"
+    where = _("{place}, where {asked} is ({online} online)", place=_place(f), asked=f.asked, online=len(f.members))
+    return Cause.NO_OWNER, _("no client of group {group} holds {where}", group=f.group, where=where)
 
 
 def _waiting(f: Facts) -> _Verdict:
     place = _place(f)
     ahead = place.offset - max(f.consumed_offset or 0, place.min_offset)
-    where = f"behind {_count(ahead, 'message')} of {place}" if ahead > 0 else f"as the next of {place}"
+    where = (
+        _("behind {count} of {place}", count=_messages(ahead), place=place)
+        if ahead > 0
+        else _("as the next of {place}", place=place)
+    )
     if f.retry is not None:
-        retry = f"retry {f.retry.reconsume_times} of {f.retries_max} of {f.asked}"
-        return Cause.RETRYING, f"{retry} waits {where}: {_holder(f, place)}"
-    return Cause.WAITING, f"{f.asked} waits {where}: {_holder(f, place)}"
+        retry = _("retry {times} of {limit} of {asked}", times=f.retry.reconsume_times, limit=f.retries_max, **f.named)
+        return Cause.RETRYING, _("{asked} waits {where}: {why}", asked=retry, where=where, why=_holder(f, place))
+    return Cause.WAITING, _("{asked} waits {where}: {why}", asked=f.asked, where=where, why=_holder(f, place))
 
 
 def _holder(f: Facts, place: Place) -> str:
     """Who has the queue, and what is in the way there."""
     if not f.owners:
-        return f"{next(iter(f.waiting_acks))} pops it" if f.waiting_acks else "its owner did not answer"
+        return (
+            _("{client} pops it", client=next(iter(f.waiting_acks)))
+            if f.waiting_acks
+            else _("its owner did not answer")
+        )
     client, held = next(iter(f.owners.items()))
     if held.cached_msg_count and held.cached_msg_min_offset <= place.offset <= held.cached_msg_max_offset:
-        is_first = "as the first of" if held.cached_msg_min_offset == place.offset else "among"
-        return f"{client} holds it, {is_first} {_count(held.cached_msg_count, 'message')}, and has not finished it"
+        count = _messages(held.cached_msg_count)
+        if held.cached_msg_min_offset == place.offset:
+            return _("{client} holds it, as the first of {count}, and has not finished it", client=client, count=count)
+        return _("{client} holds it, among {count}, and has not finished it", client=client, count=count)
     info = f.members[client]
     if info is not None and info.properties.get("PROP_CONSUMEORDERLY") == "true" and not held.locked:
-        return f"{client} consumes in order and has no lock of the queue"
-    pulled = f"its last pull was at {utc(held.last_pull_timestamp)}" if held.last_pull_timestamp else "it never pulled"
-    return f"{client} did not fetch it yet, {pulled}"
+        return _("{client} consumes in order and has no lock of the queue", client=client)
+    pulled = (
+        _("its last pull was at {time}", time=utc(held.last_pull_timestamp))
+        if held.last_pull_timestamp
+        else _("it never pulled")
+    )
+    return _("{client} did not fetch it yet, {pulled}", client=client, pulled=pulled)
 
 
 _RULES: tuple[Callable[[Facts], _Verdict | None], ...] = (
@@ -332,22 +478,33 @@ def _place(f: Facts) -> Place:
     return f.place
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def _messages(count: int) -> str:
+    return _("{count:,} message", count=count) if count == 1 else _("{count:,} messages", count=count)
+
+
+def _popped(count: int) -> str:
+    return _("{count:,} popped message", count=count) if count == 1 else _("{count:,} popped messages", count=count)
+
+
+def _read_queues(count: int) -> str:
+    return _("{count:,} read queue", count=count) if count == 1 else _("{count:,} read queues", count=count)
 
 
 def _times(message: ReceivedMessage) -> str:
-    return "once" if message.reconsume_times == 1 else f"{message.reconsume_times} times"
+    return _("once") if message.reconsume_times == 1 else _("{times} times", times=message.reconsume_times)
 
 
 def _span(ms: int) -> str:
-    units = (("days", 86_400_000), ("hours", 3_600_000), ("minutes", 60_000), ("s", 1000))
-    return next((f"{ms // size} {name}" for name, size in units if ms >= 2 * size), f"{ms} ms")
+    units = ((_("{count} days"), 86_400_000), (_("{count} hours"), 3_600_000), (_("{count} minutes"), 60_000))
+    known = next(((name, size) for name, size in units if ms >= 2 * size), None)
+    if known is None:
+        return f"{ms // 1000} s" if ms >= 2000 else f"{ms} ms"
+    return _(known[0], count=ms // known[1])
 
 
 def _expression(subscribed: SubscriptionData | None) -> str:
     if subscribed is None:
-        return "nothing"
+        return _("nothing")
     is_tag = is_tag_type(subscribed.expression_type)
     return " || ".join(sorted(subscribed.tags_set)) or "*" if is_tag else f"SQL92 {subscribed.sub_string}"
 
@@ -374,54 +531,102 @@ def _wants(subscribed: SubscriptionData | None, message: ReceivedMessage) -> boo
 def _evidence(f: Facts) -> Iterator[Fact]:
     """Every fact there is: the message, the queue, the group, its members."""
     for one in filter(None, (f.message, f.lookup.elsewhere, *f.copies, *f.lookup.as_key[:_SHOWN])):
-        retried = f", failed {_times(one)}" if one.reconsume_times else ""
-        at = f"{one.topic}, queue {one.queue_id}, offset {one.queue_offset:,}{retried}, at {utc(one.store_timestamp)}"
-        yield Fact("stored in", at, f"broker {one.broker_name}")
+        retried = _(", failed {times}", times=_times(one)) if one.reconsume_times else ""
+        at = _(
+            "{topic}, queue {queue}, offset {offset:,}{retried}, at {time}",
+            topic=one.topic,
+            queue=one.queue_id,
+            offset=one.queue_offset,
+            retried=retried,
+            time=utc(one.store_timestamp),
+        )
+        yield Fact(_("stored in"), at, _("broker {broker}", broker=one.broker_name))
     if f.message is not None:
-        yield Fact("id", f.message.msg_id, "message")
-        yield Fact("tag", f.message.tags or "none", "message")
+        yield Fact(_("id"), f.message.msg_id, _("message"))
+        yield Fact(_("tag"), f.message.tags or _("none"), _("message"))
         skew = f.message.born_timestamp - f.message.store_timestamp
         if skew > _SKEW_MS:
-            yield Fact("producer's clock", f"{_span(skew)} ahead of the broker's", "born and store time")
+            yield Fact(
+                _("producer's clock"), _("{span} ahead of the broker's", span=_span(skew)), _("born and store time")
+            )
     if f.due_ms is not None:
-        yield Fact("due", utc(f.due_ms), "queue entry")
+        yield Fact(_("due"), utc(f.due_ms), _("queue entry"))
     if (found := f.transaction) is not None:
-        yield Fact("checks", f"{found.checks} of {found.checks_max}", "half message")
-        yield Fact("its end", "recorded" if found.is_ended else "not recorded", "op topic")
-        yield Fact("producers online", "unknown" if found.producers is None else found.producers, "broker")
+        yield Fact(
+            _("checks"),
+            _("{checks} of {limit}", checks=found.checks, limit=found.checks_max),
+            _("half message"),
+        )
+        yield Fact(_("its end"), _("recorded") if found.is_ended else _("not recorded"), _("op topic"))
+        yield Fact(_("producers online"), _("unknown") if found.producers is None else found.producers, _("broker"))
     if (known := f.lookup).address:
-        yield Fact("broker in the id", known.address, "in the cluster" if known.is_known else "not in the cluster")
-        bounds = "" if known.log_min is None else f", the log has {known.log_min:,} to {known.log_max or 0:,}"
-        yield Fact("place in its log", f"{known.physical_offset:,}{bounds}", "id, runtime info")
+        yield Fact(
+            _("broker in the id"), known.address, _("in the cluster") if known.is_known else _("not in the cluster")
+        )
+        at = f"{known.physical_offset:,}"
+        if known.log_min is not None:
+            at = _("{at}, the log has {begin:,} to {end:,}", at=at, begin=known.log_min, end=known.log_max or 0)
+        yield Fact(_("place in its log"), at, _("id, runtime info"))
     if known.brokers:
-        yield Fact("asked", f"{', '.join(known.brokers)} about {f.topic} and {known.topics_searched} others", "indexes")
+        yield Fact(
+            _("asked"),
+            _(
+                "{brokers} about {topic} and {others} others",
+                brokers=", ".join(known.brokers),
+                others=known.topics_searched,
+                **f.named,
+            ),
+            _("indexes"),
+        )
     if f.place is not None:
         yield from _group_evidence(f, f.place)
     for trace in f.traces:
-        yield Fact("handler", f"{trace.status}, began at {utc(trace.timestamp)}", f"trace of {trace.client_host}")
+        yield Fact(
+            _("handler"),
+            _("{status}, began at {time}", status=trace.status, time=utc(trace.timestamp)),
+            _("trace of {host}", host=trace.client_host),
+        )
 
 
 def _group_evidence(f: Facts, place: Place) -> Iterator[Fact]:
-    broker, online = f"broker {place.broker}", f.connection
-    yield Fact("its offset", f"{place.offset:,} of {place.min_offset:,} to {place.max_offset:,} in {place}", broker)
-    yield Fact("group's offset", "none" if place.committed is None else place.committed, broker)
+    broker, online = _("broker {broker}", broker=place.broker), f.connection
+    yield Fact(
+        _("its offset"),
+        _(
+            "{offset:,} of {begin:,} to {end:,} in {place}",
+            offset=place.offset,
+            begin=place.min_offset,
+            end=place.max_offset,
+            place=place,
+        ),
+        broker,
+    )
+    yield Fact(_("group's offset"), _("none") if place.committed is None else place.committed, broker)
     if f.is_fetched is not None:
-        yield Fact("given to it", "at least one message" if f.is_fetched else "no message since it started", broker)
+        yield Fact(
+            _("given to it"), _("at least one message") if f.is_fetched else _("no message since it started"), broker
+        )
     if f.config is not None:
         yield Fact("consumeEnable", str(f.config.consume_enable).lower(), broker)
-    yield Fact("clients online", len(online.connection_set) if online is not None else 0, "brokers")
+    yield Fact(_("clients online"), len(online.connection_set) if online is not None else 0, _("brokers"))
     if online is not None:
-        yield Fact("subscription", _expression(online.subscription_table.get(f.topic)), "brokers")
-        kind = f"{online.message_model} {online.consume_type} {online.consume_from_where}"
-        yield Fact("kind", kind.replace("CONSUME_", "").lower(), "brokers")
+        yield Fact(_("subscription"), _expression(online.subscription_table.get(f.topic)), _("brokers"))
+        named = (online.message_model, online.consume_type, online.consume_from_where)
+        model, how, start = (_((one or "").replace("CONSUME_", "").lower()) for one in named)
+        yield Fact(_("kind"), _("{model} {how} {start}", model=model, how=how, start=start), _("brokers"))
     for client, info in list(f.members.items())[:_SHOWN]:
-        standing = "did not answer" if info is None else "does not hold the queue"
+        standing = _("did not answer") if info is None else _("does not hold the queue")
         if client in f.waiting_acks:
-            standing = f"pops the queue, {f.waiting_acks[client]:,} await an acknowledgement"
+            standing = _("pops the queue, {count:,} await an acknowledgement", count=f.waiting_acks[client])
         if info is not None and (held := f.owners.get(client)) is not None:
             why = info.user_consumer_info.get(f"{place.topic} {place.broker} {place.queue_id}", "")
-            standing = f"holds the queue, is at {held.commit_offset:,}, {held.cached_msg_count:,} unfinished; {why}"
-        yield Fact("client", f"{client} {standing.removesuffix('; ')}", "running info")
+            standing = _(
+                "holds the queue, is at {offset:,}, {count:,} unfinished",
+                offset=held.commit_offset,
+                count=held.cached_msg_count,
+            )
+            standing = joined("; ", [standing, why] if why else [standing])
+        yield Fact(_("client"), _("{client} {standing}", client=client, standing=standing), _("running info"))
 
 
 _CHECKS_MAX = 15
@@ -447,7 +652,7 @@ class Place(Struct):
     read_queues: int
 
     def __str__(self) -> str:
-        return f"queue {self.queue_id} of {self.topic} on {self.broker}"
+        return _("queue {queue} of {topic} on {broker}", queue=self.queue_id, topic=self.topic, broker=self.broker)
 
 
 class Transaction(Struct, kw_only=True):
@@ -589,6 +794,11 @@ class Facts(Struct, kw_only=True):
         told = [held.commit_offset for held in self.owners.values() if held.commit_offset >= 0]
         committed = self.place.committed if self.place is not None else None
         return max(told if committed is None else (*told, committed), default=None)
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The values that most sentences have."""
+        return {"asked": self.asked, "group": self.group, "topic": self.topic}
 
     @property
     def is_past(self) -> bool:

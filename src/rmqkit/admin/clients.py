@@ -40,6 +40,7 @@ from rmqkit.protocol.schemas.clients import (
     RunningInfoRequest,
 )
 from rmqkit.protocol.schemas.topics import Permission
+from rmqkit.sentences import _
 
 __all__ = [
     "Clients",
@@ -148,8 +149,8 @@ class Clients:
             if error.code != ResponseCode.SYSTEM_ERROR:
                 raise
             known = {row.group for row in await self.all_producers()}
-            remedy = "one that sent nothing since it started is not known"
-            raise UnknownName("producer group", group, "the cluster", known, remedy) from None
+            remedy = _("one that sent nothing since it started is not known")
+            raise UnknownName(_("producer group"), group, _("the cluster"), known, remedy) from None
         return _once(one for answer in answers.values() for one in answer.connection_set)
 
     async def all_producers(self, broker: str | None = None, cluster: str | None = None) -> list[ProducerRow]:
@@ -174,7 +175,7 @@ class Clients:
         does not answer. Raises PeerRefused: nobody of it is connected. Raises UnknownName: that client is not."""
         members = [one.client_id for one in (await self.consumers(group)).connection_set]
         if client_id is not None and client_id not in members:
-            raise UnknownName("client", client_id, f"group {group}", members)
+            raise UnknownName("client", client_id, _("group {group}", group=group), members)
         wanted = members if client_id is None else [client_id]
         return await self._calls.fan_out(wanted, lambda member: self._running(group, member, stacks))
 
@@ -265,7 +266,7 @@ async def heard(
     answers, failures = await tried(addresses, asking)
     if not answers:
         failures.sort(key=lambda error: isinstance(error, PeerRefused) and error.code == expected)
-        raise failures[0] if failures else RmqError("no broker to ask: the name servers know no master")
+        raise failures[0] if failures else RmqError(_("no broker to ask: the name servers know no master"))
     return answers
 
 
@@ -277,7 +278,7 @@ def verdict(
 ) -> Verdict:
     """Judge a group; ``queues`` are those that have to be with its clients."""
     known = {client: info for client, info in clients.items() if info is not None}
-    troubles = [f"{client} does not answer" for client in clients if client not in known]
+    troubles = [_("{client} does not answer", client=client) for client in clients if client not in known]
     different = _differences(known)
     troubles += different
     shares = connection.message_model == "CLUSTERING" and connection.consume_type == "CONSUME_PASSIVELY"
@@ -286,9 +287,9 @@ def verdict(
     for client, info in known.items():
         in_order = info.properties.get("PROP_CONSUMEORDERLY") == "true"
         troubles += [
-            f"{client} {fault} queue {queue.queue_id} of {queue.topic} on {queue.broker_name}"
+            fault
             for queue, held in sorted(info.mq_table.items())
-            if (fault := _fault(held, in_order=in_order, now_ms=now_ms))
+            if (fault := _fault(client, queue, held, in_order=in_order, now_ms=now_ms))
         ]
     return Verdict(not different, troubles)
 
@@ -298,8 +299,14 @@ def _differences(clients: Mapping[str, ConsumerRunningInfo]) -> list[str]:
     seen = {client: _subscriptions(info) for client, info in clients.items()}
     first, *others = seen or [""]
     return [
-        f"{other} subscribes to {topic} with {seen[other].get(topic, 'nothing')}, {first} with "
-        f"{seen[first].get(topic, 'nothing')}"
+        _(
+            "{other} subscribes to {topic} with {seen}, {first} with {theirs}",
+            other=other,
+            topic=topic,
+            seen=seen[other].get(topic, _("nothing")),
+            first=first,
+            theirs=seen[first].get(topic, _("nothing")),
+        )
         for other in others
         for topic in sorted(seen[first].keys() | seen[other].keys())
         if seen[first].get(topic) != seen[other].get(topic)
@@ -318,21 +325,32 @@ def _misplaced(clients: Mapping[str, ConsumerRunningInfo], queues: Iterable[Mess
             if not held.droped:
                 owners.setdefault(queue, []).append(client)
     return [
-        f"queue {queue.queue_id} of {queue.topic} on {queue.broker_name} is with {' and '.join(several) or 'no client'}"
+        _("{queue} is with {several}", queue=_queue(queue), several=" and ".join(several) or _("no client"))
         for queue, several in sorted(owners.items())
         if len(several) != 1 and not queue.topic.startswith(RETRY_PREFIX)
     ]
 
 
-def _fault(held: ProcessQueueInfo, *, in_order: bool, now_ms: int) -> str:
+def _fault(client: str, queue: MessageQueue, held: ProcessQueueInfo, *, in_order: bool, now_ms: int) -> str:
     if held.droped:
         return ""
+    where = _queue(queue)
     if in_order and not held.locked:
-        return "has no lock of"
+        return _("{client} has no lock of {queue}", client=client, queue=where)
     idle_ms = now_ms - held.last_consume_timestamp
     if held.cached_msg_count and held.last_consume_timestamp and idle_ms > _STUCK_MS:
-        return f"has handled nothing for {idle_ms // 1000} s and holds {held.cached_msg_count} messages of"
+        return _(
+            "{client} has handled nothing for {seconds} s and holds {count} messages of {queue}",
+            client=client,
+            seconds=idle_ms // 1000,
+            count=held.cached_msg_count,
+            queue=where,
+        )
     return ""
+
+
+def _queue(queue: MessageQueue) -> str:
+    return _("queue {queue} of {topic} on {broker}", queue=queue.queue_id, topic=queue.topic, broker=queue.broker_name)
 
 
 def _once(connections: Iterable[ClientConnection]) -> list[ClientConnection]:

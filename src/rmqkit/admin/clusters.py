@@ -26,6 +26,7 @@ from rmqkit.protocol.schemas.topics import (
     WipeWritePermResponse,
 )
 from rmqkit.remoting.client import expect_success
+from rmqkit.sentences import _
 from rmqkit.settings import properties_line
 
 _TODAY, _NOW, _YESTERDAY = "TodayMorning", "TodayNow", "YesterdayMorning"
@@ -68,7 +69,7 @@ class Clusters:
         Raises UnknownName: there is no such cluster."""
         info = await self._calls.cluster()
         if cluster is not None and cluster not in info.cluster_addr_table:
-            raise UnknownName("cluster", cluster, "the name server", info.cluster_addr_table)
+            raise UnknownName("cluster", cluster, _("the name server"), info.cluster_addr_table)
         return [
             BrokerRow(cluster_name=name, broker_name=broker, broker_id=number, addr=address)
             for name in sorted(info.cluster_addr_table if cluster is None else [cluster])
@@ -193,7 +194,9 @@ class NameServers:
     async def delete_value(self, namespace: str, key: str) -> list[Done]:
         """Delete a key; nothing happens when it is not there."""
         header = KVKey(namespace, key)
-        return await self.everywhere(RequestCode.DELETE_KV_CONFIG, f"{namespace} {key} deleted", header)
+        return await self.everywhere(
+            RequestCode.DELETE_KV_CONFIG, _("{namespace} {key} deleted", namespace=namespace, key=key), header
+        )
 
     async def everywhere(self, code: int, told: str, header: Struct | None = None, body: bytes = b"") -> list[Done]:
         """Ask every name server the same; ``told`` says what each has done."""

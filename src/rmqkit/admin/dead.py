@@ -38,6 +38,7 @@ from rmqkit.protocol.names import DLQ_PREFIX, RETRY_PREFIX, dlq_topic
 from rmqkit.protocol.properties import DEAD_LETTER_REASON, DLQ_ORIGIN_TOPIC, RETRY_TOPIC
 from rmqkit.protocol.schemas.offsets import TopicStatsTable
 from rmqkit.protocol.schemas.topics import TopicRequest
+from rmqkit.sentences import _
 
 __all__ = ["BY", "DRY_RUN", "Dead", "DeadGroup", "Kind", "Kinds", "check_by", "grouped", "kind_of", "origin"]
 
@@ -103,55 +104,60 @@ def origin(message: ReceivedMessage) -> str | None:
 def check_by(by: str) -> str:
     """What messages are put under. Raises SettingsError: it is none of `BY`, nor a property."""
     if by not in BY and not (by.startswith(_PROPERTY) and len(by) > len(_PROPERTY)):
-        raise SettingsError(f"by {by} must be {', '.join(BY)}, or property:NAME")
+        raise SettingsError(_("by {by} must be {names}, or property:NAME", by=by, names=", ".join(BY)))
     return by
 
 
 def kind_of(message: ReceivedMessage, by: str = "kind") -> str:
     """What a message is put under, in one line."""
-    return " ".join(_kind_of(message, by).split())
-
-
-def _kind_of(message: ReceivedMessage, by: str) -> str:
+    topic, tag = _line(origin(message) or "") or _("unknown topic"), _line(message.tags or "") or _("no tag")
     match by:
         case "topic":
-            return origin(message) or "unknown topic"
+            return topic
         case "tag":
-            return message.tags or "no tag"
+            return tag
         case "reason":
-            return _reason(message) or "no reason"
+            return _reason(message) or _("no reason")
         case "host":
-            return message.born_host.rpartition(":")[0]
+            return _line(message.born_host.rpartition(":")[0])
         case "shape":
             return _shape(message.body)
         case "kind":
             what = _reason(message) or _shape(message.body)
-            return f"{origin(message) or 'unknown topic'} · {message.tags or 'no tag'} · {what}"
+            return _("{topic} · {tag} · {what}", topic=topic, tag=tag, what=what)
     name = by.removeprefix(_PROPERTY)
-    return message.properties.get(name, f"no {name}")
+    return _line(message.properties[name]) if name in message.properties else _("no {name}", name=name)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _reason(message: ReceivedMessage) -> str:
-    return _NUMBERS.sub("#", message.properties.get(DEAD_LETTER_REASON, ""))
+    return _line(_NUMBERS.sub("#", message.properties.get(DEAD_LETTER_REASON, "")))
 
 
 def _shape(body: bytes) -> str:
     if not body:
-        return "empty"
+        return _("empty")
     if body[:1] in (b"{", b"["):
         try:
             value = msgspec.json.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return "text that begins like JSON"
+            return _("text that begins like JSON")
         if isinstance(value, dict):
             keys = sorted(value)
-            more = f" and {len(keys) - _KEYS_MAX} more" if len(keys) > _KEYS_MAX else ""
-            return f"JSON {', '.join(keys[:_KEYS_MAX]) or 'without keys'}{more}"
-        return "JSON list"
+            if not keys:
+                return _("JSON without keys")
+            first = _line(", ".join(keys[:_KEYS_MAX]))
+            if (more := len(keys) - _KEYS_MAX) > 0:
+                return _("JSON {keys} and {more} more", keys=first, more=more)
+            return _("JSON {keys}", keys=first)
+        return _("JSON list")
     try:
-        return "bytes" if "\x00" in body.decode() else "text"
+        return _("bytes") if "\x00" in body.decode() else _("text")
     except UnicodeDecodeError:
-        return "bytes"
+        return _("bytes")
 
 
 def grouped(messages: Iterable[ReceivedMessage], by: str = "kind") -> list[Kind]:

@@ -40,6 +40,7 @@ from rmqkit.protocol.schemas.offsets import StatsDataRequest
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
 from rmqkit.protocol.schemas.topics import TopicConfig, TopicRequest
 from rmqkit.remoting.address import join_address
+from rmqkit.sentences import _
 
 __all__ = ["At", "Explainer", "Key", "explain"]
 
@@ -126,7 +127,7 @@ class Explainer:
 
     async def _by_id(self, facts: Facts, text: str) -> str:
         """Find a message by either kind of id; its unique key."""
-        facts.asked = f"message {text}"
+        facts.asked = _("message {text}", text=text)
         with contextlib.suppress(ValueError):
             ip, port, physical_offset = decode_offset_id(text)
             if 0 < port <= _PORT_MAX and 0 <= physical_offset < _LOG_BYTES_MAX:
@@ -158,7 +159,7 @@ class Explainer:
         return None
 
     async def _by_key(self, facts: Facts, key: str) -> str:
-        facts.asked = f"the message with key {key}"
+        facts.asked = _("the message with key {key}", key=key)
         found = await self._query(self._topic, key, is_unique=False)
         facts.message = found[0] if found else None
         for topic in _BEFORE if not found else ():
@@ -166,16 +167,30 @@ class Explainer:
         ids = list(dict.fromkeys(one.msg_id for one in found))
         if len(ids) > 1:
             shown = ", ".join(ids[:5])
-            raise SettingsError(f"key {key} is that of {len(ids)} messages in {self._topic}; explain one: {shown}")
+            raise SettingsError(
+                _(
+                    "key {key} is that of {count} messages in {topic}; explain one: {shown}",
+                    key=key,
+                    count=len(ids),
+                    topic=self._topic,
+                    shown=shown,
+                )
+            )
         return next(iter(ids), "")
 
     async def _by_place(self, facts: Facts, at: At) -> str:
         brokers = await readers(self._calls, self._topic)
         named = [name for name, address in brokers.items() if at.broker in (None, name, address)]
         if len(named) != 1:
-            raise SettingsError(f"on which broker? topic {self._topic} is on {', '.join(brokers)}: name one of them")
+            raise SettingsError(
+                _(
+                    "on which broker? topic {topic} is on {brokers}: name one of them",
+                    topic=self._topic,
+                    brokers=", ".join(brokers),
+                )
+            )
         name = named[0]
-        facts.asked = f"the message at offset {at.offset:,} of queue {at.queue_id}"
+        facts.asked = _("the message at offset {offset:,} of queue {queue}", offset=at.offset, queue=at.queue_id)
         facts.place = place = await self._place(name, self._topic, at.queue_id, at.offset)
         if not place.min_offset <= at.offset < place.max_offset:
             return ""
@@ -256,7 +271,7 @@ class Explainer:
         ops = replace(halves, topic=names.OP_HALF_TOPIC)
         at = await calls.search_offset(address, ops, half.store_timestamp)
         flags = PullFlag.SUBSCRIPTION
-        for _ in range(_OP_PULLS_MAX):
+        for __ in range(_OP_PULLS_MAX):
             header = PullMessageRequest(_OP_GROUP, ops.topic, ops.queue_id, at, 32, flags, 0, 0, 0, "*", "TAG")
             pulled = await calls.pull(address, header, calls.timeout_ms)
             ended = [offset for op in read_messages(pulled.body) for offset in op.body.split(b",")]

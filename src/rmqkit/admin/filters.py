@@ -21,6 +21,7 @@ from rmqkit.protocol.message import ReceivedMessage, read_messages
 from rmqkit.protocol.properties import TAGS, encode_properties
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.rpc import PullStatus
+from rmqkit.sentences import _
 
 __all__ = ["EXPRESSION_MAX", "FilterTest", "Filters", "Tested", "apply_filter", "parse_properties"]
 
@@ -69,7 +70,7 @@ def parse_properties(lines: str) -> dict[str, str]:
             continue
         name, sign, value = line.partition("=")
         if not sign or not name.strip():
-            raise SettingsError(f"property {line.strip()[:80]!r} must be NAME=VALUE")
+            raise SettingsError(_("property {line!r} must be NAME=VALUE", line=line.strip()[:80]))
         found[name.strip()] = value.strip()
     return found
 
@@ -79,9 +80,15 @@ def apply_filter(expression: str, kind: str, properties: Mapping[str, str], plac
     Raises SettingsError: it does not compile, is of no kind that brokers know, or has more than `EXPRESSION_MAX`
     characters."""
     if len(expression) > EXPRESSION_MAX:
-        raise SettingsError(f"the expression has {len(expression):,} characters: {EXPRESSION_MAX:,} are tested")
+        raise SettingsError(
+            _(
+                "the expression has {count:,} characters: {most:,} are tested",
+                count=len(expression),
+                most=EXPRESSION_MAX,
+            )
+        )
     if kind not in (TAG, SQL92):
-        raise SettingsError(f"type {kind} must be {TAG} or {SQL92}")
+        raise SettingsError(_("type {kind} must be {tag} or {sql92}", kind=kind, tag=TAG, sql92=SQL92))
     try:
         if kind == SQL92:
             compiled, packed = compile_expression(expression), encode_properties(properties)
@@ -89,7 +96,7 @@ def apply_filter(expression: str, kind: str, properties: Mapping[str, str], plac
             return Tested(place=place, wanted=compiled.matches(packed), part=part, properties=dict(properties))
         data = subscription("*", expression)
     except ExpressionRejected as error:
-        raise SettingsError(f"the expression is refused: {error}") from None
+        raise SettingsError(_("the expression is refused: {error}", error=error)) from None
     except ValueError as error:
         raise SettingsError(str(error)) from None
     tag = properties.get(TAGS)

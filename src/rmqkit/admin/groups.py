@@ -40,6 +40,7 @@ from rmqkit.protocol.schemas.offsets import (
 )
 from rmqkit.protocol.schemas.pop import MessageRequestMode
 from rmqkit.protocol.schemas.topics import DeleteTopicRequest, TopicConfigTable, TopicRequest
+from rmqkit.sentences import _, marked
 from rmqkit.settings import parse_properties
 
 __all__ = [
@@ -59,7 +60,7 @@ __all__ = [
 ]
 
 
-_CREATE_GROUP = "make it with: rmq admin group create {}"
+_CREATE_GROUP = marked("make it with: rmq admin group create {group}")
 _GROUPS_AT_ONCE = 16
 _ANY_QUEUE = -1
 """What clients that pop say of a broker that shares its queues out among all of them."""
@@ -202,7 +203,9 @@ class Groups:
         found = {name: table[group] for name, table in tables.items() if group in table}
         if not found:
             known = {name for table in tables.values() for name in table}.difference(SYSTEM_GROUPS)
-            raise UnknownName("group", group, f"broker {', '.join(tables)}", known, _CREATE_GROUP.format(group))
+            raise UnknownName(
+                "group", group, _("broker {tables}", tables=", ".join(tables)), known, _(_CREATE_GROUP, group=group)
+            )
         return found
 
     async def update(
@@ -484,8 +487,15 @@ class Offsets:
         found = await self._calls.fan_out(masters.values(), look)
         moves = [move for some in found.values() for move in some]
         if not moves:
-            wanted = f"queue {queue_id}" if source is None else f"offset of group {source}"
-            raise UnknownName("place", wanted, f"topic {topic}", remedy=f"look with: rmq admin group progress {group}")
+            wanted = (
+                _("queue {queue}", queue=queue_id) if source is None else _("offset of group {source}", source=source)
+            )
+            raise UnknownName(
+                "place",
+                wanted,
+                _("topic {topic}", topic=topic),
+                remedy=_("look with: rmq admin group progress {group}", group=group),
+            )
         return moves
 
     async def skip(self, group: str, topic: str) -> list[Moved]:
@@ -509,8 +519,8 @@ class Offsets:
 
         rows = _rows(await self._calls.fan_out(masters.values(), copy))
         if not rows:
-            remedy = f"look at the offsets of group {source} with: rmq admin group progress {source}"
-            raise UnknownName("offset of group", source, f"topic {topic}", remedy=remedy)
+            remedy = _("look at the offsets of group {source} with: rmq admin group progress {source}", source=source)
+            raise UnknownName(_("offset of group"), source, _("topic {topic}", topic=topic), remedy=remedy)
         return rows
 
     async def _check_moves_one(self, address: str, group: str) -> None:
@@ -528,8 +538,13 @@ class Offsets:
             await self._calls.ask(address, RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroupRequest(group))
         except PeerRefused:  # nobody is online: the offset can be written
             return
-        why = f"{address} has clients reset themselves (useServerSideResetOffset), all their queues at a time"
-        raise ClientError(f"{why}: stop the clients of group {group} first, or leave the queue out")
+        why = _(
+            "{address} has clients reset themselves (useServerSideResetOffset), all their queues at a time",
+            address=address,
+        )
+        raise ClientError(
+            _("{why}: stop the clients of group {group} first, or leave the queue out", why=why, group=group)
+        )
 
     async def _committed(self, address: str, group: str, queue: MessageQueue) -> int | None:
         """Where a group is in a queue; None when it never was there, which progress (208) shows as 0."""
@@ -573,9 +588,9 @@ def _move(queue: MessageQueue, now: int | None, then: int, first: int, end: int)
     """A move, and how many messages it skips or repeats; only messages that are there count."""
     note = ""
     if then > end:
-        note = f"the queue ends at {end}"
+        note = _("the queue ends at {end}", end=end)
     elif then < first:
-        note = f"the queue begins at {first}"
+        note = _("the queue begins at {first}", first=first)
     here, there = (min(max(at, first), end) for at in (then if now is None else now, then))
     return QueueMove(
         topic=queue.topic,

@@ -44,6 +44,7 @@ from rmqkit.admin.groups import GroupLag, Movement
 from rmqkit.protocol import names
 from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.sentences import _
 
 __all__ = [
     "BrokerState",
@@ -244,10 +245,10 @@ def _name_servers(snapshot: Snapshot) -> Iterator[Finding]:
         if trouble:
             yield Finding(
                 severity=Severity.BAD,
-                text=f"name server {address} does not answer: {trouble}",
+                text=_("name server {address} does not answer: {trouble}", address=address, trouble=trouble),
                 kind="name server",
                 name=address,
-                remedy=f"start it: rmq namesrv --port {address.rpartition(':')[2]}",
+                remedy=_("start it: rmq namesrv --port {port}", port=address.rpartition(":")[2]),
             )
 
 
@@ -256,48 +257,58 @@ def _brokers(snapshot: Snapshot) -> Iterator[Finding]:
         name, row = broker_label(broker.row), broker.row
         about: dict[str, Any] = {"kind": "broker", "name": row.broker_name}
         if broker.trouble:
-            since = f", for {span_text(snapshot.at_ms - broker.since_ms)}" if broker.since_ms else ""
-            remedy = "look whether it runs and can be reached; its figures here are unknown"
-            yield Finding(
-                severity=Severity.BAD, text=f"{name} does not answer{since}: {broker.trouble}", remedy=remedy, **about
-            )
+            remedy = _("look whether it runs and can be reached; its figures here are unknown")
+            text = _("{name} does not answer: {trouble}", name=name, trouble=broker.trouble)
+            if broker.since_ms:
+                age = span_text(snapshot.at_ms - broker.since_ms)
+                text = _("{name} does not answer, for {age}: {trouble}", name=name, age=age, trouble=broker.trouble)
+            yield Finding(severity=Severity.BAD, text=text, remedy=remedy, **about)
             continue
         if broker.skew_ms is not None and abs(broker.skew_ms) >= CLOCK_WARN_MS:
-            way = "ahead of" if broker.skew_ms > 0 else "behind"
+            skew = span_text(abs(broker.skew_ms))
             yield Finding(
                 severity=Severity.BAD if abs(broker.skew_ms) >= CLOCK_BAD_MS else Severity.WARNING,
-                text=f"the clock of {name} is {span_text(abs(broker.skew_ms))} {way} this machine's",
-                remedy="delays and look-ups by time go wrong: run chrony on both machines",
+                text=_("the clock of {name} is {skew} ahead of this machine's", name=name, skew=skew)
+                if broker.skew_ms > 0
+                else _("the clock of {name} is {skew} behind this machine's", name=name, skew=skew),
+                remedy=_("delays and look-ups by time go wrong: run chrony on both machines"),
                 **about,
             )
         if row.disk_ratio >= DISK_WARN:
-            text = f"the disk of {name} is {row.disk_ratio:.0%} full"
+            text = _("the disk of {name} is {ratio:.0%} full", name=name, ratio=row.disk_ratio)
             severity = Severity.BAD if row.disk_ratio >= DISK_BAD else Severity.WARNING
             yield Finding(
-                severity=severity, text=text, remedy="free space, or lower fileReservedTime (hours kept)", **about
+                severity=severity, text=text, remedy=_("free space, or lower fileReservedTime (hours kept)"), **about
             )
         if broker.is_master and not row.active and broker.figures.get("brokerActive") == "false":
             yield Finding(
                 severity=Severity.BAD,
-                text=f"{name} takes no messages",
-                remedy="look in its log why it does not write",
+                text=_("{name} takes no messages", name=name),
+                remedy=_("look in its log why it does not write"),
                 **about,
             )
         if broker.half_since_ms and snapshot.at_ms - broker.half_since_ms >= HALF_AGE_MS:
             age = span_text(snapshot.at_ms - broker.half_since_ms)
             yield Finding(
                 severity=Severity.WARNING,
-                text=f"a half message on {name} has waited {age} for a decision",
-                remedy=f"see whose it is: rmq admin waiting transactions -b {row.broker_name}; start its producers",
+                text=_("a half message on {name} has waited {age} for a decision", name=name, age=age),
+                remedy=_(
+                    "see whose it is: rmq admin waiting transactions -b {broker}; start its producers",
+                    broker=row.broker_name,
+                ),
                 **about,
             )
     for row in snapshot.gone:
         yield Finding(
             severity=Severity.BAD,
-            text=f"{broker_label(row)} at {row.addr} is gone: the name servers do not list it any more",
+            text=_(
+                "{broker} at {addr} is gone: the name servers do not list it any more",
+                broker=broker_label(row),
+                addr=row.addr,
+            ),
             kind="broker",
             name=row.broker_name,
-            remedy="look whether it runs and reaches the name servers",
+            remedy=_("look whether it runs and reaches the name servers"),
         )
 
 
@@ -311,15 +322,20 @@ def _replication(snapshot: Snapshot) -> Iterator[Finding]:
         if name in slaves and not broker.ha.ha_connection_info:
             yield Finding(
                 severity=Severity.BAD,
-                text=f"{name} has slaves, and none is connected: messages have one copy",
-                remedy="look in the slave's log why it does not connect",
+                text=_("{name} has slaves, and none is connected: messages have one copy", name=name),
+                remedy=_("look in the slave's log why it does not connect"),
                 **about,
             )
         for slave in broker.ha.ha_connection_info:
             if slave.diff > SLAVE_BYTES:
-                text = f"slave {slave.addr} of {name} is {slave.diff / (1 << 20):,.0f} MiB behind"
+                text = _(
+                    "slave {addr} of {name} is {diff:,.0f} MiB behind",
+                    addr=slave.addr,
+                    name=name,
+                    diff=slave.diff / (1 << 20),
+                )
                 yield Finding(
-                    severity=Severity.WARNING, text=text, remedy="look at its disk and at the link to it", **about
+                    severity=Severity.WARNING, text=text, remedy=_("look at its disk and at the link to it"), **about
                 )
 
 
@@ -341,17 +357,30 @@ def _lag(snapshot: Snapshot, group: GroupState) -> Iterator[Finding]:
     is_falling = trend > _GROWTH
     if not is_falling and lag < LAG_COUNT and age_ms < LAG_AGE_MS:
         return
-    age = f" and {span_text(age_ms)}" if age_ms >= 1000 else ""
-    how = f", falling back by {trend:,.1f}/s" if is_falling else ", catching up" if trend < -_GROWTH else ""
-    nobody = "; none of its consumers is online" if group.members == 0 else ""
+    age = _(" and {age}", age=span_text(age_ms)) if age_ms >= 1000 else ""
+    how = (
+        _(", falling back by {trend:,.1f}/s", trend=trend)
+        if is_falling
+        else _(", catching up")
+        if trend < -_GROWTH
+        else ""
+    )
+    nobody = _("; none of its consumers is online") if group.members == 0 else ""
     yield Finding(
         severity=Severity.BAD if is_falling or group.members == 0 else Severity.WARNING,
-        text=f"group {group.name} is {lag:,} messages{age} behind{how}{nobody}",
+        text=_(
+            "group {name} is {lag:,} messages{age} behind{how}{nobody}",
+            name=group.name,
+            lag=lag,
+            age=age,
+            how=how,
+            nobody=nobody,
+        ),
         kind="group",
         name=group.name,
-        remedy="start its consumers"
+        remedy=_("start its consumers")
         if group.members == 0
-        else f"add consumers, or see what its handlers wait for: rmq admin consumer status {group.name}",
+        else _("add consumers, or see what its handlers wait for: rmq admin consumer status {name}", name=group.name),
     )
 
 
@@ -360,13 +389,19 @@ def _popped(snapshot: Snapshot, group: GroupState) -> Iterator[Finding]:
         return
     age_ms = snapshot.at_ms - group.popped_since_ms
     if age_ms >= POP_AGE_MS:
-        text = f"group {group.name} has popped {group.popped:,} messages and not acknowledged them, the oldest for"
         yield Finding(
             severity=Severity.WARNING,
-            text=f"{text} {span_text(age_ms)}; {group.popped_grew:,} more than at the first look",
+            text=_(
+                "group {name} has popped {popped:,} messages and not acknowledged them, the oldest for {age}; "
+                "{more:,} more than at the first look",
+                name=group.name,
+                popped=group.popped,
+                age=span_text(age_ms),
+                more=group.popped_grew,
+            ),
             kind="group",
             name=group.name,
-            remedy="see which ones: rmq admin waiting pop; their handlers are stuck, or do not acknowledge",
+            remedy=_("see which ones: rmq admin waiting pop; their handlers are stuck, or do not acknowledge"),
         )
 
 
@@ -374,15 +409,19 @@ def _dead(snapshot: Snapshot, group: GroupState) -> Iterator[Finding]:
     if not group.dead:
         return
     age_ms = snapshot.at_ms - group.dead_last_ms if group.dead_last_ms else None
-    last = f", the last one {span_text(age_ms)} ago" if age_ms is not None else ""
-    grew = f", {group.dead_grew:,} more than at the first look" if group.dead_grew else ""
+    last = _(", the last one {age} ago", age=span_text(age_ms)) if age_ms is not None else ""
+    grew = _(", {more:,} more than at the first look", more=group.dead_grew) if group.dead_grew else ""
     is_recent = bool(group.dead_grew) or (age_ms is not None and age_ms < DEAD_AGE_MS)
     yield Finding(
         severity=Severity.WARNING if is_recent else Severity.NOTE,
-        text=f"group {group.name} has {group.dead:,} dead letters{last}{grew}",
+        text=_(
+            "group {name} has {dead:,} dead letters{last}{grew}", name=group.name, dead=group.dead, last=last, grew=grew
+        ),
         kind="group",
         name=group.name,
-        remedy=f"see why: rmq admin dead kinds {group.name}; mend its handler, then: rmq replay --dlq {group.name}",
+        remedy=_(
+            "see why: rmq admin dead kinds {name}; mend its handler, then: rmq replay --dlq {name}", name=group.name
+        ),
     )
 
 
@@ -400,21 +439,31 @@ def _versions(snapshot: Snapshot) -> Iterator[Finding]:
             by_cluster.setdefault(broker.row.cluster_name, set()).add(broker.row.version)
     for cluster, versions in by_cluster.items():
         if len(versions) > 1:
-            text = f"brokers of {cluster} have unlike versions: {', '.join(sorted(versions))}"
+            text = _(
+                "brokers of {cluster} have unlike versions: {versions}",
+                cluster=cluster,
+                versions=", ".join(sorted(versions)),
+            )
             yield Finding(severity=Severity.NOTE, text=text, kind="broker", name="")
 
 
 def _clients(snapshot: Snapshot) -> Iterator[Finding]:
     for client in snapshot.clients:
         if client.is_doubled:
-            text = f"client id {client.client_id} is used from {', '.join(sorted(client.addresses))}"
-            remedy = "give each process an instance name of its own: they take each other's queues"
+            text = _(
+                "client id {client} is used from {addresses}",
+                client=client.client_id,
+                addresses=", ".join(sorted(client.addresses)),
+            )
+            remedy = _("give each process an instance name of its own: they take each other's queues")
             yield Finding(severity=Severity.WARNING, text=text, kind="client", name=client.client_id, remedy=remedy)
 
 
 def broker_label(row: BrokerRow) -> str:
     """A broker as people name it."""
-    return row.broker_name if row.broker_id == 0 else f"{row.broker_name} (slave {row.broker_id})"
+    return (
+        row.broker_name if row.broker_id == 0 else _("{broker} (slave {id})", broker=row.broker_name, id=row.broker_id)
+    )
 
 
 def span_text(ms: float) -> str:

@@ -33,6 +33,7 @@ from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.offsets import TopicStatsTable
 from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.rpc import PullStatus
+from rmqkit.sentences import _
 
 __all__ = ["BUDGET", "Budget", "Page", "page"]
 
@@ -112,7 +113,7 @@ async def page(
     heapq.heapify(heads)
     body_bytes = 0
     while heads:
-        _, number, lane = heapq.heappop(heads)
+        __, number, lane = heapq.heappop(heads)
         message = lane.held.popleft()
         reading.step(lane, message)
         found.examined += 1
@@ -178,7 +179,12 @@ class _Reading:
                 try:
                     await self._pull(lane)
                 except RmqError as error:
-                    return f"queue {lane.queue.queue_id} on {lane.queue.broker_name}: {error}"
+                    return _(
+                        "queue {queue} on {broker}: {error}",
+                        queue=lane.queue.queue_id,
+                        broker=lane.queue.broker_name,
+                        error=error,
+                    )
                 return ""
 
         return [text for text in await asyncio.gather(*map(one, lanes)) if text]
@@ -227,14 +233,16 @@ async def _lanes(calls: AdminCalls, topic: str, span: Span, found: Page) -> list
         and span.queue_id in (None, queue.queue_id)
     ]
     if not wanted:
-        raise ClientError(f"topic {topic} has no such queue that may be read: look with rmq admin topic route {topic}")
+        raise ClientError(
+            _("topic {topic} has no such queue that may be read: look with rmq admin topic route {topic}", topic=topic)
+        )
     bounds: dict[MessageQueue, tuple[int, int]] = {}
     code, header = RequestCode.GET_TOPIC_STATS_INFO, TopicRequest(topic)
     for name in sorted({queue.broker_name for queue in wanted}):
         try:
             table = await calls.fetch(TopicStatsTable, asked[name], code, header)
         except RmqError as error:
-            found.troubles.append(f"broker {name}: {error}")
+            found.troubles.append(_("broker {name}: {error}", name=name, error=error))
             continue
         bounds |= {queue: (has.min_offset, has.max_offset) for queue, has in table.offset_table.items()}
     found.ends = {queue_text(queue): bounds[queue][1] for queue in sorted(wanted) if queue in bounds}
@@ -284,7 +292,9 @@ def _resume(lanes: list[_Lane], cursor: str, *, newest_first: bool) -> None:
         text = zlib.decompressobj().decompress(packed, _CURSOR_BYTES_MAX)
         places = {(name, number): at for name, number, at in msgspec.json.decode(text, type=list[tuple[str, int, int]])}
     except (binascii.Error, zlib.error, msgspec.MsgspecError, ValueError):
-        raise SettingsError(f"cursor {cursor[:20]}… is not one of this list: begin again without it") from None
+        raise SettingsError(
+            _("cursor {cursor}… is not one of this list: begin again without it", cursor=cursor[:20])
+        ) from None
     for lane in list(lanes):
         at = places.get((lane.queue.broker_name, lane.queue.queue_id))
         if at is None:

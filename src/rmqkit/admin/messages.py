@@ -44,6 +44,7 @@ from rmqkit.protocol.trace import (
 )
 from rmqkit.remoting.address import join_address, split_address
 from rmqkit.remoting.client import expect_success
+from rmqkit.sentences import _, joined
 
 __all__ = ["Messages", "Sent", "TraceRow", "traces_of"]
 
@@ -89,11 +90,18 @@ class Messages:
             if not found:
                 misses.append(await self._miss_as_key(topic, msg_id))
         elif kind != "offset":
-            misses.append("as a unique key it needs its topic: give it with -t")
+            misses.append(_("as a unique key it needs its topic: give it with -t"))
         if len(found) > 1:
-            raise SettingsError(f"id {msg_id} is {' and '.join(found)}: say which with --kind offset or --kind key")
+            one, other = found
+            text = _(
+                "id {id} is {one} and {other}: say which with --kind offset or --kind key",
+                id=msg_id,
+                one=one,
+                other=other,
+            )
+            raise SettingsError(text)
         if not found:
-            raise UnknownName("message", msg_id, "the cluster", remedy="; ".join(misses))
+            raise UnknownName("message", msg_id, _("the cluster"), remedy=joined("; ", misses))
         return next(iter(found.values()))
 
     async def by_key(
@@ -147,8 +155,13 @@ class Messages:
                     return message
         queue = MessageQueue(topic, broker, queue_id)
         low, high = [await ask(address, queue) for ask in (self._calls.min_offset, self._calls.max_offset)]
-        has = f"it has {low} to {high - 1}" if high > low else "it has no messages"
-        raise UnknownName("message at offset", str(offset), f"queue {queue_id} of {topic} on {broker}", remedy=has)
+        has = _("it has {low} to {high}", low=low, high=high - 1) if high > low else _("it has no messages")
+        raise UnknownName(
+            _("message at offset"),
+            str(offset),
+            _("queue {queue} of {topic} on {broker}", queue=queue_id, topic=topic, broker=broker),
+            remedy=has,
+        )
 
     async def at_place(self, address: str, physical_offset: int) -> list[ReceivedMessage]:
         """The message at a place in a broker's log, or those of a batch stored as one; none where none begins."""
@@ -170,7 +183,13 @@ class Messages:
         Raises PeerRefused: there is no such queue. Raises UnknownName: it has no such offset."""
         brokers = await self._calls.masters_of_topic(topic)
         if broker is None and len(brokers) > 1:
-            raise SettingsError(f"on which broker? topic {topic} is on several, name one with -b: {', '.join(brokers)}")
+            raise SettingsError(
+                _(
+                    "on which broker? topic {topic} is on several, name one with -b: {brokers}",
+                    topic=topic,
+                    brokers=", ".join(brokers),
+                )
+            )
         address = next(iter(brokers.values())) if broker is None else await self._calls.address(broker)
         header = QueryConsumeQueueRequest(
             topic=topic, queue_id=queue_id, index=index, count=count, consumer_group=group or None
@@ -179,7 +198,7 @@ class Messages:
         if not answer.payload and (low := await self._place_if_empty(address, topic, queue_id)) is not None:
             return QueryConsumeQueueBody(min_queue_index=low, max_queue_index=low)
         if not expect_success(answer, address).payload:
-            raise UnknownName("entry", str(index), address, remedy=answer.remark or "the queue ends before it")
+            raise UnknownName("entry", str(index), address, remedy=answer.remark or _("the queue ends before it"))
         return decode_as(answer.payload, QueryConsumeQueueBody)
 
     async def _place_if_empty(self, address: str, topic: str, queue_id: int) -> int | None:
@@ -198,7 +217,7 @@ class Messages:
         """Have a client of a group handle a message now. Raises UnknownName: that client is not in the group."""
         members = [one.client_id for one in (await Clients(self._calls).consumers(group)).connection_set]
         if client_id not in members:
-            raise UnknownName("client", client_id or "without an id", f"group {group}", members)
+            raise UnknownName("client", client_id or _("without an id"), _("group {group}", group=group), members)
         header = ConsumeDirectlyRequest(
             consumer_group=group, client_id=client_id, msg_id=message.offset_msg_id, topic=message.topic
         )
@@ -219,9 +238,13 @@ class Messages:
             if broker in (None, queue.broker_name) and queue_id in (None, queue.queue_id)
         ]
         if not queues:
-            wanted = f"queue {'' if queue_id is None else queue_id}" + (f" on {broker}" if broker else "")
-            look = f"look with rmq admin topic route {message.topic}"
-            raise ClientError(f"topic {message.topic} has no {wanted} to send to: {look}")
+            wanted = "queue" if queue_id is None else _("queue {id}", id=queue_id)
+            if broker:
+                wanted = _("{queue} on {broker}", queue=wanted, broker=broker)
+            look = _("look with rmq admin topic route {topic}", topic=message.topic)
+            raise ClientError(
+                _("topic {topic} has no {wanted} to send to: {look}", topic=message.topic, wanted=wanted, look=look)
+            )
         queue = random.choice(queues)
         prepared = encode_message(message, message.msg_id or self._next_key(), ProducerSettings())
         header = SendMessageV2Request(
@@ -284,10 +307,10 @@ class Messages:
         try:
             ip, port, physical_offset = decode_offset_id(msg_id)
         except ValueError:
-            misses.append("it is no offset message id, which has 32 or 56 hexadecimal digits")
+            misses.append(_("it is no offset message id, which has 32 or 56 hexadecimal digits"))
             return None
         if not 0 < port < 1 << 16:
-            misses.append(f"it is no offset message id, its port would be {port}")
+            misses.append(_("it is no offset message id, its port would be {port}", port=port))
             return None
         address = join_address(ip, port)
         known = {
@@ -296,21 +319,34 @@ class Messages:
             for one in data.broker_addrs.values()
         }
         if address not in known:
-            misses.append(f"as an offset message id it is of {address}, which no broker of the cluster has")
+            misses.append(
+                _("as an offset message id it is of {address}, which no broker of the cluster has", address=address)
+            )
             return None
         for message in await self.at_place(address, physical_offset) if physical_offset >= 0 else ():
             if message.offset_msg_id == msg_id.upper():
                 (message.broker_name,) = await self._calls.masters(broker=address)
                 return message
-        misses.append(f"as an offset message id it is of {address}, which has no message at {physical_offset}")
+        misses.append(
+            _(
+                "as an offset message id it is of {address}, which has no message at {offset}",
+                address=address,
+                offset=physical_offset,
+            )
+        )
         return None
 
     async def _miss_as_key(self, topic: str, msg_id: str) -> str:
         """What to say of an id that is no unique key of a topic."""
         count = len(await self.by_key(topic, msg_id))
         if count:
-            return f"as a key topic {topic} has it {count} times: rmq admin message by-key {topic} {msg_id}"
-        return f"topic {topic} has no message with that unique key or key"
+            return _(
+                "as a key topic {topic} has it {count} times: rmq admin message by-key {topic} {id}",
+                topic=topic,
+                count=count,
+                id=msg_id,
+            )
+        return _("topic {topic} has no message with that unique key or key", topic=topic)
 
     async def _home(self, message: ReceivedMessage) -> str:
         """The master that has a message; who stored it may be another one, of before a slave took over."""
@@ -341,23 +377,23 @@ async def traces_of(messages: Messages, msg_id: str, trace_topic: str = TRACE_TO
     try:
         written = await messages.by_key(trace_topic, msg_id)
     except UnknownName as error:
-        raise UnknownName("topic", trace_topic, error.asked, remedy="no client has traced anything yet") from None
+        raise UnknownName("topic", trace_topic, error.asked, remedy=_("no client has traced anything yet")) from None
     told = [
         (message, trace)  # a handler's begin and end may be in two messages
         for message in written
         for trace in _readable(message)
         if trace.msg_id == msg_id
     ]
-    ends = {trace.request_id: trace for _, trace in told if isinstance(trace, SubscribeAfterTrace)}
-    begun = {trace.request_id for _, trace in told if isinstance(trace, SubscribeBeforeTrace)}
+    ends = {trace.request_id: trace for __, trace in told if isinstance(trace, SubscribeAfterTrace)}
+    begun = {trace.request_id for __, trace in told if isinstance(trace, SubscribeBeforeTrace)}
     rows = [
         _row(message, trace, ends.get(trace.request_id) if isinstance(trace, SubscribeBeforeTrace) else trace)
         for message, trace in told
         if not (isinstance(trace, SubscribeAfterTrace) and trace.request_id in begun)
     ]
     if not rows:
-        remedy = "clients trace with enable_trace, and tell it some seconds later"
-        raise UnknownName("trace of message", msg_id, f"topic {trace_topic}", remedy=remedy)
+        remedy = _("clients trace with enable_trace, and tell it some seconds later")
+        raise UnknownName(_("trace of message"), msg_id, _("topic {topic}", topic=trace_topic), remedy=remedy)
     return sorted(rows, key=lambda row: row.timestamp)
 
 
@@ -379,7 +415,7 @@ def _row(message: ReceivedMessage, begin: Trace, end: Trace | None) -> TraceRow:
     )
     match end:
         case None:
-            row.status = "under way"
+            row.status = _("under way")
         case SubscribeAfterTrace():
             names = {int(code): code.name.lower().replace("_", " ") for code in ConsumeReturn}
             row.cost_ms, row.status = end.cost_ms, names.get(end.context_code, str(end.context_code))

@@ -55,6 +55,7 @@ from rmqkit.protocol.names import NOT_OF_APPLICATIONS, SYSTEM_TOPICS
 from rmqkit.protocol.properties import SHARDING_KEY, encode_properties, own_properties
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.remoting.client import Backoff, Failures
+from rmqkit.sentences import _, plain
 from rmqkit.store.files import naming
 from rmqkit.store.offline import check as fsck
 from rmqkit.store.offline.findings import Finding
@@ -93,9 +94,18 @@ class State(Struct, kw_only=True):
         except FileNotFoundError:
             return None
         except msgspec.MsgspecError as error:
-            raise SettingsError(f"{path} is not the state of a replay ({error}): name another file") from None
+            raise SettingsError(
+                _("{path} is not the state of a replay ({error}): name another file", path=path, error=error)
+            ) from None
         if state.task != task:
-            raise SettingsError(f"{path} is the state of another replay, {state.task}: name another file for {task}")
+            raise SettingsError(
+                _(
+                    "{path} is the state of another replay, {task}: name another file for {wanted}",
+                    path=path,
+                    task=state.task,
+                    wanted=task,
+                )
+            )
         return state
 
     @classmethod
@@ -107,7 +117,7 @@ class State(Struct, kw_only=True):
         """Replace the file as a whole; a power cut may bring an older one back, for which no chunk waits."""
         whole = path.with_name(path.name + ".tmp")
         with naming(path):
-            whole.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
+            whole.write_bytes(msgspec.json.format(msgspec.json.encode(self, enc_hook=plain)))
             whole.replace(path)
 
 
@@ -126,7 +136,7 @@ class Audit:
         for line in (whole.rpartition(b"\n")[2], torn):
             if not _AUDIT_BEGIN.startswith(line[: len(_AUDIT_BEGIN)]):
                 self._file.close()
-                raise SettingsError(f"{path} does not end with a line of an audit: name another file")
+                raise SettingsError(_("{path} does not end with a line of an audit: name another file", path=path))
         self._file.truncate(tail_at + len(self._latest))
 
     def write(self, lines: Sequence[dict[str, Any]], *, may_have: bool) -> None:
@@ -134,7 +144,7 @@ class Audit:
         with naming(self._path):
             for line in lines:
                 if not (may_have and f'"{line["newMsgId"]}"'.encode() in self._latest):
-                    self._file.write(msgspec.json.encode(line) + b"\n")
+                    self._file.write(msgspec.json.encode(line, enc_hook=plain) + b"\n")
             self._file.flush()
 
     def close(self) -> None:
@@ -144,7 +154,7 @@ class Audit:
 
 def _refuse_device(path: Path) -> None:
     if path.exists() and not path.is_file():
-        raise SettingsError(f"{path} is no regular file, and may never end: name another")
+        raise SettingsError(_("{path} is no regular file, and may never end: name another", path=path))
 
 
 @dataclasses.dataclass
@@ -258,8 +268,8 @@ class Replay:
         message = picked.message
         topic = self.target or origin(message)
         if topic is None:
-            which = f"message {message.msg_id} of {message.topic}"
-            raise MessageIllegal(f"{which} does not say where it came from: name a target")
+            which = _("message {id} of {topic}", id=message.msg_id, topic=message.topic)
+            raise MessageIllegal(_("{which} does not say where it came from: name a target", which=which))
         if self.target is None and self.retries is not None:
             return retry_of(message, topic, self.retries, self._key(picked))
         return PlacedMessage(
@@ -345,7 +355,7 @@ class Selection(Struct, frozen=True):
             tags = subscription(self.topic or "*", self.tags)
             expression = compile_expression(self.sql) if self.sql else None
         except (ValueError, ExpressionRejected) as error:
-            raise SettingsError(f"replay: {error}") from None
+            raise SettingsError(_("replay: {error}", error=error)) from None
         keys, end_ms = set(self.keys), _FOREVER_MS if self.end_ms is None else self.end_ms
         by, kinds, parts = check_by(self.by), frozenset(self.kinds), self.kind_parts
 
@@ -504,13 +514,20 @@ class TopicSource:
         Raises BodyError: the body of a message is damaged."""
         end_ms = (self._selection.end_ms or _FOREVER_MS) + _CLOCK_STEP_MS
         for lane, (offset, end) in lanes.items():
-            broker_name, _, queue_id = lane.rpartition(":")
+            broker_name, __, queue_id = lane.rpartition(":")
             queue = MessageQueue(self._topic, broker_name, int(queue_id))
             while offset < end:
                 pulled = await self._pull(queue, offset)
                 for damaged in pulled.unreadable:
-                    place = f"message {damaged.msg_id} at offset {damaged.queue_offset} of {queue}"
-                    raise BodyError(f"{place} cannot be unpacked: replay the messages before and after it")
+                    place = _(
+                        "message {id} at offset {offset} of {queue}",
+                        id=damaged.msg_id,
+                        offset=damaged.queue_offset,
+                        queue=queue,
+                    )
+                    raise BodyError(
+                        _("{place} cannot be unpacked: replay the messages before and after it", place=place)
+                    )
                 for message in pulled.messages:
                     if message.store_timestamp > end_ms:
                         end = min(end, message.queue_offset)
@@ -525,7 +542,7 @@ class TopicSource:
         """Pull, and retry for as long as a producer would try to send. Raise the cause of most failures."""
         loop, backoff, failures = asyncio.get_running_loop(), Backoff(_PAUSE_MS, _PAUSE_MS_MAX), Failures()
         deadline = loop.time() + PATIENCE_MS / 1000
-        with Silence(lambda: self._on_wait(f"broker {queue.broker_name}", PATIENCE_MS)):
+        with Silence(lambda: self._on_wait(_("broker {broker}", broker=queue.broker_name), PATIENCE_MS)):
             while True:
                 try:
                     return await self._consumer.pull(queue, offset, self._selection.tags, max_count=_PULL_COUNT)

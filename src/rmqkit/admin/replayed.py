@@ -50,6 +50,7 @@ from rmqkit.protocol.properties import own_properties
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.groups import GroupRequest
 from rmqkit.protocol.schemas.topics import TopicList
+from rmqkit.sentences import _, joined, plain
 from rmqkit.store.files import naming
 
 __all__ = [
@@ -93,16 +94,23 @@ class Replayed(Struct, kw_only=True):
         """Read a memory; without a file, return an empty one.
         Raises SettingsError: the file has something else, or the memory of another group or target."""
         if path.exists() and not path.is_file():
-            raise SettingsError(f"{path} is not a regular file: name another with --state")
+            raise SettingsError(_("{path} is not a regular file: name another with --state", path=path))
         try:
             found = msgspec.json.decode(path.read_bytes(), type=cls)
         except FileNotFoundError:
             return cls.new(task)
         except msgspec.MsgspecError as error:
-            why = f"{path} is not the state of a replay of dead letters ({error})"
-            raise SettingsError(f"{why}: name another file with --state") from None
+            why = _("{path} is not the state of a replay of dead letters ({error})", path=path, error=error)
+            raise SettingsError(_("{why}: name another file with --state", why=why)) from None
         if found.task != task:
-            raise SettingsError(f"{path} is the state of another replay, {found.task}: name another file for {task}")
+            raise SettingsError(
+                _(
+                    "{path} is the state of another replay, {task}: name another file for {wanted}",
+                    path=path,
+                    task=found.task,
+                    wanted=task,
+                )
+            )
         return found
 
     @staticmethod
@@ -114,14 +122,14 @@ class Replayed(Struct, kw_only=True):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise SettingsError(f"another replay uses {path} now: wait until it has stopped") from None
+                raise SettingsError(_("another replay uses {path} now: wait until it has stopped", path=path)) from None
             yield
 
     def save(self, path: Path) -> None:
         """Replace the file as a whole."""
         whole = path.with_name(path.name + ".tmp")
         with naming(path):
-            whole.write_bytes(msgspec.json.encode(self))
+            whole.write_bytes(msgspec.json.encode(self, enc_hook=plain))
             whole.replace(path)
 
     def has(self, lane: str, offset: int) -> bool:
@@ -150,7 +158,7 @@ class Replayed(Struct, kw_only=True):
     async def forget_deleted(self, consumer: PullConsumer, topic: str) -> None:
         """Forget the lanes whose queue was deleted and created again: their offsets name other messages now."""
         for lane, (offset, msg_id) in list(self.marks.items()):
-            broker_name, _, queue_id = lane.rpartition(":")
+            broker_name, __, queue_id = lane.rpartition(":")
             queue = MessageQueue(topic, broker_name, int(queue_id))
             if queue not in await consumer.queues(topic):
                 continue  # the broker is away: its queue has not changed
@@ -191,7 +199,7 @@ class Retries(Struct, kw_only=True):
         Raises SettingsError: its clients would not handle what is sent to a retry topic."""
         own = retry_topic(group)
         known = {name for name in await admin.calls.topic_names() if name.startswith(own)}
-        remedy = f"to send to all groups of a topic: rmq replay --dlq {group} --to TOPIC"
+        remedy = _("to send to all groups of a topic: rmq replay --dlq {group} --to TOPIC", group=group)
         try:
             connection = await admin.clients.consumers(group)
         except PeerRefused:  # nobody is online: the group's offsets show how it read its retries
@@ -199,12 +207,19 @@ class Retries(Struct, kw_only=True):
             pops = own not in read and any(name.startswith(own) for name in read)
             return cls(group=group, pops=pops, is_online=False, known=known)
         if connection.message_model == "BROADCASTING":
-            raise SettingsError(f"group {group} broadcasts, and reads no retry topic; {remedy}")
+            raise SettingsError(
+                _("group {group} broadcasts, and reads no retry topic; {remedy}", group=group, remedy=remedy)
+            )
         for member in connection.connection_set[:_ASKED_MAX]:
             info = (await admin.clients.running(group, member.client_id))[member.client_id]
             if info is not None and info.properties.get("PROP_CONSUMEORDERLY") == "true":
-                why = f"group {group} consumes in order: brokers store what is sent to {own} in {dlq_topic(group)}"
-                raise SettingsError(f"{why}; {remedy}")
+                why = _(
+                    "group {group} consumes in order: brokers store what is sent to {own} in {dead}",
+                    group=group,
+                    own=own,
+                    dead=dlq_topic(group),
+                )
+                raise SettingsError(joined("; ", [why, remedy]))
         return cls(group=group, pops=own not in connection.subscription_table, is_online=True, known=known)
 
     def topic(self, origin: str) -> str:
@@ -270,7 +285,9 @@ class GroupProducer:
 
     async def send_batch(self, messages: Sequence[PlacedMessage], *, queue: MessageQueue | None = None) -> SendResult:
         """Raises MessageIllegal: brokers refuse batches for retry topics; `send_chunk` then sends one by one."""
-        raise MessageIllegal(f"a batch cannot be sent to retry topic {messages[0].topic}: send its messages one by one")
+        raise MessageIllegal(
+            _("a batch cannot be sent to retry topic {topic}: send its messages one by one", topic=messages[0].topic)
+        )
 
     async def _create(self, topic: str) -> None:
         """Create a retry topic of which no message has come yet, as a broker does."""

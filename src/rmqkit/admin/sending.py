@@ -22,6 +22,7 @@ from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import MessageIllegal, NoRoute, PeerRefused, RmqError, SendFailed
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.sentences import _
 
 __all__ = ["CHUNK_COUNT", "ChunkProducer", "OnWait", "Outcome", "Pace", "Silence", "Stop", "is_illegal", "send_chunk"]
 
@@ -169,7 +170,7 @@ async def _send_lanes(
         for queue, numbers in lanes.items():
             requests = _requests(messages, numbers, batch_count)
             for lane in [requests] if queue is not None else [iter([one]) for one in requests]:
-                tasks.create_task(work(lane, queue), name="send of a chunk")
+                tasks.create_task(work(lane, queue), name=_("send of a chunk"))
     return [outcomes[number] for number in range(len(messages))]
 
 
@@ -181,9 +182,9 @@ def _masters(producer: ChunkProducer) -> set[str]:
 def _named(names: Collection[str]) -> str:
     some = sorted(names)
     if not some:
-        return "a broker that takes the topic"
-    more = [f"{len(some) - _NAMES_MAX} more"] if len(some) > _NAMES_MAX else []
-    return f"broker {' or '.join([*some[:_NAMES_MAX], *more])}"
+        return _("a broker that takes the topic")
+    more = [_("{count} more", count=len(some) - _NAMES_MAX)] if len(some) > _NAMES_MAX else []
+    return _("broker {value}", value=" or ".join([*some[:_NAMES_MAX], *more]))
 
 
 def _requests(messages: Sequence[PlacedMessage], numbers: Sequence[int], batch_count: int) -> Iterator[list[int]]:

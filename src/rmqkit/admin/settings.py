@@ -95,14 +95,14 @@ def _row(key: str, text: str, known: tuple[Any, Setting, str] | None) -> Setting
 def _table() -> dict[str, tuple[Any, Setting, str]]:
     """Type, declaration and default of every setting of our servers, by its key in files."""
     table: dict[str, tuple[Any, Setting, str]] = {}
-    for kind in _types():
+    for kind in settings_types():
         defaults = to_properties(kind())
         for key, (_, value_type, setting) in setting_table(kind).items():
             table.setdefault(key, (value_type, setting, defaults[key]))
     return table
 
 
-def _types() -> Sequence[type[Struct]]:
+def settings_types() -> Sequence[type[Struct]]:
     from rmqkit.broker.settings import BrokerSettings
     from rmqkit.metrics import ExporterSettings
     from rmqkit.namesrv.settings import NamesrvSettings

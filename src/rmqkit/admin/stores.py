@@ -30,14 +30,15 @@ from msgspec import Struct, field
 from rmqkit.admin.calls import AdminCalls
 from rmqkit.errors import RmqError
 from rmqkit.protocol.codes import RequestCode
+from rmqkit.sentences import _
 
 __all__ = ["Forecast", "Limit", "Segment", "Store", "Stores", "by_rate", "forecast", "segments", "store_of", "usable"]
 
 SEGMENTS_MAX = 1_000
 _LIMITS = {
-    "diskMaxUsedSpaceRatio": (75, "expired files are deleted at any hour"),
-    "diskSpaceCleanForciblyRatio": (85, "files are deleted whatever their age"),
-    "diskSpaceWarningLevelRatio": (90, "messages are refused"),
+    "diskMaxUsedSpaceRatio": (75, _("expired files are deleted at any hour")),
+    "diskSpaceCleanForciblyRatio": (85, _("files are deleted whatever their age")),
+    "diskSpaceWarningLevelRatio": (90, _("messages are refused")),
 }
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "PiB": 1 << 50, "EiB": 1 << 60}
 _CAPACITY = re.compile(r"Total : ([\d.]+) ?([KMGTPE]?i?B), Free : ([\d.]+) ?([KMGTPE]?i?B)")
@@ -181,13 +182,13 @@ def forecast(points: Sequence[tuple[int, float | None]], ratio: float, now_ms: i
     if len(known) < _POINTS_MIN:
         return None
     count = len(known)
-    mean_ms = sum(at for at, _ in known) / count
-    mean = sum(value for _, value in known) / count
-    spread = sum((at - mean_ms) ** 2 for at, _ in known)
+    mean_ms = sum(at for at, __ in known) / count
+    mean = sum(value for __, value in known) / count
+    spread = sum((at - mean_ms) ** 2 for at, __ in known)
     if not spread:
         return None
     slope = sum((at - mean_ms) * (value - mean) for at, value in known) / spread
-    if all(abs(value / _STEP - round(value / _STEP)) < 1e-6 for _, value in known):
+    if all(abs(value / _STEP - round(value / _STEP)) < 1e-6 for __, value in known):
         mean -= _STEP / 2  # rounded up to whole percent: half of one too much, on the average
     misfit = sum((value - mean - slope * (at - mean_ms)) ** 2 for at, value in known) / max(1, count - 2)
     # Values that are rounded go in steps, which are no noise: neighbours share their error.

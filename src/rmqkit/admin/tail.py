@@ -38,6 +38,7 @@ from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
 from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.rpc import PullStatus
+from rmqkit.sentences import _
 
 if TYPE_CHECKING:
     from rmqkit.client.consumer.pull import PullResult
@@ -229,10 +230,17 @@ class Tail:
         queues = await self._consumer.queues(self._topic)
         if not any(map(self._wanted.has_queue, queues)):
             names = ", ".join(map(queue_text, queues))
-            raise SettingsError(f"topic {self._topic} has no queue {', '.join(self._wanted.queues)}: it has {names}")
+            raise SettingsError(
+                _(
+                    "topic {topic} has no queue {queues}: it has {names}",
+                    topic=self._topic,
+                    queues=", ".join(self._wanted.queues),
+                    names=names,
+                )
+            )
         self._known = {queue for queue in queues if self._wanted.has_queue(queue)}
         await asyncio.gather(*map(self._open, self._known))
-        self._tasks.start(self._look_for_queues(), f"queues of {self._topic}")
+        self._tasks.start(self._look_for_queues(), _("queues of {topic}", topic=self._topic))
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -252,7 +260,7 @@ class Tail:
 
     def _earliest(self) -> list[ReceivedMessage]:
         """Take the messages of one lane that are older than any of the others."""
-        *_, lane = heapq.heappop(self._filled)
+        *__, lane = heapq.heappop(self._filled)
         until_ms = self._filled[0][0] if self._filled else lane.held[-1].store_timestamp
         taken = list(itertools.takewhile(lambda one: one.store_timestamp <= until_ms, lane.held))
         del lane.held[: len(taken)]
@@ -291,7 +299,14 @@ class Tail:
             yield
         self._asked_count += 1
         if self._asked_count % _QUEUES_PER_NOTE == 0 and self._asked_count < len(self._known):
-            self._note(f"{self._asked_count:,} of {len(self._known):,} queues of {self._topic} told what they have")
+            self._note(
+                _(
+                    "{asked:,} of {count:,} queues of {topic} told what they have",
+                    asked=self._asked_count,
+                    count=len(self._known),
+                    topic=self._topic,
+                )
+            )
 
     async def _fill(self, lane: _Lane) -> None:
         """Have a message of a lane, or follow its queue from there on."""
@@ -312,7 +327,7 @@ class Tail:
     def _start_following(self, queue: MessageQueue, start: Start) -> None:
         # Before the task begins: the next look at the queues must not follow it a second time.
         self._known.add(queue)
-        self._tasks.start(self._follow(queue, start), f"tail of {queue_text(queue)}")
+        self._tasks.start(self._follow(queue, start), _("tail of {queue}", queue=queue_text(queue)))
 
     async def _look_for_queues(self) -> None:
         while True:
@@ -350,7 +365,7 @@ class Tail:
         )
         if queue.broker_name in self._away:
             self._away.discard(queue.broker_name)
-            self._note(f"broker {queue.broker_name} answers again")
+            self._note(_("broker {broker} answers again", broker=queue.broker_name))
         return pulled
 
     async def _take(self, queue: MessageQueue, offset: int, pulled: PullResult) -> int:
@@ -358,27 +373,51 @@ class Tail:
             await self._found.put(messages)
         if pulled.status is PullStatus.OFFSET_ILLEGAL and pulled.next_begin_offset != offset:
             to = pulled.next_begin_offset
-            self._note(f"{queue_text(queue)} has no offset {offset} (any more), going on at {to}")
+            self._note(
+                _(
+                    "{queue} has no offset {offset} (any more), going on at {to}",
+                    queue=queue_text(queue),
+                    offset=offset,
+                    to=to,
+                )
+            )
         return pulled.next_begin_offset
 
     def _chosen(self, pulled: PullResult) -> list[ReceivedMessage]:
         for one in pulled.unreadable:
-            self._note(f"message {one.msg_id} of queue {one.queue_id}, offset {one.queue_offset}, cannot be unpacked")
+            self._note(
+                _(
+                    "message {id} of queue {queue}, offset {offset}, cannot be unpacked",
+                    id=one.msg_id,
+                    queue=one.queue_id,
+                    offset=one.queue_offset,
+                )
+            )
         begin_ms = self._start.time_ms or 0
         return [one for one in pulled.messages if one.store_timestamp >= begin_ms and self._wanted.has(one)]
 
     async def _wait(self, queue: MessageQueue, error: RmqError) -> None:
         if queue.broker_name not in self._away:
             self._away.add(queue.broker_name)
-            self._note(f"broker {queue.broker_name}: {str(error).partition(';')[0]}; trying again")
+            self._note(
+                _(
+                    "broker {broker}: {error}; trying again",
+                    broker=queue.broker_name,
+                    error=str(error).partition(";")[0],
+                )
+            )
         await asyncio.sleep(_PAUSE_SECONDS)
 
     def _explained(self, error: PeerRefused) -> RmqError:
         if is_tag_type(self._wanted.expression_type) or error.code != ResponseCode.SYSTEM_ERROR:
             return error
         return ClientError(
-            f"broker {error.address} does not filter by SQL92 ({error.remark.partition('For more')[0].strip()}): set "
-            "enablePropertyFilter=true there, or choose by tags"
+            _(
+                "broker {address} does not filter by SQL92 ({remark}): set enablePropertyFilter=true "
+                "there, or choose by tags",
+                address=error.address,
+                remark=error.remark.partition("For more")[0].strip(),
+            )
         )
 
 
@@ -429,7 +468,9 @@ async def listed(calls: AdminCalls, topic: str, span: Span) -> AsyncIterator[Rec
         and span.queue_id in (None, queue.queue_id)
     ]
     if not queues:
-        raise ClientError(f"topic {topic} has no such queue that may be read: look with rmq admin topic route {topic}")
+        raise ClientError(
+            _("topic {topic} has no such queue that may be read: look with rmq admin topic route {topic}", topic=topic)
+        )
     is_wanted = span.test()
     empty = await _empty(calls, topic, {asked[queue.broker_name] for queue in queues})
     queues = [queue for queue in queues if queue not in empty]
@@ -438,7 +479,7 @@ async def listed(calls: AdminCalls, topic: str, span: Span) -> AsyncIterator[Rec
     heads = [(age(message), number, message) for number, message in enumerate(firsts) if message is not None]
     heapq.heapify(heads)
     while heads:
-        _, number, message = heads[0]
+        __, number, message = heads[0]
         yield message
         following = await anext(sources[number], None)
         if following is None:

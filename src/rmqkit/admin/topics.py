@@ -34,6 +34,7 @@ from rmqkit.protocol.schemas.topics import (
     TopicRequest,
     TopicRoute,
 )
+from rmqkit.sentences import _
 
 __all__ = ["Assigned", "QueueStatus", "TopicStats", "TopicUse", "Topics", "permission_of"]
 
@@ -171,8 +172,13 @@ class Topics:
         for address in addresses:
             await self._calls.ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         self._calls.forget()
-        queues = f"{read_queues} queues to read and {write_queues} to write, permission {_perm_text(perm)}"
-        done = [Done(address, f"topic {topic} has {queues}") for address in addresses]
+        queues = _(
+            "{reads} queues to read and {writes} to write, permission {perm}",
+            reads=read_queues,
+            writes=write_queues,
+            perm=_perm_text(perm),
+        )
+        done = [Done(address, _("topic {topic} has {queues}", topic=topic, queues=queues)) for address in addresses]
         if order:
             masters = await self._calls.targets(broker, cluster)
             kept = {} if broker is None else _parse_order(await self.order(topic) or "")
@@ -190,10 +196,10 @@ class Topics:
         # Brokers first: one that still has it would tell the name servers of it again with its next registration.
         for address in masters.values():
             await self._calls.ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic))
-        done = [Done(address, f"topic {topic} deleted") for address in masters.values()]
+        done = [Done(address, _("topic {topic} deleted", topic=topic)) for address in masters.values()]
         header = DeleteTopicRequest(topic, cluster)
         done += await self._name_servers.everywhere(
-            RequestCode.DELETE_TOPIC_IN_NAMESRV, f"topic {topic} forgotten", header
+            RequestCode.DELETE_TOPIC_IN_NAMESRV, _("topic {topic} forgotten", topic=topic), header
         )
         await self._name_servers.delete_value(ORDER_TOPIC_CONFIG, topic)
         self._calls.forget()
@@ -290,17 +296,27 @@ class Topics:
         except PeerRefused as refusal:
             if refusal.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise
-            raise UnknownName("topic", topic, f"broker {address}", remedy="create it there") from None
+            raise UnknownName(
+                "topic", topic, _("broker {address}", address=address), remedy=_("create it there")
+            ) from None
 
     async def _set_permission_at(self, address: str, topic: str, perm: int) -> Done:
         known = await self._config_at(address, topic)
         if known.perm == perm:
-            return Done(address, f"topic {topic} has permission {_perm_text(perm)} already")
+            return Done(address, _("topic {topic} has permission {perm} already", topic=topic, perm=_perm_text(perm)))
         attributes = ",".join(f"+{key}={value}" for key, value in (known.attributes or {}).items())
         header = _creation(replace(known, topic_name=topic, perm=perm), attributes or None)
         await self._calls.ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         self._calls.forget()
-        return Done(address, f"permission of topic {topic} changed from {_perm_text(known.perm)} to {_perm_text(perm)}")
+        return Done(
+            address,
+            _(
+                "permission of topic {topic} changed from {perm} to {former}",
+                topic=topic,
+                perm=_perm_text(known.perm),
+                former=_perm_text(perm),
+            ),
+        )
 
 
 def _creation(config: TopicConfig, attributes: str | None) -> CreateTopicRequest:
@@ -314,17 +330,17 @@ def permission_of(text: str) -> int:
     """Permission bits of ``6`` or ``rw``, ``4`` or ``r``, ``2`` or ``w``. Raises SettingsError: it is none of these."""
     known = {"2": 2, "w": 2, "4": 4, "r": 4, "6": 6, "rw": 6, "wr": 6}
     if text.lower() not in known:
-        raise SettingsError(f"permission {text} must be 2 or w (write), 4 or r (read), 6 or rw (both)")
+        raise SettingsError(_("permission {text} must be 2 or w (write), 4 or r (read), 6 or rw (both)", text=text))
     return known[text.lower()]
 
 
 def _perm_text(perm: int) -> str:
     letters = f"{'r' if perm & Permission.READ else ''}{'w' if perm & Permission.WRITE else ''}"
-    return letters or "none"
+    return letters or _("none")
 
 
 def _parse_order(text: str) -> dict[str, int]:
     parts = [part.rpartition(":") for part in text.split(";") if part]
-    if any(not name or not count.isdecimal() for name, _, count in parts):
-        raise SettingsError(f"order {text!r} must be broker:count;broker:count")
-    return {name: int(count) for name, _, count in parts}
+    if any(not name or not count.isdecimal() for name, __, count in parts):
+        raise SettingsError(_("order {text!r} must be broker:count;broker:count", text=text))
+    return {name: int(count) for name, __, count in parts}

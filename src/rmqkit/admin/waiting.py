@@ -43,6 +43,7 @@ from rmqkit.protocol.schemas.pop import PopCheckPoint, StoredAck
 from rmqkit.protocol.schemas.pull import QueryConsumeQueueBody, QueryConsumeQueueRequest
 from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.rpc import PullStatus
+from rmqkit.sentences import _
 from rmqkit.store.settings import parse_delay_levels
 
 __all__ = ["CheckPoint", "Delays", "Half", "Level", "Pops", "Transactions", "Waiting", "pending_pops", "undecided"]
@@ -281,7 +282,7 @@ class Waiting:
         except PeerRefused:  # the topic comes with the first one
             return [], 0
         newest = self._read(address, queue, max(low, high - ROWS_MAX), reading)
-        return [_half(name, one, "given up") async for one in newest], high - low
+        return [_half(name, one, _("given up")) async for one in newest], high - low
 
     # -- pops
 
@@ -315,7 +316,7 @@ class Waiting:
         config = await self._calls.fetch_properties(address, RequestCode.GET_BROKER_CONFIG)
         topic = f"rmq_sys_REVIVE_LOG_{config.get('brokerClusterName', '')}"
         if "reviveQueueNum" not in config:
-            raise UnknownName("POP of broker", name, address, remedy="brokers before 5.0 have none")
+            raise UnknownName(_("POP of broker"), name, address, remedy=_("brokers before 5.0 have none"))
         records: list[ReceivedMessage] = []
         for queue_id in range(int(config["reviveQueueNum"])):
             queue = MessageQueue(topic, name, queue_id)

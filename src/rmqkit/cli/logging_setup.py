@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct, field
 
 from rmqkit.errors import SettingsError
+from rmqkit.sentences import plain
 from rmqkit.settings import Setting
 
 _TEXT = "%(asctime)s %(levelname)s %(shard)s%(name)s: %(message)s"
@@ -90,7 +91,7 @@ class JsonLines(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": plain(record.getMessage()),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

@@ -39,6 +39,7 @@ from rmqkit.client.producer.producer import Producer
 from rmqkit.client.runtime.settings import PullConsumerSettings
 from rmqkit.errors import RmqError, SettingsError, UnknownName
 from rmqkit.protocol.names import dlq_topic
+from rmqkit.sentences import plain
 from rmqkit.store.settings import StoreSettings
 
 app = typer.Typer(name="replay", add_completion=False)
@@ -215,7 +216,7 @@ def _print_end(job: Replay, tally: Tally, where: str, on: str, *, is_whole: bool
     earlier = f"; {job.remembered:,} were replayed before (--again repeats them)" if job.remembered else ""
     text = f"{tally.line(where)}{found}{before}{earlier}"
     if as_json:
-        print(msgspec.json.encode(_report(job, tally)).decode())
+        print(msgspec.json.encode(_report(job, tally), enc_hook=plain).decode())
     if as_json or tally.failed or not is_whole:
         note(text if is_whole else f"stopped, {text}{on}")
     else:

@@ -45,6 +45,7 @@ from rmqkit.cli.sources import BROKER, Running, Sources, options_of, store_root
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import RmqError, SettingsError, StoreMismatch
 from rmqkit.remoting.tasks import Tasks, keep_doing
+from rmqkit.sentences import plain
 from rmqkit.settings import Configuration
 
 _READY = re.compile(rb"ready broker=(\S+)(?: grpc=\S+)?(?: metrics=(\S+))? store=")
@@ -308,7 +309,7 @@ def check_layout(root: Path, count: int | None) -> None:
 def print_shards(running: Running, shards: Sequence[Mapping[str, str]], *, as_json: bool) -> None:
     """The settings that all share, as a file may have them, and what sets each apart."""
     if as_json:
-        rows = [msgspec.to_builtins(row) for row in running.configurations[0].described()]
+        rows = [msgspec.to_builtins(row, enc_hook=plain) for row in running.configurations[0].described()]
         rows = [row | {"shards": [own[row["key"]] for own in shards if row["key"] in own]} for row in rows]
         print(msgspec.json.format(msgspec.json.encode(rows)).decode())
         return

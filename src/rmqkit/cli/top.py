@@ -28,6 +28,7 @@ from rmqkit.cli.admin.frame import COMMON, LOCAL, admin_of
 from rmqkit.cli.connected import run
 from rmqkit.cli.printing import clip, fitting
 from rmqkit.errors import RmqError
+from rmqkit.sentences import plain
 
 app = typer.Typer(name="top", add_completion=False)
 
@@ -80,7 +81,7 @@ def top(
                 if isinstance(report, RmqError):
                     raise report
                 if options["as_json"]:
-                    print(msgspec.json.encode(sorted_by(report, sort)).decode(), flush=True)
+                    print(msgspec.json.encode(sorted_by(report, sort), enc_hook=plain).decode(), flush=True)
                 else:
                     columns = shutil.get_terminal_size().columns
                     print(screen(report, sort, where=where, columns=columns), flush=True)

@@ -49,6 +49,7 @@ from rmqkit.console.notices import NAME, Channel, Event, deliver
 from rmqkit.console.render import clean
 from rmqkit.errors import RmqError, SettingsError
 from rmqkit.remoting.client import Backoff
+from rmqkit.sentences import _, plain
 from rmqkit.store.files import JsonFile
 
 __all__ = ["Alert", "Alerts", "Rule"]
@@ -83,22 +84,48 @@ class Rule(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_unkn
     def check(self, channels: Mapping[str, Channel]) -> None:
         """Raises ValueError: a field cannot be used; its text says which."""
         if not NAME.fullmatch(self.name):
-            raise ValueError(f"name {self.name!r} must be 1 to 64 letters, digits, dots, - and _")
+            raise ValueError(_("name {name!r} must be 1 to 64 letters, digits, dots, - and _", name=self.name))
         if self.figure not in FIGURES:
-            raise ValueError(f"figure {self.figure!r} must be one of {', '.join(FIGURES)}")
+            raise ValueError(
+                _("figure {figure!r} must be one of {figures}", figure=self.figure, figures=", ".join(FIGURES))
+            )
         if self.operator not in OPERATORS:
-            raise ValueError(f"operator {self.operator!r} must be one of {' '.join(OPERATORS)}")
+            raise ValueError(
+                _(
+                    "operator {operator!r} must be one of {operators}",
+                    operator=self.operator,
+                    operators=" ".join(OPERATORS),
+                )
+            )
         if not 0 < len(self.selector) <= 255:
-            raise ValueError("the selector must have 1 to 255 characters: * for all")
+            raise ValueError(_("the selector must have 1 to 255 characters: * for all"))
         if not math.isfinite(self.value) or not 1 <= self.samples <= 360:
-            raise ValueError(f"value {self.value} must be a number, samples {self.samples} from 1 to 360")
+            raise ValueError(
+                _(
+                    "value {value} must be a number, samples {samples} from 1 to 360",
+                    value=self.value,
+                    samples=self.samples,
+                )
+            )
         if self.channel and self.channel not in channels:
-            raise ValueError(f"channel {self.channel!r} is none of {', '.join(channels) or 'those there are'}")
+            raise ValueError(
+                _(
+                    "channel {channel!r} is none of {channels}",
+                    channel=self.channel,
+                    channels=", ".join(channels) or _("those there are"),
+                )
+            )
 
     @property
     def words(self) -> str:
         """The rule as people read it."""
-        return f"{self.figure} of {self.selector} {self.operator} {FIGURES[self.figure].show(self.value)}"
+        return _(
+            "{figure} of {selector} {operator} {show}",
+            figure=self.figure,
+            selector=self.selector,
+            operator=self.operator,
+            show=FIGURES[self.figure].show(self.value),
+        )
 
 
 class Alert(Struct, rename="camel", kw_only=True):
@@ -205,7 +232,7 @@ class Alerts:
             kept = self._file.load(_Kept) or _Kept()
         except RmqError as error:
             self._file.set_aside()
-            self.lost = f"{error}: they were given the name …damaged, and there are no rules now"
+            self.lost = _("{error}: they were given the name …damaged, and there are no rules now", error=error)
             _log.warning("%s", self.lost)
             return
         self.rules = {one.name: one for one in kept.rules if one.figure in FIGURES and one.operator in OPERATORS}
@@ -269,7 +296,7 @@ class Alerts:
         )
         async with self._saving:
             try:
-                await asyncio.to_thread(self._file.save, msgspec.to_builtins(kept))
+                await asyncio.to_thread(self._file.save, msgspec.to_builtins(kept, enc_hook=plain))
                 self.trouble = ""
             except RmqError as error:
                 self.trouble = str(error)
@@ -281,7 +308,7 @@ class Alerts:
         """Add or replace a rule. Raises ValueError: it cannot be used, or there are too many."""
         rule.check(self.channels)
         if rule.name not in self.rules and len(self.rules) >= RULES_MAX:
-            raise ValueError(f"there are {RULES_MAX} rules: delete one first")
+            raise ValueError(_("there are {most} rules: delete one first", most=RULES_MAX))
         self.rules[rule.name] = rule
         self._matches.pop(rule.name, None)
         await self.save()
@@ -290,7 +317,7 @@ class Alerts:
         """Delete a rule; what it has firing is resolved."""
         rule = self.rules.pop(name)
         for alert in [one for one in self.alerts.values() if one.rule == name]:
-            self._resolve(rule, alert, self._clock.now_ms(), "the rule was deleted")
+            self._resolve(rule, alert, self._clock.now_ms(), _("the rule was deleted"))
         await self.save()
         self._wake.set()
 
@@ -298,14 +325,14 @@ class Alerts:
         """Add or replace a channel. Raises ValueError: it cannot be used, or there are too many."""
         channel.check()
         if channel.name not in self.channels and len(self.channels) >= CHANNELS_MAX:
-            raise ValueError(f"there are {CHANNELS_MAX} channels: delete one first")
+            raise ValueError(_("there are {most} channels: delete one first", most=CHANNELS_MAX))
         self.channels[channel.name] = channel
         await self.save()
 
     async def delete_channel(self, name: str) -> None:
         """Delete a channel. Raises ValueError: a rule uses it."""
         if used := [one.name for one in self.rules.values() if one.channel == name]:
-            raise ValueError(f"channel {name} is used by {', '.join(used)}: change them first")
+            raise ValueError(_("channel {name} is used by {used}: change them first", name=name, used=", ".join(used)))
         del self.channels[name]
         await self.save()
 
@@ -314,7 +341,7 @@ class Alerts:
         now_ms = self._clock.now_ms()
         rule = Rule(name="test", figure="lag", value=0.0)
         event = self._event(rule, Alert(rule="test", target="test", value=0.0, since_ms=0, seen_ms=0), "test", now_ms)
-        event.text = f"A test of channel {name} by the console of cluster {self._cluster}"
+        event.text = _("A test of channel {name} by the console of cluster {cluster}", name=name, cluster=self._cluster)
         return await deliver(self.channels[name], event, now_ms)
 
     # -- snapshots come
@@ -377,9 +404,9 @@ class Alerts:
     def _settle(self, rule: Rule, alert: Alert, at_ms: int) -> None:
         """End what nobody looks at or tells of; send what is to be sent."""
         if not self._pattern(rule).match(alert.target):
-            self._resolve(rule, alert, at_ms, "the rule no longer looks at it")
+            self._resolve(rule, alert, at_ms, _("the rule no longer looks at it"))
         elif at_ms - alert.seen_ms > HOUR_MS:
-            self._resolve(rule, alert, at_ms, "nobody told of it for an hour")
+            self._resolve(rule, alert, at_ms, _("nobody told of it for an hour"))
         elif alert.state == "firing" and not alert.is_told and rule.silent_until_ms <= at_ms:
             alert.is_told = True
             self._tell(rule, self._event(rule, alert, "firing", at_ms))
@@ -415,18 +442,23 @@ class Alerts:
             return
         event = self._event(rule, alert, "resolved", at_ms)
         if why:
-            event.value, event.text = None, f"{event.text} ({why})"
+            event.value, event.text = None, _("{text} ({why})", text=event.text, why=why)
         self._note("resolved", rule.name, alert.target, event.text)
         if alert.is_told:
             self._tell(rule, event)
 
     def _event(self, rule: Rule, alert: Alert, state: str, at_ms: int) -> Event:
         known = FIGURES[rule.figure]
-        at = f" since {datetime.fromtimestamp(alert.fired_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
-        text = (
-            f"{state.upper()} {rule.name}: {known.title} of {known.of} {clean(alert.target)}"
-            f" is {known.show(alert.value)} (limit {rule.operator} {known.show(rule.value)}) in cluster {self._cluster}"
-        ) + (at if state == "firing" else "")
+        about = {"name": rule.name, "title": known.title, "of": _(known.of), "target": clean(alert.target)}
+        about |= {"value": known.show(alert.value), "operator": rule.operator, "limit": known.show(rule.value)}
+        text = _("{name}: {title} of {of} {target} is {value} (limit {operator} {limit})", **about)
+        if state == "firing":
+            at = f"{datetime.fromtimestamp(alert.fired_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+            text = _("FIRING {alert} in cluster {cluster} since {at} UTC", alert=text, cluster=self._cluster, at=at)
+        elif state == "resolved":
+            text = _("RESOLVED {alert} in cluster {cluster}", alert=text, cluster=self._cluster)
+        else:
+            text = f"{state.upper()} {text} in cluster {self._cluster}"
         page = "/".join(quote(one, safe="") for one in (self._cluster, f"{known.of}s", alert.target.partition("@")[0]))
         return Event(
             id=alert.id,
@@ -451,7 +483,12 @@ class Alerts:
             self.waiting.append(Waiting(channel=rule.channel, event=event))
             if len(self.waiting) > WAITING_MAX:
                 lost = self.waiting.popleft()
-                self._note("lost", lost.event.rule, lost.event.target, f"{WAITING_MAX:,} other notices wait")
+                self._note(
+                    "lost",
+                    lost.event.rule,
+                    lost.event.target,
+                    _("{most:,} other notices wait", most=WAITING_MAX),
+                )
         self._wake.set()
 
     def _note(self, what: str, rule: str, target: str, text: str) -> None:
@@ -465,7 +502,7 @@ class Alerts:
             while True:
                 channel = self.channels.get(name)
                 if channel is None:
-                    waiting.trouble, waiting.tries = "the channel was deleted", TRIES
+                    waiting.trouble, waiting.tries = _("the channel was deleted"), TRIES
                 else:
                     waiting.trouble = await deliver(channel, waiting.event, self._clock.now_ms())
                     waiting.tries += 1
@@ -478,7 +515,14 @@ class Alerts:
                 self.waiting.remove(waiting)
             event = waiting.event
             if waiting.trouble:
-                text = f"channel {name} did not take it in {waiting.tries} tries: {waiting.trouble}"
-                self._note("given up", event.rule, event.target, text)
+                text = _(
+                    "channel {name} did not take it in {tries} tries: {trouble}",
+                    name=name,
+                    tries=waiting.tries,
+                    trouble=waiting.trouble,
+                )
+                self._note(_("given up"), event.rule, event.target, text)
             else:
-                self._note("delivered", event.rule, event.target, f"{event.state}, to channel {name}")
+                self._note(
+                    "delivered", event.rule, event.target, _("{state}, to channel {name}", state=event.state, name=name)
+                )

@@ -29,6 +29,7 @@ from rmqkit.console.routes import ROUTES, Route
 from rmqkit.console.texts import LANGUAGES
 from rmqkit.errors import NoNameServer, PeerRefused, ReadOnly, RequestTimedOut, RmqError, SettingsError, UnknownName
 from rmqkit.protocol.codes import ResponseCode
+from rmqkit.sentences import _
 
 __all__ = ["Console"]
 
@@ -119,7 +120,7 @@ class Console(Hub):
             if found is None:
                 if not path.endswith("/") and self.find_route(path + "/"):
                     return RedirectResponse(ask.link.out(*path.strip("/").split("/")) + "/", 307)
-                raise Fault(404, "No such page", f"there is no page {path}")
+                raise Fault(404, _("No such page"), _("there is no page {path}", path=path))
             route, view, names = found
             user = self._user(request) or user
             env = env_of(self, names)
@@ -128,10 +129,10 @@ class Console(Hub):
                 return self._to_login(ask, request, path)
             if request.method == "POST":
                 if not route.posts:
-                    raise Fault(405, "Not a form", f"{route.path} shows; it takes no POST")
+                    raise Fault(405, _("Not a form"), _("{path} shows; it takes no POST", path=route.path))
                 await ask.read_form()
             elif request.method not in security.SAFE:
-                raise Fault(405, "Not a method", f"{request.method} is not GET, HEAD or POST")
+                raise Fault(405, _("Not a method"), _("{method} is not GET, HEAD or POST", method=request.method))
             if env is not None:
                 env.watcher.look()
                 await env.watcher.first(FIRST_SNAPSHOT_S)
@@ -141,7 +142,7 @@ class Console(Hub):
                 await self._prove(ask)
                 page = await (ask.confirmed(ask.form["review"]) if ask.is_confirmed else view(ask))
             else:
-                page, _ = await asyncio.gather(view(ask), self._prove(ask))
+                page, __ = await asyncio.gather(view(ask), self._prove(ask))
             return self._shown(ask, route, page)
         except Exception as error:  # noqa: BLE001 - the outer edge of a request: whatever it is, the browser gets a page
             return self._failed(ask, error)
@@ -150,14 +151,14 @@ class Console(Hub):
         """Raises Fault: the request may not be answered, whoever asks."""
         headers = request.headers
         if why := security.host_fault(headers.get("host", ""), self.host_names):
-            raise Fault(421, "Not this console", why)
+            raise Fault(421, _("Not this console"), why)
         scheme = "https" if self.is_secure or request.scope.get("scheme") == "https" else "http"
         own = f"{scheme}://{headers.get('host', '')}"
         if why := security.origin_fault(request.method, headers, own, has_cookie=self.cookie in request.cookies):
             self.audit.write(
                 "?", request.client.host if request.client else "?", "", "request", request.url.path, "refused", why
             )
-            raise Fault(403, "From another site", why)
+            raise Fault(403, _("From another site"), why)
 
     def _user(self, request: Request) -> User | None:
         if self.authorize is not None:
@@ -182,15 +183,15 @@ class Console(Hub):
                 return
             self.sessions.end(ask.request.cookies.get(self.cookie, ""))
             ask.audit("request", ask.request.url.path, "refused", str(error))
-            raise Fault(403, "The broker refuses", f"{error}: you are logged out") from None
+            raise Fault(403, _("The broker refuses"), _("{error}: you are logged out", error=error)) from None
         except (RmqError, TimeoutError):
             return
 
     def _to_login(self, ask: Ask, request: Request, path: str) -> Response:
         if self.authorize is not None:
-            raise Fault(403, "Not allowed", "the program that this console is part of lets you not in")
+            raise Fault(403, _("Not allowed"), _("the program that this console is part of lets you not in"))
         if request.method != "GET" or wants_json(request):
-            raise Fault(401, "Not logged in", f"log in first: {ask.link.out('login')}")
+            raise Fault(401, _("Not logged in"), _("log in first: {out}", out=ask.link.out("login")))
         back = path + (f"?{request.url.query}" if request.url.query else "")
         return RedirectResponse(ask.link.out("login", next=back), 303)
 
@@ -202,8 +203,8 @@ class Console(Hub):
         path = path.removeprefix(root) if root else path
         found = self.find_route(path)
         if found is None or not found[0].live_s:
-            raise Fault(404, "No such page", f"there is no page {path} that refreshes")
-        _, view, names = found
+            raise Fault(404, _("No such page"), _("there is no page {path} that refreshes", path=path))
+        __, view, names = found
         env = env_of(self, names)
         scope = {
             **ask.request.scope,
@@ -216,9 +217,9 @@ class Console(Hub):
         async def show() -> Page:
             if env is not None:
                 env.watcher.look()
-            page, _ = await asyncio.gather(view(inner), self._prove(inner))
+            page, __ = await asyncio.gather(view(inner), self._prove(inner))
             if not isinstance(page, Page):
-                raise Fault(404, "No such page", f"{path} is no page that refreshes")
+                raise Fault(404, _("No such page"), _("{path} is no page that refreshes", path=path))
             return page
 
         return live.refreshes(self, show, lambda page: self.values_of(inner, page), ask.user.name)
@@ -260,7 +261,7 @@ class Console(Hub):
                 ask.audit(error.name, error.address, "refused", str(error))
         if fault.status == 500:
             _log.error("console: %s %s failed", ask.request.method, ask.request.url.path, exc_info=error)
-        values = {"status": fault.status, "text": fault.text, "near": [name for name, _ in fault.near]}
+        values = {"status": fault.status, "text": fault.text, "near": [name for name, __ in fault.near]}
         if wants_json(ask.request):
             return _json({"title": fault.title, **values}, fault.status)
         page = Page(template="error.html", title=fault.title, values=values, more={"links": fault.near})
@@ -285,20 +286,20 @@ def _fault(error: Exception) -> Fault:
         case Fault():
             return error
         case UnknownName():
-            return Fault(404, f"No such {error.kind}", str(error))
+            return Fault(404, _("No such {kind}", kind=_(error.kind)), str(error))
         case ReadOnly():
-            return Fault(403, "Not allowed", str(error))
+            return Fault(403, _("Not allowed"), str(error))
         case PeerRefused() if error.code == ResponseCode.NO_PERMISSION:
-            return Fault(403, "The broker refuses", str(error))
+            return Fault(403, _("The broker refuses"), str(error))
         case NoNameServer():
-            return Fault(502, "No name server answers", str(error))
+            return Fault(502, _("No name server answers"), str(error))
         case RequestTimedOut() | TimeoutError():
-            return Fault(504, "No answer in time", str(error) or "a broker did not answer in time")
+            return Fault(504, _("No answer in time"), str(error) or _("a broker did not answer in time"))
         case SettingsError():
-            return Fault(400, "That cannot be asked", str(error))
+            return Fault(400, _("That cannot be asked"), str(error))
         case RmqError():
-            return Fault(502, "The cluster did not answer", str(error))
-    return Fault(500, "The console failed", "this is a fault of the console: its log has the reason")
+            return Fault(502, _("The cluster did not answer"), str(error))
+    return Fault(500, _("The console failed"), _("this is a fault of the console: its log has the reason"))
 
 
 def _near(ask: Ask, error: UnknownName) -> list[tuple[str, str]]:
@@ -315,12 +316,16 @@ def env_of(hub: Hub, names: dict[str, str]) -> Env | None:
         return None
     if name not in hub.envs:
         known = ", ".join(hub.envs)
-        raise Fault(404, "No such cluster", f"this console knows no cluster {name}: it knows {known}")
+        raise Fault(
+            404,
+            _("No such cluster"),
+            _("this console knows no cluster {name}: it knows {known}", name=name, known=known),
+        )
     return hub.envs[name]
 
 
 def _view(name: str) -> View:
-    module, _, function = name.partition(":")
+    module, __, function = name.partition(":")
     found: View = getattr(import_module(f"rmqkit.console.views.{module}"), function)
     return found
 

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from markupsafe import Markup
-from msgspec import Struct, field, to_builtins
+from msgspec import Struct, field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -26,6 +26,7 @@ from rmqkit.console.logins import Role, User
 from rmqkit.console.render import Link
 from rmqkit.console.reviews import Review, difference
 from rmqkit.errors import RmqError
+from rmqkit.sentences import _, joined
 
 ROWS = 100
 """Rows on a page of a list."""
@@ -117,6 +118,10 @@ class Ask:
         """Of the page's texts: what the user chose, or the browser asks for."""
         return texts.chosen(self.request.cookies.get("rmq_lang", ""), self.request.headers.get("accept-language", ""))
 
+    def say(self, text: str) -> str:
+        """Return a sentence in the user's language."""
+        return texts.said(text, self.language)
+
     @property
     def admin(self) -> Admin:
         """Asks brokers as this user."""
@@ -146,19 +151,27 @@ class Ask:
         if not text:
             return default
         if not text.lstrip("-").isdecimal() or len(text) > 20:
-            raise Fault(400, "Not a number", f"{name}={text} must be a whole number from {low} on")
+            raise Fault(
+                400,
+                _("Not a number"),
+                _("{name}={text} must be a whole number from {low} on", name=name, text=text, low=low),
+            )
         return min(max(int(text), low), high)
 
     async def read_form(self) -> None:
         """Take what was posted. Raises Fault: it is too large, or no form."""
         kind = self.request.headers.get("content-type", "application/x-www-form-urlencoded").partition(";")[0]
         if kind.strip() not in ("application/x-www-form-urlencoded", ""):
-            raise Fault(415, "Not a form", f"content type {kind} is not taken: post application/x-www-form-urlencoded")
+            raise Fault(
+                415,
+                _("Not a form"),
+                _("content type {kind} is not taken: post application/x-www-form-urlencoded", kind=kind),
+            )
         parts, size = [], 0
         async for chunk in self.request.stream():
             size += len(chunk)
             if size > FORM_BYTES_MAX:
-                raise Fault(413, "Too much", f"a form may have {FORM_BYTES_MAX:,} bytes")
+                raise Fault(413, _("Too much"), _("a form may have {most:,} bytes", most=FORM_BYTES_MAX))
             parts.append(chunk)
         self.form = dict(
             parse_qsl(b"".join(parts).decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=200)
@@ -177,10 +190,17 @@ class Ask:
         """Raises Fault: this user, or this console, only reads, or only sends; the audit has it."""
         if self.may_change if is_sending else self.may_administer:
             return
-        role = "an operator, who sends messages" if self.may_change else "a viewer"
-        why = "this console is read-only" if self.console.read_only else f"{self.user.name} is {role}"
+        why = _("{user} is a viewer", user=self.user.name)
+        if self.console.read_only:
+            why = _("this console is read-only")
+        elif self.may_change:
+            why = _("{user} is an operator, who sends messages", user=self.user.name)
         self.audit(action, target, "refused", why)
-        raise Fault(403, "Not allowed", f"{action} to {target} was not done: {why}")
+        raise Fault(
+            403,
+            _("Not allowed"),
+            _("{action} to {target} was not done: {why}", action=_(action), target=target, why=why),
+        )
 
     def review(self, review: Review, token: str = "", trouble: str = "") -> Page:
         """The page on which a change is looked at before it is confirmed."""
@@ -197,7 +217,7 @@ class Ask:
         }
         return Page(
             template="review.html",
-            title=f"Review: {review.action}",
+            title=_("Review: {action}", action=_(review.action)),
             values=values,
             more={"back": review.back},
             command=review.command,
@@ -215,14 +235,16 @@ class Ask:
         Raises Fault: the review is not there any more, or what it was of has changed."""
         review = self.console.reviews.find(token, self.user.name)
         if review is None:
-            raise Fault(409, "Review again", "this review is too old, or was of somebody else: fill in the form again")
+            raise Fault(
+                409, _("Review again"), _("this review is too old, or was of somebody else: fill in the form again")
+            )
         if review.typed and self.form.get("typed", "").strip() != review.typed:
-            return self.review(review, token, f"type {review.typed} to confirm it")
+            return self.review(review, token, _("type {typed} to confirm it", typed=review.typed))
         if review.done is None:
             # No await since it was looked for: who clicks twice finds this future, and nothing is done twice.
             review.done = asyncio.get_running_loop().create_future()
             # Before it is done: what a crash cuts off has left a line.
-            self.audit(review.action, review.target, "intent", "; ".join(review.requests))
+            self.audit(review.action, review.target, "intent", joined("; ", review.requests))
             try:
                 await self._check_unchanged(review)
                 result = await review.run()
@@ -230,7 +252,7 @@ class Ask:
                 outcome = "refused" if isinstance(error, Fault) else "failed"
                 self.audit(review.action, review.target, outcome, str(error) or type(error).__name__)
                 is_kept = isinstance(error, RmqError | Fault)
-                review.done.set_exception(error if is_kept else RmqError(str(error) or "it was cut off"))
+                review.done.set_exception(error if is_kept else RmqError(str(error) or _("it was cut off")))
                 # Taken once here, or asyncio complains of an error that nobody waited for.
                 review.done.exception()
                 raise
@@ -240,22 +262,48 @@ class Ask:
                 self.env.watcher.refresh()
         # Who goes away must not cancel what others wait for.
         result = await asyncio.shield(review.done)
-        values = {"action": review.action, "target": review.target, "result": to_builtins(result)}
+        values = {"action": review.action, "target": review.target, "result": _shown(result)}
         more = {"back": review.back, "sent": result if hasattr(result, "queue_offset") else None}
         return Page(
-            template="done.html", title=f"Done: {review.action}", values=values, more=more, command=review.command
+            template="done.html",
+            title=_("Done: {action}", action=_(review.action)),
+            values=values,
+            more=more,
+            command=review.command,
         )
 
     async def _check_unchanged(self, review: Review) -> None:
         """Raises Fault: somebody changed it since it was reviewed."""
         if review.look is not None and (lines := difference(review.seen, await review.look())):
-            raise Fault(409, "Changed since you looked", f"{review.target}: {'; '.join(lines)}: look at it again")
+            raise Fault(
+                409,
+                _("Changed since you looked"),
+                _("{target}: {lines}: look at it again", target=review.target, lines=joined("; ", lines)),
+            )
+
+
+def _shown(result: Any) -> Any:
+    """What a change returned, with names as in JSON."""
+    match result:
+        case Struct():
+            values = (getattr(result, name) for name in result.__struct_fields__)
+            return dict(zip(result.__struct_encode_fields__, values, strict=True))
+        case list():
+            return [_shown(one) for one in result]
+    return result
 
 
 def _outcome(result: Any) -> str:
     if hasattr(result, "send_result"):
-        return f"{result.send_result} {result.msg_id} on {result.broker_name}:{result.queue_id}@{result.queue_offset}"
-    return getattr(result, "consume_result", "") or "done"
+        return _(
+            "{result} {id} on {broker}:{queue}@{offset}",
+            result=result.send_result,
+            id=result.msg_id,
+            broker=result.broker_name,
+            queue=result.queue_id,
+            offset=result.queue_offset,
+        )
+    return getattr(result, "consume_result", "") or _("done")
 
 
 View = Callable[[Ask], Awaitable[Page | Response]]
@@ -266,7 +314,7 @@ async def part(asking: Awaitable[Any]) -> Part:
     try:
         return Part(await asking)
     except TimeoutError:
-        return Part(None, "no answer in time")
+        return Part(None, _("no answer in time"))
     except RmqError as error:
         return Part(None, str(error))
 

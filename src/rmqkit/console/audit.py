@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from rmqkit.clock import Clock
 from rmqkit.errors import SettingsError
+from rmqkit.sentences import _, plain
 
 FILE_BYTES, FILES = 64_000_000, 5
 SHOWN_MAX = 1_000
@@ -84,7 +85,13 @@ class Audit:
                 self._file = _OwnFile(path, maxBytes=FILE_BYTES, backupCount=FILES - 1, encoding="utf-8")
                 self._last.extend(_tail(path))
             except OSError as error:
-                raise SettingsError(f"audit file {path}: {error.strerror}: name another one with --audit") from None
+                raise SettingsError(
+                    _(
+                        "audit file {path}: {strerror}: name another one with --audit",
+                        path=path,
+                        strerror=error.strerror,
+                    )
+                ) from None
 
     def write(
         self, user: str, address: str, env: str, action: str, target: str, outcome: str, detail: str = ""
@@ -101,12 +108,12 @@ class Audit:
             detail=detail,
         )
         if self._file is not None:
-            text = msgspec.json.encode(line).decode()
+            text = msgspec.json.encode(line, enc_hook=plain).decode()
             record = logging.LogRecord("audit", logging.INFO, "", 0, text, None, None)
             if self._file.shouldRollover(record):
                 self._file.doRollover()
             if self._file.stream is None:
-                raise OSError(f"audit file {self.path} is closed")
+                raise OSError(_("audit file {path} is closed", path=self.path))
             self._file.stream.write(text + "\n")
             self._file.stream.flush()
         self._last.append(line)
@@ -114,7 +121,11 @@ class Audit:
     def lines(self, wanted: str = "") -> list[AuditLine]:
         """The last lines, the newest first; those in which a text occurs."""
         text = wanted.lower()
-        return [line for line in reversed(self._last) if not text or text in msgspec.json.encode(line).decode().lower()]
+        return [
+            line
+            for line in reversed(self._last)
+            if not text or text in msgspec.json.encode(line, enc_hook=plain).decode().lower()
+        ]
 
     def close(self) -> None:
         if self._file is not None:

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from markupsafe import Markup
 from msgspec import Struct
 
+from rmqkit.sentences import _
+
 POINTS_MAX = 240
 _WIDTH, _HEIGHT = 640, 168
 _RIGHT, _TOP, _BOTTOM = 12, 16, 26
@@ -80,39 +82,46 @@ def line_chart(
     span: tuple[int, int] | None = None,
     marks: Sequence[Mark] = (),
     note: Markup | str = "",
+    say: Callable[[str], str] = str,
 ) -> Markup:
     """A figure with the chart and its table; without two known points, a sentence instead.
     ``show`` writes a value with its unit, ``top_of`` says where the axis of the highest value ends, ``span`` is from
-    when to when it goes, ``note`` stands beside the title."""
+    when to when it goes, ``note`` stands beside the title, ``say`` translates a sentence."""
+    title, unit = say(title), say(unit)
     known = [point for line in lines for point in line.points if point[1] is not None]
-    if len({at for at, _ in known}) < 2:
-        return Markup(
-            '<p class="empty">{}: not enough figures of this time; the console looks once a minute,'
-            " and every 10 s while somebody looks. {}</p>"
-        ).format(title, note)
-    begin, end = span if span and span[0] < span[1] else (min(at for at, _ in known), max(at for at, _ in known))
+    if len({at for at, __ in known}) < 2:
+        few = _(
+            "{title}: not enough figures of this time; the console looks once a minute, "
+            "and every 10 s while somebody looks.",
+            title=title,
+        )
+        return Markup('<p class="empty">{} {}</p>').format(say(few), note)
+    begin, end = span if span and span[0] < span[1] else (min(at for at, __ in known), max(at for at, __ in known))
     marks = [one for one in marks if begin <= one.at <= end]
     top = top_of(max(_value(point) for point in known))
     heights = [(top * share, show(top * share)) for share in (0.0, 0.5, 1.0)]
-    left = max(_LEFT_MIN, round(6 + _LETTER * max(len(text) for _, text in heights)))
+    left = max(_LEFT_MIN, round(6 + _LETTER * max(len(text) for __, text in heights)))
     area = _Area(begin, end, top, left)
     parts = [_frame(area, heights)]
     for number, line in enumerate(lines):
         parts += _paths(line, number, area)
     parts += (_mark(one, number, area) for number, one in enumerate(marks, 1))
-    described = "; ".join(f"{line.name}: {_summary(line, show)}" for line in lines)
-    shape = Markup(
-        '<svg class="chart" viewBox="0 0 {w} {h}" role="img"'
-        ' aria-label="{title}, {unit}, from {begin} to {end} UTC. {text}"'
-        ' data-begin="{first}" data-end="{last}" data-left="{left}" data-right="{right}">{parts}</svg>'
-    ).format(
-        w=_WIDTH,
-        h=_HEIGHT,
+    described = "; ".join(f"{line.name}: {say(_summary(line, show))}" for line in lines)
+    label = _(
+        "{title}, {unit}, from {begin} to {end} UTC. {text}",
         title=title,
         unit=unit,
         begin=_clock(begin, end - begin),
         end=_clock(end, end - begin),
         text=described,
+    )
+    shape = Markup(
+        '<svg class="chart" viewBox="0 0 {w} {h}" role="img" aria-label="{label}"'
+        ' data-begin="{first}" data-end="{last}" data-left="{left}" data-right="{right}">{parts}</svg>'
+    ).format(
+        w=_WIDTH,
+        h=_HEIGHT,
+        label=say(label),
         first=begin,
         last=end,
         left=left,
@@ -120,13 +129,15 @@ def line_chart(
         parts=Markup("").join(parts),
     )
     keys = Markup("").join(
-        Markup('<li class="key-{}">{} <b>{}</b></li>').format(number, line.name, _last(line, show))
+        Markup('<li class="key-{}">{} <b>{}</b></li>').format(number, line.name, say(_last(line, show)))
         for number, line in enumerate(lines)
     )
     return Markup(
         '<figure class="chart-figure"><figcaption>{} <span class="unit">{}</span> {}</figcaption>'
         '{}<ul class="keys">{}</ul>{}{}</figure>'
-    ).format(title, unit, note, shape, keys, _marks(marks, end - begin), _table(title, lines, show, end - begin))
+    ).format(
+        title, unit, note, shape, keys, _marks(marks, end - begin, say), _table(title, lines, show, end - begin, say)
+    )
 
 
 def _frame(area: _Area, heights: Sequence[tuple[float, str]]) -> Markup:
@@ -159,11 +170,11 @@ def _mark(mark: Mark, number: int, area: _Area) -> Markup:
     ).format(_TOP, _HEIGHT - _BOTTOM, f"{float(x) + 3:.1f}", _TOP + 9, number, x=x)
 
 
-def _marks(marks: Sequence[Mark], span: int) -> Markup:
+def _marks(marks: Sequence[Mark], span: int, say: Callable[[str], str]) -> Markup:
     """What the numbers of the marks stand for."""
     if not marks:
         return Markup("")
-    items = Markup("").join(Markup("<li>{} UTC: {}</li>").format(_clock(one.at, span), one.text) for one in marks)
+    items = Markup("").join(Markup("<li>{} UTC: {}</li>").format(_clock(one.at, span), say(one.text)) for one in marks)
     return Markup('<ol class="marks">{}</ol>').format(items)
 
 
@@ -176,14 +187,16 @@ def _paths(line: Line, number: int, area: _Area) -> Iterable[Markup]:
             runs[-1].append(f"{area.x(at)},{area.y(value)}")
     for run in runs:
         if len(run) == 1:
-            x, _, y = run[0].partition(",")
+            x, __, y = run[0].partition(",")
             yield Markup('<circle class="line-{}" cx="{}" cy="{}" r="2"/>').format(number, x, y)
         elif run:
             yield Markup('<polyline class="line-{}" points="{}"/>').format(number, " ".join(run))
 
 
-def _table(title: str, lines: Sequence[Line], show: Callable[[float], str], span: int) -> Markup:
-    times = sorted({at for line in lines for at, _ in line.points})
+def _table(
+    title: str, lines: Sequence[Line], show: Callable[[float], str], span: int, say: Callable[[str], str]
+) -> Markup:
+    times = sorted({at for line in lines for at, __ in line.points})
     step = max(1, math.ceil(len(times) / _TABLE_ROWS_MAX))
     chosen = times[::-step]
     values = [dict(line.points) for line in lines]
@@ -191,22 +204,24 @@ def _table(title: str, lines: Sequence[Line], show: Callable[[float], str], span
     rows = Markup("").join(
         Markup('<tr><th scope="row">{}</th>{}</tr>').format(
             _clock(at, span),
-            Markup("").join(Markup('<td class="n">{}</td>').format(_shown(known.get(at), show)) for known in values),
+            Markup("").join(
+                Markup('<td class="n">{}</td>').format(say(_shown(known.get(at), show))) for known in values
+            ),
         )
         for at in chosen
     )
     return Markup(
-        '<details class="chart-table"><summary>The same as a table</summary><div class="scroll"><table>'
+        '<details class="chart-table"><summary>{}</summary><div class="scroll"><table>'
         '<caption>{}</caption><thead><tr><th scope="col">UTC</th>{}</tr></thead><tbody>{}</tbody>'
         "</table></div></details>"
-    ).format(title, heads, rows)
+    ).format(say(_("The same as a table")), title, heads, rows)
 
 
 def _summary(line: Line, show: Callable[[float], str]) -> str:
     known = [_value(point) for point in line.points if point[1] is not None]
     if not known:
-        return "unknown"
-    return f"{show(min(known))} to {show(max(known))}, now {_last(line, show)}"
+        return _("unknown")
+    return _("{low} to {high}, now {last}", low=show(min(known)), high=show(max(known)), last=_last(line, show))
 
 
 def _last(line: Line, show: Callable[[float], str]) -> str:
@@ -214,7 +229,7 @@ def _last(line: Line, show: Callable[[float], str]) -> str:
 
 
 def _shown(value: float | None, show: Callable[[float], str]) -> str:
-    return "unknown" if value is None else show(value)
+    return _("unknown") if value is None else show(value)
 
 
 def _value(point: Point) -> float:

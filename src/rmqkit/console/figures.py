@@ -37,6 +37,7 @@ from msgspec import Struct
 
 from rmqkit.admin.health import Snapshot, span_text
 from rmqkit.console import render
+from rmqkit.sentences import _
 
 __all__ = ["FIGURES", "Figure", "Told", "told"]
 
@@ -104,32 +105,33 @@ _RATE: dict[str, Any] = {
     "show": lambda value: str(render.rate(value)),
     "top": nice,
     "scale": 100,
-    "unit": "messages per second",
+    "unit": _("messages per second"),
 }
-_SECONDS: dict[str, Any] = {"show": _span, "top": _seconds_top, "unit": "time", "hint": "seconds"}
+_SECONDS: dict[str, Any] = {"show": _span, "top": _seconds_top, "unit": _("time"), "hint": _("seconds")}
 
 FIGURES: dict[str, Figure] = {
-    "lag": Figure(of="group", title="Lag", unit="messages", **_COUNT),
-    "age": Figure(of="group", title="Age of the oldest unread", **_SECONDS),
-    "dead": Figure(of="group", title="Dead letters stored", unit="messages", **_COUNT),
-    "growth": Figure(of="group", title="Dead letters within an hour", unit="messages", is_kept=False, **_COUNT),
-    "members": Figure(of="group", title="Members online", unit="clients", **_COUNT),
-    "offline": Figure(of="group", title="Offline", unit="1 or 0", is_kept=False, hint="1: nobody is online", **_COUNT),
-    "put": Figure(of="topic", title="Messages in", **_RATE),
-    "in": Figure(of="broker", title="Messages in", **_RATE),
-    "out": Figure(of="broker", title="Messages out", **_RATE),
+    "lag": Figure(of="group", title=_("Lag"), unit=_("messages"), **_COUNT),
+    "age": Figure(of="group", title=_("Age of the oldest unread"), **_SECONDS),
+    "dead": Figure(of="group", title=_("Dead letters stored"), unit=_("messages"), **_COUNT),
+    "growth": Figure(of="group", title=_("Dead letters within an hour"), unit=_("messages"), is_kept=False, **_COUNT),
+    "members": Figure(of="group", title=_("Members online"), unit=_("clients"), **_COUNT),
+    "offline": Figure(of="group", title=_("Offline"), unit=_("1 or 0"), is_kept=False,
+        hint=_("1: nobody is online"), **_COUNT),
+    "put": Figure(of="topic", title=_("Messages in"), **_RATE),
+    "in": Figure(of="broker", title=_("Messages in"), **_RATE),
+    "out": Figure(of="broker", title=_("Messages out"), **_RATE),
     "disk": Figure(
-        of="broker", title="Disk used", unit="share of the log's disk", scale=10_000, hint="0.8 is 80 %",
+        of="broker", title=_("Disk used"), unit=_("share of the log's disk"), scale=10_000, hint=_("0.8 is 80 %"),
         show=lambda value: f"{value:.1%}", top=lambda _: 1.0,
     ),
     "slave": Figure(
-        of="broker", title="Slaves behind", unit="bytes", hint="bytes; the name is BROKER@HOST",
+        of="broker", title=_("Slaves behind"), unit=_("bytes"), hint=_("bytes; the name is BROKER@HOST"),
         show=lambda value: str(render.size(value)), top=_bytes_top,
     ),
-    "unsynced": Figure(of="broker", title="Slaves not in sync", unit="slaves", **_COUNT),
-    "timer": Figure(of="broker", title="Timed messages late", **_SECONDS),
-    "half": Figure(of="broker", title="Oldest half message", **_SECONDS),
-    "gone": Figure(of="broker", title="Broker does not answer", is_kept=False, **_SECONDS),
+    "unsynced": Figure(of="broker", title=_("Slaves not in sync"), unit=_("slaves"), **_COUNT),
+    "timer": Figure(of="broker", title=_("Timed messages late"), **_SECONDS),
+    "half": Figure(of="broker", title=_("Oldest half message"), **_SECONDS),
+    "gone": Figure(of="broker", title=_("Broker does not answer"), is_kept=False, **_SECONDS),
 }  # fmt: skip
 """Figures that people look at, by their name in addresses and rules."""
 BOOT = "boot"

@@ -14,10 +14,11 @@ from msgspec import Struct
 from rmqkit.console.asking import Ask, Page
 from rmqkit.console.reviews import Review
 from rmqkit.errors import ClientError, SettingsError, UnknownName
+from rmqkit.sentences import _
 
 __all__ = ["EVERYWHERE", "Field", "Form", "change", "chosen_brokers", "flag", "number", "pairs", "where"]
 
-EVERYWHERE = "all brokers"
+EVERYWHERE = _("all brokers")
 _FLAG = ("yes", "no")
 
 
@@ -127,7 +128,9 @@ def _plain(field: Field) -> dict[str, Any]:
 def where(ask: Ask, brokers: Sequence[str] = (), hint: str = "") -> Field:
     """Which brokers a change is for."""
     names = sorted(brokers) or masters(ask)
-    return Field(name="where", label="Where", kind="choice", value=EVERYWHERE, choices=(EVERYWHERE, *names), hint=hint)
+    return Field(
+        name="where", label=_("Where"), kind="choice", value=EVERYWHERE, choices=(EVERYWHERE, *names), hint=hint
+    )
 
 
 def masters(ask: Ask) -> list[str]:
@@ -140,9 +143,9 @@ def chosen_brokers(ask: Ask, given: Mapping[str, str], brokers: Sequence[str] = 
     names = sorted(brokers) or masters(ask)
     wanted = given.get("where") or EVERYWHERE
     if wanted != EVERYWHERE and wanted not in names:
-        raise ValueError(f"broker {wanted} must be one of {', '.join(names)}")
+        raise ValueError(_("broker {wanted} must be one of {names}", wanted=wanted, names=", ".join(names)))
     if not names:
-        raise ValueError("no broker is known yet: look again in a few seconds")
+        raise ValueError(_("no broker is known yet: look again in a few seconds"))
     return names if wanted == EVERYWHERE else [wanted]
 
 
@@ -150,7 +153,14 @@ def number(given: Mapping[str, str], name: str, label: str, low: int = 0) -> int
     """A whole number. Raises ValueError: it is none."""
     text = given.get(name, "")
     if not text.lstrip("-").isdecimal() or int(text) < low or len(text) > 18:
-        raise ValueError(f"{label} {text or 'is empty: it'} must be a whole number from {low} on")
+        raise ValueError(
+            _(
+                "{label} {text} must be a whole number from {low} on",
+                label=_(label),
+                text=text or _("is empty: it"),
+                low=low,
+            )
+        )
     return int(text)
 
 
@@ -165,6 +175,6 @@ def pairs(text: str, what: str) -> dict[str, str]:
     for line in filter(None, map(str.strip, text.splitlines())):
         name, sign, value = line.partition("=")
         if not sign or not name.strip():
-            raise ValueError(f"{what} {line!r} must be name=value, one a line")
+            raise ValueError(_("{what} {line!r} must be name=value, one a line", what=_(what), line=line))
         found[name.strip()] = value.strip()
     return found

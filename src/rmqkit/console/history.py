@@ -51,6 +51,7 @@ from rmqkit.console import figures
 from rmqkit.console.audit import close_to_others
 from rmqkit.console.charts import Point
 from rmqkit.console.figures import FIGURES
+from rmqkit.sentences import _
 
 __all__ = ["HOUR_MS", "History", "column", "packed", "slots_of", "unpacked"]
 
@@ -252,7 +253,11 @@ class History:
                     self._go_on(level, start, block)
                 self._names |= set(self._ids)
             except (OSError, sqlite3.Error) as error:
-                self.trouble = f"history file {self.path} cannot be used ({error}): figures are in memory alone"
+                self.trouble = _(
+                    "history file {path} cannot be used ({error}): figures are in memory alone",
+                    path=self.path,
+                    error=error,
+                )
                 _log.warning("%s", self.trouble)
         self._opened.set()
 
@@ -283,7 +288,7 @@ class History:
             kept = UNKNOWN if value is None else min(_VALUE_MAX, max(0, round(value * (known.scale if known else 1))))
             is_full |= not self.put(snapshot.at_ms, figure, name, kept, is_fine=is_fine)
         if is_full and not self.trouble:
-            self.trouble = f"there are more than {SERIES_MAX:,} series: what is above has no history"
+            self.trouble = _("there are more than {most:,} series: what is above has no history", most=SERIES_MAX)
 
     def put(self, at_ms: int, figure: str, name: str, value: int, *, is_fine: bool = False) -> bool:
         """Keep one scaled figure. False: there are too many series."""
@@ -322,7 +327,7 @@ class History:
                 points.append((points[-1][0] + before_ms, None))
             points.append((at, None if value < 0 else value / scale if scale > 1 else value))
             before_ms = step
-        return min((step for step, _ in found.values()), default=LEVELS[_LONG].step), points
+        return min((step for step, __ in found.values()), default=LEVELS[_LONG].step), points
 
     async def _slots(self, level: _Level, key: Key, begin_ms: int, end_ms: int) -> dict[int, int]:
         """What is known of a series at one resolution, by time."""
@@ -380,26 +385,40 @@ class History:
                 await self._in_thread(self._store, taken, now_ms)
                 self._written_ms = now_ms
                 for one, count in zip(self._levels, done, strict=True):
-                    self._filled -= {(one.level.step, start) for start, _ in one.finished[:count]}
+                    self._filled -= {(one.level.step, start) for start, __ in one.finished[:count]}
                     del one.finished[:count]
             except sqlite3.Error as error:
                 await self._failed(error)
         for one in self._levels:
             if self.path is not None and len(one.finished) > _FINISHED_MAX:
-                self.trouble = f"history file {self.path} was not written for hours: the oldest figures are lost"
+                self.trouble = _(
+                    "history file {path} was not written for hours: the oldest figures are lost", path=self.path
+                )
             del one.finished[:-_FINISHED_MAX]
         self._names &= set().union(*(one.current for one in self._levels)) | set(self._ids)
 
     async def _failed(self, error: sqlite3.Error) -> None:
         """A read or a write failed: begin anew beside a damaged file; whatever else it is may be over the next time."""
         if not _is_damage(error):
-            self.trouble = f"history file {self.path}: {error}; what it has is not shown, and it is tried again"
+            self.trouble = _(
+                "history file {path}: {error}; what it has is not shown, and it is tried again",
+                path=self.path,
+                error=error,
+            )
             _log.warning("%s", self.trouble)
             return
         try:
             await self._in_thread(self._begin_anew, str(error))
         except (OSError, sqlite3.Error) as other:
-            self._file, self.trouble = None, f"history file {self.path} is damaged ({error}) and stays: {other}"
+            self._file, self.trouble = (
+                None,
+                _(
+                    "history file {path} is damaged ({error}) and stays: {other}",
+                    path=self.path,
+                    error=error,
+                    other=other,
+                ),
+            )
             _log.warning("%s", self.trouble)
 
     async def _in_thread(self, function: Callable[..., T], *args: object) -> T:
@@ -431,7 +450,7 @@ class History:
         file.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
         version = file.execute("PRAGMA user_version").fetchone()[0]
         if version not in (0, _VERSION):
-            raise _Damaged(f"it has version {version}, and this console knows {_VERSION}")
+            raise _Damaged(_("it has version {version}, and this console knows {ours}", version=version, ours=_VERSION))
         with file:
             file.execute(
                 "CREATE TABLE IF NOT EXISTS series"
@@ -448,8 +467,8 @@ class History:
     def _read_series(self) -> None:
         assert self._file is not None
         rows = self._file.execute("SELECT * FROM series").fetchall()
-        self._ids = {(figure, name): number for number, figure, name, _ in rows}
-        self._last = {number: last for number, _, _, last in rows}
+        self._ids = {(figure, name): number for number, figure, name, __ in rows}
+        self._last = {number: last for number, __, __, last in rows}
 
     def _under_way(self, now_ms: int) -> list[tuple[_Level, int, Block]]:
         assert self._file is not None
@@ -482,7 +501,12 @@ class History:
             if (old := self.path.with_name(self.path.name + end)).exists():
                 old.replace(aside.with_name(aside.name + end))
         self._connect()
-        self.trouble = f"history file {self.path} was damaged ({why}): it is kept as {aside.name}, and a new one began"
+        self.trouble = _(
+            "history file {path} was damaged ({why}): it is kept as {name}, and a new one began",
+            path=self.path,
+            why=why,
+            name=aside.name,
+        )
         _log.warning("%s", self.trouble)
 
     def _close(self) -> None:
@@ -504,7 +528,13 @@ class History:
             try:
                 found[start] = slots_of(unpacked(stored, level.slots)[place::_CHUNK])
             except ValueError as error:
-                self.trouble = f"history file {self.path}: a block of {key[0]} of {key[1]} cannot be read: {error}"
+                self.trouble = _(
+                    "history file {path}: a block of {key} of {name} cannot be read: {error}",
+                    path=self.path,
+                    key=key[0],
+                    name=key[1],
+                    error=error,
+                )
                 _log.warning("%s", self.trouble)
         return found
 

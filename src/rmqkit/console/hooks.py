@@ -30,6 +30,7 @@ from msgspec import Struct
 
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.sentences import _
 
 __all__ = ["DecodeBody", "Hooks", "OwnPage", "Routes", "installed"]
 
@@ -93,7 +94,7 @@ class Hooks:
         if not self._decoders or not messages:
             return [None] * len(messages)
         loop, done = asyncio.get_running_loop(), asyncio.Event()
-        texts: list[str | None] = ["not decoded: no time was left for this body"] * len(messages)
+        texts: list[str | None] = [_("not decoded: no time was left for this body")] * len(messages)
         at_work: list[DecodeBody] = []
 
         def run() -> None:
@@ -104,7 +105,7 @@ class Hooks:
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(done.set)
 
-        threading.Thread(target=run, name="decode bodies", daemon=True).start()
+        threading.Thread(target=run, name=_("decode bodies"), daemon=True).start()
         try:
             async with asyncio.timeout(DECODE_S):
                 await done.wait()
@@ -118,9 +119,16 @@ class Hooks:
     def _decoded(self, message: ReceivedMessage, at_work: list[DecodeBody]) -> str | None:
         for decoder in self._decoders:
             if decoder in self._hung:
-                return f"a decoder of bodies did not end in {DECODE_S:g} s: it is not called until the console restarts"
+                return _(
+                    "a decoder of bodies did not end in {seconds:g} s: it is not called until the console restarts",
+                    seconds=DECODE_S,
+                )
             if len(message.body) > DECODE_BYTES_MAX:
-                return f"not decoded: the body has {len(message.body):,} bytes, above {DECODE_BYTES_MAX:,}"
+                return _(
+                    "not decoded: the body has {count:,} bytes, above {most:,}",
+                    count=len(message.body),
+                    most=DECODE_BYTES_MAX,
+                )
             at_work[:] = [decoder]
             try:
                 text = decoder(message.topic, message)
@@ -128,7 +136,7 @@ class Hooks:
                     return str(text)[:DECODE_BYTES_MAX]
             except Exception as error:  # noqa: BLE001 - the outer edge of others' code
                 _log.exception("console: a decoder of bodies failed for %s", message.msg_id)
-                return f"the decoder of this body failed: {type(error).__name__}: {error}"
+                return _("the decoder of this body failed: {name}: {error}", name=type(error).__name__, error=error)
             finally:
                 at_work.clear()
         return None

@@ -31,6 +31,7 @@ from rmqkit.errors import SettingsError
 from rmqkit.protocol.command import Command
 from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.tls import ClientTls
+from rmqkit.sentences import _
 
 __all__ = ["Cost", "Env", "Hub"]
 
@@ -187,7 +188,7 @@ class Hub:
     # -- for views
 
     def _note_job(self, job: Job, outcome: str, detail: str) -> None:
-        self.audit.write(job.user, "", job.env, "replay dead letters", job.group, outcome, detail)
+        self.audit.write(job.user, "", job.env, _("replay dead letters"), job.group, outcome, detail)
 
     def new_admin(self, env: Env, user: User | None, *, may_change: bool) -> Admin:
         """A connection to a cluster, counted, and guarded where it may only read."""
@@ -255,5 +256,7 @@ def _named(env: str | Mapping[str, str]) -> dict[str, str]:
         raise SettingsError("the console needs the name servers of a cluster: -n HOST:PORT")
     for name in found:
         if name in OUTSIDE or not name or "/" in name or name != quote(name, safe=""):
-            raise SettingsError(f"cluster name {name!r} cannot stand in an address: use letters, digits, - and _")
+            raise SettingsError(
+                _("cluster name {name!r} cannot stand in an address: use letters, digits, - and _", name=name)
+            )
     return found

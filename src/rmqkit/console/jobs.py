@@ -48,6 +48,7 @@ from rmqkit.errors import RmqError, SettingsError
 from rmqkit.protocol.names import dlq_topic
 from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.tls import ClientTls
+from rmqkit.sentences import _, plain
 from rmqkit.store.files import JsonFile
 
 __all__ = ["JOBS_MAX", "Job", "Jobs", "Progress", "Status"]
@@ -153,7 +154,13 @@ class Jobs:
             try:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             except OSError as error:
-                raise SettingsError(f"folder of jobs {folder}: {error.strerror}: name another with --jobs") from None
+                raise SettingsError(
+                    _(
+                        "folder of jobs {folder}: {strerror}: name another with --jobs",
+                        folder=folder,
+                        strerror=error.strerror,
+                    )
+                ) from None
 
     # -- what there is
 
@@ -192,7 +199,7 @@ class Jobs:
     def memory(self, job: Job) -> Replayed:
         """Return the dead letters that earlier jobs have sent from the same group to the same target.
         Raises SettingsError: the file has something else."""
-        task = f"dead letters of {job.group}, to {job.target or 'the group'}"
+        task = _("dead letters of {group}, to {target}", group=job.group, target=job.target or _("the group"))
         if self._folder is None:
             return Replayed.new(task)
         return Replayed.load(self._memory_path(job), task)
@@ -202,7 +209,9 @@ class Jobs:
     def begin(self, job: Job, credentials: Credentials | None) -> Job:
         """Begin a new one. Raises SettingsError: there is one of this group, too many, or no folder for them."""
         if self._folder is None:
-            raise SettingsError("this console keeps no jobs: start it with --jobs DIR, so that a replay can be resumed")
+            raise SettingsError(
+                _("this console keeps no jobs: start it with --jobs DIR, so that a replay can be resumed")
+            )
         job.id = f"replay-{secrets.token_hex(5)}"
         self._check(job)
         for old in self.all()[JOBS_KEPT:]:
@@ -217,14 +226,14 @@ class Jobs:
         """End it behind the messages under way. Raises SettingsError: this console does not run it."""
         run = self._runs.get(job.id)
         if run is None or run.task.done():
-            raise SettingsError(f"{job.id} does not run in this console")
+            raise SettingsError(_("{id} does not run in this console", id=job.id))
         run.is_paused = True
         run.end()
 
     def resume(self, job: Job, credentials: Credentials | None) -> None:
         """Let it go on. Raises SettingsError: it is done, it runs, or too many others do."""
         if job.status is Status.DONE:
-            raise SettingsError(f"{job.id} is done")
+            raise SettingsError(_("{id} is done", id=job.id))
         self._check(job)
         self._spawn(job, credentials)
 
@@ -250,9 +259,9 @@ class Jobs:
     def _check(self, job: Job) -> None:
         running = [one for one in self.all() if (run := self._runs.get(one.id)) and not run.task.done()]
         if any(one.env == job.env and one.group == job.group for one in running):
-            raise SettingsError(f"a replay of {job.group} runs already: one at a time")
+            raise SettingsError(_("a replay of {group} runs already: one at a time", group=job.group))
         if len(running) >= JOBS_MAX:
-            raise SettingsError(f"{JOBS_MAX} replays run already: wait for one, or pause it")
+            raise SettingsError(_("{most} replays run already: wait for one, or pause it", most=JOBS_MAX))
 
     def _spawn(self, job: Job, credentials: Credentials | None) -> None:
         # Locked before anything is written: the job may be running in another console.
@@ -261,7 +270,7 @@ class Jobs:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.close()
-            raise SettingsError(f"{job.id} runs in another console on this machine") from None
+            raise SettingsError(_("{id} runs in another console on this machine", id=job.id)) from None
         job.status, job.why = Status.RUNNING, ""
         self._save(job)
         self._jobs[job.id] = job
@@ -294,7 +303,13 @@ class Jobs:
             self._save(job)
             run.lock.close()
         shown = self.progress(job)
-        detail = f"{job.id}: {shown.sent:,} sent, {shown.failed:,} not taken{'; ' + job.why if job.why else ''}"
+        detail = _(
+            "{id}: {sent:,} sent, {failed:,} not taken{value}",
+            id=job.id,
+            sent=shown.sent,
+            failed=shown.failed,
+            value="; " + job.why if job.why else "",
+        )
         outcome = "failed" if job.status is Status.FAILED else "done" if job.status is Status.DONE else "paused"
         self._told(job, outcome, detail)
 
@@ -359,7 +374,7 @@ class Jobs:
         return State.load(self._path(job, ".state.json"), job.id)
 
     def _save(self, job: Job) -> None:
-        JsonFile(self._path(job, ".json"), mode=0o600).save(to_builtins(job))
+        JsonFile(self._path(job, ".json"), mode=0o600).save(to_builtins(job, enc_hook=plain))
 
     def _load(self, path: Path) -> Job | None:
         try:

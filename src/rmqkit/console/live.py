@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import hashlib
 import re
 from collections import deque
@@ -25,9 +24,9 @@ from rmqkit.admin.tail import AdminPuller, Start, Tail, Wanted
 from rmqkit.console import render
 from rmqkit.console.asking import Ask, Fault, Page
 from rmqkit.console.hub import Hub
-from rmqkit.console.texts import said
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.sentences import _
 
 STREAMS_MAX, TAILS_MAX, TAILS_A_USER = 100, 20, 5
 STREAM_S, TAIL_S, HEARTBEAT_S = 3_600.0, 900.0, 15.0
@@ -88,7 +87,7 @@ def offsets_text(offsets: Mapping[str, int]) -> str:
 def offsets_of(text: str) -> dict[str, int]:
     """Return the opposite of `offsets_text`; what is not of that form is left out."""
     pairs = (part.rpartition("=") for part in text.split(",")[:QUEUES_MAX])
-    return {queue: int(offset) for queue, _, offset in pairs if queue and offset.isdecimal() and len(offset) < 19}
+    return {queue: int(offset) for queue, __, offset in pairs if queue and offset.isdecimal() and len(offset) < 19}
 
 
 def _advance(offsets: dict[str, int], messages: list[ReceivedMessage]) -> None:
@@ -102,7 +101,7 @@ def tail_rows(
 ) -> StreamingResponse:
     """The rows of a topic as they come, at most 50 a second; the others are counted.
     Raises Fault: too many tails are open."""
-    admin, say = ask.admin, functools.partial(said, language=ask.language)
+    admin, say = ask.admin, ask.say
     offsets = offsets_of(ask.request.headers.get("last-event-id") or ask.text("after"))
 
     async def events() -> AsyncIterator[bytes]:
@@ -125,7 +124,7 @@ def tail_rows(
                 task = asyncio.create_task(follow(tail), name="console tail")
                 try:
                     shown, beat = 0, 0.0
-                    since = "following" if offsets else "following: messages stored from now on are shown"
+                    since = _("following") if offsets else _("following: messages stored from now on are shown")
                     yield _event("status", say(since))
                     while loop.time() < end and not task.done():
                         await _sleep(ask.console, 1.0)
@@ -150,7 +149,7 @@ def tail_rows(
                 finally:
                     task.cancel()
                     await asyncio.gather(task, return_exceptions=True)
-            yield _event("end", say("the tail ends after 15 minutes: load the page again to go on"))
+            yield _event("end", say(_("the tail ends after 15 minutes: load the page again to go on")))
         except RmqError as error:
             yield _event("end", say(str(error)))
 
@@ -163,7 +162,13 @@ def _response(
     keys = (kind, f"{kind} {user}")
     if hub.streams.get(keys[0], 0) >= whole_max or hub.streams.get(keys[1], 0) >= own_max:
         raise Fault(
-            429, "Too many streams", f"{own_max} streams of one user are open at a time, {whole_max} in all: close some"
+            429,
+            _("Too many streams"),
+            _(
+                "{own} streams of one user are open at a time, {all} in all: close some",
+                own=own_max,
+                all=whole_max,
+            ),
         )
 
     async def counted() -> AsyncIterator[bytes]:

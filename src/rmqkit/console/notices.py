@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Struct
 
 from rmqkit.console.render import clean
+from rmqkit.sentences import _, plain
 
 __all__ = ["NAME", "AlertChannel", "Channel", "Event", "deliver", "kinds"]
 
@@ -42,18 +43,18 @@ class Channel(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_u
     def check(self) -> None:
         """Raises ValueError: a field cannot be used; its text says which, and not the address."""
         if not NAME.fullmatch(self.name):
-            raise ValueError(f"name {self.name!r} must be 1 to 64 letters, digits, dots, - and _")
+            raise ValueError(_("name {name!r} must be 1 to 64 letters, digits, dots, - and _", name=self.name))
         if self.kind not in kinds():
-            raise ValueError(f"kind {self.kind!r} must be one of {', '.join(kinds())}")
+            raise ValueError(_("kind {kind!r} must be one of {kinds}", kind=self.kind, kinds=", ".join(kinds())))
         try:
             parts = urlsplit(self.url)
             is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         except ValueError:
             is_good, parts = False, urlsplit("")
         if not is_good or len(self.url) > 2_000 or not self.url.isascii() or re.search(r"[\x00-\x20\x7f#]", self.url):
-            raise ValueError("the address must be http:// or https://, a host, and no blanks or #")
+            raise ValueError(_("the address must be http:// or https://, a host, and no blanks or #"))
         if parts.username is not None or parts.password is not None:
-            raise ValueError("the address must have no user and password: put a key into the secret")
+            raise ValueError(_("the address must have no user and password: put a key into the secret"))
 
     @property
     def place(self) -> str:
@@ -160,21 +161,21 @@ async def deliver(channel: Channel, event: Event, now_ms: int) -> str:
                 await _plugins()[channel.kind].send(event, channel.url, channel.secret)
                 return ""
             sent = _SHAPES[channel.kind](event, channel.secret, now_ms)
-            body = msgspec.json.encode(sent.body)
+            body = msgspec.json.encode(sent.body, enc_hook=plain)
             headers = {"content-type": "application/json", "user-agent": "rmqkit-console"} | sent.headers
             if channel.secret and channel.kind == "webhook":
                 headers["x-rmq-signature"] = "sha256=" + hmac.digest(channel.secret.encode(), body, "sha256").hex()
             status, answer = await _post(channel.url, sent.query, headers, body)
     except TimeoutError:
-        return f"no answer within {ANSWER_S:g} s"
+        return _("no answer within {seconds:g} s", seconds=ANSWER_S)
     except (OSError, h11.ProtocolError) as error:
-        return f"cannot be reached: {getattr(error, 'strerror', None) or type(error).__name__}"
+        return _("cannot be reached: {getattr}", getattr=getattr(error, "strerror", None) or type(error).__name__)
     except Exception as error:  # noqa: BLE001 - a plug-in's: the text of its error is what people need
         return clean(f"{type(error).__name__}: {error}".replace(channel.url, "…").replace(channel.secret or "\0", "…"))
     if 300 <= status < 400:
-        return f"it answers {status}: redirects are not followed, give the address that it leads to"
+        return _("it answers {status}: redirects are not followed, give the address that it leads to", status=status)
     if not 200 <= status < 300:
-        return f"it answers {status}"
+        return _("it answers {status}", status=status)
     return _refusal(answer)
 
 
@@ -221,4 +222,4 @@ def _refusal(answer: bytes) -> str:
         return ""
     code = next((told[key] for key in ("errcode", "code", "StatusCode") if told.get(key) not in (None, 0, "0")), None)
     text = str(told.get("errmsg") or told.get("msg") or "")[:200]
-    return "" if code is None else clean(f"it refuses: {code} {text}".strip())[:300]
+    return "" if code is None else clean(_("it refuses: {code} {text}", code=code, text=text).strip())[:300]

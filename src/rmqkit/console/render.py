@@ -1,7 +1,8 @@
 """HTML of pages, and the filters that write numbers, times and sizes in templates.
 
-Templates escape everything, and an unknown name in one is an error. A page's ``live`` block is rendered alone when it
-is refreshed. Numbers have a unit, times are UTC, and what is unknown is a dash that says so.
+Templates escape everything, and an unknown name in one is an error. They mark their texts with ``_``, as Python does; a
+sentence is translated when it is printed. A page's ``live`` block is rendered alone when it is refreshed. Numbers have
+a unit, times are UTC, and what is unknown is a dash that says so.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import functools
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -20,12 +21,12 @@ import msgspec
 from markupsafe import Markup
 
 from rmqkit.admin.health import span_text
-from rmqkit.console import texts
+from rmqkit.console.texts import said
+from rmqkit.sentences import Sentence, _, plain
 
 _SAFE_INTEGER = 1 << 53
-_TYPED = re.compile(r'(?<= value=")\{\{ ([^{}]+) \}\}(?=")|\{\{ ([^{}]+) \}\}(?=</textarea>)')
-"""What somebody typed: it comes back as it is, in no other language."""
-UNKNOWN = Markup('<span class="unknown" title="unknown: nobody told it yet">–</span>')
+_UNKNOWN, _UNKNOWN_TITLE = '<span class="unknown" title="{}">–</span>', _("unknown: nobody told it yet")
+UNKNOWN = Markup(_UNKNOWN).format(_UNKNOWN_TITLE)
 
 
 class Link:
@@ -68,14 +69,14 @@ def block(template: str, values: Mapping[str, Any], name: str = "live") -> str:
 
 def as_json(value: Any) -> bytes:
     """A page's values as JSON; whole numbers that browsers would round are text."""
-    plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_plain)
-    return json.dumps(_safe(plain), ensure_ascii=False).encode("utf-8", "replace")
+    found = msgspec.to_builtins(value, str_keys=True, enc_hook=_plain)
+    return json.dumps(_safe(found), ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value).decode("utf-8", "backslashreplace")
-    return str(value)
+    return plain(str(value))
 
 
 def _safe(value: Any) -> Any:
@@ -91,35 +92,25 @@ def _safe(value: Any) -> Any:
     return value
 
 
-class _Loader(jinja2.PackageLoader):
-    """Finds templates, in a language."""
-
-    def __init__(self, language: str) -> None:
-        super().__init__("rmqkit.console")
-        self._language = language
-
-    def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool] | None]:
-        source, name, is_fresh = super().get_source(environment, template)
-        return _TYPED.sub(r"{{ (\1\2)|e }}", texts.translated(source, self._language)), name, is_fresh
-
-
-def _said(value: Any, language: str) -> Any:
-    """What an expression of a template has, in a language; what is HTML already stays."""
-    if isinstance(value, Markup):
-        return texts.drawn(UNKNOWN, language) if value == UNKNOWN else value
-    return texts.said(value, language) if isinstance(value, str) else value
-
-
 @functools.cache
 def _environment(language: str) -> jinja2.Environment:
-    say = functools.partial(texts.said, language=language)
+    unknown = Markup(_UNKNOWN).format(said(_UNKNOWN_TITLE, language))
+
+    def shown(value: Any) -> Any:
+        if isinstance(value, Markup):
+            return unknown if value == UNKNOWN else value
+        return said(value, language) if isinstance(value, Sentence) else value
+
+    def term(value: Any) -> Any:
+        return value if isinstance(value, Markup) else said(str(value), language, is_term=True)
+
     found = jinja2.Environment(
-        loader=_Loader(language),
+        loader=jinja2.PackageLoader("rmqkit.console"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=None if language == "en" else functools.partial(_said, language=language),
+        finalize=None if language == "en" else shown,
     )
     found.filters |= {
         "number": number,
@@ -127,12 +118,13 @@ def _environment(language: str) -> jinja2.Environment:
         "size": size,
         "span": span,
         "time": time,
-        "clean": clean,
-        "breakable": breakable,
-        "text": lambda text: text if isinstance(text, Markup) else say(str(text), is_word=True),
+        "clean": lambda text: clean(shown(text)),
+        "breakable": lambda text: breakable(shown(text)),
+        "text": term,
         "percent": lambda value: UNKNOWN if value is None else f"{value:.0%}",
     }
     found.tests["unknown"] = lambda value: value is None
+    found.globals["_"] = _
     found.globals["m"] = found.get_template("macros.html").module  # blocks rendered alone know no imports of the page
     return found
 

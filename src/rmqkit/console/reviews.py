@@ -16,6 +16,7 @@ from typing import Any
 from msgspec import Struct
 
 from rmqkit.clock import Clock
+from rmqkit.sentences import _
 
 KEPT_MS = 600_000
 REVIEWS_MAX = 1_000
@@ -58,8 +59,9 @@ class Review(Struct, kw_only=True):
 
 def difference(seen: dict[str, str], now: dict[str, str]) -> list[str]:
     """What is not as it was: a line for each name."""
+    absent = _("not there")
     return [
-        f"{name}: {seen.get(name, 'not there')} → {now.get(name, 'not there')}"
+        _("{name}: {before} → {after}", name=name, before=seen.get(name, absent), after=now.get(name, absent))
         for name in sorted({*seen, *now})
         if seen.get(name) != now.get(name)
     ]

@@ -19,6 +19,8 @@ import ipaddress
 from collections.abc import Collection, Mapping
 from urllib.parse import unquote, urlsplit
 
+from rmqkit.sentences import _
+
 SAFE = frozenset(("GET", "HEAD"))
 """Methods that change nothing."""
 
@@ -74,7 +76,11 @@ def host_fault(header: str, allowed: Collection[str]) -> str:
         name = ""
     if "*" in allowed or name in allowed or name in _LOOPBACK_NAMES:
         return ""
-    return f"Host {header!r} is not a name of this console: start it with --host-name {name or 'NAME'} if it is"
+    return _(
+        "Host {header!r} is not a name of this console: start it with --host-name {name} if it is",
+        header=header,
+        name=name or "NAME",
+    )
 
 
 def origin_fault(method: str, headers: Mapping[str, str], own: str, *, has_cookie: bool) -> str:
@@ -85,10 +91,11 @@ def origin_fault(method: str, headers: Mapping[str, str], own: str, *, has_cooki
     # wrong.
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
-        return "" if site == "same-origin" else f"the request comes from another site (Sec-Fetch-Site: {site})"
+        other = _("the request comes from another site (Sec-Fetch-Site: {site})", site=site)
+        return "" if site == "same-origin" else other
     if origin is not None:
-        return "" if origin == own else f"the request comes from {origin}, and this is {own}"
-    return "a request with a login's cookie needs Sec-Fetch-Site or Origin" if has_cookie else ""
+        return "" if origin == own else _("the request comes from {origin}, and this is {own}", origin=origin, own=own)
+    return _("a request with a login's cookie needs Sec-Fetch-Site or Origin") if has_cookie else ""
 
 
 def is_own_path(path: str) -> bool:

@@ -50,6 +50,7 @@ from rmqkit.protocol.schemas.clients import ConsumerConnection, ConsumerGroupReq
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig, SubscriptionGroupTable
 from rmqkit.protocol.schemas.offsets import TopicStatsTable
 from rmqkit.protocol.schemas.topics import TopicConfig, TopicConfigTable, TopicRequest
+from rmqkit.sentences import _
 
 __all__ = ["Watcher"]
 
@@ -186,7 +187,7 @@ class Watcher:
                 await self._round_or_trouble()
             except Exception:  # noqa: BLE001 - the outer edge of the task: pages say how old the snapshot is
                 _log.exception("console watcher: a round failed")
-                self.trouble = "the console failed while it asked: its log has the reason"
+                self.trouble = _("the console failed while it asked: its log has the reason")
             self._known.set()
             is_looked_at = self._clock.monotonic_ms() - self._looked_ms < LOOKED_MS
             with contextlib.suppress(TimeoutError):
@@ -239,7 +240,7 @@ class Watcher:
         try:
             return await self._paces[address].run(asking)
         except TimeoutError:
-            note(f"no answer within {ANSWER_MS / 1000:g} s")
+            note(_("no answer within {seconds:g} s", seconds=ANSWER_MS / 1000))
         except RmqError as error:
             note(str(error))
         return None
@@ -276,13 +277,13 @@ class Watcher:
         if now_ms < tables.stats_after:
             return
         rows = await self._ask(
-            address, lambda: self._admin.brokers.consume_stats(address), self._note(f"lags of {name}")
+            address, lambda: self._admin.brokers.consume_stats(address), self._note(_("lags of {name}", name=name))
         )
         took_ms = self._clock.monotonic_ms() - now_ms
         tables.stats_after = now_ms + max(0.9 * ROUND_S * 1000, STATS_PAUSE * took_ms)
         if rows is not None:
             _add_progress(tables, rows, now_ms)
-            self._heard(f"lags of {name}")
+            self._heard(_("lags of {name}", name=name))
 
     async def _read_tables(self, name: str, address: str) -> None:
         tables, now_ms, calls = self._tables[address], self._clock.monotonic_ms(), self._admin.calls
@@ -290,25 +291,27 @@ class Watcher:
             return
         code = RequestCode.GET_ALL_TOPIC_CONFIG
         topics = await self._ask(
-            address, lambda: calls.fetch(TopicConfigTable, address, code), self._note(f"topics of {name}")
+            address, lambda: calls.fetch(TopicConfigTable, address, code), self._note(_("topics of {name}", name=name))
         )
         if topics is not None:
             tables.topics = dict(topics.topic_config_table)
             tables.tables_at = now_ms
-            self._heard(f"topics of {name}")
+            self._heard(_("topics of {name}", name=name))
         code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
         groups = await self._ask(
-            address, lambda: calls.fetch(SubscriptionGroupTable, address, code), self._note(f"groups of {name}")
+            address,
+            lambda: calls.fetch(SubscriptionGroupTable, address, code),
+            self._note(_("groups of {name}", name=name)),
         )
         if groups is not None:
             tables.groups = groups.subscription_group_table
-            self._heard(f"groups of {name}")
+            self._heard(_("groups of {name}", name=name))
         producers = await self._ask(
-            address, lambda: self._admin.clients.all_producers(name), self._note(f"producers of {name}")
+            address, lambda: self._admin.clients.all_producers(name), self._note(_("producers of {name}", name=name))
         )
         if producers is not None:
             tables.producers = producers
-            self._heard(f"producers of {name}")
+            self._heard(_("producers of {name}", name=name))
         self._brokers[address].half_since_ms = await self._ask(
             address, lambda: oldest_half(self._admin, name), _silently
         )
@@ -322,7 +325,7 @@ class Watcher:
         known = {group for address in alive.values() for group in self._tables[address].groups}
         found, troubles = {group: GroupState(name=group) for group in known}, dict[str, str]()
         for name, address in alive.items():
-            what = f"popped messages of {name}"
+            what = _("popped messages of {name}", name=name)
             self._heard(what)
             await self._ask(address, partial(add_popped, self._admin, name, found, troubles), self._note(what))
         self._troubles |= troubles
@@ -408,7 +411,7 @@ class Watcher:
             at_ms=now_ms,
             compared_ms=min(spans, default=None),
             name_servers=dict(self._name_servers),
-            gone=[row for _, row in self._gone.values()],
+            gone=[row for __, row in self._gone.values()],
             brokers=brokers,
             topics=topics,
             groups=groups,
@@ -482,7 +485,7 @@ class Watcher:
             known.behind_since_ms = _earlier(known.behind_since_ms, lag.behind_since_ms)
             if topic_kind(lag.topic) != "retry":
                 known.topics.append(lag.topic)
-        async for _, group in _steps(groups.items()):
+        async for __, group in _steps(groups.items()):
             group.topics.sort()
             self._add_members(group)
             self._add_dead(group, topics)
@@ -493,7 +496,7 @@ class Watcher:
         """Add how the group moved since the earlier samples of its masters."""
         moved = [(one.moved[group.name], one.moved_ms) for one in self._tables.values() if group.name in one.moved]
         if moved:
-            group.late = sum(one.late for one, _ in moved)
+            group.late = sum(one.late for one, __ in moved)
             group.trend = sum(one.grew * 1000 / span_ms for one, span_ms in moved)
             group.consumed = sum(one.consumed * 1000 / span_ms for one, span_ms in moved)
         if (popped := self._popped.get(group.name)) is not None:
@@ -523,10 +526,10 @@ def _add_progress(tables: _Tables, rows: list[GroupProgress], now_ms: float) -> 
     if tables.progress_at >= 0:
         tables.steps.append((now_ms - tables.progress_at, movements(tables.progress, rows)))
     tables.progress, tables.progress_at = rows, now_ms
-    while len(tables.steps) > 1 and sum(span_ms for span_ms, _ in tables.steps) > TREND_MS:
+    while len(tables.steps) > 1 and sum(span_ms for span_ms, __ in tables.steps) > TREND_MS:
         tables.steps.popleft()
-    tables.moved_ms, tables.moved = sum(span_ms for span_ms, _ in tables.steps), {}
-    for _, step in tables.steps:
+    tables.moved_ms, tables.moved = sum(span_ms for span_ms, __ in tables.steps), {}
+    for __, step in tables.steps:
         for group, one in step.items():
             moved = tables.moved.setdefault(group, Movement())
             moved.consumed += one.consumed
@@ -568,7 +571,7 @@ def _turn(waiting: deque[str], known: set[str], first: list[str], count: int) ->
         waiting.clear()
         waiting.extend(sorted(known))
     chosen = dict.fromkeys(first[:count])
-    for _ in range(len(waiting)):
+    for __ in range(len(waiting)):
         if len(chosen) >= count:
             break
         name = waiting.popleft()

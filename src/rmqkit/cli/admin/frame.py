@@ -44,6 +44,7 @@ from rmqkit.cli import profiles
 from rmqkit.errors import RmqError
 from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings
+from rmqkit.sentences import plain
 
 LOCAL = "127.0.0.1:9876"
 _COMPLETION_MS = 500.0
@@ -330,7 +331,7 @@ def show(result: Any, *, as_json: bool, clear: bool = False) -> None:
     """Print what a verb returned; ``clear`` the terminal before."""
     if as_json:
         value = result.value if isinstance(result, View) else {"done": result} if isinstance(result, str) else result
-        print(msgspec.json.encode(value).decode(), flush=True)
+        print(msgspec.json.encode(value, enc_hook=plain).decode(), flush=True)
         return
     if clear and sys.stdout.isatty():
         print("\x1b[H\x1b[2J", end="")

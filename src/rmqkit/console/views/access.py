@@ -13,6 +13,7 @@ from rmqkit.console.forms import Field, Form, change, chosen_brokers, where
 from rmqkit.console.reviews import Review
 from rmqkit.errors import UnknownName
 from rmqkit.protocol.schemas.access import AclInfo
+from rmqkit.sentences import _
 
 _TYPES, _STATES, _DECISIONS = ("Normal", "Super"), ("enable", "disable"), ("Allow", "Deny")
 
@@ -55,7 +56,7 @@ async def access(ask: Ask) -> Page:
         "verdicts": _verdicts(question, users, acls.value or {}) if all(question.values()) else {},
     }
     more = {"actions": ACTIONS, "mayChange": ask.may_administer}
-    return Page(template="access.html", title="Access", values=values, more=more, command="rmq admin policy list")
+    return Page(template="access.html", title=_("Access"), values=values, more=more, command="rmq admin policy list")
 
 
 def _brokers(users: Part, acls: Part) -> list[str]:
@@ -100,9 +101,9 @@ def _verdicts(asked: dict[str, str], users: list[UserRow], acls: dict[str, list[
         row = known.get(broker)
         acl = next((one for one in acls.get(broker, ()) if one.subject == subject_of(asked["user"])), None)
         if row is None:
-            found[broker] = f"User:{asked['user']} is not found."
+            found[broker] = _("User:{asked} is not found.", asked=asked["user"])
         elif row.user_status == "disable":
-            found[broker] = f"User:{asked['user']} is disabled."
+            found[broker] = _("User:{asked} is disabled.", asked=asked["user"])
         else:
             found[broker] = may(asked["user"], row.user_type, acl, asked["resource"], asked["action"], asked["ip"])
     return found
@@ -114,10 +115,22 @@ def _verdicts(asked: dict[str, str], users: list[UserRow], acls: dict[str, list[
 async def new_user(ask: Ask) -> Page:
     """A user that there is not yet."""
     fields = [
-        Field(name="name", label="Name (access key)", hint="how the user is called when it logs in and signs"),
-        Field(name="secret", label="Secret key", kind="password", hint="at least 8 characters; it is not shown again"),
-        Field(name="type", label="Type", kind="choice", value="Normal", choices=_TYPES, hint="Super may do everything"),
-        where(ask, hint="each broker keeps its own users"),
+        Field(name="name", label=_("Name (access key)"), hint=_("how the user is called when it logs in and signs")),
+        Field(
+            name="secret",
+            label=_("Secret key"),
+            kind="password",
+            hint=_("at least 8 characters; it is not shown again"),
+        ),
+        Field(
+            name="type",
+            label=_("Type"),
+            kind="choice",
+            value="Normal",
+            choices=_TYPES,
+            hint=_("Super may do everything"),
+        ),
+        where(ask, hint=_("each broker keeps its own users")),
     ]
     user = ask.form.get("name", "").strip()
 
@@ -126,15 +139,15 @@ async def new_user(ask: Ask) -> Page:
 
     def check(given: dict[str, str]) -> list[tuple[str, str]]:
         if not given["name"] or len(given["secret"]) < 8:
-            raise ValueError("give a name, and a secret key of at least 8 characters")
+            raise ValueError(_("give a name, and a secret key of at least 8 characters"))
         if given["type"] not in _TYPES:
-            raise ValueError(f"type {given['type']} must be {' or '.join(_TYPES)}")
-        return [("User", given["name"]), ("Type", given["type"]), ("Secret key", "as you gave it")]
+            raise ValueError(_("type {given} must be {types}", given=given["type"], types=" or ".join(_TYPES)))
+        return [(_("User"), given["name"]), (_("Type"), given["type"]), (_("Secret key"), _("as you gave it"))]
 
     return await _change(
         ask,
-        "New user",
-        "create user",
+        _("New user"),
+        _("create user"),
         user,
         fields,
         check,
@@ -148,9 +161,9 @@ async def edit_user(ask: Ask) -> Page:
     """A user's secret key, type or status."""
     user, row = await _known(ask)
     fields = [
-        Field(name="secret", label="New secret key", kind="password", hint="empty: it stays as it is"),
-        Field(name="type", label="Type", kind="choice", value=row.user_type, choices=_TYPES),
-        Field(name="status", label="Status", kind="choice", value=row.user_status, choices=_STATES),
+        Field(name="secret", label=_("New secret key"), kind="password", hint=_("empty: it stays as it is")),
+        Field(name="type", label=_("Type"), kind="choice", value=row.user_type, choices=_TYPES),
+        Field(name="status", label=_("Status"), kind="choice", value=row.user_status, choices=_STATES),
         where(ask),
     ]
 
@@ -163,50 +176,64 @@ async def edit_user(ask: Ask) -> Page:
 
     def check(given: dict[str, str]) -> list[tuple[str, str]]:
         if given["type"] not in _TYPES or given["status"] not in _STATES:
-            raise ValueError(f"type must be {' or '.join(_TYPES)}, status {' or '.join(_STATES)}")
+            raise ValueError(
+                _("type must be {types}, status {states}", types=" or ".join(_TYPES), states=" or ".join(_STATES))
+            )
         return [
-            ("User", user),
-            ("Type", f"{row.user_type} → {given['type']}"),
-            ("Status", f"{row.user_status} → {given['status']}"),
-            ("Secret key", "a new one" if given["secret"] else "as it is"),
+            (_("User"), user),
+            (_("Type"), f"{row.user_type} → {given['type']}"),
+            (_("Status"), f"{row.user_status} → {given['status']}"),
+            (_("Secret key"), _("a new one") if given["secret"] else _("as it is")),
         ]
 
     return await _change(
-        ask, f"Edit {user}", "edit user", user, fields, check, run, "AUTH_UPDATE_USER (3002)",
+        ask, _("Edit {user}", user=user), _("edit user"), user, fields, check, run, "AUTH_UPDATE_USER (3002)",
         f"rmq admin user update {user}",
     )  # fmt: skip
 
 
 async def delete_user(ask: Ask) -> Page:
     """A user."""
-    user, _ = await _known(ask)
+    user, __ = await _known(ask)
 
     async def run(given: dict[str, str], broker: str) -> list[Any]:
         return list(await ask.admin.access.delete_user(user, broker))
 
     return await _change(
-        ask, f"Delete {user}", "delete user", user, [where(ask)], lambda given: [("User", user)], run,
+        ask, _("Delete {user}", user=user), _("delete user"), user, [where(ask)],
+        lambda given: [(_("User"), user)], run,
         "AUTH_DELETE_USER (3003)", f"rmq admin user delete {user}", typed=user,
-        warning="requests that it signs are refused from then on, also those of programs that run",
+        warning=_("requests that it signs are refused from then on, also those of programs that run"),
     )  # fmt: skip
 
 
 async def put_policy(ask: Ask) -> Page:
     """What a user may do with a resource."""
-    user, _ = await _known(ask)
+    user, __ = await _known(ask)
     fields = [
-        Field(name="resource", label="Resource", value=ask.text("resource"), hint="Topic:Orders, Group:bill*, or *"),
-        Field(name="actions", label="Actions", kind="many", choices=ACTIONS),
-        Field(name="decision", label="Decision", kind="choice", value="Allow", choices=_DECISIONS),
-        Field(name="networks", label="Only from", hint="networks, such as 10.0.0.0/8, 192.0.2.7; empty: from anywhere"),
+        Field(
+            name="resource", label=_("Resource"), value=ask.text("resource"), hint=_("Topic:Orders, Group:bill*, or *")
+        ),
+        Field(name="actions", label=_("Actions"), kind="many", choices=ACTIONS),
+        Field(name="decision", label=_("Decision"), kind="choice", value="Allow", choices=_DECISIONS),
+        Field(
+            name="networks",
+            label=_("Only from"),
+            hint=_("networks, such as 10.0.0.0/8, 192.0.2.7; empty: from anywhere"),
+        ),
         where(ask),
     ]
 
     def check(given: dict[str, str]) -> list[tuple[str, str]]:
         if not given["resource"] or not given["actions"] or given["decision"] not in _DECISIONS:
-            raise ValueError("give a resource, at least one action, and Allow or Deny")
-        said = f"{given['decision']} {', '.join(given['actions'].split())} on {given['resource']}"
-        return [("User", user), ("Policy", said), ("From", given["networks"] or "anywhere")]
+            raise ValueError(_("give a resource, at least one action, and Allow or Deny"))
+        said = _(
+            "{given} {actions} on {resource}",
+            given=given["decision"],
+            actions=", ".join(given["actions"].split()),
+            resource=given["resource"],
+        )
+        return [(_("User"), user), (_("Policy"), said), (_("From"), given["networks"] or "anywhere")]
 
     async def run(given: dict[str, str], broker: str) -> list[Any]:
         networks = [one.strip() for one in given["networks"].split(",") if one.strip()]
@@ -217,23 +244,23 @@ async def put_policy(ask: Ask) -> Page:
         return list(done)
 
     return await _change(
-        ask, f"Policy of {user}", "put policy", user, fields, check, run,
-        "AUTH_CREATE_ACL (3006) or AUTH_UPDATE_ACL (3007)",
+        ask, _("Policy of {user}", user=user), _("put policy"), user, fields, check, run,
+        _("AUTH_CREATE_ACL (3006) or AUTH_UPDATE_ACL (3007)"),
         f"rmq admin policy put {user} -r RESOURCE -a ACTIONS",
     )  # fmt: skip
 
 
 async def delete_policy(ask: Ask) -> Page:
     """What is said of a resource, forgotten."""
-    user, _ = await _known(ask)
+    user, __ = await _known(ask)
     resource = ask.text("resource")
 
     async def run(given: dict[str, str], broker: str) -> list[Any]:
         return list(await ask.admin.access.delete_policy(user, resource, broker))
 
     return await _change(
-        ask, f"Delete a policy of {user}", "delete policy", user, [where(ask)],
-        lambda given: [("User", user), ("Resource", resource or "every one")], run, "AUTH_DELETE_ACL (3008)",
+        ask, _("Delete a policy of {user}", user=user), _("delete policy"), user, [where(ask)],
+        lambda given: [(_("User"), user), (_("Resource"), resource or _("every one"))], run, "AUTH_DELETE_ACL (3008)",
         f"rmq admin policy delete {user}" + (f" -r {resource}" if resource else ""), typed=user,
     )  # fmt: skip
 
@@ -245,17 +272,30 @@ async def _known(ask: Ask) -> tuple[str, UserRow]:
     for row in rows:
         if row.username == user:
             return user, row
-    raise UnknownName("user", user, "the brokers", sorted({row.username for row in await ask.admin.access.users()}))
+    raise UnknownName("user", user, _("the brokers"), sorted({row.username for row in await ask.admin.access.users()}))
 
 
 async def _told(ask: Ask, user: str) -> dict[str, str]:
     """What brokers say of a user, to compare."""
     rows = [row for row in await ask.admin.access.users(user) if row.username == user]
-    found = {f"user at {row.broker_name}": f"{row.user_type}, {row.user_status}" for row in rows}
+    found = {_("user at {broker}", broker=row.broker_name): f"{row.user_type}, {row.user_status}" for row in rows}
     for row in _policies(await ask.admin.access.policies(user)):
         if row.username == user:
-            said = f"{row.decision} {row.actions} from {row.networks}"
-            found |= {f"{row.policy_type} {row.resource} at {broker}": said for broker in row.brokers}
+            said = _(
+                "{decision} {actions} from {networks}",
+                decision=_(row.decision),
+                actions=row.actions,
+                networks=row.networks,
+            )
+            found |= {
+                _(
+                    "{kind} {resource} at {broker}",
+                    kind=row.policy_type,
+                    resource=row.resource,
+                    broker=broker,
+                ): said
+                for broker in row.brokers
+            }
     return found
 
 
@@ -277,14 +317,15 @@ async def _change(
     back = ask.link("access")
     form = Form(
         title=title, action=action, target=user, fields=fields, back=back, warning=warning, command=command,
-        crumbs=[("Access", back)],
+        crumbs=[(_("Access"), back)],
     )  # fmt: skip
 
     async def plan(given: dict[str, str]) -> Review:
         rows, brokers = check(given), chosen_brokers(ask, given)
         return Review(
             user=ask.user.name, env=ask.env.name, action=action, target=user,
-            rows=[*rows, ("Brokers", ", ".join(brokers))], requests=[f"{request} to {one}" for one in brokers],
+            rows=[*rows, (_("Brokers"), ", ".join(brokers))],
+            requests=[_("{request} to {broker}", request=request, broker=one) for one in brokers],
             command=command, back=back, typed=typed, warning=warning,
             run=lambda: _at_each(brokers, lambda broker: run(given, broker)),
             look=lambda: _told(ask, user), seen=await _told(ask, user),

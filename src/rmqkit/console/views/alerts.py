@@ -17,6 +17,7 @@ from rmqkit.console.figures import FIGURES
 from rmqkit.console.logins import Role
 from rmqkit.console.notices import Channel, kinds
 from rmqkit.console.reviews import Review
+from rmqkit.sentences import _
 
 _HOUR_MS = 3_600_000
 _EMPTY = {"name": "", "figure": "lag", "selector": "*", "operator": ">", "value": "", "samples": "3", "channel": ""}
@@ -27,7 +28,15 @@ def limit(rule: Rule, alert: Alert) -> str:
     """An alert in words."""
     known = FIGURES[rule.figure]
     value, end = known.show(alert.value), known.show(rule.value)
-    return f"{known.title} of {known.of} {alert.target} is {value}, limit {rule.operator} {end}"
+    return _(
+        "{title} of {of} {target} is {value}, limit {operator} {end}",
+        title=known.title,
+        of=_(known.of),
+        target=alert.target,
+        value=value,
+        operator=rule.operator,
+        end=end,
+    )
 
 
 async def alerts(ask: Ask) -> Page:
@@ -49,7 +58,7 @@ async def alerts(ask: Ask) -> Page:
         "trouble": found.trouble,
         "mayChange": _may_change(ask),
     }
-    return Page(template="alerts.html", title="Alerts", values=values, live_s=10)
+    return Page(template="alerts.html", title=_("Alerts"), values=values, live_s=10)
 
 
 def _count(ask: Ask, rule: str) -> int:
@@ -78,39 +87,41 @@ async def rule(ask: Ask) -> Page:
     known = ask.env.alerts.rules.get(name)
     if ask.request.method != "POST":
         if known is None:
-            raise _none("rule", name, ask.env.alerts.rules)
+            raise _none(_("rule"), name, ask.env.alerts.rules)
         return _rule_form(ask, known, _texts(known), "")
     if ask.form.get("review"):
-        return await _confirmed(ask, "alert rule", name)
+        return await _confirmed(ask, _("alert rule"), name)
     if known is None:
-        raise _none("rule", name, ask.env.alerts.rules)
+        raise _none(_("rule"), name, ask.env.alerts.rules)
     match ask.form.get("do"):
         case "silence":
-            _require_admin(ask, "silence alert rule", name)
+            _require_admin(ask, _("silence alert rule"), name)
             hours = ask.form.get("hours", "")
             if not hours.isdecimal() or int(hours) > 24 * 90:
-                return _rule_form(ask, known, _texts(known), f"hours {hours!r} must be a number from 0 to 2160")
+                return _rule_form(
+                    ask, known, _texts(known), _("hours {hours!r} must be a number from 0 to 2160", hours=hours)
+                )
             until = ask.console.clock.now_ms() + int(hours) * _HOUR_MS if int(hours) else 0
             changed = replace(known, silent_until_ms=until)
-            rows = [("Rule", name), ("Silent", f"for {hours} h" if until else "no longer")]
-            return _review(ask, "silence alert rule", name, rows, _put(ask, changed, known))
+            rows = [(_("Rule"), name), (_("Silent"), _("for {hours} h", hours=hours) if until else _("no longer"))]
+            return _review(ask, _("silence alert rule"), name, rows, _put(ask, changed, known))
         case "delete":
-            _require_admin(ask, "delete alert rule", name)
-            rows = [("Rule", name), ("Looks at", known.words), ("Fires now", str(_count(ask, name)))]
+            _require_admin(ask, _("delete alert rule"), name)
+            rows = [(_("Rule"), name), (_("Looks at"), known.words), (_("Fires now"), str(_count(ask, name)))]
 
             async def delete() -> None:
                 _same(ask.env.alerts.rules.get(name), known)
                 await ask.env.alerts.delete_rule(name)
 
-            return _review(ask, "delete alert rule", name, rows, delete)
+            return _review(ask, _("delete alert rule"), name, rows, delete)
     return await _save_rule(ask, known)
 
 
 async def _save_rule(ask: Ask, known: Rule | None) -> Page:
     name = known.name if known is not None else ask.form.get("name", "").strip()
     if ask.form.get("review"):
-        return await _confirmed(ask, "alert rule", name)
-    _require_admin(ask, "save alert rule", name[:64])
+        return await _confirmed(ask, _("alert rule"), name)
+    _require_admin(ask, _("save alert rule"), name[:64])
     form = {key: ask.form.get(key, "").strip() for key in _EMPTY} | {"name": name}
     try:
         wanted = Rule(
@@ -125,12 +136,16 @@ async def _save_rule(ask: Ask, known: Rule | None) -> Page:
         )
         wanted.check(ask.env.alerts.channels)
         if known is None and name in ask.env.alerts.rules:
-            raise ValueError(f"there is a rule {name}: change it, or take another name")
+            raise ValueError(_("there is a rule {name}: change it, or take another name", name=name))
     except ValueError as error:
         return _rule_form(ask, known, form, str(error))
-    rows = [("Rule", name), ("Looks at", wanted.words), ("Fires after", f"{wanted.samples} samples in a row")]
-    rows.append(("Tells", wanted.channel or "this page alone"))
-    return _review(ask, "save alert rule", name, rows, _put(ask, wanted, known))
+    rows = [
+        (_("Rule"), name),
+        (_("Looks at"), wanted.words),
+        (_("Fires after"), _("{samples} samples in a row", samples=wanted.samples)),
+    ]
+    rows.append((_("Tells"), wanted.channel or _("this page alone")))
+    return _review(ask, _("save alert rule"), name, rows, _put(ask, wanted, known))
 
 
 def _put(ask: Ask, wanted: Rule, known: Rule | None) -> Callable[[], Awaitable[None]]:
@@ -157,7 +172,7 @@ def _rule_form(ask: Ask, known: Rule | None, form: dict[str, str], trouble: str)
         "mayChange": _may_change(ask),
     }
     more = {"figures": FIGURES, "operators": list(OPERATORS), "channels": list(found.channels)}
-    title = f"Rule {known.name}" if known is not None else "New rule"
+    title = _("Rule {name}", name=known.name) if known is not None else _("New rule")
     return _form(ask, "rule.html", title, values, more, trouble)
 
 
@@ -176,38 +191,38 @@ async def channel(ask: Ask) -> Page:
     name = ask.params["c"]
     known = ask.env.alerts.channels.get(name)
     if known is None and not ask.form.get("review"):
-        raise _none("channel", name, ask.env.alerts.channels)
+        raise _none(_("channel"), name, ask.env.alerts.channels)
     if ask.request.method != "POST" or known is None:
         if ask.form.get("review"):
-            return await _confirmed(ask, "alert channel", name)
+            return await _confirmed(ask, _("alert channel"), name)
         assert known is not None
         return _channel_form(ask, known, _shown(known), "")
     match ask.form.get("do"):
         case "test":
-            _require_admin(ask, "test alert channel", name)
+            _require_admin(ask, _("test alert channel"), name)
 
             async def test() -> dict[str, str]:
                 if trouble := await ask.env.alerts.test(name):
-                    raise Fault(502, "Not delivered", f"channel {name}: {trouble}")
-                return {"delivered": "yes"}
+                    raise Fault(502, _("Not delivered"), _("channel {name}: {trouble}", name=name, trouble=trouble))
+                return {"delivered": _("yes")}
 
-            return _review(ask, "test alert channel", name, _channel_rows(known), test)
+            return _review(ask, _("test alert channel"), name, _channel_rows(known), test)
         case "delete":
-            _require_admin(ask, "delete alert channel", name)
+            _require_admin(ask, _("delete alert channel"), name)
 
             async def delete() -> None:
                 _same(ask.env.alerts.channels.get(name), known)
                 await _or_fault(ask.env.alerts.delete_channel(name))
 
-            return _review(ask, "delete alert channel", name, _channel_rows(known), delete)
+            return _review(ask, _("delete alert channel"), name, _channel_rows(known), delete)
     return await _save_channel(ask, known)
 
 
 async def _save_channel(ask: Ask, known: Channel | None) -> Page:
     name = known.name if known is not None else ask.form.get("name", "").strip()
     if ask.form.get("review"):
-        return await _confirmed(ask, "alert channel", name)
-    _require_admin(ask, "save alert channel", name[:64])
+        return await _confirmed(ask, _("alert channel"), name)
+    _require_admin(ask, _("save alert channel"), name[:64])
     url, secret = ask.form.get("url", "").strip(), ask.form.get("secret", "")
     form = {"name": name, "kind": ask.form.get("kind", "webhook")}
     if known is not None:
@@ -218,7 +233,7 @@ async def _save_channel(ask: Ask, known: Channel | None) -> Page:
         wanted = Channel(name=name, kind=form["kind"], url=url, secret="" if ask.form.get("no_secret") else secret)
         wanted.check()
         if known is None and name in ask.env.alerts.channels:
-            raise ValueError(f"there is a channel {name}: change it, or take another name")
+            raise ValueError(_("there is a channel {name}: change it, or take another name", name=name))
     except ValueError as error:
         return _channel_form(ask, known, form, str(error))
 
@@ -226,12 +241,12 @@ async def _save_channel(ask: Ask, known: Channel | None) -> Page:
         _same(ask.env.alerts.channels.get(name), known)
         await _or_fault(ask.env.alerts.put_channel(wanted))
 
-    return _review(ask, "save alert channel", name, _channel_rows(wanted), put)
+    return _review(ask, _("save alert channel"), name, _channel_rows(wanted), put)
 
 
 def _channel_rows(wanted: Channel) -> list[tuple[str, str]]:
-    secret = "one, which is not shown" if wanted.secret else "none"
-    return [("Channel", wanted.name), ("Kind", wanted.kind), ("Address", wanted.place), ("Secret", secret)]
+    secret = _("one, which is not shown") if wanted.secret else _("none")
+    return [(_("Channel"), wanted.name), (_("Kind"), wanted.kind), (_("Address"), wanted.place), (_("Secret"), secret)]
 
 
 def _channel_form(ask: Ask, known: Channel | None, form: dict[str, Any], trouble: str) -> Page:
@@ -243,7 +258,7 @@ def _channel_form(ask: Ask, known: Channel | None, form: dict[str, Any], trouble
         "usedBy": rules,
         "mayChange": _may_change(ask),
     }
-    title = f"Channel {known.name}" if known is not None else "New channel"
+    title = _("Channel {name}", name=known.name) if known is not None else _("New channel")
     return _form(ask, "channel.html", title, values, {"kinds": kinds()}, trouble)
 
 
@@ -251,15 +266,15 @@ def _channel_form(ask: Ask, known: Channel | None, form: dict[str, Any], trouble
 
 
 def _form(ask: Ask, template: str, title: str, values: dict[str, Any], more: dict[str, Any], trouble: str) -> Page:
-    crumbs = [("Alerts", ask.link("alerts"))]
+    crumbs = [(_("Alerts"), ask.link("alerts"))]
     return Page(template=template, title=title, values=values, more=more, status=400 if trouble else 200, crumbs=crumbs)
 
 
 def _review(ask: Ask, action: str, target: str, rows: list[tuple[str, str]], run: Callable[[], Awaitable[Any]]) -> Page:
-    what = "one POST to the channel" if action.startswith("test") else "nothing: the console keeps it"
+    what = _("one POST to the channel") if action.startswith("test") else _("nothing: the console keeps it")
 
     async def done() -> dict[str, str]:
-        return await run() or {"kept": "in memory alone" if ask.env.alerts.is_in_memory else "yes"}
+        return await run() or {"kept": _("in memory alone") if ask.env.alerts.is_in_memory else _("yes")}
 
     return ask.review(
         Review(
@@ -277,7 +292,7 @@ def _review(ask: Ask, action: str, target: str, rows: list[tuple[str, str]], run
 
 
 async def _confirmed(ask: Ask, what: str, name: str) -> Page:
-    ask.require_change(f"change {what}", name[:64])
+    ask.require_change(_("change {what}", what=what), name[:64])
     return await ask.confirmed(ask.form["review"])
 
 
@@ -289,31 +304,39 @@ def _require_admin(ask: Ask, action: str, name: str) -> None:
     """Raises Fault: rules and channels are the console's own, and no broker decides who changes them."""
     ask.require_change(action, name)
     if not _may_change(ask):
-        why = f"{ask.user.name} is no admin: alerts make the console send to addresses"
+        why = _("{name} is no admin: alerts make the console send to addresses", name=ask.user.name)
         ask.audit(action, name, "refused", why)
-        raise Fault(403, "Not allowed", f"{action} {name} was not done: {why}")
+        raise Fault(403, _("Not allowed"), _("{action} {name} was not done: {why}", action=action, name=name, why=why))
 
 
 def _same(found: Rule | Channel | None, known: Rule | Channel | None) -> None:
     """Raises Fault: somebody changed it since it was looked at."""
     if found != known:
-        is_there = "it is not there now" if found is None else "it is another now"
-        raise Fault(409, "Changed since you looked", f"somebody changed it meanwhile: {is_there}; look again")
+        is_there = _("it is not there now") if found is None else _("it is another now")
+        raise Fault(
+            409,
+            _("Changed since you looked"),
+            _("somebody changed it meanwhile: {is_there}; look again", is_there=is_there),
+        )
 
 
 async def _or_fault(changing: Awaitable[None]) -> None:
     try:
         await changing
     except ValueError as error:
-        raise Fault(409, "Not done", str(error)) from None
+        raise Fault(409, _("Not done"), str(error)) from None
 
 
 def _none(what: str, name: str, known: dict[str, Any]) -> Fault:
-    return Fault(404, f"No such {what}", f"there is no {what} {name}: there are {', '.join(known) or 'none'}")
+    return Fault(
+        404,
+        _("No such {what}", what=what),
+        _("there is no {what} {name}: there are {known}", what=what, name=name, known=", ".join(known) or _("none")),
+    )
 
 
 def _number(text: str, what: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"{what} {text!r} must be a number") from None
+        raise ValueError(_("{what} {text!r} must be a number", what=_(what), text=text)) from None

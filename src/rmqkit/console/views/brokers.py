@@ -12,30 +12,31 @@ from rmqkit.admin.stores import Forecast, forecast
 from rmqkit.console.asking import Ask, Page, Part, part
 from rmqkit.console.views import history
 from rmqkit.errors import UnknownName
+from rmqkit.sentences import _
 
 _HOUR_MS = 3_600_000
 _WINDOWS_MS = (_HOUR_MS, 24 * _HOUR_MS, 7 * 24 * _HOUR_MS)
 _GROWTH_MIN = 0.02
 """Brokers report whole percent: a time in which the disk filled less is too short to draw a line through."""
 _ABOUT = {
-    "bootTimestamp": "when it started, ms since the epoch",
-    "brokerActive": "whether it takes messages",
-    "commitLogDiskRatio": "share of the log's disk that is used",
-    "commitLogMaxOffset": "where its log ends, bytes",
-    "commitLogMinOffset": "where its log begins, bytes",
-    "dispatchBehindBytes": "bytes of the log that are not in queues and index yet",
-    "earliestMessageTimeStamp": "store time of its oldest message, ms since the epoch",
-    "getTransferredTps": "messages given to consumers per second",
-    "putTps": "messages stored per second; over 10 s, 1 min, 10 min",
-    "pageCacheLockTimeMills": "ms for which the log is locked by the put under way",
-    "putLatency99": "ms within which 99 % of puts ended",
-    "putLatency999": "ms within which 99.9 % of puts ended",
-    "remainHowManyDataToFlush": "written and not on the disk yet",
-    "runtime": "for how long it has run",
-    "sendThreadPoolQueueHeadWaitTimeMills": "ms that the send which waits longest has waited",
-    "pullThreadPoolQueueHeadWaitTimeMills": "ms that the pull which waits longest has waited",
-    "timerCongestNum": "timed messages that wait",
-    "timerReadBehind": "seconds by which the timer is late",
+    "bootTimestamp": _("when it started, ms since the epoch"),
+    "brokerActive": _("whether it takes messages"),
+    "commitLogDiskRatio": _("share of the log's disk that is used"),
+    "commitLogMaxOffset": _("where its log ends, bytes"),
+    "commitLogMinOffset": _("where its log begins, bytes"),
+    "dispatchBehindBytes": _("bytes of the log that are not in queues and index yet"),
+    "earliestMessageTimeStamp": _("store time of its oldest message, ms since the epoch"),
+    "getTransferredTps": _("messages given to consumers per second"),
+    "putTps": _("messages stored per second; over 10 s, 1 min, 10 min"),
+    "pageCacheLockTimeMills": _("ms for which the log is locked by the put under way"),
+    "putLatency99": _("ms within which 99 % of puts ended"),
+    "putLatency999": _("ms within which 99.9 % of puts ended"),
+    "remainHowManyDataToFlush": _("written and not on the disk yet"),
+    "runtime": _("for how long it has run"),
+    "sendThreadPoolQueueHeadWaitTimeMills": _("ms that the send which waits longest has waited"),
+    "pullThreadPoolQueueHeadWaitTimeMills": _("ms that the pull which waits longest has waited"),
+    "timerCongestNum": _("timed messages that wait"),
+    "timerReadBehind": _("seconds by which the timer is late"),
 }
 
 
@@ -49,28 +50,32 @@ async def brokers(ask: Ask) -> Page:
         "replication": {one.row.addr: _replication(one) for one in states},
         "atMs": ask.snapshot.at_ms,
     }
-    return Page(template="brokers.html", title="Brokers", values=values, live_s=10, command="rmq admin cluster list")
+    return Page(template="brokers.html", title=_("Brokers"), values=values, live_s=10, command="rmq admin cluster list")
 
 
 def _replication(state: BrokerState) -> str:
     if not state.is_master:
-        return "slave"
+        return _("slave")
     if state.ha is None:
         return ""
     slaves = state.ha.ha_connection_info
-    return f"{state.ha.in_sync_slave_nums} of {len(slaves)} in sync" if slaves else "no slave"
+    return (
+        _("{synced} of {count} in sync", synced=state.ha.in_sync_slave_nums, count=len(slaves))
+        if slaves
+        else _("no slave")
+    )
 
 
 def state_of(ask: Ask) -> BrokerState:
     """The broker that the address names: by its name, its master; ``name:id`` for a slave.
     Raises UnknownName: there is none."""
-    name, _, number = ask.params["b"].rpartition(":")
+    name, __, number = ask.params["b"].rpartition(":")
     name, number = (name, number) if number.isdecimal() and name else (ask.params["b"], "0")
     for state in ask.snapshot.brokers:
         if state.row.broker_name == name and str(state.row.broker_id) == number:
             return state
     known = [one.row.broker_name for one in ask.snapshot.brokers]
-    raise UnknownName("broker", ask.params["b"], "the name servers", known)
+    raise UnknownName("broker", ask.params["b"], _("the name servers"), known)
 
 
 async def broker(ask: Ask) -> Page:
@@ -94,12 +99,12 @@ async def broker(ask: Ask) -> Page:
     charts = await history.charts(ask, wanted, await history.marks_of(ask, brokers=[key]))
     return Page(
         template="broker.html",
-        title=name if state.is_master else f"{name}, slave {state.row.broker_id}",
+        title=name if state.is_master else _("{name}, slave {id}", name=name, id=state.row.broker_id),
         values=values,
         more={"charts": charts, "key": ask.params["b"], "tabs": history.tabs(ask, "brokers", ask.params["b"])},
         live_s=10,
         command=f"rmq admin broker status -b {state.row.addr}",
-        crumbs=[("Brokers", ask.link("brokers"))],
+        crumbs=[(_("Brokers"), ask.link("brokers"))],
     )
 
 
@@ -109,8 +114,8 @@ async def settings(ask: Ask) -> Page:
     others = [one.row.addr for one in ask.snapshot.brokers]
     told = dict(zip(others, await asyncio.gather(*(part(_config(ask, address)) for address in others)), strict=True))
     labels = {one.row.addr: _label(one) for one in ask.snapshot.brokers}
-    title = f"Settings of {_label(state)}"
-    crumbs = [("Brokers", ask.link("brokers")), (state.row.broker_name, ask.link("brokers", ask.params["b"]))]
+    title = _("Settings of {label}", label=_label(state))
+    crumbs = [(_("Brokers"), ask.link("brokers")), (state.row.broker_name, ask.link("brokers", ask.params["b"]))]
     command = f"rmq admin broker settings -b {state.row.addr}"
     page = _page(ask, told, state.row.addr, labels, title, command)
     page.crumbs = crumbs
@@ -137,7 +142,7 @@ async def name_servers(ask: Ask) -> Page:
 
     told = dict(zip(addresses, await asyncio.gather(*(part(config(one)) for one in addresses)), strict=True))
     shown = next((one for one in addresses if told[one].value is not None), addresses[0])
-    return _page(ask, told, shown, {}, "Name servers", "rmq admin namesrv settings")
+    return _page(ask, told, shown, {}, _("Name servers"), "rmq admin namesrv settings")
 
 
 def _page(ask: Ask, told: dict[str, Part], address: str, labels: dict[str, str], title: str, command: str) -> Page:
@@ -175,12 +180,14 @@ async def ha(ask: Ask) -> Page:
     slaves = {(one.row.broker_name, one.row.broker_id): one for one in ask.snapshot.brokers if not one.is_master}
     for state in ask.snapshot.brokers:
         if state.is_master:
-            registered = [one.row for (name, _), one in slaves.items() if name == state.row.broker_name]
+            registered = [one.row for (name, __), one in slaves.items() if name == state.row.broker_name]
             rows.append({"row": state.row, "ha": state.ha, "slaves": registered, "trouble": state.trouble})
     masters = {one.row.broker_name for one in ask.snapshot.brokers if one.is_master}
     orphans = [one.row for one in slaves.values() if one.row.broker_name not in masters]
     values = {"masters": rows, "orphans": orphans, "atMs": ask.snapshot.at_ms}
-    return Page(template="ha.html", title="Replication", values=values, live_s=5, command="rmq admin broker ha-status")
+    return Page(
+        template="ha.html", title=_("Replication"), values=values, live_s=5, command="rmq admin broker ha-status"
+    )
 
 
 async def store(ask: Ask) -> Page:
@@ -194,12 +201,12 @@ async def store(ask: Ask) -> Page:
     }
     return Page(
         template="store.html",
-        title=f"Store of {key}",
+        title=_("Store of {key}", key=key),
         values=values,
         more={"charts": await history.charts(ask, [("disk", [key])]), "key": key},
         live_s=60,
         command=f"rmq admin broker store -b {state.row.addr}",
-        crumbs=[("Brokers", ask.link("brokers")), (state.row.broker_name, ask.link("brokers", key))],
+        crumbs=[(_("Brokers"), ask.link("brokers")), (state.row.broker_name, ask.link("brokers", key))],
     )
 
 
@@ -208,8 +215,8 @@ async def _forecast(ask: Ask, key: str, ratio: float) -> Forecast | None:
     now_ms = ask.console.clock.now_ms()
     found: list[Forecast] = []
     for window_ms in _WINDOWS_MS:
-        _, points = await ask.env.history.read("disk", key, now_ms - window_ms, now_ms)
-        known = [value for _, value in points if value is not None]
+        __, points = await ask.env.history.read("disk", key, now_ms - window_ms, now_ms)
+        known = [value for __, value in points if value is not None]
         if known and known[-1] - known[0] >= _GROWTH_MIN and (one := forecast(points, ratio, now_ms)) is not None:
             found.append(one)
     return min(found, key=lambda one: one.at_ms, default=None)

@@ -20,9 +20,10 @@ from rmqkit.errors import SettingsError
 from rmqkit.protocol.names import group_fault, topic_fault
 from rmqkit.protocol.schemas.groups import GroupRetryPolicy, SubscriptionGroupConfig
 from rmqkit.protocol.schemas.topics import TopicConfig
+from rmqkit.sentences import _, joined
 from rmqkit.settings import SECRET
 
-_PERMISSIONS = {"6": "read, write", "4": "read only", "2": "write only", "0": "none"}
+_PERMISSIONS = {"6": _("read, write"), "4": _("read only"), "2": _("write only"), "0": _("none")}
 _TYPES = ("", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
 _UNIT, _UNIT_SUB = 1, 2
 _SECRET_WORDS = ("secret", "password", "credential", "initauthenticationuser")
@@ -30,12 +31,16 @@ _SECRET_WORDS = ("secret", "password", "credential", "initauthenticationuser")
 
 def _told(configs: Mapping[str, Struct]) -> dict[str, str]:
     """Settings of brokers as names and texts, to compare."""
-    return {f"{row.name} at {broker}": text for row in config_rows(configs) for broker, text in row.values.items()}
+    return {
+        _("{name} at {broker}", name=row.name, broker=broker): text
+        for row in config_rows(configs)
+        for broker, text in row.values.items()
+    }
 
 
 def _differences(former: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
-        (name.replace("_", " "), f"{former.get(name, 'none')} → {value}")
+        (name.replace("_", " "), _("{before} → {after}", before=former.get(name, _("none")), after=value))
         for name, value in wanted.items()
         if former.get(name) != value
     ]
@@ -47,17 +52,17 @@ def _differences(former: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[t
 async def new_topic(ask: Ask) -> Page:
     """A topic that there is not yet."""
     form = Form(
-        title="New topic",
-        action="create topic",
+        title=_("New topic"),
+        action=_("create topic"),
         target=ask.form.get("name", "").strip(),
         fields=[
-            Field(name="name", label="Name", hint="letters, digits, - _ % and |, at most 127 characters"),
-            where(ask, hint="each broker gets so many queues"),
+            Field(name="name", label=_("Name"), hint=_("letters, digits, - _ % and |, at most 127 characters")),
+            where(ask, hint=_("each broker gets so many queues")),
             *_topic_fields(TopicConfig(read_queue_nums=8, write_queue_nums=8)),
         ],
         back=ask.link("topics"),
         command="rmq admin topic create TOPIC",
-        crumbs=[("Topics", ask.link("topics"))],
+        crumbs=[(_("Topics"), ask.link("topics"))],
     )
 
     async def plan(given: dict[str, str]) -> Review:
@@ -74,16 +79,20 @@ async def edit_topic(ask: Ask) -> Page:
     configs = await ask.admin.topics.config(name)
     differs = ", ".join(row.name for row in config_rows(configs) if row.differs)
     form = Form(
-        title=f"Edit {name}",
-        action="edit topic",
+        title=_("Edit {name}", name=name),
+        action=_("edit topic"),
         target=name,
         fields=[where(ask, list(configs)), *_topic_fields(next(iter(configs.values())))],
-        hint=f"The brokers differ in {differs}: the fields have the values of {next(iter(configs))}."
+        hint=_(
+            "The brokers differ in {differs}: the fields have the values of {client}.",
+            differs=differs,
+            client=next(iter(configs)),
+        )
         if differs
         else "",
         back=ask.link("topics", name),
         command=f"rmq admin topic create {name}",
-        crumbs=[("Topics", ask.link("topics")), (name, ask.link("topics", name))],
+        crumbs=[(_("Topics"), ask.link("topics")), (name, ask.link("topics", name))],
     )
 
     async def plan(given: dict[str, str]) -> Review:
@@ -98,21 +107,22 @@ def _topic_fields(config: TopicConfig) -> list[Field]:
     lines = "\n".join(f"{name}={value}" for name, value in attributes.items())
     labels = _PERMISSIONS | {str(config.perm): _PERMISSIONS.get(str(config.perm), str(config.perm))}
     return [
-        Field(name="write", label="Queues to write", kind="number", value=str(config.write_queue_nums)),
+        Field(name="write", label=_("Queues to write"), kind="number", value=str(config.write_queue_nums)),
         Field(
-            name="read", label="Queues to read", kind="number", value=str(config.read_queue_nums),
-            hint="to have fewer queues, lower those to write first, and these when the rest is consumed",
+            name="read", label=_("Queues to read"), kind="number", value=str(config.read_queue_nums),
+            hint=_("to have fewer queues, lower those to write first, and these when the rest is consumed"),
         ),
         Field(
-            name="perm", label="Permission", kind="choice", value=str(config.perm), choices=tuple(labels),
+            name="perm", label=_("Permission"), kind="choice", value=str(config.perm), choices=tuple(labels),
             labels=labels,
         ),
         Field(
-            name="type", label="Message type", kind="choice", value=kind, choices=tuple(dict.fromkeys((*_TYPES, kind))),
-            labels={"": "not told"}, hint="what gRPC clients may send to it",
+            name="type", label=_("Message type"), kind="choice", value=kind,
+            choices=tuple(dict.fromkeys((*_TYPES, kind))),
+            labels={"": _("not told")}, hint=_("what gRPC clients may send to it"),
         ),
-        flag("order", "Ordered", config.order, "name servers tell its queues also while a broker is away"),
-        Field(name="attributes", label="Attributes, name=value, one a line", kind="area", value=lines),
+        flag("order", _("Ordered"), config.order, _("name servers tell its queues also while a broker is away")),
+        Field(name="attributes", label=_("Attributes, name=value, one a line"), kind="area", value=lines),
     ]  # fmt: skip
 
 
@@ -122,26 +132,34 @@ async def _topic_review(
     admin = ask.admin
     brokers = chosen_brokers(ask, given, list(configs))
     if not configs and name in await admin.calls.topic_names():
-        raise ValueError(f"topic {name} is there already: edit it")
+        raise ValueError(_("topic {name} is there already: edit it", name=name))
     attributes = pairs(given["attributes"], "attribute") | (
         {"message.type": given["type"]} if given["type"] and given["type"] in _TYPES else {}
     )
     if given["perm"] not in (*_PERMISSIONS, *(str(one.perm) for one in configs.values())):
-        raise ValueError(f"permission {given['perm']} must be one of {', '.join(_PERMISSIONS)}")
+        raise ValueError(
+            _(
+                "permission {given} must be one of {permissions}",
+                given=given["perm"],
+                permissions=", ".join(_PERMISSIONS),
+            )
+        )
     wanted: dict[str, Any] = {
-        "write_queue_nums": number(given, "write", "queues to write", 0),
-        "read_queue_nums": number(given, "read", "queues to read", 0),
+        "write_queue_nums": number(given, "write", _("queues to write"), 0),
+        "read_queue_nums": number(given, "read", _("queues to read"), 0),
         "perm": int(given["perm"]),
         "order": given["order"] == "yes",
         "attributes": attributes,
     }
-    rows = [("Topic", name), ("Brokers", ", ".join(brokers))]
+    rows = [(_("Topic"), name), (_("Brokers"), ", ".join(brokers))]
     for broker in brokers:
         former = msgspec.structs.asdict(configs[broker]) if broker in configs else {}
         changed = _differences(former, wanted)
-        rows += [(f"{key} at {broker}" if len(brokers) > 1 else key, text) for key, text in changed]
+        rows += [
+            (_("{key} at {broker}", key=key, broker=broker) if len(brokers) > 1 else key, text) for key, text in changed
+        ]
         if configs and not changed and len(brokers) == 1:
-            raise ValueError(f"nothing is changed: {name} is like that at {broker}")
+            raise ValueError(_("nothing is changed: {name} is like that at {broker}", name=name, broker=broker))
 
     async def run() -> list[Any]:
         done: list[Any] = []
@@ -172,7 +190,7 @@ async def _topic_review(
         action=form.action,
         target=name,
         rows=rows,
-        requests=[f"UPDATE_AND_CREATE_TOPIC (17) to {broker}" for broker in brokers],
+        requests=[_("UPDATE_AND_CREATE_TOPIC (17) to {broker}", broker=broker) for broker in brokers],
         command=f"rmq admin topic create {name} -r {wanted['read_queue_nums']} -w {wanted['write_queue_nums']}",
         back=ask.link("topics", name),
         run=run,
@@ -189,22 +207,22 @@ async def delete_topic(ask: Ask) -> Page:
     readers = await part(admin.topics.groups(name))
     stored = sum(one.max_offset - one.min_offset for one in status.value.queues) if status.value else None
     about = [
-        ("Topic", name),
-        ("Brokers", ", ".join(configs)),
-        ("Stored", status.trouble if stored is None else f"{stored:,} messages"),
-        ("Groups", readers.trouble or ", ".join(readers.value) or "none reads it"),
+        (_("Topic"), name),
+        (_("Brokers"), ", ".join(configs)),
+        (_("Stored"), status.trouble if stored is None else _("{stored:,} messages", stored=stored)),
+        (_("Groups"), readers.trouble or ", ".join(readers.value) or _("none reads it")),
     ]
-    warning = "its messages can no longer be read, by anybody; whoever sends to it fails, or makes a new one"
+    warning = _("its messages can no longer be read, by anybody; whoever sends to it fails, or makes a new one")
     form = Form(
-        title=f"Delete {name}",
-        action="delete topic",
+        title=_("Delete {name}", name=name),
+        action=_("delete topic"),
         target=name,
         fields=[],
         about=about,
         warning=warning,
         back=ask.link("topics", name),
         command=f"rmq admin topic delete {name}",
-        crumbs=[("Topics", ask.link("topics")), (name, ask.link("topics", name))],
+        crumbs=[(_("Topics"), ask.link("topics")), (name, ask.link("topics", name))],
     )
 
     async def run() -> list[Any]:
@@ -216,7 +234,10 @@ async def delete_topic(ask: Ask) -> Page:
         return _told(await admin.topics.config(name))
 
     async def plan(given: dict[str, str]) -> Review:
-        requests = [f"DELETE_TOPIC_IN_BROKER (215) to {', '.join(configs)}", "DELETE_TOPIC_IN_NAMESRV (216)"]
+        requests = [
+            _("DELETE_TOPIC_IN_BROKER (215) to {configs}", configs=", ".join(configs)),
+            "DELETE_TOPIC_IN_NAMESRV (216)",
+        ]
         return Review(
             user=ask.user.name, env=ask.env.name, action=form.action, target=name, rows=about, warning=warning,
             requests=requests, command=form.command, back=ask.link("topics"), run=run, look=look, seen=_told(configs),
@@ -229,29 +250,29 @@ async def delete_topic(ask: Ask) -> Page:
 # -- groups
 
 _GROUP_FIELDS: dict[str, tuple[str, str]] = {
-    "consume_enable": ("May consume", "no: brokers refuse its pulls"),
-    "retry_max_times": ("Retries", "how often a message is tried again before it is a dead letter"),
-    "retry_queue_nums": ("Queues of the retry topic", "at each broker"),
-    "consume_from_min_enable": ("May start at the first message", "of a queue in which it has no offset"),
-    "consume_broadcast_enable": ("May broadcast", "every member gets every message"),
-    "consume_message_orderly": ("In order", "one message of a queue at a time, for members that pop"),
-    "notify_consumer_ids_changed_enable": ("Tell members of changes", "when one joins or leaves"),
-    "consume_timeout_minute": ("Handler may take, minutes", "kept by brokers; clients have a limit of their own"),
-    "broker_id": ("Read from broker id", "0 is the master"),
-    "which_broker_when_consume_slowly": ("Read from when far behind", "broker id: 1 is the first slave"),
+    "consume_enable": (_("May consume"), _("no: brokers refuse its pulls")),
+    "retry_max_times": (_("Retries"), _("how often a message is tried again before it is a dead letter")),
+    "retry_queue_nums": (_("Queues of the retry topic"), _("at each broker")),
+    "consume_from_min_enable": (_("May start at the first message"), _("of a queue in which it has no offset")),
+    "consume_broadcast_enable": (_("May broadcast"), _("every member gets every message")),
+    "consume_message_orderly": (_("In order"), _("one message of a queue at a time, for members that pop")),
+    "notify_consumer_ids_changed_enable": (_("Tell members of changes"), _("when one joins or leaves")),
+    "consume_timeout_minute": (_("Handler may take, minutes"), _("kept by brokers; clients have a limit of their own")),
+    "broker_id": (_("Read from broker id"), _("0 is the master")),
+    "which_broker_when_consume_slowly": (_("Read from when far behind"), _("broker id: 1 is the first slave")),
 }  # fmt: skip
 
 
 async def new_group(ask: Ask) -> Page:
     """A group that there is not yet."""
-    return await _group(ask, "", {}, "New group", ask.link("groups"))
+    return await _group(ask, "", {}, _("New group"), ask.link("groups"))
 
 
 async def edit_group(ask: Ask) -> Page:
     """A group that there is."""
     name = ask.params["g"]
     configs = await ask.admin.groups.configs(name)
-    return await _group(ask, name, configs, f"Edit {name}", ask.link("groups", name))
+    return await _group(ask, name, configs, _("Edit {name}", name=name), ask.link("groups", name))
 
 
 async def _group(ask: Ask, known: str, configs: Mapping[str, SubscriptionGroupConfig], title: str, back: str) -> Page:
@@ -262,29 +283,35 @@ async def _group(ask: Ask, known: str, configs: Mapping[str, SubscriptionGroupCo
     differs = ", ".join(row.name for row in config_rows(configs) if row.differs)
     fields = [where(ask)]
     if not known:
-        fields.insert(0, Field(name="name", label="Name", hint="letters, digits, - _ % and |, at most 120 characters"))
+        fields.insert(
+            0, Field(name="name", label=_("Name"), hint=_("letters, digits, - _ % and |, at most 120 characters"))
+        )
     for name, (label, hint) in _GROUP_FIELDS.items():
         value = getattr(shown, name)
         made = flag(name, label, value, hint) if isinstance(value, bool) else None
         fields.append(made or Field(name=name, label=label, kind="number", value=str(value), hint=hint))
     fields += [
         Field(
-            name="group_retry_policy", label="Pauses between retries, as JSON", kind="area", value=policy,
-            hint="brokers tell it to proxies; their own pauses are those of the delay levels",
+            name="group_retry_policy", label=_("Pauses between retries, as JSON"), kind="area", value=policy,
+            hint=_("brokers tell it to proxies; their own pauses are those of the delay levels"),
         ),
-        Field(name="attributes", label="Attributes, name=value, one a line", kind="area", value=lines),
+        Field(name="attributes", label=_("Attributes, name=value, one a line"), kind="area", value=lines),
     ]  # fmt: skip
     form = Form(
         title=title,
-        action="edit group" if known else "create group",
+        action=_("edit group") if known else _("create group"),
         target=known or ask.form.get("name", "").strip(),
         fields=fields,
-        hint=f"The brokers differ in {differs}: the fields have the values of {next(iter(configs))}."
+        hint=_(
+            "The brokers differ in {differs}: the fields have the values of {client}.",
+            differs=differs,
+            client=next(iter(configs)),
+        )
         if differs
         else "",
         back=back,
         command=f"rmq admin group create {known or 'GROUP'}",
-        crumbs=[("Groups", ask.link("groups")), *([(known, back)] if known else [])],
+        crumbs=[(_("Groups"), ask.link("groups")), *([(known, back)] if known else [])],
     )
 
     async def plan(given: dict[str, str]) -> Review:
@@ -295,18 +322,18 @@ async def _group(ask: Ask, known: str, configs: Mapping[str, SubscriptionGroupCo
         tables = await admin.groups.tables()
         found = {broker: tables[broker][name] for broker in tables if name in tables[broker]}
         if not known and found:
-            raise ValueError(f"group {name} is there already: edit it")
+            raise ValueError(_("group {name} is there already: edit it", name=name))
         wanted = _group_changes(given, shown)
         former = {one: getattr(shown, one) for one in wanted} if known else {}
-        rows = [("Group", name), ("Brokers", ", ".join(brokers))]
+        rows = [(_("Group"), name), (_("Brokers"), ", ".join(brokers))]
         rows += _differences(former | ({"attributes": {}} if "attributes" in wanted else {}), wanted)
         if known and not wanted and not differs:
-            raise ValueError(f"nothing is changed: {name} is like that")
+            raise ValueError(_("nothing is changed: {name} is like that", name=name))
 
         async def run() -> list[Any]:
             for broker in brokers:
                 await admin.groups.update(name, wanted, broker)
-            return [f"group {name} set at {broker}" for broker in brokers]
+            return [_("group {name} set at {broker}", name=name, broker=broker) for broker in brokers]
 
         async def look() -> dict[str, str]:
             tables = await admin.groups.tables()
@@ -314,7 +341,7 @@ async def _group(ask: Ask, known: str, configs: Mapping[str, SubscriptionGroupCo
 
         return Review(
             user=ask.user.name, env=ask.env.name, action=form.action, target=name, rows=rows,
-            requests=[f"UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200) to {broker}" for broker in brokers],
+            requests=[_("UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200) to {broker}", broker=broker) for broker in brokers],
             command=f"rmq admin group create {name}", back=ask.link("groups", name), run=run, look=look,
             seen=_told(found),
         )  # fmt: skip
@@ -325,7 +352,7 @@ async def _group(ask: Ask, known: str, configs: Mapping[str, SubscriptionGroupCo
 def _group_changes(given: Mapping[str, str], shown: SubscriptionGroupConfig) -> dict[str, Any]:
     """The fields that are not as shown. Raises ValueError: one cannot be used."""
     wanted: dict[str, Any] = {}
-    for name, (label, _) in _GROUP_FIELDS.items():
+    for name, (label, __) in _GROUP_FIELDS.items():
         former = getattr(shown, name)
         value = given[name] == "yes" if isinstance(former, bool) else number(given, name, label.lower(), -1)
         if value != former:
@@ -333,7 +360,7 @@ def _group_changes(given: Mapping[str, str], shown: SubscriptionGroupConfig) -> 
     try:
         policy = msgspec.json.decode(given["group_retry_policy"] or "{}", type=GroupRetryPolicy)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"pauses between retries: {error}") from None
+        raise ValueError(_("pauses between retries: {error}", error=error)) from None
     if policy != shown.group_retry_policy:
         wanted["group_retry_policy"] = policy
     attributes, former = pairs(given["attributes"], "attribute"), shown.attributes or {}
@@ -349,32 +376,33 @@ async def delete_group(ask: Ask) -> Page:
     state = ask.snapshot.groups.get(name)
     unknown = "unknown"
     about = [
-        ("Group", name),
-        ("Brokers", ", ".join(configs)),
-        ("Members online", unknown if state is None or state.members is None else str(state.members)),
-        ("Behind", unknown if state is None or state.lag is None else f"{state.lag:,} messages"),
-        ("Dead letters", unknown if state is None or state.dead is None else f"{state.dead:,}"),
+        (_("Group"), name),
+        (_("Brokers"), ", ".join(configs)),
+        (_("Members online"), unknown if state is None or state.members is None else str(state.members)),
+        (_("Behind"), unknown if state is None or state.lag is None else _("{lag:,} messages", lag=state.lag)),
+        (_("Dead letters"), unknown if state is None or state.dead is None else f"{state.dead:,}"),
     ]
-    warning = "its offsets, its retry topic and its dead letters go with it; a consumer that starts makes a new one"
+    warning = _("its offsets, its retry topic and its dead letters go with it; a consumer that starts makes a new one")
     form = Form(
-        title=f"Delete {name}", action="delete group", target=name, fields=[], about=about, warning=warning,
+        title=_("Delete {name}", name=name), action=_("delete group"), target=name, fields=[], about=about,
+        warning=warning,
         back=ask.link("groups", name), command=f"rmq admin group delete {name}",
-        crumbs=[("Groups", ask.link("groups")), (name, ask.link("groups", name))],
+        crumbs=[(_("Groups"), ask.link("groups")), (name, ask.link("groups", name))],
     )  # fmt: skip
 
     async def run() -> list[Any]:
         clusters = sorted({one.row.cluster_name for one in ask.snapshot.brokers if one.row.broker_name in configs})
         for cluster in clusters:
             await admin.groups.delete(name, cluster=cluster)
-        return [f"group {name} deleted at {broker}" for broker in configs]
+        return [_("group {name} deleted at {broker}", name=name, broker=broker) for broker in configs]
 
     async def look() -> dict[str, str]:
         return _told(await admin.groups.configs(name))
 
     async def plan(given: dict[str, str]) -> Review:
         requests = [
-            f"DELETE_SUBSCRIPTIONGROUP (207) to {', '.join(configs)}",
-            "DELETE_TOPIC_IN_BROKER (215) and DELETE_TOPIC_IN_NAMESRV (216) for its retries and dead letters",
+            _("DELETE_SUBSCRIPTIONGROUP (207) to {configs}", configs=", ".join(configs)),
+            _("DELETE_TOPIC_IN_BROKER (215) and DELETE_TOPIC_IN_NAMESRV (216) for its retries and dead letters"),
         ]
         return Review(
             user=ask.user.name, env=ask.env.name, action=form.action, target=name, rows=about, warning=warning,
@@ -388,10 +416,10 @@ async def delete_group(ask: Ask) -> Page:
 # -- offsets
 
 _MOVES = {
-    "time": "to what was stored at or after a time",
-    "end": "to the end: skip everything that is there",
-    "place": "one queue to an offset",
-    "clone": "to where another group is",
+    "time": _("to what was stored at or after a time"),
+    "end": _("to the end: skip everything that is there"),
+    "place": _("one queue to an offset"),
+    "clone": _("to where another group is"),
 }
 
 
@@ -400,29 +428,30 @@ async def offsets(ask: Ask) -> Page:
     name, admin = ask.params["g"], ask.admin
     topics = sorted({lag.topic for lag in ask.snapshot.lags if lag.group == name})
     form = Form(
-        title=f"Move {name}",
-        action="move offsets",
+        title=_("Move {name}", name=name),
+        action=_("move offsets"),
         target=name,
         fields=[
             Field(
-                name="topic", label="Topic", value=ask.text("topic") or next(iter(topics), ""), choices=topics
+                name="topic", label=_("Topic"), value=ask.text("topic") or next(iter(topics), ""), choices=topics
             ),
-            Field(name="to", label="Move", kind="choice", value="time", choices=tuple(_MOVES), labels=_MOVES),
-            Field(name="time", label="Time (UTC)", kind="datetime-local", hint="for a move to a time"),
-            Field(name="queue", label="Broker and queue", hint="for one queue: broker-a:3"),
-            Field(name="offset", label="Offset", kind="number", hint="for one queue"),
-            Field(name="source", label="Other group", hint="for a move to where another group is"),
+            Field(name="to", label=_("Move"), kind="choice", value="time", choices=tuple(_MOVES), labels=_MOVES),
+            Field(name="time", label=_("Time (UTC)"), kind="datetime-local", hint=_("for a move to a time")),
+            Field(name="queue", label=_("Broker and queue"), hint=_("for one queue: broker-a:3")),
+            Field(name="offset", label=_("Offset"), kind="number", hint=_("for one queue")),
+            Field(name="source", label=_("Other group"), hint=_("for a move to where another group is")),
         ],
-        hint="It works whether members are online or not: they go on from there. The next page shows each queue first.",
+        hint=_("It works whether members are online or not: they go on from there. The next page shows "
+"each queue first."),
         back=ask.link("groups", name),
         command=f"rmq admin offset reset {name} TOPIC -s TIME --dry-run",
-        crumbs=[("Groups", ask.link("groups")), (name, ask.link("groups", name))],
+        crumbs=[(_("Groups"), ask.link("groups")), (name, ask.link("groups", name))],
     )  # fmt: skip
 
     async def plan(given: dict[str, str]) -> Review:
         topic = given["topic"]
         if not topic:
-            raise ValueError("name a topic that the group reads")
+            raise ValueError(_("name a topic that the group reads"))
         how, what = _move(given)
         source = how.pop("source", None)
 
@@ -432,14 +461,14 @@ async def offsets(ask: Ask) -> Page:
         moves = await preview()
         skipped, again = sum(one.skipped for one in moves), sum(one.again for one in moves)
         if not skipped and not again and all(one.now == one.then for one in moves):
-            raise ValueError("nothing is moved: the group is there in every queue")
+            raise ValueError(_("nothing is moved: the group is there in every queue"))
 
         def compared(found: Sequence[QueueMove]) -> dict[str, str]:
             # Members go on while one reads: what has to stay is where it goes, and that it then skips nothing unseen.
             places = {} if given["to"] in ("end", "clone") else {
                 f"{one.broker_name}:{one.queue_id}": str(one.then) for one in found
             }  # fmt: skip
-            return places | {"skips": "yes" if any(one.skipped for one in found) else "no"}
+            return places | {"skips": _("yes") if any(one.skipped for one in found) else _("no")}
 
         async def look() -> dict[str, str]:
             return compared(await preview())
@@ -457,11 +486,15 @@ async def offsets(ask: Ask) -> Page:
         )  # fmt: skip
         return Review(
             user=ask.user.name, env=ask.env.name, action=form.action, target=name,
-            rows=[("Group", name), ("Topic", topic), ("Move", what), ("Skipped", f"{skipped:,} messages"),
-                  ("Again", f"{again:,} messages")],
-            requests=[f"{asked} to {broker}" for broker in brokers], command=command, back=ask.link("groups", name),
+            rows=[
+                (_("Group"), name), (_("Topic"), topic), (_("Move"), what),
+                (_("Skipped"), _("{skipped:,} messages", skipped=skipped)),
+                  (_("Again"), _("{again:,} messages", again=again))],
+            requests=[_("{request} to {broker}", request=asked, broker=broker) for broker in brokers],
+            command=command, back=ask.link("groups", name),
             run=run, look=look, seen=compared(moves), moves=moves, typed=name if skipped else "",
-            warning=f"{skipped:,} messages will not be consumed by {name}" if skipped else "",
+            warning=_("{skipped:,} messages will not be consumed by {name}", skipped=skipped, name=name)
+            if skipped else "",
         )  # fmt: skip
 
     return await change(ask, form, plan)
@@ -471,24 +504,31 @@ def _move(given: Mapping[str, str]) -> tuple[dict[str, Any], str]:
     """What `Offsets.reset` is to be given, and the same in words. Raises ValueError: a field is missing or wrong."""
     match given["to"]:
         case "end":
-            return {"timestamp_ms": END_MS}, "to the end of each queue"
+            return {"timestamp_ms": END_MS}, _("to the end of each queue")
         case "time":
             at_ms = time_of(given["time"], "time")
             if at_ms is None:
-                raise ValueError("give the time to move to")
-            return {"timestamp_ms": at_ms}, f"to the first message stored at or after {given['time']} UTC"
+                raise ValueError(_("give the time to move to"))
+            return {"timestamp_ms": at_ms}, _(
+                "to the first message stored at or after {given} UTC", given=given["time"]
+            )
         case "place":
-            broker, _, queue = given["queue"].rpartition(":")
+            broker, __, queue = given["queue"].rpartition(":")
             if not broker or not queue.isdecimal():
-                raise ValueError(f"queue {given['queue'] or 'is empty: it'} must be broker:number, such as broker-a:3")
+                raise ValueError(
+                    _(
+                        "queue {given} must be broker:number, such as broker-a:3",
+                        given=given["queue"] or _("is empty: it"),
+                    )
+                )
             offset = number(given, "offset", "offset")
-            what = f"queue {queue} of {broker} to offset {offset:,}"
+            what = _("queue {queue} of {broker} to offset {offset:,}", queue=queue, broker=broker, offset=offset)
             return {"timestamp_ms": END_MS, "broker": broker, "queue_id": int(queue), "offset": offset}, what
         case "clone":
             if not given["source"]:
-                raise ValueError("name the other group")
-            return {"source": given["source"]}, f"to where {given['source']} is"
-    raise ValueError(f"move {given['to']} must be one of {', '.join(_MOVES)}")
+                raise ValueError(_("name the other group"))
+            return {"source": given["source"]}, _("to where {given} is", given=given["source"])
+    raise ValueError(_("move {given} must be one of {moves}", given=given["to"], moves=", ".join(_MOVES)))
 
 
 def time_of(text: str, label: str) -> int | None:
@@ -498,7 +538,7 @@ def time_of(text: str, label: str) -> int | None:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{label} {text} must be like 2026-01-31T12:00 (UTC)") from None
+        raise ValueError(_("{label} {text} must be like 2026-01-31T12:00 (UTC)", label=_(label), text=text)) from None
     return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
@@ -514,7 +554,7 @@ async def broker_settings(ask: Ask) -> Page:
     async def told() -> dict[str, str]:
         return (await ask.admin.brokers.config(address))[address]
 
-    crumbs = [("Brokers", ask.link("brokers")), (name, ask.link("brokers", name)), ("Settings", back)]
+    crumbs = [(_("Brokers"), ask.link("brokers")), (name, ask.link("brokers", name)), (_("Settings"), back)]
     command = f"rmq admin broker config-set -b {address} KEY VALUE"
     return await _settings(
         ask, name, told, lambda changes: ask.admin.brokers.update_config(changes, address),
@@ -531,8 +571,8 @@ async def name_server_settings(ask: Ask) -> Page:
 
     back = ask.link("name-servers")
     return await _settings(
-        ask, "name servers", told, ask.admin.name_servers.update_config, "UPDATE_NAMESRV_CONFIG (318)", back,
-        [("Name servers", back)], "rmq admin namesrv config-set KEY VALUE",
+        ask, _("name servers"), told, ask.admin.name_servers.update_config, "UPDATE_NAMESRV_CONFIG (318)", back,
+        [(_("Name servers"), back)], "rmq admin namesrv config-set KEY VALUE",
     )  # fmt: skip
 
 
@@ -542,32 +582,35 @@ async def _settings(
     known = await told()
     rows = {row.key: row for row in described(known)}
     key = ask.text("key")
+    meaning = _(rows[key].help) if key in rows and rows[key].help else _("not in the tables of rmqkit")
     prefilled = f"{key}={'' if rows[key].secret else rows[key].value}" if key in rows else ""
     form = Form(
-        title=f"Change settings of {target}", action="change settings", target=target, back=back, crumbs=crumbs,
+        title=_("Change settings of {target}", target=target), action=_("change settings"), target=target,
+        back=back, crumbs=crumbs,
         command=command,
-        fields=[Field(name="settings", label="Settings, key=value, one a line", kind="area", value=prefilled)],
-        about=[(key, f"{rows[key].help or 'not in the tables of rmqkit'}; {rows[key].bounds or 'any value'}")]
+        fields=[Field(name="settings", label=_("Settings, key=value, one a line"), kind="area", value=prefilled)],
+        about=[(key, joined("; ", (meaning, rows[key].bounds or _("any value"))))]
         if key in rows else [],
-        hint="What is not named stays as it is. The broker refuses what it cannot take.",
+        hint=_("What is not named stays as it is. The broker refuses what it cannot take."),
     )  # fmt: skip
 
     async def plan(given: dict[str, str]) -> Review:
         wanted = pairs(given["settings"], "setting")
         if not wanted:
-            raise ValueError("give at least one setting, as key=value")
-        shown, careful, secret = [("Where", target)], [], set[str]()
+            raise ValueError(_("give at least one setting, as key=value"))
+        shown, careful, secret = [(_("Where"), target)], [], set[str]()
         for name, value in wanted.items():
             row = rows.get(name)
             if row is None:
-                raise SettingsError(f"{target} tells no setting {name}: look at its list")
+                raise SettingsError(_("{target} tells no setting {name}: look at its list", target=target, name=name))
             if row.secret or any(word in name.lower() for word in _SECRET_WORDS):
                 secret.add(name)
-            shown.append((name, f"{row.value or 'empty'} → {SECRET if name in secret else value or 'empty'}"))
+            after = SECRET if name in secret else value or _("empty")
+            shown.append((name, _("{before} → {after}", before=row.value or _("empty"), after=after)))
             if row.is_known and not row.hot:
-                careful.append(f"{name} takes effect at the next start")
+                careful.append(_("{name} takes effect at the next start", name=name))
         if all(known[name] == value for name, value in wanted.items()):
-            raise ValueError("nothing is changed: the settings have these values")
+            raise ValueError(_("nothing is changed: the settings have these values"))
 
         def compared(now: Mapping[str, str]) -> dict[str, str]:
             # Of a secret only whether it is another one: a page and the audit may show the difference.
@@ -582,8 +625,9 @@ async def _settings(
 
         return Review(
             user=ask.user.name, env=ask.env.name, action=form.action, target=target, rows=shown,
-            requests=[f"{request} with {', '.join(wanted)}"], command=command, back=back, run=run,
-            look=look, seen=compared(known), warning="; ".join(careful),
+            requests=[_("{request} with {wanted}", request=request, wanted=', '.join(wanted))], command=command,
+            back=back, run=run,
+            look=look, seen=compared(known), warning=joined("; ", careful),
         )  # fmt: skip
 
     return await change(ask, form, plan)

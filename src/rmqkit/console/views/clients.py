@@ -9,6 +9,7 @@ from rmqkit.console.asking import Ask, Page, Part, part, rows_of
 from rmqkit.errors import UnknownName
 from rmqkit.protocol.codes import version_name
 from rmqkit.protocol.schemas.clients import ConsumerRunningInfo, MessageQueue
+from rmqkit.sentences import _
 
 
 async def clients(ask: Ask) -> Page:
@@ -32,7 +33,7 @@ async def clients(ask: Ask) -> Page:
     more = {"q": ask.text("q"), "version_name": version_name}
     return Page(
         template="clients.html",
-        title="Clients",
+        title=_("Clients"),
         values=values,
         more=more,
         live_s=60,
@@ -47,12 +48,12 @@ async def client(ask: Ask) -> Page:
     found: Part = await part(ask.admin.clients.running(name, client_id, stacks=with_stacks))
     is_known = found.value is not None or any(one.client_id == client_id for one in ask.snapshot.clients)
     if not is_known:
-        raise UnknownName("client", client_id, f"group {name}", remedy=found.trouble)
+        raise UnknownName("client", client_id, _("group {name}", name=name), remedy=found.trouble)
     info: ConsumerRunningInfo | None = (found.value or {}).get(client_id)
     values = {
         "group": name,
         "client": client_id,
-        "trouble": found.trouble or ("" if info is not None else f"{client_id} does not answer"),
+        "trouble": found.trouble or ("" if info is not None else _("{client} does not answer", client=client_id)),
         "properties": dict(sorted(info.properties.items())) if info is not None else {},
         "queues": _process_queues(info),
         "rates": dict(sorted(info.status_table.items())) if info is not None else {},
@@ -65,7 +66,7 @@ async def client(ask: Ask) -> Page:
         values=values,
         more={"with_stacks": with_stacks},
         command=f"rmq admin consumer status {name} -i {client_id}" + (" -s" if with_stacks else ""),
-        crumbs=[("Groups", ask.link("groups")), (name, ask.link("groups", name))],
+        crumbs=[(_("Groups"), ask.link("groups")), (name, ask.link("groups", name))],
     )
 
 

@@ -16,6 +16,7 @@ from rmqkit.console.jobs import Job, Progress, Status
 from rmqkit.console.reviews import Review
 from rmqkit.console.views.changes import time_of
 from rmqkit.errors import UnknownName
+from rmqkit.sentences import _, joined
 
 _KINDS_MAX = 100
 _RATE_MAX = 10_000
@@ -23,12 +24,12 @@ _WITHOUT_BODIES = ("topic", "tag", "host")
 """What tells nothing of bodies: all that is shown to those from whom they are hidden."""
 
 _BY_LABELS = {
-    "kind": "topic, tag, and reason or shape",
-    "topic": "topic they came from",
+    "kind": _("topic, tag, and reason or shape"),
+    "topic": _("topic they came from"),
     "tag": "tag",
-    "reason": "reason (rmqkit_reason)",
-    "host": "host they were sent from",
-    "shape": "shape of the body",
+    "reason": _("reason (rmqkit_reason)"),
+    "host": _("host they were sent from"),
+    "shape": _("shape of the body"),
 }
 
 
@@ -42,7 +43,7 @@ async def dead(ask: Ask) -> Page:
         for one in sorted(groups, key=lambda one: (-(one.dead or 0), one.name))
     ]
     values = {"groups": rows, "unknown": unknown, "atMs": ask.snapshot.at_ms}
-    return Page(template="dead.html", title="Dead letters", values=values, live_s=30, command="rmq admin dead list")
+    return Page(template="dead.html", title=_("Dead letters"), values=values, live_s=30, command="rmq admin dead list")
 
 
 async def group_dead(ask: Ask) -> Page:
@@ -56,24 +57,26 @@ async def group_dead(ask: Ask) -> Page:
     jobs = [job for job in ask.console.jobs.all() if job.group == name and job.env == ask.env.name]
     names = [one.kind for one in found.kinds[:_KINDS_MAX]] if found is not None else _posted(ask)
     form = Form(
-        title=f"Dead letters of {name}", action="replay dead letters", target=name, is_sending=True, button="Dry run",
+        title=_("Dead letters of {name}", name=name), action=_("replay dead letters"), target=name, is_sending=True,
+        button=_("Dry run"),
         template="group_dead.html", back=ask.link("groups", name), command=f"rmq admin dead kinds {name} --by {by}",
-        crumbs=[("Dead letters", ask.link("dead")), (name, ask.link("groups", name))],
+        crumbs=[(_("Dead letters"), ask.link("dead")), (name, ask.link("groups", name))],
         fields=[
-            Field(name="kinds", label="Only these kinds", kind="many", choices=names, hint="none: all of them"),
+            Field(name="kinds", label=_("Only these kinds"), kind="many", choices=names, hint=_("none: all of them")),
             Field(
-                name="to", label="To topic",
-                hint="empty: only to this group, through its retry topic. A topic: to every group that reads it",
+                name="to", label=_("To topic"),
+                hint=_("empty: only to this group, through its retry topic. A topic: to every group that reads it"),
             ),
-            Field(name="rate", label="Messages a second", kind="number", value="100"),
+            Field(name="rate", label=_("Messages a second"), kind="number", value="100"),
             Field(
-                name="begin", label="Dead since (UTC)", kind="datetime-local",
-                hint="empty: from the first one",
+                name="begin", label=_("Dead since (UTC)"), kind="datetime-local",
+                hint=_("empty: from the first one"),
             ),
-            Field(name="end", label="Dead until (UTC)", kind="datetime-local", hint="empty: until now"),
+            Field(name="end", label=_("Dead until (UTC)"), kind="datetime-local", hint=_("empty: until now")),
             Field(
-                name="again", label="Replayed before", kind="choice", choices=("skip", "send again"), value="skip",
-                hint="dead letters stay here after a replay; this console remembers which ones it has sent",
+                name="again", label=_("Replayed before"), kind="choice",
+                choices=("skip", _("send again")), value="skip",
+                hint=_("dead letters stay here after a replay; this console remembers which ones it has sent"),
             ),
         ],
         values={
@@ -127,18 +130,36 @@ async def _review(ask: Ask, form: Form, name: str, by: str, given: dict[str, str
 
     found = await look_at()
     if not found.count:
-        before = f", and {found.remembered:,} of them were replayed before" if found.remembered else ""
-        raise ValueError(f"nothing is selected: none of {found.examined:,} dead letters that were looked at{before}")
+        before = _(", and {count:,} of them were replayed before", count=found.remembered) if found.remembered else ""
+        raise ValueError(
+            _(
+                "nothing is selected: none of {examined:,} dead letters that were looked at{before}",
+                examined=found.examined,
+                before=before,
+            )
+        )
     if "" in found.targets:
-        raise ValueError(f"{found.targets['']:,} do not say where they came from: give a topic to send to")
+        raise ValueError(
+            _("{targets:,} do not say where they came from: give a topic to send to", targets=found.targets[""])
+        )
     others: list[str] = []
     if job.target:
         await admin.calls.route(job.target)  # a send to a topic without a route might create it
         others = await other_readers(admin, job.target, name)
     job.expected = found.count
-    warnings = [f"other groups read {job.target} and get the messages, too: {', '.join(others)}"] if others else []
+    warnings = (
+        [
+            _(
+                "other groups read {target} and get the messages, too: {others}",
+                target=job.target,
+                others=", ".join(others),
+            )
+        ]
+        if others
+        else []
+    )
     is_repeat = job.again and any(ask.console.jobs.memory(job).places.values())
-    warnings += ["dead letters that were replayed before are sent again"] if is_repeat else []
+    warnings += [_("dead letters that were replayed before are sent again")] if is_repeat else []
 
     async def look() -> dict[str, str]:
         return _counts(await look_at())
@@ -151,8 +172,9 @@ async def _review(ask: Ask, form: Form, name: str, by: str, given: dict[str, str
     chosen = "".join(f" --kind {one!r}" for one in kinds)
     return Review(
         user=ask.user.name, env=ask.env.name, action=form.action, target=name, rows=_rows(found, job, retries),
-        warning="; ".join(warnings),
-        requests=[f"SEND_MESSAGE_V2 (310) to {topic}: {count:,} messages" for topic, count in found.targets.items()],
+        warning=joined("; ", warnings),
+        requests=[_("SEND_MESSAGE_V2 (310) to {topic}: {count:,} messages", topic=topic, count=count)
+            for topic, count in found.targets.items()],
         command=f"rmq replay --dlq {name}{' --by ' + by if kinds else ''}{chosen}{span} --rate {rate:g}"
         + (f" --to {job.target}" if job.target else "") + (" --again" if job.again else "") + " --dry-run",
         back=ask.link("groups", name, "dead", by=by), run=run, look=look, seen=_counts(found),
@@ -162,28 +184,44 @@ async def _review(ask: Ask, form: Form, name: str, by: str, given: dict[str, str
 
 def _rate(text: str) -> float:
     if not text.isdecimal() or not 0 < int(text) <= _RATE_MAX:
-        raise ValueError(f"messages a second {text or 'are empty: they'} must be from 1 to {_RATE_MAX:,}")
+        raise ValueError(
+            _(
+                "messages a second {text} must be from 1 to {most:,}",
+                text=text or _("are empty: they"),
+                most=_RATE_MAX,
+            )
+        )
     return float(text)
 
 
 def _counts(found: Preview) -> dict[str, str]:
-    return {f"messages to {topic}": f"{count:,}" for topic, count in found.targets.items()}
+    return {_("messages to {topic}", topic=topic): f"{count:,}" for topic, count in found.targets.items()}
 
 
 def _rows(found: Preview, job: Job, retries: Retries | None) -> list[tuple[str, str]]:
     seconds = found.count / job.rate
-    whole = "" if found.is_whole else f" at least: the oldest {found.examined:,} dead letters were looked at"
-    rows = [("Group", job.group), ("Messages", f"{found.count:,}{whole}")]
-    rows += [(f"To {topic}", f"{count:,}") for topic, count in found.targets.items()]
+    whole = (
+        ""
+        if found.is_whole
+        else _(" at least: the oldest {examined:,} dead letters were looked at", examined=found.examined)
+    )
+    rows = [(_("Group"), job.group), (_("Messages"), _("{count:,}{whole}", count=found.count, whole=whole))]
+    rows += [(_("To {topic}", topic=topic), f"{count:,}") for topic, count in found.targets.items()]
     if retries is not None:
-        offline = "" if retries.is_online else "; none of its clients is online, so the messages wait"
-        rows += [("Who gets them", f"only group {job.group}{offline}")]
-    rows += [("Replayed before", f"{found.remembered:,}: they are skipped")] if found.remembered else []
-    rows += [(f"Kind {kind}", f"{count:,}") for kind, count in list(found.kinds.items())[:20]]
-    rows += [("Pace", f"{job.rate:g} a second, some {seconds:,.0f} s in all")]
-    rows += [("Twice there", f"{found.doubles:,}: their unique key occurs more than once")] if found.doubles else []
-    rows += [("For example", "\n".join(one.place for one in found.samples))]
-    return rows + [("Unread", trouble) for trouble in found.troubles]
+        offline = "" if retries.is_online else _("; none of its clients is online, so the messages wait")
+        rows += [(_("Who gets them"), _("only group {group}{offline}", group=job.group, offline=offline))]
+    rows += (
+        [(_("Replayed before"), _("{count:,}: they are skipped", count=found.remembered))] if found.remembered else []
+    )
+    rows += [(_("Kind {kind}", kind=kind), f"{count:,}") for kind, count in list(found.kinds.items())[:20]]
+    rows += [(_("Pace"), _("{rate:g} a second, some {seconds:,.0f} s in all", rate=job.rate, seconds=seconds))]
+    rows += (
+        [(_("Twice there"), _("{doubles:,}: their unique key occurs more than once", doubles=found.doubles))]
+        if found.doubles
+        else []
+    )
+    rows += [(_("For example"), "\n".join(one.place for one in found.samples))]
+    return rows + [(_("Unread"), trouble) for trouble in found.troubles]
 
 
 # -- jobs
@@ -195,14 +233,14 @@ def _shown(ask: Ask, job: Job) -> dict[str, Any]:
         **{name: getattr(job, name) for name in job.__struct_fields__},
         **structs.asdict(progress),
         "is_cut": job.status is Status.RUNNING and not progress.is_here,
-        "target": job.target or f"group {job.group} alone",
+        "target": job.target or _("group {group} alone", group=job.group),
     }
 
 
 async def jobs(ask: Ask) -> Page:
     """Every replay, the newest first."""
     found = [_shown(ask, job) for job in ask.console.jobs.all() if job.env == ask.env.name]
-    return Page(template="jobs.html", title="Replays", values={"jobs": found}, live_s=10)
+    return Page(template="jobs.html", title=_("Replays"), values={"jobs": found}, live_s=10)
 
 
 async def job(ask: Ask) -> Page | Response:
@@ -210,39 +248,41 @@ async def job(ask: Ask) -> Page | Response:
     name, jobs = ask.params["id"], ask.console.jobs
     found = jobs.find(name)
     if found is None or found.env != ask.env.name:
-        raise Fault(404, "No such job", f"there is no replay {name} here")
+        raise Fault(404, _("No such job"), _("there is no replay {name} here", name=name))
     if ask.request.method == "POST":
         return await _acted(ask, found)
     path = jobs.audit_path(found)
     if ask.text("download") == "1":
         if path is None:
-            raise Fault(404, "No lines", f"{name} has sent nothing yet")
+            raise Fault(404, _("No lines"), _("{name} has sent nothing yet", name=name))
         return FileResponse(path, media_type="application/octet-stream", filename=f"{name}.jsonl")
     values = {"job": _shown(ask, found), "hasLines": path is not None}
     return Page(
         template="job.html",
-        title=f"Replay of {found.group}",
+        title=_("Replay of {group}", group=found.group),
         values=values,
         more={"mayChange": ask.may_change},
         live_s=1 if found.status is Status.RUNNING else 10,
-        crumbs=[("Replays", ask.link("jobs"))],
+        crumbs=[(_("Replays"), ask.link("jobs"))],
     )
 
 
 async def _acted(ask: Ask, found: Job) -> Page:
     """Pause at once, which loses nothing; resume after a review."""
     jobs, action = ask.console.jobs, ask.form.get("action", "")
-    ask.require_change("pause replay" if action == "pause" else "resume replay", found.group, is_sending=True)
+    ask.require_change(_("pause replay") if action == "pause" else _("resume replay"), found.group, is_sending=True)
     back = ask.link("jobs", found.id)
     if token := ask.form.get("review"):
         return await ask.confirmed(token)
     if action == "pause":
         jobs.pause(found)
-        ask.audit("pause replay", found.group, "done", found.id)
-        values = {"action": "pause replay", "target": found.group, "result": {"job": found.id, "state": "pausing"}}
-        return Page(template="done.html", title="Done: pause replay", values=values, more={"back": back, "sent": None})
+        ask.audit(_("pause replay"), found.group, "done", found.id)
+        values = {"action": _("pause replay"), "target": found.group, "result": {"job": found.id, "state": "pausing"}}
+        return Page(
+            template="done.html", title=_("Done: pause replay"), values=values, more={"back": back, "sent": None}
+        )
     if action != "resume":
-        raise Fault(400, "What?", f"action {action!r} must be pause or resume")
+        raise Fault(400, _("What?"), _("action {action!r} must be pause or resume", action=action))
     progress = jobs.progress(found)
 
     async def run() -> dict[str, str]:
@@ -250,11 +290,13 @@ async def _acted(ask: Ask, found: Job) -> Page:
         jobs.resume(found, ask.user.credentials)
         return {"job": found.id, "state": found.status}
 
-    left = "unknown" if progress.left is None else f"{progress.left:,} dead letters are to be looked at"
+    left = _("unknown") if progress.left is None else _("{left:,} dead letters are to be looked at", left=progress.left)
     return ask.review(
         Review(
-            user=ask.user.name, env=ask.env.name, action="resume replay", target=found.group, back=back, command="",
-            rows=[("Job", found.id), ("Sent", f"{progress.sent:,}"), ("Left", left)], run=run,
-            requests=["QUERY_MESSAGE (12) for what the run before may have sent", "SEND_MESSAGE_V2 (310) for the rest"],
+            user=ask.user.name, env=ask.env.name, action=_("resume replay"), target=found.group, back=back, command="",
+            rows=[(_("Job"), found.id), (_("Sent"), f"{progress.sent:,}"), (_("Left"), left)], run=run,
+            requests=[
+                _("QUERY_MESSAGE (12) for what the run before may have sent"),
+                _("SEND_MESSAGE_V2 (310) for the rest")],
         )
     )  # fmt: skip

@@ -9,6 +9,7 @@ from rmqkit.admin.explain import At, Explainer, Key
 from rmqkit.admin.timeline import timeline
 from rmqkit.console.asking import Ask, Fault, Page
 from rmqkit.errors import RmqError
+from rmqkit.sentences import _
 
 
 async def explain_page(ask: Ask) -> Page:
@@ -19,17 +20,17 @@ async def explain_page(ask: Ask) -> Page:
     values: dict[str, Any] = {"group": group, "topic": topic, "explanation": None, "timeline": [], "trouble": ""}
     page = Page(
         template="explain.html",
-        title=f"Why did {group} not consume it?",
+        title=_("Why did {group} not consume it?", group=group),
         values=values,
         more={"asked": {name: ask.text(name) for name in ("topic", "id", "key", "queue", "offset", "broker")}},
         command=f"rmq explain {topic or 'TOPIC'} {group}" + _words(ask),
-        crumbs=[("Groups", ask.link("groups")), (group, ask.link("groups", group))],
+        crumbs=[(_("Groups"), ask.link("groups")), (group, ask.link("groups", group))],
     )
     page.more["topics"] = state.topics if state is not None else []
     if named is None:
         return page
     if not topic:
-        values["trouble"] = "which topic? A message is named within its topic"
+        values["trouble"] = _("which topic? A message is named within its topic")
         page.status = 400
         return page
     try:
@@ -48,7 +49,7 @@ def _named(ask: Ask) -> str | Key | At | None:
     message, key = ask.text("id"), ask.text("key")
     given = [bool(message), bool(key), bool(ask.text("offset") or ask.text("queue"))]
     if sum(given) > 1:
-        raise Fault(400, "Which message?", "give its id, or a key, or its queue and offset")
+        raise Fault(400, _("Which message?"), _("give its id, or a key, or its queue and offset"))
     if message:
         return message
     if key:

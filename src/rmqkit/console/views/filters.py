@@ -6,6 +6,7 @@ from rmqkit.admin.filters import FilterTest, apply_filter, parse_properties
 from rmqkit.console.asking import Ask, Page
 from rmqkit.errors import RmqError, SettingsError
 from rmqkit.filter import SQL92, TAG
+from rmqkit.sentences import _
 
 _COUNT = 50
 
@@ -28,7 +29,7 @@ async def tester(ask: Ask) -> Page:
     asked = {"expression": expression, "type": kind, "topic": topic, "properties": ask.text("properties")}
     return Page(
         template="filter.html",
-        title="Filter tester",
+        title=_("Filter tester"),
         values={"found": found, "trouble": trouble, "differ": found.differ if found is not None else 0},
         more={
             "asked": asked,

@@ -16,6 +16,7 @@ from rmqkit.console.views import history
 from rmqkit.console.views.topics import QUEUES_MAX, config_rows
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol.codes import ResponseCode, version_name
+from rmqkit.sentences import _, joined
 
 SORTS: dict[str, Callable[[GroupState], Any]] = {
     "lag": lambda one: -(one.lag if one.lag is not None else -1),
@@ -39,7 +40,7 @@ async def groups(ask: Ask) -> Page:
     values = {"groups": {**asdict(rows), "rows": plain}, "atMs": ask.snapshot.at_ms}
     more = {"rows": rows, "q": ask.text("q"), "sort": sort}
     return Page(
-        template="groups.html", title="Groups", values=values, more=more, live_s=10, command="rmq admin group lags"
+        template="groups.html", title=_("Groups"), values=values, more=more, live_s=10, command="rmq admin group lags"
     )
 
 
@@ -101,7 +102,7 @@ async def group(ask: Ask) -> Page:
         more=more,
         live_s=10,
         command=f"rmq admin group progress {name}",
-        crumbs=[("Groups", ask.link("groups"))],
+        crumbs=[(_("Groups"), ask.link("groups"))],
     )
 
 
@@ -120,7 +121,7 @@ def _kind(found: GroupStatus | None) -> str:
         return ""
     one = found.connection
     words = [one.message_model, one.consume_type, one.consume_from_where]
-    return ", ".join((word or "").replace("CONSUME_", "").replace("_", " ").lower() for word in words if word)
+    return joined(", ", [_(word.replace("CONSUME_", "").replace("_", " ").lower()) for word in words if word])
 
 
 def _owners(found: GroupStatus | None) -> dict[tuple[str, str, int], str]:

@@ -12,8 +12,8 @@ from msgspec.structs import asdict
 from rmqkit.console.asking import Ask, Fault, Page
 from rmqkit.console.charts import Line, Mark, line_chart
 from rmqkit.console.figures import BOOT, FIGURES
-from rmqkit.console.texts import drawn
 from rmqkit.console.views.messages import time_of
+from rmqkit.sentences import _
 
 LINES_MAX, MARKS_MAX = 6, 9
 _HOUR_MS = 3_600_000
@@ -30,7 +30,11 @@ def span_of(ask: Ask) -> tuple[int, int]:
     Raises Fault: one of them is none."""
     hours = RANGES.get(ask.text("range", "1h"))
     if hours is None:
-        raise Fault(400, "Not a range", f"range={ask.text('range')} must be one of {', '.join(RANGES)}")
+        raise Fault(
+            400,
+            _("Not a range"),
+            _("range={text} must be one of {ranges}", text=ask.text("range"), ranges=", ".join(RANGES)),
+        )
     until = time_of(ask, "until")
     now_ms = ask.console.clock.now_ms()
     end = max(ask.snapshot.at_ms, now_ms - 60_000) if until is None else max(hours * _HOUR_MS, min(until, now_ms))
@@ -39,32 +43,42 @@ def span_of(ask: Ask) -> tuple[int, int]:
 
 async def charts(ask: Ask, wanted: Iterable[Wanted], marks: Sequence[Mark] = ()) -> list[Markup]:
     """A chart per figure."""
-    found = await asyncio.gather(*(_chart(ask, figure, names, marks) for figure, names in wanted))
-    return [drawn(one, ask.language) for one in found]
+    return await asyncio.gather(*(_chart(ask, figure, names, marks) for figure, names in wanted))
 
 
 async def _chart(ask: Ask, figure: str, names: Sequence[str], marks: Sequence[Mark]) -> Markup:
     known, (begin, end), history = FIGURES[figure], span_of(ask), ask.env.history
     shown = names[:LINES_MAX]
     found = await asyncio.gather(*(history.read(figure, name, begin, end) for name in shown))
-    lines = [Line(name, points) for name, (_, points) in zip(shown, found, strict=True)]
+    lines = [Line(name, points) for name, (__, points) in zip(shown, found, strict=True)]
     if not ask.text("range") and not ask.text("until"):
         # A console that began lately: its axis begins with its figures, so that there is something to see.
         firsts = [line.points[0][0] for line in lines if line.points]
         begin = max(begin, min(firsts, default=begin))
     query = {"range": ask.text("range"), "until": ask.text("until")}
     alone = [
-        Markup('<a href="{}" aria-label="{} of {} alone">{}</a>').format(
-            ask.link("history", figure, name, **query), known.title, name, name if len(shown) > 1 else "alone"
+        Markup('<a href="{}" aria-label="{}">{}</a>').format(
+            ask.link("history", figure, name, **query),
+            ask.say(_("{title} of {name} alone", title=known.title, name=name)),
+            name if len(shown) > 1 else ask.say(_("alone")),
         )
         for name in shown
         if ask.params.get("figure") != figure
     ]
     note = Markup('<span class="alone">{}</span>').format(Markup(" ").join(alone)) if alone else ""
     if len(names) > len(shown):
-        note += Markup(' <span class="unit">first {} of {}</span>').format(len(shown), len(names))
+        first = _("first {shown} of {all}", shown=len(shown), all=len(names))
+        note += Markup(' <span class="unit">{}</span>').format(ask.say(first))
     return line_chart(
-        known.title, known.unit, lines, known.show, top_of=known.top, span=(begin, end), marks=marks, note=note
+        known.title,
+        known.unit,
+        lines,
+        known.show,
+        top_of=known.top,
+        span=(begin, end),
+        marks=marks,
+        note=note,
+        say=ask.say,
     )
 
 
@@ -78,12 +92,15 @@ def tabs(ask: Ask, *parts: str) -> Markup:
         )
         for name in RANGES
     ]
-    links.append(Markup('<a href="{}">earlier</a>').format(ask.link(*parts, range=chosen, until=begin)))
+    others: list[tuple[str, int | None]] = [(_("earlier"), begin)]
     if until:
-        links.append(Markup('<a href="{}">later</a>').format(ask.link(*parts, range=chosen, until=2 * end - begin)))
-        links.append(Markup('<a href="{}">now</a>').format(ask.link(*parts, range=chosen)))
-    found = Markup('<nav class="tabs range" aria-label="Time of the charts">{}</nav>').format(Markup("").join(links))
-    return drawn(found, ask.language)
+        others += [(_("later"), 2 * end - begin), (_("now"), None)]
+    links += [
+        Markup('<a href="{}">{}</a>').format(ask.link(*parts, range=chosen, until=at), ask.say(text))
+        for text, at in others
+    ]
+    label = ask.say(_("Time of the charts"))
+    return Markup('<nav class="tabs range" aria-label="{}">{}</nav>').format(label, Markup("").join(links))
 
 
 async def marks_of(ask: Ask, *, group: str = "", brokers: Sequence[str] = ()) -> list[Mark]:
@@ -92,20 +109,24 @@ async def marks_of(ask: Ask, *, group: str = "", brokers: Sequence[str] = ()) ->
     begin, end = span_of(ask)
     marks: dict[tuple[int, str], Mark] = {}
     for name in brokers:
-        _, points = await ask.env.history.read(BOOT, name, begin, end)
-        boots = {int(value) for _, value in points if value}
-        marks |= {(at, name): Mark(at, f"{name} started") for at in boots if begin <= at <= end}
+        __, points = await ask.env.history.read(BOOT, name, begin, end)
+        boots = {int(value) for __, value in points if value}
+        marks |= {(at, name): Mark(at, _("{name} started", name=name)) for at in boots if begin <= at <= end}
     if group:
         before: float | None = None
         for at, value in (await ask.env.history.read("members", group, begin, end))[1]:
             if value is not None and before is not None and value != before:
-                way = f"{value - before:g} joined" if value > before else f"{before - value:g} left"
-                marks[at, "members"] = Mark(at, f"{way}: {value:g} online")
+                way = (
+                    _("{value:g} joined", value=value - before)
+                    if value > before
+                    else _("{before:g} left", before=before - value)
+                )
+                marks[at, "members"] = Mark(at, _("{way}: {value:g} online", way=way, value=value))
             before = value if value is not None else before
         for line in ask.console.audit.lines(group):
             is_own = line.target == group and line.env == ask.env.name and line.outcome == "done"
             if is_own and begin <= line.at <= end and line.action not in _NOT_ACTIONS:
-                marks[line.at, "audit"] = Mark(line.at, f"{line.action}, by {line.user}")
+                marks[line.at, "audit"] = Mark(line.at, _("{action}, by {user}", action=line.action, user=line.user))
     return [marks[key] for key in sorted(marks)][-MARKS_MAX:]
 
 
@@ -115,9 +136,17 @@ async def series(ask: Ask) -> Page:
     known = FIGURES.get(figure)
     if known is None or not known.is_kept:
         kept = ", ".join(key for key, one in FIGURES.items() if one.is_kept)
-        raise Fault(404, "No such figure", f"there is no history of {figure}: there is one of {kept}")
+        raise Fault(
+            404,
+            _("No such figure"),
+            _("there is no history of {figure}: there is one of {kept}", figure=figure, kept=kept),
+        )
     if name not in ask.env.history.names(figure):
-        raise Fault(404, "No such history", f"nothing is known of {known.title} of {known.of} {name}")
+        raise Fault(
+            404,
+            _("No such history"),
+            _("nothing is known of {title} of {of} {name}", title=known.title, of=_(known.of), name=name),
+        )
     begin, end = span_of(ask)
     step, points = await ask.env.history.read(figure, name, begin, end)
     marks = await marks_of(ask, group=name if known.of == "group" else "", brokers=_brokers(ask, known.of, name))
@@ -135,7 +164,7 @@ async def series(ask: Ask) -> Page:
     place, where = f"{known.of}s", name.partition("@")[0]
     return Page(
         template="series.html",
-        title=f"{known.title}: {name}",
+        title=_("{title}: {name}", title=known.title, name=name),
         values=values,
         more={"charts": await charts(ask, [(figure, [name])], marks), "tabs": tabs(ask, "history", figure, name)},
         live_s=30,
@@ -167,4 +196,4 @@ async def kept(ask: Ask) -> Page:
         "matched": len(matched),
     }
     more = {"q": ask.text("q"), "titles": {key: FIGURES[key].title for key in names}}
-    return Page(template="history.html", title="History", values=values, more=more)
+    return Page(template="history.html", title=_("History"), values=values, more=more)

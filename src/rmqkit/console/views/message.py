@@ -20,6 +20,7 @@ from rmqkit.console.reviews import Review
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.protocol.properties import own_properties
+from rmqkit.sentences import _
 
 GROUPS_MAX, GROUPS_AT_ONCE = 20, 4
 BODY_SHOWN = 64 << 10
@@ -55,7 +56,11 @@ async def by_place(ask: Ask) -> Page | Response:
     """A message by broker, queue and offset."""
     queue, offset = ask.params["queue"], ask.params["offset"]
     if not (queue.isdecimal() and offset.isdecimal()) or len(queue) > 9 or len(offset) > 18:
-        raise Fault(404, "No such place", f"queue {queue}, offset {offset}: both are numbers from 0 on")
+        raise Fault(
+            404,
+            _("No such place"),
+            _("queue {queue}, offset {offset}: both are numbers from 0 on", queue=queue, offset=offset),
+        )
     message = await ask.admin.messages.at(ask.params["t"], ask.params["broker"], int(queue), int(offset))
     return await _shown(ask, message)
 
@@ -109,15 +114,15 @@ async def _shown(ask: Ask, message: ReceivedMessage) -> Page | Response:
     }
     return Page(
         template="message.html",
-        title=f"Message {message.msg_id}",
+        title=_("Message {id}", id=message.msg_id),
         values=values,
         more=more,
         live_s=5 if is_under_way else 0,
         command=f"rmq admin message show {message.msg_id} -t {topic}",
         crumbs=[
-            ("Topics", ask.link("topics")),
+            (_("Topics"), ask.link("topics")),
             (topic, ask.link("topics", topic)),
-            ("Messages", ask.link("topics", topic, "messages")),
+            (_("Messages"), ask.link("topics", topic, "messages")),
         ],
     )
 
@@ -190,7 +195,7 @@ def _hex(body: bytes) -> str:
 
 def _download(ask: Ask, message: ReceivedMessage) -> Response:
     if ask.hides_bodies:
-        raise Fault(403, "Not allowed", "bodies are hidden from you here")
+        raise Fault(403, _("Not allowed"), _("bodies are hidden from you here"))
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", message.msg_id)[:100]
     headers = {"content-disposition": f'attachment; filename="{name}.bin"'}
     return Response(message.body, media_type="application/octet-stream", headers=headers)
@@ -200,25 +205,37 @@ async def _acted(ask: Ask, message: ReceivedMessage) -> Page:
     """Send it again, copy it to another topic, or give it to a client: a review first."""
     action, admin = ask.form.get("action", ""), ask.admin
     if token := ask.form.get("review"):
-        ask.require_change("change", message.msg_id, is_sending=True)
+        ask.require_change(_("change"), message.msg_id, is_sending=True)
         return await ask.confirmed(token)
     about = [
-        ("Message", message.msg_id),
+        (_("Message"), message.msg_id),
         (
-            "Stored in",
-            f"{message.topic}, {message.broker_name} queue {message.queue_id} offset {message.queue_offset:,}",
+            _("Stored in"),
+            _(
+                "{topic}, {broker} queue {queue} offset {offset:,}",
+                topic=message.topic,
+                broker=message.broker_name,
+                queue=message.queue_id,
+                offset=message.queue_offset,
+            ),
         ),
     ]
     back = ask.link("topics", message.topic, "at", message.broker_name, message.queue_id, message.queue_offset)
     common: dict[str, Any] = {"user": ask.user.name, "env": ask.env.name, "back": back}
     if action == "resend":
-        ask.require_change("send again", message.topic, is_sending=True)
+        ask.require_change(_("send again"), message.topic, is_sending=True)
         return ask.review(
             Review(
-                action="send again",
+                action=_("send again"),
                 target=message.topic,
-                rows=[*about, ("To", f"any queue of {message.topic}"), ("Unique key", f"{message.msg_id}, as it has")],
-                requests=[f"SEND_MESSAGE_V2 (310) to {message.topic}: every group of the topic gets it again"],
+                rows=[
+                    *about,
+                    (_("To"), _("any queue of {topic}", topic=message.topic)),
+                    (_("Unique key"), _("{id}, as it has", id=message.msg_id)),
+                ],
+                requests=[
+                    _("SEND_MESSAGE_V2 (310) to {topic}: every group of the topic gets it again", topic=message.topic)
+                ],
                 command=f"rmq admin message resend {message.msg_id} -t {message.topic}",
                 run=lambda: admin.messages.resend(message),
                 **common,
@@ -226,7 +243,7 @@ async def _acted(ask: Ask, message: ReceivedMessage) -> Page:
         )
     if action == "copy":
         target = ask.form.get("to", "").strip()
-        ask.require_change("copy", target, is_sending=True)
+        ask.require_change(_("copy"), target, is_sending=True)
         await admin.calls.route(target)  # a send to a topic without a route might create it
         copy = Message(
             topic=target,
@@ -237,29 +254,40 @@ async def _acted(ask: Ask, message: ReceivedMessage) -> Page:
         )
         return ask.review(
             Review(
-                action="copy",
+                action=_("copy"),
                 target=target,
-                rows=[*about, ("To", f"any queue of {target}, with a new unique key")],
-                requests=[f"SEND_MESSAGE_V2 (310) to {target}"],
+                rows=[*about, (_("To"), _("any queue of {target}, with a new unique key", target=target))],
+                requests=[_("SEND_MESSAGE_V2 (310) to {target}", target=target)],
                 command=f"rmq replay {message.topic} --to {target}",
                 run=lambda: admin.messages.send(copy),
                 **common,
             )
         )
     if action == "push":
-        group, _, client = ask.form.get("client", "").partition(" ")
-        ask.require_change("give to a consumer", f"{group} {client}", is_sending=True)
+        group, __, client = ask.form.get("client", "").partition(" ")
+        ask.require_change(_("give to a consumer"), f"{group} {client}", is_sending=True)
         if not group or not client:
-            raise Fault(400, "Which client?", "choose a client of a group that is online")
+            raise Fault(400, _("Which client?"), _("choose a client of a group that is online"))
         return ask.review(
             Review(
-                action="give to a consumer",
+                action=_("give to a consumer"),
                 target=f"{group} {client}",
-                rows=[*about, ("Group", group), ("Client", client), ("Its handler", "runs now, once; no offset moves")],
-                requests=[f"CONSUME_MESSAGE_DIRECTLY (309) to {message.broker_name}, which asks {client}"],
+                rows=[
+                    *about,
+                    (_("Group"), group),
+                    (_("Client"), client),
+                    (_("Its handler"), _("runs now, once; no offset moves")),
+                ],
+                requests=[
+                    _(
+                        "CONSUME_MESSAGE_DIRECTLY (309) to {broker}, which asks {client}",
+                        broker=message.broker_name,
+                        client=client,
+                    )
+                ],
                 command=f"rmq admin message push {message.msg_id} {message.topic} {group} -d {client}",
                 run=lambda: admin.messages.push(message, group, client),
                 **common,
             )
         )
-    raise Fault(400, "What?", f"action {action!r} must be resend, copy or push")
+    raise Fault(400, _("What?"), _("action {action!r} must be resend, copy or push", action=action))

@@ -22,16 +22,17 @@ from rmqkit.console.reviews import Review
 from rmqkit.errors import RmqError
 from rmqkit.filter import subscription
 from rmqkit.protocol.message import Message, ReceivedMessage
+from rmqkit.sentences import _
 
 ROWS, SAVED_MAX = 50, 1_000
 _BODY_SHOWN = 160
 _BODY_BYTES_MAX = 4 << 20
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _STOPS = {
-    "messages": "it looked at as many messages as one request may",
-    "bytes": "it read as many bytes as one request may",
-    "time": "it took as long as one request may",
-    "count": "the page is full",
+    "messages": _("it looked at as many messages as one request may"),
+    "bytes": _("it read as many bytes as one request may"),
+    "time": _("it took as long as one request may"),
+    "count": _("the page is full"),
 }
 _LAST_SENT_MAX = 1_000
 
@@ -142,11 +143,11 @@ async def search(ask: Ask) -> Page | Response:
         return _saved(ask, topic, matched, saved)
     return Page(
         template="messages.html",
-        title=f"Messages of {topic}",
+        title=_("Messages of {topic}", topic=topic),
         values=values,
         more=more,
         command=f"rmq admin message page {topic}" if not key else f"rmq admin message by-key {topic} {key}",
-        crumbs=[("Topics", ask.link("topics")), (topic, ask.link("topics", topic))],
+        crumbs=[(_("Topics"), ask.link("topics")), (topic, ask.link("topics", topic))],
     )
 
 
@@ -162,7 +163,9 @@ def time_of(ask: Ask, name: str) -> int | None:
         return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
     except (ValueError, OverflowError):
         raise Fault(
-            400, "Not a time", f"{name}={text} must be ms since the epoch, or like 2026-01-31T12:00 (UTC)"
+            400,
+            _("Not a time"),
+            _("{name}={text} must be ms since the epoch, or like 2026-01-31T12:00 (UTC)", name=name, text=text),
         ) from None
 
 
@@ -185,7 +188,7 @@ def _json_lines(ask: Ask, messages: list[ReceivedMessage]) -> Iterator[str]:
 def _csv(ask: Ask, messages: list[ReceivedMessage]) -> Iterator[str]:
     file = io.StringIO()
     writer = csv.writer(file)
-    writer.writerow(("store time", "broker", "queue", "offset", "id", "tags", "keys", "body"))
+    writer.writerow((_("store time"), "broker", "queue", "offset", "id", "tags", "keys", "body"))
     for one in messages:
         body = "" if ask.hides_bodies else one.body.decode("utf-8", "backslashreplace")
         cells = (one.store_timestamp, one.broker_name, one.queue_id, one.queue_offset, one.msg_id, one.tags or "")
@@ -213,11 +216,11 @@ async def tail(ask: Ask) -> Page:
     more = {"asked": ask.query, "stream": ask.link("topics", topic, "tail", "events", after=after, **filters)}
     return Page(
         template="tail.html",
-        title=f"Tail of {topic}",
+        title=_("Tail of {topic}", topic=topic),
         values=values,
         more=more,
         command=f"rmq tail {topic}",
-        crumbs=[("Topics", ask.link("topics")), (topic, ask.link("topics", topic))],
+        crumbs=[(_("Topics"), ask.link("topics")), (topic, ask.link("topics", topic))],
     )
 
 
@@ -225,11 +228,11 @@ def _wanted(ask: Ask) -> Wanted:
     """Which messages. Raises Fault: tags and SQL92 are given, or the tags are none."""
     tags, sql = ask.text("tags"), ask.text("sql")
     if tags and sql:
-        raise Fault(400, "Tags or SQL92", "give tags or SQL92: write TAGS into the SQL92 text")
+        raise Fault(400, _("Tags or SQL92"), _("give tags or SQL92: write TAGS into the SQL92 text"))
     try:
         subscription("*", tags or "*")
     except ValueError as error:
-        raise Fault(400, "Not a filter", str(error)) from None
+        raise Fault(400, _("Not a filter"), str(error)) from None
     queue = ask.text("queue")
     return Wanted(
         sql or tags or "*", "SQL92" if sql else "TAG", tuple(ask.text("key").split()), (queue,) if queue else ()
@@ -258,7 +261,7 @@ async def send(ask: Ask) -> Page:
     if ask.request.method != "POST":
         kept = ask.console.last_sent.get((ask.user.name, ask.env.name, topic), {})
         return _form(ask, topic, kept, "")
-    ask.require_change("send", topic, is_sending=True)
+    ask.require_change(_("send"), topic, is_sending=True)
     if token := ask.form.get("review"):
         return await ask.confirmed(token)
     try:
@@ -268,27 +271,27 @@ async def send(ask: Ask) -> Page:
         return _form(ask, topic, ask.form, str(error))
     _remember(ask.console.last_sent, (ask.user.name, ask.env.name, topic), ask.form)
     body = _body(ask.form)
-    where = "any queue" if queue_id is None else f"queue {queue_id}"
+    where = _("any queue") if queue_id is None else _("queue {queue}", queue=queue_id)
     rows = [
-        ("Topic", topic),
-        ("Queue", where),
-        ("Tags", message.tags or "none"),
-        ("Keys", " ".join(message.keys) or "none"),
+        (_("Topic"), topic),
+        (_("Queue"), where),
+        (_("Tags"), message.tags or _("none")),
+        (_("Keys"), " ".join(message.keys) or _("none")),
     ]
-    rows += [(f"Property {name}", value) for name, value in message.properties.items()]
+    rows += [(_("Property {name}", name=name), value) for name, value in message.properties.items()]
     if message.is_delayed:
-        rows.append(("Delivered", _delay_text(message)))
-    rows += [("Size", f"{len(body):,} bytes"), ("Body", beginning(body, 400))]
+        rows.append((_("Delivered"), _delay_text(message)))
+    rows += [(_("Size"), _("{count:,} bytes", count=len(body))), (_("Body"), beginning(body, 400))]
     admin = ask.admin
     command = f"rmq send {topic} BODY" + (f" --tags {message.tags}" if message.tags else "")
     return ask.review(
         Review(
             user=ask.user.name,
             env=ask.env.name,
-            action="send",
+            action=_("send"),
             target=topic,
             rows=rows,
-            requests=[f"SEND_MESSAGE_V2 (310) to {where} of {topic}"],
+            requests=[_("SEND_MESSAGE_V2 (310) to {where} of {topic}", where=where, topic=topic)],
             command=command,
             back=ask.link("topics", topic, "send"),
             run=lambda: admin.messages.send(message, queue_id=queue_id),
@@ -300,11 +303,11 @@ def _form(ask: Ask, topic: str, kept: dict[str, str], trouble: str) -> Page:
     shown = {name: kept.get(name, "") for name in ("body", "tags", "keys", "properties", "queue", "delay", "at")}
     return Page(
         template="send.html",
-        title=f"Send to {topic}",
+        title=_("Send to {topic}", topic=topic),
         values={"name": topic, "form": shown, "trouble": trouble, "mayChange": ask.may_change},
         status=400 if trouble else 200,
         command=f"rmq send {topic} BODY",
-        crumbs=[("Topics", ask.link("topics")), (topic, ask.link("topics", topic))],
+        crumbs=[(_("Topics"), ask.link("topics")), (topic, ask.link("topics", topic))],
     )
 
 
@@ -312,18 +315,24 @@ def _message(topic: str, form: dict[str, str]) -> tuple[Message, int | None]:
     """The message of a form, and its queue. Raises ValueError: a field cannot be used; its text says which."""
     body = _body(form)
     if not body:
-        raise ValueError("the body is empty: a message has at least one byte")
+        raise ValueError(_("the body is empty: a message has at least one byte"))
     if len(body) > _BODY_BYTES_MAX:
-        raise ValueError(f"the body has {len(body):,} bytes: {_BODY_BYTES_MAX:,} can be sent")
+        raise ValueError(
+            _(
+                "the body has {count:,} bytes: {most:,} can be sent",
+                count=len(body),
+                most=_BODY_BYTES_MAX,
+            )
+        )
     properties = {}
     for line in filter(None, map(str.strip, form.get("properties", "").splitlines())):
         name, sign, value = line.partition("=")
         if not sign or not name.strip():
-            raise ValueError(f"property {line!r} must be name=value, one a line")
+            raise ValueError(_("property {line!r} must be name=value, one a line", line=line))
         properties[name.strip()] = value.strip()
     queue, delay, at = (form.get(name, "").strip() for name in ("queue", "delay", "at"))
     if queue and not queue.isdecimal():
-        raise ValueError(f"queue {queue} must be a number from 0 on")
+        raise ValueError(_("queue {queue} must be a number from 0 on", queue=queue))
     message = Message(
         topic=topic,
         body=body,
@@ -335,12 +344,12 @@ def _message(topic: str, form: dict[str, str]) -> tuple[Message, int | None]:
         try:
             message.delay_ms = round(float(delay) * 1000)
         except ValueError:
-            raise ValueError(f"delay {delay} must be seconds") from None
+            raise ValueError(_("delay {delay} must be seconds", delay=delay)) from None
     if at:
         try:
             when = datetime.fromisoformat(at)
         except ValueError:
-            raise ValueError(f"time {at} must be like 2026-01-31T12:00 (UTC)") from None
+            raise ValueError(_("time {at} must be like 2026-01-31T12:00 (UTC)", at=at)) from None
         message.deliver_at_ms = round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
     return message, int(queue) if queue else None
 
@@ -351,8 +360,9 @@ def _body(form: dict[str, str]) -> bytes:
 
 def _delay_text(message: Message) -> str:
     if message.deliver_at_ms is not None:
-        return f"at {datetime.fromtimestamp(message.deliver_at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    return f"{(message.delay_ms or 0) / 1000:g} s after the broker has it"
+        at = datetime.fromtimestamp(message.deliver_at_ms / 1000, UTC)
+        return _("at {time} UTC", time=f"{at:%Y-%m-%d %H:%M:%S}")
+    return _("{seconds:g} s after the broker has it", seconds=(message.delay_ms or 0) / 1000)
 
 
 def _remember(

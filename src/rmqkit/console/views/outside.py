@@ -21,6 +21,7 @@ from rmqkit.errors import PeerRefused, RmqError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.schemas.access import UserInfo, UserRequest
 from rmqkit.remoting.authentication import Credentials
+from rmqkit.sentences import _
 
 _STATIC = Path(__file__).parents[1] / "static"
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -49,7 +50,7 @@ async def home(ask: Ask) -> Page | Response:
         rows.append(
             EnvRow(env.name, env.name_servers, len(snapshot.brokers), len(findings(snapshot)), env.watcher.trouble)
         )
-    return Page(template="home.html", title="Clusters", values={"clusters": rows}, live_s=10)
+    return Page(template="home.html", title=_("Clusters"), values={"clusters": rows}, live_s=10)
 
 
 async def login(ask: Ask) -> Page | Response:
@@ -57,7 +58,7 @@ async def login(ask: Ask) -> Page | Response:
     back = ask.text("next") if is_own_path(ask.text("next")) else ""
     console = ask.console
     values: dict[str, Any] = {"isCluster": console.is_cluster_login, "trouble": ""}
-    page = Page(template="login.html", title="Log in", values=values, more={"next": back})
+    page = Page(template="login.html", title=_("Log in"), values=values, more={"next": back})
     if ask.request.method != "POST":
         return page
     response = RedirectResponse(ask.link.out().rstrip("/") + back if back else ask.link.out(), 303)
@@ -67,7 +68,11 @@ async def login(ask: Ask) -> Page | Response:
     name, secret = ask.form.get("name", "").strip(), ask.form.get("secret", "")
     # Counted before the password is looked at, which is what costs time.
     if not console.tries.may_try(ask.address):
-        raise Fault(429, "Too many tries", f"{logins.TRIES_A_MINUTE} tries a minute: wait a minute, then try again")
+        raise Fault(
+            429,
+            _("Too many tries"),
+            _("{tries} tries a minute: wait a minute, then try again", tries=logins.TRIES_A_MINUTE),
+        )
     user, why = await _user_of(ask, name, secret)
     if user is None:
         console.audit.write(name[:100], ask.address, "", "login", "", "refused", why)
@@ -86,11 +91,11 @@ async def _user_of(ask: Ask, name: str, secret: str) -> tuple[User | None, str]:
     if console.file_users is not None:
         found = await asyncio.to_thread(console.file_users.check, name, secret)
         if found is not None or not console.is_cluster_login:
-            return found, "name or password is wrong"
+            return found, _("name or password is wrong")
     if not console.is_cluster_login:
-        return None, "this console has no logins"
+        return None, _("this console has no logins")
     if not name or not secret:
-        return None, "give access key and secret key"
+        return None, _("give access key and secret key")
     env = next(iter(console.envs.values()))
     return await cluster_user(ask, env.name_servers, name, secret)
 
@@ -102,9 +107,9 @@ async def cluster_user(ask: Ask, name_servers: str, name: str, secret: str) -> t
     try:
         # The wrong secret first: where that passes the right one proves nothing.
         if await _is_let_in(ask, name_servers, wrong):
-            return None, "the cluster lets everybody in: it has no users to log in as; use --users FILE"
+            return None, _("the cluster lets everybody in: it has no users to log in as; use --users FILE")
         if not await _is_let_in(ask, name_servers, right):
-            return None, "access key or secret key is wrong"
+            return None, _("access key or secret key is wrong")
     except RmqError as error:
         return None, str(error)
     return User(name, await _role(ask, name_servers, right), right), ""
@@ -127,7 +132,7 @@ async def _masters(ask: Ask) -> dict[str, str]:
     env = next(iter(ask.console.envs.values()))
     masters = await ask.console.admin_of(env, logins.LOCAL, may_change=False).calls.masters()
     if not masters:
-        raise RmqError("no broker to ask: the name servers know no master")
+        raise RmqError(_("no broker to ask: the name servers know no master"))
     return masters
 
 
@@ -165,7 +170,7 @@ async def audit(ask: Ask) -> Page:
     total = len(ask.console.audit.lines())
     path = ask.console.audit.path
     values = {"lines": lines[:500], "matched": len(lines), "total": total, "file": str(path) if path else ""}
-    return Page(template="audit.html", title="Audit", values=values, more={"q": wanted})
+    return Page(template="audit.html", title=_("Audit"), values=values, more={"q": wanted})
 
 
 class CostRow(Struct, rename="camel"):
@@ -213,7 +218,7 @@ async def about(ask: Ask) -> Page:
         "streams": {kind: count for kind, count in console.streams.items() if " " not in kind and count},
     }
     status = 503 if not is_well and "format" in ask.query else 200
-    return Page(template="about.html", title="About this console", values=values, live_s=10, status=status)
+    return Page(template="about.html", title=_("About this console"), values=values, live_s=10, status=status)
 
 
 async def static(ask: Ask) -> Response:
@@ -222,6 +227,6 @@ async def static(ask: Ask) -> Response:
     kind = _KINDS.get(file.suffix)
     # The name comes out of the address: it must not lead out of the folder.
     if kind is None or file.parent != _STATIC or not file.is_file():
-        raise Fault(404, "No such file", f"there is no file {ask.params['file']}")
+        raise Fault(404, _("No such file"), _("there is no file {params}", params=ask.params["file"]))
     headers = {"cache-control": "public, max-age=3600"} if ask.text("v") else {"cache-control": "no-cache"}
     return Response(file.read_bytes(), media_type=kind, headers=headers)

@@ -7,6 +7,7 @@ from msgspec import Struct
 from rmqkit.admin.health import Snapshot, findings
 from rmqkit.console.asking import Ask, Page
 from rmqkit.console.views import alerts, history
+from rmqkit.sentences import _
 
 _SHOWN = 10
 
@@ -56,7 +57,7 @@ async def overview(ask: Ask) -> Page:
     }
     return Page(
         template="overview.html",
-        title="Overview",
+        title=_("Overview"),
         values=values,
         more=more,
         live_s=10,

@@ -17,6 +17,7 @@ from rmqkit.admin.topics import QueueStatus
 from rmqkit.console.asking import Ask, Page, part, rows_of
 from rmqkit.console.views import history
 from rmqkit.errors import UnknownName
+from rmqkit.sentences import _
 
 QUEUES_MAX = 1_000
 _SENDERS_LOOKED_AT = 200
@@ -45,7 +46,7 @@ async def topics(ask: Ask) -> Page:
     values = {"topics": rows, "counts": dict(counts), "atMs": ask.snapshot.at_ms}
     more = {"q": ask.text("q"), "kind": kind, "sort": sort, "kinds": (*_KINDS[:1], "unused", *_KINDS[1:])}
     return Page(
-        template="topics.html", title="Topics", values=values, more=more, live_s=30, command="rmq admin topic list"
+        template="topics.html", title=_("Topics"), values=values, more=more, live_s=30, command="rmq admin topic list"
     )
 
 
@@ -119,7 +120,7 @@ async def topic(ask: Ask) -> Page:
         more=more,
         live_s=10,
         command=f"rmq admin topic status {name}",
-        crumbs=[("Topics", ask.link("topics"))],
+        crumbs=[(_("Topics"), ask.link("topics"))],
     )
 
 
@@ -149,5 +150,5 @@ def _text(value: Any) -> str:
     if isinstance(value, Struct):
         value = {key: one for key, one in asdict(value).items() if one is not None and one is not UNSET}
     if isinstance(value, dict):
-        return ", ".join(f"{key}={one}" for key, one in sorted(value.items())) or "none"
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        return ", ".join(f"{key}={one}" for key, one in sorted(value.items())) or _("none")
+    return _("none") if value is None else str(value).lower() if isinstance(value, bool) else str(value)

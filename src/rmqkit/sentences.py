@@ -1,0 +1,74 @@
+"""Sentences that can be translated, marked where they are made: ``_("topic {topic} deleted", topic=name)``.
+
+A `Sentence` is an ordinary ``str`` with the English text, so logs, exceptions and the command line need no change. It
+also has its ``template`` and ``values``. The web console looks up the template in a catalogue of another language and
+fills in the values, which may be sentences themselves (`rmqkit.console.texts`). Other operations on a sentence, such
+as ``+`` and f-strings, return a plain ``str``, which is shown in English. Pass ``enc_hook=plain`` to msgspec, which
+encodes no subclass of ``str``. Babel collects the templates: ``make texts``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["Sentence", "_", "capital", "joined", "marked", "plain"]
+
+
+class Sentence(str):
+    """English text, made of ``template`` and ``values``. Do not build one directly: `_` does."""
+
+    __slots__ = ("template", "values")
+
+    template: str
+    values: dict[str, Any]
+
+    def __str__(self) -> str:
+        """Return the sentence itself, so that ``str(error)`` is the sentence that the error was raised with."""
+        return self
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (plain(self),)
+
+
+def _(template: str, /, **values: Any) -> str:
+    """Return ``template.format(**values)`` as a sentence. A value that is neither text nor a number becomes text; an
+    exception becomes the sentence that it was raised with."""
+    for name, value in values.items():
+        if not isinstance(value, str | int | float):
+            values[name] = str(value)
+    found = Sentence(template.format(**values) if values else template)
+    found.template = template
+    found.values = values
+    return found
+
+
+def marked(text: str) -> str:
+    """Return ``text`` as it is, marked for the catalogues: a template that is filled later, or the word of a state."""
+    return text
+
+
+def capital(text: str) -> str:
+    """Return a sentence with a capital first letter in English."""
+    found = Sentence(text[:1].upper() + text[1:])
+    if not isinstance(text, Sentence):
+        return plain(found)
+    found.template, found.values = text.template, text.values
+    return found
+
+
+def plain(text: str) -> str:
+    """Return the text of a sentence as a ``str`` without template and values."""
+    return str.__str__(text)
+
+
+_PAIRS = {", ": marked("{first}, {second}"), "; ": marked("{first}; {second}")}
+
+
+def joined(mark: str, parts: Iterable[str]) -> str:
+    """Return ``mark.join(parts)`` as a sentence if a part is one; ``mark`` is ``", "`` or ``"; "``."""
+    found = list(parts)
+    if not any(isinstance(one, Sentence) for one in found):
+        return mark.join(found)
+    return functools.reduce(lambda first, second: _(_PAIRS[mark], first=first, second=second), found)
