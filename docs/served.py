@@ -7,16 +7,16 @@ import tempfile
 import typing
 from pathlib import Path
 
-from docs.catalog import CATALOG, Content, Operation, Server
-
 from rmqkit.broker.operations.brokers import REASONS
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.errors import RequestTimedOut
+from rmqkit.protocol.catalog import CATALOG
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command
+from rmqkit.protocol.operation import Content, Operation, Server
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone
 
@@ -35,8 +35,8 @@ hide: [toc]
 
 Every request of RocketMQ's remoting protocol, who answers it, and whether rmqkit does. The types are declared in
 `rmqkit.protocol.schemas`, except for requests that nothing here speaks (*undeclared*); the
-table behind this page is `docs/catalog.py`. Bodies in *italics* are not JSON. A request that is not answered gets code
-3, `REQUEST_CODE_NOT_SUPPORTED`.
+table behind this page is `rmqkit.protocol.catalog`. Bodies in *italics* are not JSON. A request that is not answered
+gets code 3, `REQUEST_CODE_NOT_SUPPORTED`.
 
 This page is generated: `make docs` writes it, and a test fails while it is out of date.
 """

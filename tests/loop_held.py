@@ -25,12 +25,13 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 import uvloop
-from docs.catalog import CATALOG, Operation, Server
 
 from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.namesrv.server import NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
+from rmqkit.protocol.catalog import CATALOG
+from rmqkit.protocol.operation import Operation, Server
 from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.remoting.router import Router
 from rmqkit.store.settings import StoreSettings

@@ -1,8 +1,9 @@
-"""What a request needs its user to be allowed: resources and actions by request code (the header annotations and
+"""The rights that requests require: resources and actions by request code (the header annotations and
 ``DefaultAuthorizationContextBuilder``; the annotations were read out of 5.4.0's jar).
 
-A row names actions, of which any one is enough, and the fields that hold resources, each of which is asked for; a field
-whose name says group holds a group, all others a topic. A row without fields is about the broker's cluster.
+`Operation.right` declares the right of a code. Its actions are alternatives: the user needs one of them. Its fields
+name the resources, and the user needs the right on each. A field whose name contains group holds a group, every other
+field a topic. A right without fields is about the broker's cluster. Flags at the end of a field's name:
 
 ========== ===========================================================================================
 ``topic``  nothing is asked for when it is missing; a retry topic stands for its group
@@ -13,10 +14,11 @@ whose name says group holds a group, all others a topic. A row without fields is
 ``topic=`` the same, and a retry topic is a topic like others
 ========== ===========================================================================================
 
-A code that is not here needs no right: Apache's brokers ask for none, either. Some that they leave open are closed, as
-everybody could read, write and acknowledge everything: LITE_PULL_MESSAGE is taken as a pull, BATCH_ACK_MESSAGE as acks,
-SEND_REPLY_MESSAGE as a send unless it is to the cluster's reply topic, and a pull needs Sub on a retry topic's group,
-too. What names a message by its physical offset or id needs a right on the topic that lies there (`_PLACES`).
+A code without a declared right needs none: Apache's brokers ask for none, either. Some that they leave open are closed,
+as everybody could read, write and acknowledge everything: LITE_PULL_MESSAGE is taken as a pull, BATCH_ACK_MESSAGE as
+acks, SEND_REPLY_MESSAGE as a send unless it is to the cluster's reply topic, and a pull needs Sub on a retry topic's
+group, too. A request that names a message by its physical offset or id needs a right on that message's topic
+(`Right.message`).
 Source: behaviour.md §9.8.
 """
 
@@ -27,11 +29,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 
 from rmqkit.errors import ProtocolError
+from rmqkit.protocol.catalog import CATALOG
 from rmqkit.protocol.codes import Int64
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.names import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, is_light
+from rmqkit.protocol.operation import actions_of
 from rmqkit.protocol.properties import INNER_MULTI_DISPATCH, REAL_TOPIC, find_property
 from rmqkit.protocol.record import Record
 from rmqkit.protocol.schemas.clients import HeartbeatData, LockBody
@@ -41,78 +45,33 @@ from rmqkit.remoting.router import decode_body
 
 __all__ = ["NotReadable", "needed"]
 
-_PUB, _SUB, _GET, _CREATE, _UPDATE, _DELETE = (
-    frozenset([name]) for name in ("Pub", "Sub", "Get", "Create", "Update", "Delete")
-)
+_PUB, _SUB = actions_of("Pub"), actions_of("Sub")
 _NULL = "null"
 _FLAGS = "-;,!~="
 
-_ROWS: tuple[tuple[Actions, str, tuple[Code, ...]], ...] = (
-    (_PUB, "topic=", (Code.RECALL_MESSAGE,)),
-    (_PUB, "topic-", (Code.END_TRANSACTION,)),
-    (_SUB, "group!", (Code.CONSUMER_SEND_MSG_BACK,)),
-    (_SUB, "topic! consumerGroup!", (Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE)),
-    (_SUB, "consumerGroup-", (Code.UNREGISTER_CLIENT,)),
-    (_SUB, "consumerGroup topic", (Code.POP_MESSAGE, Code.ACK_MESSAGE)),
-    (_SUB, "consumerGroup topic", (Code.CHANGE_MESSAGE_INVISIBLETIME, Code.NOTIFICATION)),
-    (_SUB, "topic consumerGroup", (Code.PEEK_MESSAGE,)),
-    (_SUB, "consumerGroup topic", (Code.CONSUME_MESSAGE_DIRECTLY,)),
-    (_SUB | _GET, "topic=", (Code.QUERY_MESSAGE,)),
-    (_SUB | _GET, "consumerGroup!", (Code.GET_CONSUMER_LIST_BY_GROUP,)),
-    (_SUB | _GET, "topic~ consumerGroup!", (Code.QUERY_CONSUMER_OFFSET,)),
-    (_SUB | _UPDATE, "topic~ consumerGroup!", (Code.UPDATE_CONSUMER_OFFSET,)),
-    (_CREATE, "topic", (Code.UPDATE_AND_CREATE_TOPIC,)),
-    (_DELETE, "topic", (Code.DELETE_TOPIC_IN_BROKER,)),
-    (_DELETE, "groupName", (Code.DELETE_SUBSCRIPTIONGROUP,)),
-    (_UPDATE, "group topic", (Code.INVOKE_BROKER_TO_RESET_OFFSET, Code.UPDATE_AND_GET_GROUP_FORBIDDEN)),
-    (_UPDATE, "destGroup topic", (Code.CLONE_GROUP_OFFSET,)),
-    (_UPDATE, "topic", (Code.RESUME_CHECK_HALF_MESSAGE,)),
-    (_UPDATE, "", (Code.NOTIFY_MIN_BROKER_ID_CHANGE, Code.EXCHANGE_BROKER_HA_INFO, Code.RESET_MASTER_FLUSH_OFFSET)),
-    (_UPDATE, "", (Code.AUTH_CREATE_USER, Code.AUTH_UPDATE_USER, Code.AUTH_DELETE_USER)),
-    (_UPDATE, "", (Code.AUTH_CREATE_ACL, Code.AUTH_UPDATE_ACL, Code.AUTH_DELETE_ACL)),
-    (_GET, "", (Code.AUTH_GET_USER, Code.AUTH_LIST_USER, Code.AUTH_GET_ACL, Code.AUTH_LIST_ACL)),
-    (_GET, "", (Code.GET_PRODUCER_CONNECTION_LIST, Code.GET_ALL_PRODUCER_INFO)),
-    (_GET, "", (Code.VIEW_BROKER_STATS_DATA, Code.GET_BROKER_CONSUME_STATS)),
-    (_GET, "topic", (Code.GET_MIN_OFFSET, Code.GET_MAX_OFFSET, Code.SEARCH_OFFSET_BY_TIMESTAMP)),
-    (_GET, "topic", (Code.GET_EARLIEST_MSG_STORETIME, Code.GET_TOPIC_STATS_INFO, Code.GET_TOPIC_CONFIG)),
-    (_GET, "topic", (Code.QUERY_TOPIC_CONSUME_BY_WHO,)),
-    (_GET, "topic", (Code.VIEW_MESSAGE_BY_ID,)),
-    (_GET, "topic consumerGroup", (Code.QUERY_CONSUME_QUEUE,)),
-    (_GET, "topic group", (Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, Code.QUERY_CONSUME_TIME_SPAN)),
-    (_GET, "group", (Code.GET_SUBSCRIPTIONGROUP_CONFIG, Code.QUERY_TOPICS_BY_CONSUMER)),
-    (_GET, "group topic", (Code.QUERY_SUBSCRIPTION_BY_CONSUMER,)),
-    (_GET, "consumerGroup", (Code.GET_CONSUMER_CONNECTION_LIST, Code.GET_CONSUMER_RUNNING_INFO)),
-    (_GET, "consumerGroup topic", (Code.POLLING_INFO,)),
-    (_GET, "consumerGroup topic topicList;", (Code.GET_CONSUME_STATS,)),
-    (_GET, "filterGroups, compareGroup topic", (Code.QUERY_CORRECTION_OFFSET,)),
-)
+# Code → actions, and fields with their flags. Sends and requests with resources in their body are not in it.
 _BY_CODE = {
-    int(code): (actions, [(name.rstrip(_FLAGS), name.removeprefix(name.rstrip(_FLAGS))) for name in names.split()])
-    for actions, names, codes in _ROWS
-    for code in codes
+    code: (
+        actions_of(row.right.actions),
+        [(name.rstrip(_FLAGS), name.removeprefix(name.rstrip(_FLAGS))) for name in row.right.fields.split()],
+    )
+    for code, row in CATALOG.items()
+    if row.right is not None and not row.right.is_send and not row.right.is_body
 }
-# Pub on the topic, which this field holds; who sends to a retry topic needs Sub on its group.
-_SENDS = {
-    Code.SEND_MESSAGE: "topic",
-    Code.SEND_MESSAGE_V2: "b",
-    Code.SEND_BATCH_MESSAGE: "b",
-    Code.SEND_REPLY_MESSAGE: "topic",
-    Code.SEND_REPLY_MESSAGE_V2: "b",
-}
+# Code → the field that holds the topic. A send to a topic requires Pub, a send to a retry topic Sub on its group.
+_SENDS = {code: row.right.fields for code, row in CATALOG.items() if row.right is not None and row.right.is_send}
 _REPLIES = {Code.SEND_REPLY_MESSAGE, Code.SEND_REPLY_MESSAGE_V2}
 
-# What consumers say in a body: Sub on the groups, and on topics that are no retry topics.
-_IN_BODIES = {Code.HEART_BEAT, Code.LOCK_BATCH_MQ, Code.UNLOCK_BATCH_MQ, Code.BATCH_ACK_MESSAGE}
+# Consumers name groups and topics in these bodies: they need Sub on the groups, and on topics except retry topics.
+_IN_BODIES = {code for code, row in CATALOG.items() if row.right is not None and row.right.is_body}
 
-# The field with a physical offset, or with an id that holds one, and what is needed on the topic of the message there,
-# besides the row. For a message that is sent back the right on one of its light queues will do: its consumer may have
-# read it there, which the request does not say.
+# Code → the field with a physical offset, or with an id that holds one, and the actions on the topic of that message.
+# The user needs one of them besides the row's. For a message that is sent back the right on one of its light queues is
+# enough: the consumer may have read the message there, and the request does not say where.
 _PLACES = {
-    Code.END_TRANSACTION: ("commitLogOffset", _PUB),
-    Code.CONSUMER_SEND_MSG_BACK: ("offset", _SUB),
-    Code.VIEW_MESSAGE_BY_ID: ("offset", _SUB | _GET),
-    Code.CONSUME_MESSAGE_DIRECTLY: ("msgId", _SUB | _GET),
-    Code.RESUME_CHECK_HALF_MESSAGE: ("msgId", _UPDATE),
+    code: (row.right.message, actions_of(row.right.message_actions))
+    for code, row in CATALOG.items()
+    if row.right is not None and row.right.message
 }
 
 _KEPT_ELSEWHERE = {HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC}
@@ -141,7 +100,7 @@ def needed(
         if code in _PLACES:
             yield from _of_place(code, fields, message_at)
     elif code in _SENDS:
-        topic = fields.get(_SENDS[Code(code)], _NULL)
+        topic = fields.get(_SENDS[code], _NULL)
         if code not in _REPLIES or not topic.endswith(f"{cluster}_REPLY_TOPIC"):
             yield (group_resource(topic), _SUB) if topic.startswith(RETRY_PREFIX) else (f"Topic:{topic}", _PUB)
     elif code in _IN_BODIES:
@@ -166,7 +125,7 @@ def _resources(field: str, flag: str, value: str | None) -> Iterator[str]:
 def _of_place(
     code: int, fields: Mapping[str, str], message_at: Callable[[int], Record | None]
 ) -> Iterator[tuple[Resource, Actions]]:
-    field, actions = _PLACES[Code(code)]
+    field, actions = _PLACES[code]
     if field not in fields:
         return
     try:

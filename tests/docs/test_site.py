@@ -15,7 +15,6 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 import typer
-from docs.catalog import CATALOG
 from docs.fields import fields_table, has_fields
 from docs.generate import API, FOLDER, GROUPS, PAGES, public_names
 
@@ -23,6 +22,7 @@ import rmqkit
 from rmqkit.cli import app
 from rmqkit.errors import ExitCode
 from rmqkit.metrics import TABLE
+from rmqkit.protocol.catalog import CATALOG
 from rmqkit.settings import setting_table
 from tests.docs.pages import ROOT
 

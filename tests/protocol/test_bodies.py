@@ -7,12 +7,13 @@ import typing
 from pathlib import Path
 
 import pytest
-from docs.catalog import CATALOG, Content
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.errors import BodyError
+from rmqkit.protocol.catalog import CATALOG
 from rmqkit.protocol.fastjson import decode_as, dumps, loads
+from rmqkit.protocol.operation import Content
 from rmqkit.protocol.schemas.brokers import TimerCheckpoint, decode_timer_checkpoint, encode_timer_checkpoint
 from rmqkit.protocol.schemas.clients import MessageQueue, SubscriptionData
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import pytest
 
+from rmqkit.broker.settings import BrokerSettings
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.compression import Compression, compress
@@ -20,9 +21,24 @@ from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.proxy.clients import CALLS_MAX
 from rmqkit.proxy.endpoint import StreamFailed
 from rmqkit.proxy.messages import message_class
+from rmqkit.proxy.receiving import Receiving
 from rmqkit.remoting.client import RemotingClient
+from rmqkit.standalone import Standalone
 from rmqkit.store.settings import FlushDiskType
-from tests.proxy.calling import ADDRESSES, BROKER, METHODS, Call, Stream, framed, message, receive_request, served
+from tests.proxy.calling import (
+    ADDRESSES,
+    BROKER,
+    METHODS,
+    Call,
+    Caller,
+    Stream,
+    endpoint_before,
+    endpoint_of,
+    framed,
+    message,
+    receive_request,
+    served,
+)
 
 OK, NOT_FOUND, BAD_HANDLE = 20000, 40401, 40013
 
@@ -523,6 +539,48 @@ async def test_what_cannot_be_written_comes_again(caller):
     _, found = await caller.receive()
     assert {one.system_properties.message_id for one in found} <= {"ID1", "ID2"}
     assert found[0].system_properties.delivery_attempt == 2
+
+
+@pytest.mark.parametrize("by_proxy", [False, True])
+async def test_messages_that_no_client_received_come_soon_after_a_stop(tmp_path, monkeypatch, by_proxy):
+    returned, change = [], Receiving.change
+
+    async def slow_change(self, *arguments):
+        await asyncio.sleep(0.1)  # the broker has other work, too
+        returned.append(await change(self, *arguments))
+        return returned[-1]
+
+    monkeypatch.setattr(Receiving, "change", slow_change)
+    own = BrokerSettings(listen_port=0, bind_address="127.0.0.1", broker_name=BROKER)
+    async with Standalone(tmp_path / "store", broker=own) as servers:
+        context = servers.broker.context
+        async with endpoint_before(servers) if by_proxy else endpoint_of(servers.broker) as endpoint:
+            caller = Caller(endpoint, context)
+            caller.topic()
+            await caller.published()
+            for number in range(3):
+                await caller.send(message_id=f"ID{number}")
+            begun = asyncio.Event()
+
+            async def write(item):
+                begun.set()
+                await asyncio.Event().wait()
+
+            asked, call = receive_request(invisible=3000), Call(caller.metadata, None)
+            receiving = endpoint.receive(METHODS["ReceiveMessage"], call, asked, write, framed(write))
+            receiving = asyncio.ensure_future(receiving)
+            await begun.wait()
+            receiving.cancel()
+            await asyncio.wait([receiving])
+        assert len(returned) == 3, "a stop waits until the messages are returned"
+        async with endpoint_of(servers.broker) as endpoint:
+            caller = Caller(endpoint, context)
+            found = set()
+            while len(found) < 3:
+                status, several = await caller.receive(long_polling_timeout={"seconds": 20})
+                assert several, status
+                assert {one.system_properties.delivery_attempt for one in several} == {2}
+                found |= {one.system_properties.message_id for one in several}
 
 
 # ---- retries and dead letters

@@ -21,6 +21,16 @@ async def test_tasks_have_names_and_end_with_their_owner():
     assert task.cancelled()
 
 
+async def test_the_error_of_an_owned_task_is_its_caller_s(caplog):
+    async def fail() -> None:
+        raise NoRoute("no broker")
+
+    tasks = Tasks()
+    with pytest.raises(NoRoute):
+        await tasks.own(fail(), "route")
+    assert (len(tasks), caplog.records) == (0, [])
+
+
 async def test_an_owner_can_wait_until_its_tasks_end_by_themselves():
     gate, ended = asyncio.Event(), []
 

@@ -37,6 +37,7 @@ from rmqkit.errors import (
     SettingsError,
     UnknownName,
 )
+from rmqkit.protocol.catalog import CATALOG
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_header
 from rmqkit.protocol.names import is_of_applications
@@ -69,58 +70,9 @@ class Done(Struct, rename="camel"):
 Guard = Callable[[str, Command], None]
 """Is told the address and the request before it leaves. What it raises is raised to whoever asked."""
 
-READING: frozenset[int] = frozenset(
-    (
-        RequestCode.PULL_MESSAGE,
-        RequestCode.LITE_PULL_MESSAGE,
-        RequestCode.QUERY_MESSAGE,
-        RequestCode.QUERY_CONSUMER_OFFSET,
-        RequestCode.GET_ALL_TOPIC_CONFIG,
-        RequestCode.GET_BROKER_CONFIG,
-        RequestCode.GET_BROKER_RUNTIME_INFO,
-        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
-        RequestCode.GET_MAX_OFFSET,
-        RequestCode.GET_MIN_OFFSET,
-        RequestCode.GET_EARLIEST_MSG_STORETIME,
-        RequestCode.VIEW_MESSAGE_BY_ID,
-        RequestCode.GET_CONSUMER_LIST_BY_GROUP,
-        RequestCode.GET_ALL_CONSUMER_OFFSET,
-        RequestCode.GET_ALL_DELAY_OFFSET,
-        RequestCode.GET_TIMER_CHECK_POINT,
-        RequestCode.GET_TIMER_METRICS,
-        RequestCode.GET_KV_CONFIG,
-        RequestCode.GET_KVLIST_BY_NAMESPACE,
-        RequestCode.GET_ROUTEINFO_BY_TOPIC,
-        RequestCode.GET_BROKER_CLUSTER_INFO,
-        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
-        RequestCode.GET_TOPIC_STATS_INFO,
-        RequestCode.GET_CONSUMER_CONNECTION_LIST,
-        RequestCode.GET_PRODUCER_CONNECTION_LIST,
-        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
-        RequestCode.GET_CONSUME_STATS,
-        RequestCode.GET_TOPICS_BY_CLUSTER,
-        RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,
-        RequestCode.QUERY_CONSUME_TIME_SPAN,
-        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS,
-        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER,
-        RequestCode.GET_CONSUMER_RUNNING_INFO,
-        RequestCode.VIEW_BROKER_STATS_DATA,
-        RequestCode.GET_BROKER_CONSUME_STATS,
-        RequestCode.GET_NAMESRV_CONFIG,
-        RequestCode.QUERY_CONSUME_QUEUE,
-        RequestCode.GET_ALL_PRODUCER_INFO,
-        RequestCode.QUERY_TOPICS_BY_CONSUMER,
-        RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER,
-        RequestCode.GET_TOPIC_CONFIG,
-        RequestCode.GET_BROKER_MEMBER_GROUP,
-        RequestCode.GET_BROKER_HA_STATUS,
-        RequestCode.AUTH_GET_USER,
-        RequestCode.AUTH_LIST_USER,
-        RequestCode.AUTH_GET_ACL,
-        RequestCode.AUTH_LIST_ACL,
-    )
-)
-"""Requests that change nothing at any broker. GET_SUBSCRIPTIONGROUP_CONFIG (352) is none: Apache's create the group."""
+READING = frozenset(code for code, row in CATALOG.items() if row.is_reading)
+"""Requests that change nothing at any broker. GET_SUBSCRIPTIONGROUP_CONFIG (352) is not one of them: Apache's brokers
+create the group."""
 
 _PULLS = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 

@@ -146,6 +146,8 @@ class Console(Hub):
             return self._shown(ask, route, page)
         except Exception as error:  # noqa: BLE001 - the outer edge of a request: whatever it is, the browser gets a page
             return self._failed(ask, error)
+        finally:
+            ask.close()  # a stream borrows its connection again when it begins
 
     def _check(self, request: Request) -> None:
         """Raises Fault: the request may not be answered, whoever asks."""
@@ -222,7 +224,7 @@ class Console(Hub):
                 raise Fault(404, _("No such page"), _("{path} is no page that refreshes", path=path))
             return page
 
-        return live.refreshes(self, show, lambda page: self.values_of(inner, page), ask.user.name)
+        return live.refreshes(inner, show, lambda page: self.values_of(inner, page))
 
     # -- answers
 

@@ -97,6 +97,7 @@ class Ask:
         self.form: dict[str, str] = {}
         self.link = Link(request.scope.get("root_path", ""), env.name if env is not None else "")
         self._env = env
+        self._admin: Admin | None = None
 
     @property
     def env(self) -> Env:
@@ -124,8 +125,17 @@ class Ask:
 
     @property
     def admin(self) -> Admin:
-        """Asks brokers as this user."""
-        return self.console.admin_of(self.env, self.user, may_change=self.may_change)
+        """The user's connection to the cluster, until `close`. What it knows of routes is fetched again."""
+        if self._admin is None:
+            self._admin = self.console.borrow(self.env, self.user, may_change=self.may_change)
+        self._admin.calls.forget()
+        return self._admin
+
+    def close(self) -> None:
+        """Give the connection back, if there is one: the request is answered, or its stream has ended."""
+        if self._admin is not None:
+            self.console.give_back(self._admin)
+            self._admin = None
 
     @property
     def may_change(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +31,7 @@ from rmqkit.console.watch import Watcher
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.command import Command
 from rmqkit.remoting.authentication import Credentials
+from rmqkit.remoting.tasks import Tasks
 from rmqkit.remoting.tls import ClientTls
 from rmqkit.sentences import _
 
@@ -141,6 +143,8 @@ class Hub:
         self.host_names = frozenset(name.lower() for name in host_names)
         self.is_secure = is_secure
         self._admins: dict[tuple[str, str, str, bool], Admin] = {}
+        self._borrowed: Counter[Admin] = Counter()
+        self._closing = Tasks()
         self._state, self._has_names = state, not isinstance(env, str)
         self.envs = {name: Env(name, servers, self) for name, servers in _named(env).items()}
         if rules is not None:
@@ -175,7 +179,7 @@ class Hub:
         await self.jobs.close()
         for env in self.envs.values():
             await env.close()
-        await asyncio.gather(*(admin.close() for admin in self._admins.values()))
+        await asyncio.gather(self._closing.finish(), *(admin.close() for admin in self._admins.values()))
         self.audit.close()
 
     def state_file(self, name: str, name_servers: str, kind: str) -> Path | None:
@@ -211,8 +215,8 @@ class Hub:
             self._admins[env.name, "", "", False] = admin
         return admin
 
-    def admin_of(self, env: Env, user: User, *, may_change: bool) -> Admin:
-        """The connection of a user, kept for the next request; what it knows of routes is asked anew."""
+    def borrow(self, env: Env, user: User, *, may_change: bool) -> Admin:
+        """Return the connection of a user. It stays open until `give_back`."""
         signing = user.credentials
         # The guard is the connection's, so a viewer must never get an operator's; and with the secret in it, nobody who
         # only knows the name gets what another has proven.
@@ -224,11 +228,28 @@ class Hub:
         )
         admin = self._admins.pop(key, None) or self.new_admin(env, user, may_change=may_change)
         self._admins[key] = admin
-        while len(self._admins) > ADMINS_MAX:
-            oldest = next(iter(self._admins))
-            asyncio.get_running_loop().create_task(self._admins.pop(oldest).close()).add_done_callback(lambda _: None)
-        admin.calls.forget()
+        self._borrowed[admin] += 1
+        self._close_old()
         return admin
+
+    def give_back(self, admin: Admin) -> None:
+        """Count down the requests that use a connection; the last one lets it be closed."""
+        # A connection is given back once for each time it was borrowed.
+        assert self._borrowed[admin] > 0
+        self._borrowed[admin] -= 1
+        if not self._borrowed[admin]:
+            del self._borrowed[admin]
+        self._close_old()
+
+    def _close_old(self) -> None:
+        """Close the connections that were used longest ago, beyond `ADMINS_MAX`, and that no request uses now."""
+        of_users = [key for key in self._admins if key[1]]  # not the watchers'
+        over = len(of_users) - ADMINS_MAX
+        if over <= 0:
+            return
+        idle = [key for key in of_users if self._admins[key] not in self._borrowed]
+        for key in idle[:over]:
+            self._closing.start(self._admins.pop(key).close(), "console-connection")
 
     # -- sessions
 

@@ -34,9 +34,10 @@ ROWS_A_SECOND, QUEUES_MAX = 50, 64
 
 
 def refreshes(
-    hub: Hub, view: Callable[[], Awaitable[Page]], values: Callable[[Page], dict[str, object]], user: str
+    ask: Ask, view: Callable[[], Awaitable[Page]], values: Callable[[Page], dict[str, object]]
 ) -> StreamingResponse:
     """The refreshes of a page, for as long as somebody looks. Raises Fault: too many streams are open."""
+    hub = ask.console
 
     async def events() -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()
@@ -61,7 +62,7 @@ def refreshes(
         if not hub.ending.is_set():
             yield _event("end", "")
 
-    return _response(hub, "page", user, events(), STREAMS_MAX, STREAMS_MAX)
+    return _response(ask, "page", events(), STREAMS_MAX, STREAMS_MAX)
 
 
 async def _sleep(hub: Hub, seconds: float) -> None:
@@ -101,7 +102,7 @@ def tail_rows(
 ) -> StreamingResponse:
     """The rows of a topic as they come, at most 50 a second; the others are counted.
     Raises Fault: too many tails are open."""
-    admin, say = ask.admin, ask.say
+    say = ask.say
     offsets = offsets_of(ask.request.headers.get("last-event-id") or ask.text("after"))
 
     async def events() -> AsyncIterator[bytes]:
@@ -120,7 +121,7 @@ def tail_rows(
                 waiting.extend(messages)
 
         try:
-            async with Tail(AdminPuller(admin.calls), topic, Start(), wanted, notes.append, dict(offsets)) as tail:
+            async with Tail(AdminPuller(ask.admin.calls), topic, Start(), wanted, notes.append, dict(offsets)) as tail:
                 task = asyncio.create_task(follow(tail), name="console tail")
                 try:
                     shown, beat = 0, 0.0
@@ -153,13 +154,12 @@ def tail_rows(
         except RmqError as error:
             yield _event("end", say(str(error)))
 
-    return _response(ask.console, "tail", ask.user.name, events(), TAILS_MAX, TAILS_A_USER)
+    return _response(ask, "tail", events(), TAILS_MAX, TAILS_A_USER)
 
 
-def _response(
-    hub: Hub, kind: str, user: str, events: AsyncIterator[bytes], whole_max: int, own_max: int
-) -> StreamingResponse:
-    keys = (kind, f"{kind} {user}")
+def _response(ask: Ask, kind: str, events: AsyncIterator[bytes], whole_max: int, own_max: int) -> StreamingResponse:
+    """Return the events as a response. The events may use the request's connection; it is given back when they end."""
+    hub, keys = ask.console, (kind, f"{kind} {ask.user.name}")
     if hub.streams.get(keys[0], 0) >= whole_max or hub.streams.get(keys[1], 0) >= own_max:
         raise Fault(
             429,
@@ -183,6 +183,7 @@ def _response(
                 hub.streams[key] -= 1
             with contextlib.suppress(RuntimeError):
                 await events.aclose()  # type: ignore[attr-defined]
+            ask.close()
 
     return StreamingResponse(counted(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 

@@ -23,6 +23,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rmqkit.console.app import Console
 from rmqkit.errors import SettingsError
+from rmqkit.remoting.tasks import Tasks
 
 __all__ = ["BehindProxy", "serve", "state_folder"]
 
@@ -115,13 +116,12 @@ async def serve(
     def stop() -> None:
         server.should_exit = True
 
-    waiting = None
+    waiting = Tasks()
     if until is None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
     else:
-        waiting = loop.create_task(until.wait(), name="console until")
-        waiting.add_done_callback(lambda _: stop())
+        waiting.own(until.wait(), "console until").add_done_callback(lambda _: stop())
     if ends_with_stdin:
 
         def left_alone() -> None:
@@ -134,8 +134,7 @@ async def serve(
     server.on_ready = lambda: ready(f"{'https' if cert else 'http'}://{name}:{listening.getsockname()[1]}/")
     await server.serve(sockets=[listening])
     listening.close()
-    if waiting is not None:
-        waiting.cancel()
+    await waiting.close()
 
 
 def _patient(protocol: Any) -> Any:

@@ -120,8 +120,7 @@ class Endpoint:
         self.stopping.set()
         # Before what is held is given back: a renewal under way would hide it again.
         await asyncio.gather(*self._rounds)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._receiving.renewals.release_all(), _STOP_SECONDS)
+        await self._receiving.close(_STOP_SECONDS)
         await self._tasks.close()
         self.clients.close()
 

@@ -54,6 +54,7 @@ from rmqkit.proxy.messages import message_class
 from rmqkit.proxy.records import DELIVERED_BYTES_MAX, Handle, Popped, handles_of, message_of, read_handle
 from rmqkit.proxy.renewal import Renewals
 from rmqkit.proxy.status import OK, Code, Refused, acked_answer, code_of_broker, refusal_of, status
+from rmqkit.remoting.tasks import Tasks
 
 __all__ = ["Receiving", "Write", "WriteFramed", "plain_messages"]
 
@@ -114,7 +115,20 @@ class Receiving:
         self._handle_clock = SteadyClock(clock)
         self._plain = plain_messages(os.environ)
         self._read_ack = grpc_ack_reader(os.environ)
+        self._returning = Tasks()
         self.renewals = Renewals(self, self._handle_clock)
+
+    async def close(self, seconds: float) -> None:
+        """Return what no client has received, and what clients hold, so that it is delivered again soon. The rest is
+        delivered again when its invisible time is over. ``seconds``: the longest time for all of it."""
+        try:
+            async with asyncio.timeout(seconds):
+                # Both: a broker that does not answer one of them must not keep the other waiting.
+                await asyncio.gather(self._returning.finish(), self.renewals.release_all())
+        except TimeoutError:
+            _log.info("a broker did not take all messages back; it delivers them when their invisible time is over")
+        finally:
+            await self._returning.close()
 
     # -- ReceiveMessage
 
@@ -294,7 +308,7 @@ class Receiving:
             self._give_back_soon(wanted, [one.handle for one in popped])
 
     def _give_back_soon(self, wanted: _Receive, handles: Sequence[Handle]) -> None:
-        asyncio.ensure_future(self._give_back(wanted, handles))  # noqa: RUF006 - ends by itself
+        self._returning.start(self._give_back(wanted, handles), f"return of messages of {wanted.topic}")
 
     async def _give_back(self, wanted: _Receive, handles: Sequence[Handle]) -> None:
         for handle in handles:

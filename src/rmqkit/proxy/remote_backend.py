@@ -44,6 +44,7 @@ from rmqkit.remoting.authentication import Credentials, inner_credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import Router
+from rmqkit.remoting.tasks import Tasks
 from rmqkit.rpc import BrokerCalls, NameServers
 
 __all__ = ["RemoteBackend"]
@@ -80,6 +81,7 @@ class RemoteBackend:
         self.at_once: BackendAtOnce | None = None
         router = Router()
         router.register(RequestCode.CHECK_TRANSACTION_STATE, self._check_back)
+        self.tasks = Tasks()
         self._remoting = remoting(router, inner)
         self._calls = BrokerCalls(self._remoting, ASK_TIMEOUT_MS)
         self._name_servers = NameServers(name_servers, self._calls)
@@ -95,7 +97,8 @@ class RemoteBackend:
         self.own: Peer = _RemotePeer(self, lambda command: None, lambda: None)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Give up the requests under way, and close the connections."""
+        await self.tasks.close()
         await self._remoting.close()
 
     # -- what the endpoint asks
@@ -326,7 +329,7 @@ class _RemotePeer:
         return await self._backend.call(broker, command, timeout_ms)
 
     async def wait(self, broker: str, command: Command, timeout_ms: float, unclaimed: Unclaimed) -> Command:
-        asking = asyncio.ensure_future(self._backend.call(broker, command, timeout_ms))
+        asking = self._backend.tasks.own(self._backend.call(broker, command, timeout_ms), f"request to {broker}")
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:

@@ -122,9 +122,9 @@ class Telemetry:
                     except ProtocolError as error:
                         _log.warning("a check-back for client %s cannot be read: %s", client.id, error)
                 case RequestCode.CONSUME_MESSAGE_DIRECTLY:
-                    return asyncio.ensure_future(self._verify(client, command))
+                    return self._tasks.own(self._verify(client, command), f"message for {client.id} to verify")
                 case RequestCode.GET_CONSUMER_RUNNING_INFO:
-                    return asyncio.ensure_future(self._running_info(client, command))
+                    return self._tasks.own(self._running_info(client, command), f"threads of {client.id}")
             return None
 
         return take

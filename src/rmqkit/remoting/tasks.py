@@ -16,9 +16,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from rmqkit.errors import RmqError
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -27,13 +29,19 @@ class Tasks:
     """A set of running tasks with one owner; loop only."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run a coroutine until it ends or `close`."""
+        """Run a coroutine until it ends or `close`; log its error."""
+        task = self.own(work, name)
+        task.add_done_callback(_log_error)
+        return task
+
+    def own(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Run a coroutine until it ends or `close`. The caller awaits the task, so its error is the caller's."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)  # the loop itself keeps tasks by weak references only
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._tasks.discard)
         return task
 
     def __len__(self) -> int:
@@ -50,10 +58,10 @@ class Tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("task %s ended with an error", task.get_name(), exc_info=error)
+
+def _log_error(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("task %s ended with an error", task.get_name(), exc_info=error)
 
 
 def is_cancelled() -> bool:

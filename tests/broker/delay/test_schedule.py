@@ -15,6 +15,8 @@ from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.errors import HeaderError
 from rmqkit.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC
 from rmqkit.protocol.properties import decode_properties, java_hash
+from rmqkit.protocol.schemas.brokers import DelayOffsets
+from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.store.message_store import MessageStore, PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType, delay_level, parse_delay_levels
 from rmqkit.testing.clock import StandingClock
@@ -432,6 +434,25 @@ async def test_offsets_are_written_when_the_copies_before_them_are_on_the_disk(r
         durable_offset = delays.store.max_physical_offset
         await delays.schedule.persist_round()
         assert delays.offsets() == {"1": 2}
+
+
+async def test_offsets_of_another_member_move_levels_forward_only(root):
+    delays = Delays(root)
+    delays.schedule.load()
+    delays.schedule.replace_with(DelayOffsets(DataVersion(timestamp=5), {1: 7, 2: 3, 4: 9}))
+    delays.schedule.merge_forward(DelayOffsets(DataVersion(timestamp=5), {1: 4, 2: 8, 3: 2}))
+    merged = {1: 7, 2: 8, 3: 2, 4: 9}
+    assert delays.schedule.offsets().offset_table == merged
+    assert delays.offsets() == {str(level): offset for level, offset in merged.items()}
+
+
+async def test_an_older_table_of_offsets_changes_nothing(root):
+    delays = Delays(root)
+    delays.schedule.load()
+    delays.schedule.replace_with(DelayOffsets(DataVersion(timestamp=5), {1: 7}))
+    delays.schedule.merge_forward(DelayOffsets(DataVersion(timestamp=4), {1: 8}))
+    delays.schedule.merge_forward(DelayOffsets(None, {1: 9}))
+    assert delays.schedule.offsets().offset_table == {1: 7}
 
 
 async def test_under_sync_flush_messages_are_delivered_too(root):

@@ -3,7 +3,7 @@
 A message with TIMER_DELAY_SEC, TIMER_DELAY_MS or TIMER_DELIVER_MS is stored in queue 0 of the timer topic, its topic
 and queue in REAL_TOPIC and REAL_QID, its time in TIMER_OUT_MS. That queue is followed, each message put on the wheel
 (`rmqkit.broker.delay.wheel`); when its second is over, the slot's messages are put where they belong, in the order in
-which they came (`rmqkit.broker.delay.delivery`). How far both are: `TimerState`.
+which they came (`rmqkit.broker.delay.dequeue`). How far both are: `TimerState`.
 
 ==============================  ===================================================================================
 broker                          its timer
@@ -33,7 +33,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from rmqkit.broker.dead_letters import DeadLetters
-from rmqkit.broker.delay.delivery import Dequeue
+from rmqkit.broker.delay.dequeue import Dequeue
 from rmqkit.broker.delay.destination import Destination, OnDelivered, RemotePut
 from rmqkit.broker.delay.survey import Survey
 from rmqkit.broker.delay.wheel import INTEGER, Broken, Enqueue, Late, Refused, TimerState

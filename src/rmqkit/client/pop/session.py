@@ -195,6 +195,7 @@ class PopSession:
         self._acks: defaultdict[str, list[Receipt]] = defaultdict(list)
         self._ackers: dict[str, asyncio.Task[None]] = {}
         self._tasks = Tasks()
+        self._pops: set[asyncio.Task[Popped]] = set()
 
     def start(self) -> None:
         """Begin to renew the time of what is held."""
@@ -247,6 +248,8 @@ class PopSession:
         address = await self._runtime.routes.find_address(queue.broker_name, queue.topic)
         # A task of its own: the broker hides the messages from everybody even if nobody here waits for them any more.
         asked = asyncio.create_task(self._runtime.calls.pop(address, header, poll_ms + _ANSWER_MS))
+        self._pops.add(asked)  # it ends with the answer, or with its connection
+        asked.add_done_callback(self._pops.discard)
         try:
             popped = await asyncio.shield(asked)
         except asyncio.CancelledError:

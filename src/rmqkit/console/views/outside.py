@@ -130,7 +130,12 @@ async def _is_let_in(ask: Ask, name_servers: str, signing: Credentials) -> bool:
 
 async def _masters(ask: Ask) -> dict[str, str]:
     env = next(iter(ask.console.envs.values()))
-    masters = await ask.console.admin_of(env, logins.LOCAL, may_change=False).calls.masters()
+    admin = ask.console.borrow(env, logins.LOCAL, may_change=False)
+    try:
+        admin.calls.forget()
+        masters = await admin.calls.masters()
+    finally:
+        ask.console.give_back(admin)
     if not masters:
         raise RmqError(_("no broker to ask: the name servers know no master"))
     return masters

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
+from rmqkit.protocol.codes import RequestCode as Code
+from rmqkit.protocol.operation import BROKER, Operation, Right
+
 
 class UserRequest(Struct, gc=False):
     """AUTH_CREATE_USER, AUTH_UPDATE_USER, AUTH_DELETE_USER and AUTH_GET_USER."""
@@ -68,3 +71,23 @@ class AclInfo(Struct, rename="camel", kw_only=True):
 
     subject: str | None = None
     policies: list[AclPolicy] = field(default_factory=list)
+
+
+# fmt: off
+OPERATIONS = (
+    Operation(Code.AUTH_CREATE_USER, 2, BROKER, UserRequest, request_body=UserInfo, right=Right("Update")),
+    Operation(Code.AUTH_UPDATE_USER, 2, BROKER, UserRequest, request_body=UserInfo, right=Right("Update")),
+    Operation(Code.AUTH_DELETE_USER, 2, BROKER, UserRequest, right=Right("Update")),
+    Operation(Code.AUTH_GET_USER, 2, BROKER, UserRequest, response_body=UserInfo, right=Right("Get"),
+              is_reading=True),
+    Operation(Code.AUTH_LIST_USER, 2, BROKER, ListUsersRequest, response_body=list[UserInfo], right=Right("Get"),
+              is_reading=True),
+    Operation(Code.AUTH_CREATE_ACL, 2, BROKER, SubjectRequest, request_body=AclInfo, right=Right("Update")),
+    Operation(Code.AUTH_UPDATE_ACL, 2, BROKER, SubjectRequest, request_body=AclInfo, right=Right("Update")),
+    Operation(Code.AUTH_DELETE_ACL, 2, BROKER, DeleteAclRequest, right=Right("Update")),
+    Operation(Code.AUTH_GET_ACL, 2, BROKER, SubjectRequest, response_body=AclInfo, right=Right("Get"),
+              is_reading=True),
+    Operation(Code.AUTH_LIST_ACL, 2, BROKER, ListAclsRequest, response_body=list[AclInfo], right=Right("Get"),
+              is_reading=True),
+)
+# fmt: on

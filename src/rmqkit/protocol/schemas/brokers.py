@@ -48,10 +48,12 @@ from msgspec import UNSET, Struct, UnsetType, field
 from rmqkit.errors import BodyError
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import Int32, Int64, version_number
+from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.command import FRAME_BYTES_MAX
 from rmqkit.protocol.compression import Compression, decompress
+from rmqkit.protocol.operation import BROKER, NAME_SERVER, Content, Operation, Right, Server
 from rmqkit.protocol.record import COMPRESSED
-from rmqkit.protocol.schemas.topics import DataVersion, TopicConfig, TopicConfigTable, TopicQueueMappingInfo
+from rmqkit.protocol.schemas.topics import DataVersion, KVTable, TopicConfig, TopicConfigTable, TopicQueueMappingInfo
 
 
 class BrokerIdentity(Struct, rename="camel", gc=False):
@@ -396,3 +398,33 @@ def bytes_text(count: int) -> str:
         return f"{count} B"
     exponent = min(6, (count.bit_length() - 1) // 10)
     return f"{count / 1024**exponent:.1f} {'KMGTPE'[exponent - 1]}iB"
+
+
+# fmt: off
+OPERATIONS = (
+    Operation(Code.UPDATE_BROKER_CONFIG, 2, BROKER, request_body=Content.SETTINGS),
+    Operation(Code.GET_BROKER_CONFIG, 2, BROKER, None, BrokerConfigResponse, response_body=Content.SETTINGS,
+              is_reading=True),
+    Operation(Code.GET_BROKER_RUNTIME_INFO, 2, BROKER, response_body=KVTable, is_reading=True),
+    Operation(Code.GET_ALL_DELAY_OFFSET, 2, BROKER, response_body=DelayOffsets, is_reading=True),
+    Operation(Code.GET_TIMER_CHECK_POINT, 2, BROKER, response_body=Content.TIMER_CHECKPOINT, is_reading=True),
+    Operation(Code.GET_TIMER_METRICS, 2, BROKER, TimerMetricsRequest, response_body=TimerMetrics, is_reading=True),
+    Operation(Code.REGISTER_BROKER, 1, NAME_SERVER, RegisterBrokerRequest, RegisterBrokerResponse,
+              request_body=RegisterBrokerBody, response_body=KVTable),
+    Operation(Code.UNREGISTER_BROKER, 1, NAME_SERVER, BrokerIdentity),
+    Operation(Code.CLEAN_EXPIRED_CONSUMEQUEUE, 2, BROKER),
+    Operation(Code.CLEAN_UNUSED_TOPIC, 2, BROKER),
+    Operation(Code.UPDATE_NAMESRV_CONFIG, 2, NAME_SERVER, request_body=Content.SETTINGS),
+    Operation(Code.GET_NAMESRV_CONFIG, 2, NAME_SERVER, response_body=Content.SETTINGS, is_reading=True),
+    Operation(Code.QUERY_DATA_VERSION, 1, NAME_SERVER, BrokerIdentity, DataVersionResponse, request_body=DataVersion,
+              response_body=DataVersion),
+    Operation(Code.DELETE_EXPIRED_COMMITLOG, 2, BROKER),
+    Operation(Code.GET_BROKER_MEMBER_GROUP, 2, NAME_SERVER, BrokerMemberGroupRequest,
+              response_body=BrokerMemberGroupBody, is_reading=True),
+    Operation(Code.BROKER_HEARTBEAT, 2, (Server.NAME_SERVER, Server.CONTROLLER), BrokerHeartbeat),
+    Operation(Code.NOTIFY_MIN_BROKER_ID_CHANGE, 2, BROKER, MinBrokerIdChange, right=Right("Update")),
+    Operation(Code.EXCHANGE_BROKER_HA_INFO, 2, BROKER, HaInfo, HaInfo, right=Right("Update")),
+    Operation(Code.GET_BROKER_HA_STATUS, 2, BROKER, response_body=HaRuntimeInfo, is_reading=True),
+    Operation(Code.RESET_MASTER_FLUSH_OFFSET, 2, BROKER, MasterFlushOffsetRequest, right=Right("Update")),
+)
+# fmt: on

@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from msgspec import Struct, field
 
 from rmqkit.protocol.codes import Int32, Int64
+from rmqkit.protocol.codes import RequestCode as Code
+from rmqkit.protocol.operation import BROKER, CLIENT, Content, Operation, Right, Server
 
 
 class MessageQueue(Struct, rename="camel", frozen=True, order=True, gc=False):
@@ -287,3 +289,30 @@ def averagely_by_circle(queues: Sequence[MessageQueue], client_ids: Sequence[str
     if own_id not in client_ids:
         return []
     return list(queues[client_ids.index(own_id) :: len(client_ids)])
+
+
+# fmt: off
+OPERATIONS = (
+    Operation(Code.HEART_BEAT, 1, BROKER, None, HeartbeatResponse, request_body=HeartbeatData,
+              right=Right("Sub", is_body=True)),
+    Operation(Code.UNREGISTER_CLIENT, 1, BROKER, UnregisterClientRequest, right=Right("Sub", "consumerGroup-")),
+    Operation(Code.GET_CONSUMER_LIST_BY_GROUP, 1, BROKER, ConsumerGroupRequest, response_body=ConsumerIds,
+              right=Right("Sub Get", "consumerGroup!"), is_reading=True),
+    Operation(Code.NOTIFY_CONSUMER_IDS_CHANGED, 1, CLIENT, ConsumerGroupRequest),
+    Operation(Code.LOCK_BATCH_MQ, 1, BROKER, request_body=LockBody, response_body=LockedQueues,
+              right=Right("Sub", is_body=True)),
+    Operation(Code.UNLOCK_BATCH_MQ, 1, BROKER, request_body=LockBody, right=Right("Sub", is_body=True)),
+    Operation(Code.CHECK_CLIENT_CONFIG, 1, BROKER, request_body=CheckClientBody),
+    Operation(Code.GET_CONSUMER_CONNECTION_LIST, 2, BROKER, ConsumerGroupRequest, response_body=ConsumerConnection,
+              right=Right("Get", "consumerGroup"), is_reading=True),
+    Operation(Code.GET_PRODUCER_CONNECTION_LIST, 2, BROKER, ProducerGroupRequest, response_body=ProducerConnection,
+              right=Right("Get"), is_reading=True),
+    Operation(Code.GET_CONSUMER_RUNNING_INFO, 2, (Server.BROKER, Server.CLIENT), RunningInfoRequest,
+              response_body=ConsumerRunningInfo, right=Right("Get", "consumerGroup"), is_reading=True),
+    Operation(Code.CONSUME_MESSAGE_DIRECTLY, 2, (Server.BROKER, Server.CLIENT), ConsumeDirectlyRequest,
+              request_body=Content.RECORDS, response_body=ConsumeMessageDirectlyResult,
+              right=Right("Sub", "consumerGroup topic", message="msgId", message_actions="Sub Get")),
+    Operation(Code.GET_ALL_PRODUCER_INFO, 2, BROKER, response_body=ProducerTable, right=Right("Get"),
+              is_reading=True),
+)
+# fmt: on

@@ -12,8 +12,10 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType, field
 
 from rmqkit.protocol.codes import Int32, Int64
+from rmqkit.protocol.codes import RequestCode as Code
+from rmqkit.protocol.operation import BROKER, Operation, Right
 from rmqkit.protocol.schemas.clients import SubscriptionData
-from rmqkit.protocol.schemas.topics import DataVersion
+from rmqkit.protocol.schemas.topics import DataVersion, TopicList, TopicRequest
 
 _CUSTOMIZED = "CUSTOMIZED"
 _MINUTE_MS = 60_000
@@ -190,3 +192,24 @@ class FilterFile(Struct, rename="camel"):
     """``consumerFilter.json``."""
 
     filter_data_by_topic: dict[str, TopicFilters] = field(default_factory=dict)
+
+
+# fmt: off
+OPERATIONS = (
+    Operation(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, 2, BROKER, request_body=SubscriptionGroupConfig),
+    Operation(Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, 2, BROKER, GroupConfigsRequest, GroupConfigsResponse,
+              response_body=SubscriptionGroupTable, is_reading=True),
+    Operation(Code.DELETE_SUBSCRIPTIONGROUP, 2, BROKER, DeleteGroupRequest, right=Right("Delete", "groupName")),
+    Operation(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, 2, BROKER, request_body=GroupConfigList),
+    Operation(Code.QUERY_TOPIC_CONSUME_BY_WHO, 2, BROKER, TopicRequest, response_body=GroupList,
+              right=Right("Get", "topic"), is_reading=True),
+    Operation(Code.QUERY_TOPICS_BY_CONSUMER, 2, BROKER, GroupRequest, response_body=TopicList,
+              right=Right("Get", "group"), is_reading=True),
+    Operation(Code.QUERY_SUBSCRIPTION_BY_CONSUMER, 2, BROKER, GroupTopicRequest, response_body=GroupSubscription,
+              right=Right("Get", "group topic"), is_reading=True),
+    Operation(Code.GET_SUBSCRIPTIONGROUP_CONFIG, 2, BROKER, GroupRequest, response_body=SubscriptionGroupConfig,
+              right=Right("Get", "group")),
+    Operation(Code.UPDATE_AND_GET_GROUP_FORBIDDEN, 2, BROKER, GroupForbiddenRequest, response_body=GroupForbidden,
+              right=Right("Update", "group topic")),
+)
+# fmt: on

@@ -10,8 +10,10 @@ from __future__ import annotations
 from msgspec import UNSET, Struct, UnsetType, field
 
 from rmqkit.protocol.codes import Int32, Int64
+from rmqkit.protocol.codes import RequestCode as Code
+from rmqkit.protocol.operation import BROKER, CLIENT, Operation, Right
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.protocol.schemas.topics import DataVersion
+from rmqkit.protocol.schemas.topics import DataVersion, TopicRequest
 
 
 class QueryConsumerOffsetRequest(Struct, rename="camel", gc=False):
@@ -271,3 +273,41 @@ class ConsumeTimeSpans(Struct, rename="camel"):
     """Answer to QUERY_CONSUME_TIME_SPAN."""
 
     consume_time_span_set: list[QueueTimeSpan] = field(default_factory=list)
+
+
+# fmt: off
+OPERATIONS = (
+    Operation(Code.QUERY_CONSUMER_OFFSET, 1, BROKER, QueryConsumerOffsetRequest, OffsetResponse,
+              right=Right("Sub Get", "topic~ consumerGroup!"), is_reading=True),
+    Operation(Code.UPDATE_CONSUMER_OFFSET, 1, BROKER, UpdateConsumerOffsetRequest,
+              right=Right("Sub Update", "topic~ consumerGroup!")),
+    Operation(Code.SEARCH_OFFSET_BY_TIMESTAMP, 1, BROKER, SearchOffsetRequest, OffsetResponse,
+              right=Right("Get", "topic"), is_reading=True),
+    Operation(Code.GET_MAX_OFFSET, 1, BROKER, QueueRequest, OffsetResponse, right=Right("Get", "topic"),
+              is_reading=True),
+    Operation(Code.GET_MIN_OFFSET, 1, BROKER, QueueRequest, OffsetResponse, right=Right("Get", "topic"),
+              is_reading=True),
+    Operation(Code.GET_EARLIEST_MSG_STORETIME, 1, BROKER, QueueRequest, StoreTimeResponse,
+              right=Right("Get", "topic"), is_reading=True),
+    Operation(Code.GET_ALL_CONSUMER_OFFSET, 2, BROKER, response_body=ConsumerOffsets, is_reading=True),
+    Operation(Code.GET_TOPIC_STATS_INFO, 2, BROKER, TopicRequest, response_body=TopicStatsTable,
+              right=Right("Get", "topic"), is_reading=True),
+    Operation(Code.GET_CONSUME_STATS, 2, BROKER, ConsumeStatsRequest, response_body=ConsumeStats,
+              right=Right("Get", "consumerGroup topic topicList;"), is_reading=True),
+    Operation(Code.RESET_CONSUMER_CLIENT_OFFSET, 2, CLIENT, ResetClientOffsetRequest, request_body=ResetOffsetBody),
+    Operation(Code.GET_CONSUMER_STATUS_FROM_CLIENT, 2, CLIENT, ConsumerStatusRequest, response_body=ConsumerStatus),
+    Operation(Code.INVOKE_BROKER_TO_RESET_OFFSET, 2, BROKER, ResetOffsetRequest, response_body=ResetOffsetBody,
+              right=Right("Update", "group topic")),
+    Operation(Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, 2, BROKER, ConsumerStatusRequest,
+              response_body=ConsumerStatus, right=Right("Get", "topic group")),
+    Operation(Code.QUERY_CONSUME_TIME_SPAN, 2, BROKER, TimeSpanRequest, response_body=ConsumeTimeSpans,
+              right=Right("Get", "topic group"), is_reading=True),
+    Operation(Code.QUERY_CORRECTION_OFFSET, 2, BROKER, CorrectionOffsetRequest, response_body=CorrectionOffsets,
+              right=Right("Get", "filterGroups, compareGroup topic")),
+    Operation(Code.CLONE_GROUP_OFFSET, 2, BROKER, CloneGroupOffsetRequest, right=Right("Update", "destGroup topic")),
+    Operation(Code.VIEW_BROKER_STATS_DATA, 2, BROKER, StatsDataRequest, response_body=BrokerStatsData,
+              right=Right("Get"), is_reading=True),
+    Operation(Code.GET_BROKER_CONSUME_STATS, 2, BROKER, AllConsumeStatsRequest, response_body=ConsumeStatsList,
+              right=Right("Get"), is_reading=True),
+)
+# fmt: on

@@ -9,6 +9,8 @@ from __future__ import annotations
 from msgspec import UNSET, Struct, UnsetType, field
 
 from rmqkit.protocol.codes import Int32, Int64
+from rmqkit.protocol.codes import RequestCode as Code
+from rmqkit.protocol.operation import BROKER, Content, Operation, Right
 from rmqkit.protocol.schemas.clients import MessageQueue
 
 
@@ -197,3 +199,24 @@ class StoredAck(Struct, kw_only=True, gc=False):
     queue_id: Int32 = field(name="q")
     start_offset: Int64 = field(name="so")
     topic: str = field(name="t")
+
+
+# fmt: off
+OPERATIONS = (
+    Operation(Code.QUERY_ASSIGNMENT, 3, BROKER, request_body=QueryAssignmentBody, response_body=Assignments),
+    Operation(Code.SET_MESSAGE_REQUEST_MODE, 3, BROKER, request_body=MessageRequestMode),
+    Operation(Code.GET_ALL_MESSAGE_REQUEST_MODE, 3, BROKER, response_body=MessageRequestModes),
+    Operation(Code.POP_MESSAGE, 3, BROKER, PopMessageRequest, PopMessageResponse, response_body=Content.RECORDS,
+              right=Right("Sub", "consumerGroup topic")),
+    Operation(Code.ACK_MESSAGE, 3, BROKER, AckMessageRequest, right=Right("Sub", "consumerGroup topic")),
+    Operation(Code.PEEK_MESSAGE, 3, BROKER, PeekMessageRequest, PopMessageResponse, response_body=Content.RECORDS,
+              right=Right("Sub", "topic consumerGroup")),
+    Operation(Code.CHANGE_MESSAGE_INVISIBLETIME, 3, BROKER, ChangeInvisibleTimeRequest, ChangeInvisibleTimeResponse,
+              right=Right("Sub", "consumerGroup topic")),
+    Operation(Code.NOTIFICATION, 3, BROKER, NotificationRequest, NotificationResponse,
+              right=Right("Sub", "consumerGroup topic")),
+    Operation(Code.POLLING_INFO, 3, BROKER, PollingInfoRequest, PollingInfoResponse,
+              right=Right("Get", "consumerGroup topic")),
+    Operation(Code.BATCH_ACK_MESSAGE, 3, BROKER, request_body=BatchAckBody, right=Right("Sub", is_body=True)),
+)
+# fmt: on

@@ -10,6 +10,8 @@ import enum
 from msgspec import Struct, field
 
 from rmqkit.protocol.codes import Int32, Int64
+from rmqkit.protocol.codes import RequestCode as Code
+from rmqkit.protocol.operation import BROKER, Content, Operation, Right
 from rmqkit.protocol.schemas.clients import SubscriptionData
 
 
@@ -125,3 +127,19 @@ class QueryConsumeQueueBody(Struct, rename="camel", kw_only=True):
     queue_data: list[ConsumeQueueEntry] = field(default_factory=list)
     max_queue_index: Int64 = 0
     min_queue_index: Int64 = 0
+
+
+# fmt: off
+OPERATIONS = (
+    Operation(Code.PULL_MESSAGE, 1, BROKER, PullMessageRequest, PullMessageResponse, response_body=Content.RECORDS,
+              right=Right("Sub", "topic! consumerGroup!"), is_reading=True),
+    Operation(Code.QUERY_MESSAGE, 1, BROKER, QueryMessageRequest, QueryMessageResponse, response_body=Content.RECORDS,
+              right=Right("Sub Get", "topic="), is_reading=True),
+    Operation(Code.VIEW_MESSAGE_BY_ID, 1, BROKER, ViewMessageRequest, response_body=Content.RECORDS,
+              right=Right("Get", "topic", message="offset", message_actions="Sub Get"), is_reading=True),
+    Operation(Code.QUERY_CONSUME_QUEUE, 2, BROKER, QueryConsumeQueueRequest, response_body=QueryConsumeQueueBody,
+              right=Right("Get", "topic consumerGroup"), is_reading=True),
+    Operation(Code.LITE_PULL_MESSAGE, 1, BROKER, PullMessageRequest, PullMessageResponse,
+              response_body=Content.RECORDS, right=Right("Sub", "topic! consumerGroup!"), is_reading=True),
+)
+# fmt: on

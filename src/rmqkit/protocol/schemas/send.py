@@ -12,6 +12,8 @@ import msgspec
 from msgspec import Struct
 
 from rmqkit.protocol.codes import Int32, Int64
+from rmqkit.protocol.codes import RequestCode as Code
+from rmqkit.protocol.operation import BROKER, CLIENT, Content, Operation, Right
 
 
 class _Sent(Struct, rename="camel", gc=False):
@@ -142,3 +144,29 @@ class ResumeCheckRequest(Struct, rename="camel", kw_only=True, gc=False):
 
     topic: str | None = None
     msg_id: str
+
+
+# fmt: off
+OPERATIONS = (
+    Operation(Code.SEND_MESSAGE, 1, BROKER, SendMessageRequest, SendMessageResponse, request_body=Content.MESSAGE,
+              right=Right("Pub", "topic", is_send=True)),
+    Operation(Code.CONSUMER_SEND_MSG_BACK, 1, BROKER, ConsumerSendBackRequest,
+              right=Right("Sub", "group!", message="offset", message_actions="Sub")),
+    Operation(Code.END_TRANSACTION, 1, BROKER, EndTransactionRequest,
+              right=Right("Pub", "topic-", message="commitLogOffset", message_actions="Pub")),
+    Operation(Code.CHECK_TRANSACTION_STATE, 1, CLIENT, CheckTransactionRequest, request_body=Content.RECORDS),
+    Operation(Code.SEND_MESSAGE_V2, 1, BROKER, SendMessageV2Request, SendMessageResponse,
+              request_body=Content.MESSAGE, right=Right("Pub", "b", is_send=True)),
+    Operation(Code.SEND_BATCH_MESSAGE, 1, BROKER, SendMessageV2Request, SendMessageResponse,
+              request_body=Content.BATCH, right=Right("Pub", "b", is_send=True)),
+    Operation(Code.RESUME_CHECK_HALF_MESSAGE, 2, BROKER, ResumeCheckRequest,
+              right=Right("Update", "topic", message="msgId", message_actions="Update")),
+    Operation(Code.SEND_REPLY_MESSAGE, 1, BROKER, SendMessageRequest, SendMessageResponse,
+              request_body=Content.MESSAGE, right=Right("Pub", "topic", is_send=True)),
+    Operation(Code.SEND_REPLY_MESSAGE_V2, 1, BROKER, SendMessageV2Request, SendMessageResponse,
+              request_body=Content.MESSAGE, right=Right("Pub", "b", is_send=True)),
+    Operation(Code.PUSH_REPLY_MESSAGE_TO_CLIENT, 1, CLIENT, PushReplyRequest, request_body=Content.MESSAGE),
+    Operation(Code.RECALL_MESSAGE, 2, BROKER, RecallMessageRequest, RecallMessageResponse,
+              right=Right("Pub", "topic=")),
+)
+# fmt: on

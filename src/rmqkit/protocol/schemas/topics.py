@@ -13,6 +13,8 @@ import enum
 from msgspec import UNSET, Struct, UnsetType, field
 
 from rmqkit.protocol.codes import Int32
+from rmqkit.protocol.codes import RequestCode as Code
+from rmqkit.protocol.operation import BROKER, NAME_SERVER, Operation, Right
 
 
 class Permission(enum.IntFlag):
@@ -272,3 +274,33 @@ class TopicList(Struct, rename="camel", omit_defaults=True):
 
     topic_list: list[str]
     broker_addr: str | None = None
+
+
+# fmt: off
+OPERATIONS = (
+    Operation(Code.UPDATE_AND_CREATE_TOPIC, 1, BROKER, CreateTopicRequest, right=Right("Create", "topic")),
+    Operation(Code.UPDATE_AND_CREATE_TOPIC_LIST, 2, BROKER, request_body=TopicConfigList),
+    Operation(Code.GET_ALL_TOPIC_CONFIG, 2, BROKER, TopicConfigsRequest, TopicConfigsResponse,
+              response_body=TopicConfigTable, is_reading=True),
+    Operation(Code.PUT_KV_CONFIG, 2, NAME_SERVER, KVPut),
+    Operation(Code.GET_KV_CONFIG, 2, NAME_SERVER, KVKey, KVValue, is_reading=True),
+    Operation(Code.DELETE_KV_CONFIG, 2, NAME_SERVER, KVKey),
+    Operation(Code.GET_ROUTEINFO_BY_TOPIC, 1, NAME_SERVER, RouteRequest, response_body=TopicRoute, is_reading=True),
+    Operation(Code.GET_BROKER_CLUSTER_INFO, 1, NAME_SERVER, response_body=ClusterInfo, is_reading=True),
+    Operation(Code.WIPE_WRITE_PERM_OF_BROKER, 2, NAME_SERVER, BrokerNameRequest, WipeWritePermResponse),
+    Operation(Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, 2, NAME_SERVER, response_body=TopicList, is_reading=True),
+    Operation(Code.DELETE_TOPIC_IN_BROKER, 2, BROKER, TopicRequest, right=Right("Delete", "topic")),
+    Operation(Code.DELETE_TOPIC_IN_NAMESRV, 2, NAME_SERVER, DeleteTopicRequest),
+    Operation(Code.REGISTER_TOPIC_IN_NAMESRV, 2, NAME_SERVER, RegisterTopicRequest, request_body=TopicRoute),
+    Operation(Code.GET_KVLIST_BY_NAMESPACE, 2, NAME_SERVER, KVNamespace, response_body=KVTable, is_reading=True),
+    Operation(Code.GET_TOPICS_BY_CLUSTER, 2, NAME_SERVER, ClusterRequest, response_body=TopicList, is_reading=True),
+    Operation(Code.GET_SYSTEM_TOPIC_LIST_FROM_NS, 2, NAME_SERVER, response_body=TopicList, is_reading=True),
+    Operation(Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, 2, BROKER, response_body=TopicList, is_reading=True),
+    Operation(Code.GET_UNIT_TOPIC_LIST, 2, NAME_SERVER, response_body=TopicList),
+    Operation(Code.GET_HAS_UNIT_SUB_TOPIC_LIST, 2, NAME_SERVER, response_body=TopicList),
+    Operation(Code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST, 2, NAME_SERVER, response_body=TopicList),
+    Operation(Code.ADD_WRITE_PERM_OF_BROKER, 2, NAME_SERVER, BrokerNameRequest, AddWritePermResponse),
+    Operation(Code.GET_TOPIC_CONFIG, 2, BROKER, TopicRequest, response_body=TopicConfig, right=Right("Get", "topic"),
+              is_reading=True),
+)
+# fmt: on

@@ -11,7 +11,7 @@ cannot be, a slot points at a unit of another second
 Only units for a time from the checkpoint's read time on count: the others were delivered. Of a log with at most
 `EXACT_UNITS_MAX` units each one is looked at. Of a longer one the totals of ``config/timermetrics`` are compared with
 those of the wheel, and `_SAMPLED_SLOTS` slots with their chains; where these differ, all of it.
-A unit that is wrong without showing here is found when its second is delivered (`rmqkit.broker.delay.delivery`).
+A unit that is wrong without showing here is found when its second is delivered (`rmqkit.broker.delay.dequeue`).
 Source: store.md §18.3 to §18.6.
 """
 

@@ -1,0 +1,47 @@
+"""The catalog of requests: the `Operation` of every code.
+
+The rows are next to their schemas. Only requests that nothing here speaks have their rows in this module. A module of
+schemas is joined here once; a new request of that module needs no line here. Source: remoting.md §4.
+"""
+
+from __future__ import annotations
+
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.operation import BROKER, CLIENT, Operation, Server
+from rmqkit.protocol.schemas import access, brokers, clients, groups, offsets, pop, pull, send, topics
+
+__all__ = ["CATALOG"]
+
+_CONTROLLER = (Server.CONTROLLER,)
+_CONTAINER = (Server.CONTAINER,)
+
+# Columns: tier, servers, codes.
+_UNTYPED: tuple[tuple[int, tuple[Server, ...], tuple[int, ...]], ...] = (
+    (2, BROKER, (50, 51, 52, 53, 54)),  # the plain ACL of 4.4 to 5.2
+    (3, BROKER, (354, 355, 513, 1007, 1008, *range(2001, 2005), 5001, 200056)),
+    (3, BROKER, (*range(200070, 200073), *range(200074, 200080))),
+    (3, CLIENT, (200073,)),
+    (3, _CONTROLLER, (*range(1001, 1007), *range(1009, 1014))),
+    (3, _CONTAINER, (902, 903)),
+)
+
+
+def _catalog() -> dict[int, Operation]:
+    found = [
+        row
+        for module in (access, brokers, clients, groups, offsets, pop, pull, send, topics)
+        for row in module.OPERATIONS
+    ]
+    found += [
+        Operation(RequestCode(code), tier, servers, is_typed=False)
+        for tier, servers, codes in _UNTYPED
+        for code in codes
+    ]
+    assert len({row.code for row in found}) == len(found), "each code has one row"
+    return {int(row.code): row for row in sorted(found, key=lambda row: row.code)}
+
+
+CATALOG = _catalog()
+"""Request code → its operation, in the order of codes."""
+
+assert list(CATALOG) == sorted(RequestCode), "each code has a row"
