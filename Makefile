@@ -9,6 +9,7 @@ CLASSES := .cache/spark-classes.jsa
 NATIVE := $(VENV)/.native
 CARGO_PATH := $(PATH):$(HOME)/.cargo/bin
 UV     := requirements/uv.sh $(VENV)
+PACKAGES := rmqkit rmqkit-store rmqkit-server rmqkit-tools rmqkit-spark rmqkit-contrib
 LOCKS  := requirements/run.txt requirements/spark.txt requirements/otel.txt requirements/grpc.txt requirements/connect.txt requirements/console.txt requirements/lake.txt requirements/report.txt requirements/query.txt requirements/examples.txt requirements/dev.txt requirements/docs.txt requirements/frameworks.txt
 ARGS   ?=
 JOBS   ?= $(shell [ "$$(getconf _NPROCESSORS_ONLN)" -gt 1 ] && echo 3 || echo 1)
@@ -34,7 +35,8 @@ check: $(STAMP) ## format, lint, types, import contracts
 	@echo "check: types"
 	@$(BIN)/mypy --no-error-summary
 	@echo "check: import contracts"
-	@$(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
+	@rm -rf .cache/joined && mkdir -p .cache/joined && cp -r packages/*/src/. .cache/joined && rm .cache/joined/rmqkit/__init__.pyi
+	@PYTHONPATH=.cache/joined $(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
 
 .PHONY: ready measure-history
 ready: $(STAMP)
@@ -100,7 +102,7 @@ archive-damage: $(STAMP) ## 200 rounds of damage, deletion and exchange of an ar
 	@$(BIN)/python -m tests.faults.archive_damage $(ARGS)
 
 .PHONY: texts
-texts: $(STAMP) ## update the catalogues of the web console (src/rmqkit/console/locale) from the marked texts
+texts: $(STAMP) ## update the catalogues of the web console (rmqkit/console/locale) from the marked texts
 	@$(BIN)/python -m tests.console.catalogues
 
 .PHONY: screenshots
@@ -219,9 +221,9 @@ lock: $(STAMP) ## compile requirements/*.in to exact versions with hashes
 clean: ## remove the environment and every cache
 	@echo "clean: removing $(VENV) and caches"
 	@rm -rf $(VENV) .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
-	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find packages tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml requirements/uv.txt $(LOCKS)
+$(STAMP): $(PACKAGES:%=packages/%/pyproject.toml) requirements/uv.txt $(LOCKS)
 	@command -v $(PYTHON) >/dev/null || { echo "env: $(PYTHON) not found; rmqkit needs Python >= 3.11: make env PYTHON=/path/to/python3"; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "env: $(PYTHON) is Python %d.%d; rmqkit needs >= 3.11: make env PYTHON=python3.11" % v[:2])'
 	@[ -x $(BIN)/python ] || { echo "env: creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
@@ -229,7 +231,7 @@ $(STAMP): pyproject.toml requirements/uv.txt $(LOCKS)
 	@echo "env: installing packages (1.6 GB with Spark, the first time takes a minute)"
 	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes $(LOCKS)
 	@echo "env: installing rmqkit itself, editable"
-	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation $(addprefix --editable packages/,$(PACKAGES))
 	@touch $@
 
 # Without a compiler, or its packages, everything is computed in Python; a core that does not compile is a fault.

@@ -122,6 +122,11 @@ class Peer:
                 return line
 
 
+def sources(tree: Path) -> str:
+    """Return the folders of a checkout that Python imports rmqkit from, also of one from before there were packages."""
+    return os.pathsep.join(map(str, [*sorted(tree.resolve().glob("packages/*/src")), tree.resolve() / "src"]))
+
+
 @contextlib.contextmanager
 def peer(kit: ApacheKit, name: str, folder: Path, arguments: argparse.Namespace) -> Iterator[Peer]:
     """A broker with nothing in its store, and its load."""
@@ -134,7 +139,7 @@ def peer(kit: ApacheKit, name: str, folder: Path, arguments: argparse.Namespace)
             namesrv_addr, pid = pair.namesrv_addr, pair.broker.pid
         else:
             if name == "before":
-                os.environ["PYTHONPATH"] = str(arguments.before.resolve() / "src")
+                os.environ["PYTHONPATH"] = sources(arguments.before)
             if name == "plain":
                 os.environ["RMQKIT_NATIVE"] = "0"
             options = ["--set", "flushDiskType=SYNC_FLUSH"] if arguments.sync else []

@@ -33,6 +33,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from bench.broker_bench import sources
 from bench.commands.loaded import cpu_seconds, create_topic, find_broker
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, FrameSplitter, decode_command, decode_header, encode_command, request
@@ -199,12 +200,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--messages", type=int, default=4000)
-    parser.add_argument("--tree", action="append", default=[], help="a folder with another rmqkit to compare with")
+    parser.add_argument("--tree", action="append", default=[], help="another checkout to compare with")
     parser.add_argument("--load", action="append", choices=list(LOADS), help="only this one")
     parser.add_argument("--no-plain", action="store_true", help="only with the compiled core")
     arguments = parser.parse_args()
-    own = str(Path(__file__).parents[1] / "src")
-    trees = {f"{tree}, {kind}": (tree, core) for tree in (own, *arguments.tree) for kind, core in
+    own, *others = [sources(Path(tree)) for tree in (Path(__file__).parents[1], *arguments.tree)]
+    trees = {f"{tree}, {kind}": (tree, core) for tree in (own, *others) for kind, core in
              {"compiled core": "1", "plain Python": "0"}.items() if core == "1" or not arguments.no_plain}  # fmt: skip
     with ExitStack() as stack:
         peers = {name.removeprefix(f"{own}, "): Peer(stack, *place) for name, place in trees.items()}

@@ -138,8 +138,8 @@ async def read_again(namesrv: str) -> set[str]:
 
 def spark_pipeline(store: Path, report: Path) -> None:
     """What ``rmq pipeline summary``, ``verify`` and ``audit`` say, in one Spark session, straight from the files."""
-    from rmqkit.cli.pipeline.session import collect, show
     from rmqkit.spark import spark_session
+    from rmqkit.spark.commands.session import collect, show
     from rmqkit.spark.jobs.audit import audit
     from rmqkit.spark.jobs.audit_report import findings, write_report
     from rmqkit.spark.jobs.summary import summary

@@ -38,19 +38,20 @@ def test_an_installation_of_an_index_is_added_to_by_name(installed_from):
 
 def test_one_of_a_checkout_or_a_wheel_names_the_place(installed_from, tmp_path):
     checkout, wheel = tmp_path / "a checkout", tmp_path / WHEEL
-    checkout.mkdir()
+    package = checkout / "packages" / "rmqkit"
+    package.mkdir(parents=True)
     wheel.touch()
-    installed_from({"url": checkout.as_uri(), "dir_info": {"editable": True}})
+    installed_from({"url": package.as_uri(), "dir_info": {"editable": True}})
     assert extras.install("spark") == f"pip install '{checkout}[spark]'"
     installed_from({"url": wheel.as_uri(), "archive_info": {}})
-    assert extras.install("cli") == f"pip install '{wheel}[cli]'"
+    assert extras.install("cli") == f"pip install --find-links '{tmp_path}' '{wheel}[cli]'"
     wheel.unlink()
     assert extras.install("cli") == "pip install 'rmqkit[cli]'"
 
 
 def test_one_of_a_repository_names_it(installed_from):
     installed_from({"url": "https://example.org/rmqkit.git", "vcs_info": {"vcs": "git", "commit_id": "1f"}})
-    assert extras.install("grpc") == "pip install 'rmqkit[grpc] @ git+https://example.org/rmqkit.git'"
+    assert extras.install("grpc") == "pip install 'rmqkit-checkout[grpc] @ git+https://example.org/rmqkit.git'"
 
 
 def test_this_installation_names_its_checkout():

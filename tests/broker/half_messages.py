@@ -11,10 +11,10 @@ from rmqkit.broker.tables.filters import FilterTable
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.broker.transaction.check_back import CheckBack
-from rmqkit.broker.transaction.half import TRANSACTION_GROUP, OpMessages
+from rmqkit.broker.transaction.half import OpMessages
 from rmqkit.broker.transaction.open import OpenTransactions
 from rmqkit.protocol.command import decode_header
-from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TRANSACTION_GROUP
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import decode_record
 from rmqkit.protocol.schemas.send import CheckTransactionRequest

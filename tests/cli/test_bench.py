@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-import rmqkit
+from tests.sources import joined
 
 
 @pytest.mark.parametrize("words", [[], ["start", "--json"]])
 def test_an_installation_without_a_checkout_says_in_one_line_what_to_do(tmp_path: Path, words: list[str]) -> None:
-    (tmp_path / "rmqkit").symlink_to(Path(rmqkit.__file__).parent)
+    joined(tmp_path)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "rmqkit", "bench", *words]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
@@ -27,7 +27,7 @@ def test_an_installation_without_a_checkout_says_in_one_line_what_to_do(tmp_path
 
 
 def test_help_of_an_installation_without_a_checkout_names_the_command(tmp_path: Path) -> None:
-    (tmp_path / "rmqkit").symlink_to(Path(rmqkit.__file__).parent)
+    joined(tmp_path)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "rmqkit", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)

@@ -23,9 +23,9 @@ from typer.testing import CliRunner, Result
 
 from rmqkit.__main__ import main
 from rmqkit.cli import app
-from rmqkit.cli.pipeline import session
-from rmqkit.cli.pipeline.session import Rows, fields, pairs, show
 from rmqkit.errors import RmqError, SettingsError, StoreError
+from rmqkit.spark.commands import session
+from rmqkit.spark.commands.session import Rows, fields, pairs, show
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.spark.session import small, small_options
 

@@ -9,33 +9,32 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from babel.messages.catalog import Catalog
 from babel.messages.extract import extract
 from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po, write_po
 
-import rmqkit
 from rmqkit.admin.settings import settings_types
 from rmqkit.console.texts import LANGUAGES
 from rmqkit.settings import setting_table
+from tests.sources import FOLDERS, modules, place
 
-ROOT = Path(rmqkit.__file__).parent
-LOCALE = ROOT / "console" / "locale"
+CONSOLE = FOLDERS["rmqkit-tools"] / "console"
+LOCALE = CONSOLE / "locale"
 
 
 @functools.cache
 def marked() -> Catalog:
     """Return every text that is marked with ``_`` in Python and in templates."""
     found = Catalog()
-    for pattern, method in (("*.py", "python"), ("console/templates/*.html", "jinja2")):
-        for path in sorted(ROOT.rglob(pattern)):
+    for paths, method in ((modules(), "python"), (CONSOLE.glob("templates/*.html"), "jinja2")):
+        for path in sorted(paths, key=place):
             source = path.read_bytes()
             if method == "jinja2" or b"sentence" in source:
                 for __, message, __, __ in extract(method, io.BytesIO(source), keywords={"_": None, "marked": None}):
                     assert isinstance(message, str)
-                    found.add(message, locations=[(path.relative_to(ROOT).as_posix(), 0)])
+                    found.add(message, locations=[(place(path).as_posix(), 0)])
     return found
 
 

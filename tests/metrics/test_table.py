@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from rmqkit.metrics import TABLE, Kind
+from tests.sources import modules
 
 ROOT = Path(__file__).parents[2]
 NAME = re.compile(r'"((?:rocketmq|rmqkit)_[a-z0-9_]+)"')
@@ -21,7 +22,7 @@ def test_names_are_there_once_and_say_their_kind():
 
 
 def test_what_the_code_tells_is_in_the_table_and_what_is_in_the_table_is_told():
-    sources = [path for path in (ROOT / "src/rmqkit").rglob("*.py") if "protocol" not in path.parts]
+    sources = [path for path in modules() if "protocol" not in path.parts]
     told = {name for path in sources for name in NAME.findall(path.read_text(encoding="utf-8"))}
     assert told == {metric.name for metric in TABLE if not metric.absent}
 

@@ -1,6 +1,6 @@
 """``make dist``: sdist and wheels in ``dist/``, looked at as a package index does, and used as a person would.
 
-The wheel is built from the sdist. The native wheel is built where cargo is. Then `first_use` installs both into empty
+Each wheel is built from its sdist. The native wheel is built where cargo is. Then `first_use` installs both into empty
 environments of every CPython that pyproject.toml names and this machine has.
 """
 
@@ -16,18 +16,21 @@ import tomllib
 from pathlib import Path
 
 from tests.release.first_use import ROOT, FirstUse, Unusable, first_use
+from tests.sources import FOLDERS
 
 DIST = ROOT / "dist"
 BIN = Path(sys.executable).parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((ROOT / "packages/rmqkit/pyproject.toml").read_text())["project"]
 VERSIONS = [text.rpartition(" ")[2] for text in PROJECT["classifiers"] if "Python :: 3." in text]
 _UV = [ROOT / "requirements/uv.sh", BIN.parent]
 
 
 def build() -> tuple[Path, Path | None]:
-    """Build everything into an empty ``dist/``: rmqkit's wheel, and the native one, None without cargo."""
+    """Build everything into an empty ``dist/``. Return the client's wheel and the native one, None without cargo."""
     shutil.rmtree(DIST, ignore_errors=True)
-    _run(*_UV, "build", "--quiet", "--no-build-isolation", "--python", sys.executable, "--out-dir", DIST)
+    how = ["build", "--quiet", "--no-build-isolation", "--python", sys.executable, "--out-dir", DIST]
+    for name in FOLDERS:
+        _run(*_UV, *how, ROOT / "packages" / name)
     (DIST / ".gitignore").unlink(missing_ok=True)
     (wheel,) = DIST.glob("rmqkit-*.whl")
     path = os.pathsep.join((os.environ["PATH"], str(Path.home() / ".cargo/bin")))

@@ -15,13 +15,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rmqkit.broker.transaction.half import TRANSACTION_GROUP
 from rmqkit.client.producer.transaction import TransactionState
 from rmqkit.client.runtime.process import portal
 from rmqkit.errors import ClientError, PeerRefused, RequestTimedOut
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.message import read_messages
-from rmqkit.protocol.names import HALF_TOPIC
+from rmqkit.protocol.names import HALF_TOPIC, TRANSACTION_GROUP
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.send import EndTransactionRequest
 from rmqkit.spark.broker_pool import BrokerPool, Range

@@ -18,10 +18,9 @@ import pytest
 from rmqkit.arrow.queue_files import find_queue_files, queue_end, queue_start
 from rmqkit.arrow.reader import Condition
 from rmqkit.arrow.schema import MESSAGE_COLUMNS
-from rmqkit.broker.transaction.half import TRANSACTION_GROUP
 from rmqkit.errors import SettingsError, StoreError
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.names import HALF_TOPIC, OFFSET_MOVED_EVENT, OP_HALF_TOPIC, SCHEDULE_TOPIC
+from rmqkit.protocol.names import HALF_TOPIC, OFFSET_MOVED_EVENT, OP_HALF_TOPIC, SCHEDULE_TOPIC, TRANSACTION_GROUP
 from rmqkit.protocol.properties import java_hash
 from rmqkit.protocol.record import is_blank
 from rmqkit.spark.source.store import (

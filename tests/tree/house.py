@@ -1,7 +1,7 @@
 """Figures of the source tree: how large its files are, how much of them is comment, and which imports run in circles.
 
-``python -m tests.tree.house`` (`make house`) prints them for every room; ``--json`` for programs. A code line is one
-that holds a token which is neither a comment, a docstring nor part of an import.
+``python -m tests.tree.house`` (`make house`) prints them for every room and every package; ``--json`` for programs. A
+code line is one that holds a token which is neither a comment, a docstring nor part of an import.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-SRC = Path(__file__).parents[2] / "src"
+from tests.sources import modules, package_of, place
+
 _BLANK = {tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.ENCODING}
 
 
@@ -66,7 +67,7 @@ def file_figures(path: Path) -> FileFigures:
             comments.add(token.start[0])
         elif token.type not in _BLANK:
             code.update(range(token.start[0], token.end[0] + 1))
-    parts = path.relative_to(SRC / "rmqkit").parts
+    parts = place(path).parts
     return FileFigures(
         room="/".join(parts[:-1]) or ".",
         lines=text.count("\n"),
@@ -90,8 +91,8 @@ def together(files: list[FileFigures]) -> RoomFigures:
 
 def imports() -> dict[str, set[str]]:
     """Module → the modules of rmqkit it imports, wherever the import stands: in a function, under TYPE_CHECKING."""
-    modules = {_name(path): path for path in SRC.rglob("*.py")}
-    return {name: set(_imported(path, modules)) - {name} for name, path in modules.items()}
+    named = {_name(path): path for path in modules()}
+    return {name: set(_imported(path, named)) - {name} for name, path in named.items()}
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
@@ -140,7 +141,7 @@ def _imported(path: Path, modules: dict[str, Path]) -> Iterator[str]:
 
 
 def _name(path: Path) -> str:
-    parts = path.relative_to(SRC).with_suffix("").parts
+    parts = ("rmqkit", *place(path).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -149,17 +150,20 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     asked = parser.parse_args()
     rooms: dict[str, list[FileFigures]] = defaultdict(list)
-    for path in sorted((SRC / "rmqkit").rglob("*.py")):
+    packages: dict[str, list[FileFigures]] = defaultdict(list)
+    for path in modules():
         figures = file_figures(path)
         rooms[figures.room].append(figures)
+        packages[package_of(path)].append(figures)
     total = together([file for files in rooms.values() for file in files])
     found = circles(imports())
     if asked.json:
-        table = {room: asdict(together(files)) for room, files in rooms.items()}
-        print(json.dumps({"rooms": table, "total": asdict(total), "circles": found}))
+        table, whole = ({name: asdict(together(files)) for name, files in parts.items()} for parts in (rooms, packages))
+        print(json.dumps({"rooms": table, "packages": whole, "total": asdict(total), "circles": found}))
         return
     print(f"{'room':24}{'files':>6}{'lines':>8}{'code':>8}{'median':>8}{'comments':>10}{'asserts per 1,000':>19}")
-    for room, row in [*((room, together(files)) for room, files in sorted(rooms.items())), ("in all", total)]:
+    parts = [*sorted(rooms.items()), *packages.items()]
+    for room, row in [*((room, together(files)) for room, files in parts), ("in all", total)]:
         print(
             f"{room:24}{row.files:6}{row.lines:8,}{row.code:8,}{row.median_code:8.0f}{row.comment_percent:9.1f}%"
             f"{row.asserts_per_1000:19.1f}"

@@ -4,7 +4,6 @@ type through both header forms. A request of our own, which Apache does not have
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -25,9 +24,8 @@ from rmqkit.protocol.command import (
 )
 from rmqkit.protocol.operation import Content, Server
 from tests.examples import examples
+from tests.sources import modules, place
 from tests.struct_values import structs, values
-
-SOURCES = Path(__file__).parents[2] / "src/rmqkit"
 
 # fmt: off
 INDEX = {
@@ -135,7 +133,7 @@ def test_bodies_that_are_not_json_are_those_of_the_index():
 
 def handlers():
     """Each handler of a server: its codes, and the header types that it decodes."""
-    for path in sorted(path for room in ("broker", "namesrv") for path in (SOURCES / room).rglob("*.py")):
+    for path in (one for one in modules() if place(one).parts[0] in ("broker", "namesrv")):
         for method in ast.walk(ast.parse(path.read_text())):
             if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,8 +12,8 @@ from rmqkit.cli.logging_setup import LoggingSettings
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.settings import setting_table
 from rmqkit.store.settings import StoreSettings
+from tests.sources import modules, place
 
-SOURCE = Path(__file__).parents[2] / "src/rmqkit"
 ONCE = {"__init__", "start", "_start", "open", "_open", "load"}
 """Functions that run once; what is inside a lambda or a function of theirs may run later."""
 FOLDERS = {
@@ -40,7 +39,7 @@ def reads(tree: ast.AST, names: set[str], once: bool = False) -> Iterator[tuple[
 @pytest.mark.parametrize("settings_type", FOLDERS, ids=lambda one: one.__name__)
 def test_every_hot_setting_is_read_when_it_is_used(settings_type):
     hot = {name for name, _, setting in setting_table(settings_type).values() if setting.hot}
-    files = [file for folder in FOLDERS[settings_type] for file in (SOURCE / folder).rglob("*.py")]
+    files = [file for file in modules() if place(file).parts[0] in FOLDERS[settings_type]]
     found = {read for file in files for read in reads(ast.parse(file.read_text()), hot)}
     assert hot
     assert hot <= {name for name, _ in found}, "marked hot and read by nobody"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.sources import ROOT, found
 
 
 def test_every_link_of_the_documents_resolves():
@@ -17,8 +16,8 @@ def test_every_link_of_the_documents_resolves():
 
 def test_every_folder_and_module_that_the_architecture_names_exists():
     names = re.findall(r"`([a-z_0-9]+(?:/[a-z_0-9]+)*)`", (ROOT / "docs/architecture.md").read_text())
-    named = [name for name in names if "/" in name or (ROOT / "src/rmqkit" / name).is_dir()]
+    named = [name for name in names if "/" in name or ((place := found(name)) is not None and place.is_dir())]
     assert len(named) > 40
     for name in named:
-        places = [ROOT / "src/rmqkit" / name, ROOT / name]
-        assert any(path.exists() or path.with_suffix(".py").exists() for path in places), f"{name} is not in the tree"
+        is_there = found(name) is not None or (ROOT / name).exists() or (ROOT / f"{name}.py").exists()
+        assert is_there, f"{name} is not in the tree"

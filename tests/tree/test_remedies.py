@@ -21,15 +21,14 @@ from unittest import mock
 import pytest
 import typer
 
-import rmqkit
 from rmqkit.cli import app
 from rmqkit.cli import replay as replaying
 from rmqkit.cli.admin import frame
 from rmqkit.errors import REMARKS, REMEDIES
 from rmqkit.settings import setting_table
 from tests.client.peers import standalone
+from tests.sources import FOLDERS, modules, place
 
-ROOT = Path(rmqkit.__file__).parent
 VALUE = "7"
 """Stands for a value: a number, a name, and a time."""
 ENDS = re.compile(r"[`\";,()·\n]|(?<! )'|: | \| |\. |\.$|:$| {2}")
@@ -79,12 +78,12 @@ def _strings(tree: ast.AST) -> Iterator[str]:
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    for path in sorted((*ROOT.rglob("*.py"), *(ROOT / "console" / "templates").glob("*.html"))):
+    for path in (*modules(), *sorted((FOLDERS["rmqkit-tools"] / "console" / "templates").glob("*.html"))):
         for text in texts_of(path):
             for found in re.finditer(r"(?<![\w./=-])rmq (?=[a-z])", text):
                 words = text[found.start() :]
                 if not words.startswith(NOT_COMMANDS):
-                    yield str(path.relative_to(ROOT)), " ".join(ENDS.split(words, maxsplit=1)[0].split())
+                    yield str(place(path)), " ".join(ENDS.split(words, maxsplit=1)[0].split())
 
 
 COMMANDS = sorted(set(commands()))

@@ -7,11 +7,11 @@ program stops. `rmqkit.remoting.tasks.Tasks` owns tasks that end by themselves.
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import pytest
 
-SOURCES = Path(__file__).parents[2] / "src/rmqkit"
+from tests.sources import modules, place
+
 STARTS = ("create_task", "ensure_future")
 KEEPS = ("add", "append", "push_async_callback")
 """Methods of objects that own their argument."""
@@ -93,11 +93,7 @@ def holds(tree, name):
 
 
 def test_every_task_in_the_sources_has_an_owner():
-    found = [
-        f"{path.relative_to(SOURCES)}:{line}"
-        for path in sorted(SOURCES.rglob("*.py"))
-        for line in ownerless(path.read_text())
-    ]
+    found = [f"{place(path)}:{line}" for path in modules() for line in ownerless(path.read_text())]
     assert found == [], "give each task to an owner that awaits or cancels it, such as remoting.tasks.Tasks"
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-import rmqkit
+from tests.sources import ROOT, found
 from tests.tree.walks import walks
 
-SRC = Path(rmqkit.__file__).parent
-PAGE = (SRC.parent.parent / "docs/architecture.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 FILES_MAX = {"send": 12, "pull": 16, "pop": 24, "scan": 16}
 """So many files each path enters, and no more: whoever adds one merges another, or says why here."""
 BROKER_FILES_MAX = {"send": 2, "pull": 6, "pop": 8}
@@ -27,9 +25,10 @@ def entered() -> dict[str, list[str]]:
 
 
 def named(walk: str) -> set[str]:
-    """The files of `src` that the section of a path names."""
+    """The modules that the section of a path names."""
     section = PAGE.split(f"## The path of a {walk}\n")[1].split("\n## ")[0]
-    return {name for name in re.findall(r"`([a-z0-9_/]+)`", section) if (SRC / f"{name}.py").is_file()}
+    places = {name: found(name) for name in re.findall(r"`([a-z0-9_/]+)`", section)}
+    return {name for name, path in places.items() if path is not None and path.is_file()}
 
 
 @pytest.mark.parametrize("walk", FILES_MAX)

@@ -22,12 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
 
-import rmqkit
 from rmqkit.spark.source.store import read_part, read_plan, store_options, store_parts
 from rmqkit.testing import LocalCluster
 from tests.golden_stores import unpack_golden
+from tests.sources import FOLDERS, place
 
-ROOT = str(Path(rmqkit.__file__).parent) + "/"
 HEADER = {"language": "JAVA", "version": 401, "opaque": 1, "flag": 0, "serializeTypeCurrentRPC": "JSON"}
 SEND = {
     "a": "p",
@@ -71,7 +70,7 @@ POP = {
 
 
 def walks() -> dict[str, list[str]]:
-    """Walk → files below `src/rmqkit`, without their ending."""
+    """Walk → files below `rmqkit`, without their ending."""
     with LocalCluster() as cluster:
         cluster.create_topic("T", queues=1)
         host, port = cluster.brokers[0].address.split(":")
@@ -156,8 +155,9 @@ class Walk:
             return
         code = called.f_code
         if code not in self._names:
-            is_ours = code.co_filename.startswith(ROOT) and code.co_name != "<module>"
-            self._names[code] = code.co_filename.removeprefix(ROOT).removesuffix(".py") if is_ours else ""
+            path = Path(code.co_filename)
+            is_ours = code.co_name != "<module>" and any(path.is_relative_to(one) for one in FOLDERS.values())
+            self._names[code] = str(place(path).with_suffix("")) if is_ours else ""
         name = self._names[code]
         if name in TOLD or f"{name}.{code.co_name}" in TOLD:
             self._told = called

@@ -9,8 +9,7 @@ import pytest
 from rmqkit.broker.durability import Outcome
 from rmqkit.broker.messages import committed, to_half
 from rmqkit.broker.transaction import check_back
-from rmqkit.broker.transaction.half import TRANSACTION_GROUP
-from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC
+from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.store.settings import StoreSettings
 from tests.broker.half_messages import HalfMessages

@@ -6,11 +6,11 @@ import pytest
 
 from rmqkit.broker.transaction import open as open_transactions
 from rmqkit.broker.transaction.check_back import CheckBack
-from rmqkit.broker.transaction.half import TRANSACTION_GROUP, op_offsets
 from rmqkit.broker.transaction.open import transaction_of
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.ids import offset_id
-from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TRANSACTION_GROUP
+from rmqkit.protocol.op_messages import op_offsets
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.schemas.send import ResumeCheckRequest
 from tests.broker.cluster import Cluster

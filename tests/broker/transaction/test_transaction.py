@@ -9,9 +9,9 @@ from rmqkit.broker.transaction.half import (
     COLLECTED_MAX,
     half_at,
     immunity_ms,
-    op_offsets,
 )
 from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC
+from rmqkit.protocol.op_messages import op_offsets
 from tests.broker.half_messages import HalfMessages
 from tests.store.stores import HOST, message, read_all
 

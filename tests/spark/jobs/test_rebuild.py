@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from rmqkit import Message, Producer, PullConsumer
-from rmqkit.cli.pipeline.commands import app
 from rmqkit.errors import StoreError, StoreLocked, StoreMismatch
 from rmqkit.protocol.record import iter_records
+from rmqkit.spark.commands.pipeline import app
 from rmqkit.spark.jobs.rebuild import rebuild
 from rmqkit.store.offline import rebuild as plain
 from rmqkit.store.offline.check import verify

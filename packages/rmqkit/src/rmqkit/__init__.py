@@ -8,7 +8,12 @@ The names programs use are loaded when they are first touched, so that importing
 from __future__ import annotations
 
 import importlib
+from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
+
+# rmqkit-store, rmqkit-server and the other packages add modules to this one. Wheels put them into this folder; editable
+# installations have them in folders of their own.
+__path__ = extend_path(__path__, __name__)
 
 if TYPE_CHECKING:
     from rmqkit import sync as sync

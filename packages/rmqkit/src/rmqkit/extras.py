@@ -48,7 +48,7 @@ def needed(extra: str, what: str) -> Iterator[None]:
 def install(extra: str) -> str:
     """The command that adds an extra to this installation. It names the checkout, wheel or repository that rmqkit was
     installed from, and `rmqkit` only where it came from a package index."""
-    return f"pip install '{_origin(f'[{extra}]')}'"
+    return f"pip install {_origin(f'[{extra}]')}"
 
 
 def _origin(extra: str) -> str:
@@ -65,6 +65,10 @@ def _origin(extra: str) -> str:
         found = {}
     url = str(found.get("url", ""))
     if version_control := found.get("vcs_info", {}).get("vcs"):
-        return f"rmqkit{extra} @ {version_control}+{url}"
+        return f"'rmqkit-checkout{extra} @ {version_control}+{url}'"
     place = Path(url2pathname(urlsplit(url).path)) if url.startswith("file:") else None
-    return f"{place}{extra}" if place is not None and place.exists() else f"rmqkit{extra}"
+    if place is None or not place.exists():
+        return f"'rmqkit{extra}'"
+    if place.is_file():  # a wheel: those of the other packages lie beside it
+        return f"--find-links '{place.parent}' '{place}{extra}'"
+    return f"'{place.parents[1]}{extra}'"  # a checkout, whose packages this is one of

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rmqkit import extras
+from rmqkit.arrow import DAMAGE_HINT as DAMAGE_HINT
+from rmqkit.arrow import dataset as dataset
 from rmqkit.errors import RmqError, SettingsError
 
 if TYPE_CHECKING:

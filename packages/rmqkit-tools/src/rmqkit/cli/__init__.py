@@ -1,7 +1,7 @@
 """The command line: what is asked and what is printed; the work is done below.
 
-The commands are in `serve`, `admin`, `bench`, `store` and `pipeline`. A module is imported when one of its commands
-runs (or all, for their help), so that each command starts as fast as it can.
+The commands are in `serve`, `admin`, `bench`, `store`, and in other packages. A module is imported when one of its
+commands runs (or all, for their help), so that each command starts as fast as it can.
 On Windows there are only those that need no more than a client.
 """
 
@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from rmqkit.cli.others import is_installed, module_of_another_package
 from rmqkit.errors import SettingsError
 
 __all__ = ["app"]
@@ -43,31 +44,40 @@ _MODULES = {
     "profile": "profile",
     "store": "store",
     "archive": "archive",
-    "pipeline": "pipeline.commands",
 }
+
+_OTHERS = {"pipeline": "spark"}
+"""Commands of other packages, and the extra that brings each."""
 
 
 class _LateImports(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
-        return [name for name in _MODULES if sys.platform != "win32" or name in _EVERYWHERE]
+        others = [name for name in _OTHERS if is_installed(name)]
+        return [name for name in (*_MODULES, *others) if sys.platform != "win32" or name in _EVERYWHERE]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in _MODULES:
+        if cmd_name not in _MODULES and cmd_name not in _OTHERS:
             return None
         if sys.platform == "win32" and cmd_name not in _EVERYWHERE:
             raise SettingsError(
                 f"rmq {cmd_name} needs Linux or macOS, and this is Windows: run it in WSL or in a container; "
                 f"clients and rmq {', '.join(sorted(_EVERYWHERE))} work here"
             )
-        module: Any = typer.main.get_command(import_module(f"rmqkit.cli.{_MODULES[cmd_name]}").app)
+        module: Any = typer.main.get_command(_module_of(cmd_name).app)
         return with_bare_flags(module if module.name == cmd_name else module.commands[cmd_name])
 
     def get_params(self, ctx: Any) -> Any:
         return bare_flags(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        self.commands = dict.fromkeys(_MODULES)  # type: ignore[assignment] # names that may be suggested
+        self.commands = dict.fromkeys((*_MODULES, *_OTHERS))  # type: ignore[assignment] # names that may be suggested
         return super().resolve_command(ctx, args)
+
+
+def _module_of(command: str) -> Any:
+    if command in _MODULES:
+        return import_module(f"rmqkit.cli.{_MODULES[command]}")
+    return module_of_another_package(command, _OTHERS[command])
 
 
 def with_bare_flags(command: Any) -> Any:

@@ -1,6 +1,6 @@
-"""``rmq bench``: runs the measurements of a checkout, which lie in ``bench/`` beside ``src`` and are not installed.
+"""``rmq bench``: runs the measurements of a checkout. They are in its folder ``bench``, and no wheel has them.
 
-A user's installation has only the command that says so; ``make env`` or ``pip install -e .`` has them all.
+A user's installation has only the command that says so; `make env` installs a checkout that has them all.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import typer
 
 from rmqkit.errors import SettingsError
 
-_CHECKOUT = Path(__file__).parents[3]
+_CHECKOUT = Path(__file__).parents[5]
 
 
 def _from_checkout() -> typer.Typer | None:
-    """The commands of ``bench/commands``; None where rmqkit runs from anywhere else than a checkout's ``src``."""
-    if not (_CHECKOUT / "bench" / "commands").is_dir() or not Path(__file__).is_relative_to(_CHECKOUT / "src"):
+    """The commands of ``bench/commands``; None where rmqkit does not run from a checkout."""
+    if not (_CHECKOUT / "bench" / "commands").is_dir() or not Path(__file__).is_relative_to(_CHECKOUT / "packages"):
         return None
     sys.path.insert(0, str(_CHECKOUT))
     from bench.commands.app import app as commands

@@ -37,6 +37,7 @@ from rmqkit.namesrv import settings as namesrv_keys
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.remoting.tls import ClientTlsSettings, ServerTlsSettings
+from rmqkit.sentences import plain
 from rmqkit.settings import SECRET, Configuration, Given
 from rmqkit.store.settings import StoreSettings
 from rmqkit.unused import Unused, unused_keys, unused_notes
@@ -276,7 +277,7 @@ class Running:
         told = {row.key: row for row in described if row.key not in unused or row.source != "default"}
         rows = sorted(told.items())
         if as_json:
-            print(msgspec.json.format(msgspec.json.encode([row for _, row in rows])).decode())
+            print(msgspec.json.format(msgspec.json.encode([row for _, row in rows], enc_hook=plain)).decode())
             return
         facts = [(row.source, row.bounds, "hot" if row.hot else "restart", row.help) for _, row in rows]
         widths = [max(len(fact[at]) for fact in facts) for at in range(3)]

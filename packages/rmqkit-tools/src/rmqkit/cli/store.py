@@ -22,6 +22,7 @@ from rich.progress import Progress as ProgressBar
 
 from rmqkit import extras
 from rmqkit import settings as configuration
+from rmqkit.cli.others import module_of_another_package
 from rmqkit.cli.printing import body_text, cell, jsonable, print_table, time_ms, time_text
 from rmqkit.errors import RmqError, SettingsError, StoreError, StoreLocked
 from rmqkit.protocol.message import ReceivedMessage
@@ -32,8 +33,6 @@ from rmqkit.store.settings import StoreSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from rmqkit.arrow.store_dataset import StoreDataset
 
 _ROWS = 50
 _READ_ONLY_HINT = ", or read the store as it is now with --read-only"
@@ -209,12 +208,10 @@ def query(
         raise typer.BadParameter("--csv and --json exclude each other")
     with extras.needed("query", "SQL over a store"):
         import duckdb  # noqa: F401 - before what needs a part of the same extra alone: one command brings all of it
-    from rmqkit.arrow import DAMAGE_HINT, dataset
-    from rmqkit.arrow.query import query as run_query
-
-    with one_line_errors(), _said_otherwise(DAMAGE_HINT, "--skip-damage reads on"):
-        messages = dataset(root, corrupt="skip" if skip_damage else "fail")
-        found = run_query(messages, sql, unsafe=unsafe)
+    arrow = module_of_another_package("store query", "query")
+    with one_line_errors(), _said_otherwise(arrow.DAMAGE_HINT, "--skip-damage reads on"):
+        messages = arrow.dataset(root, corrupt="skip" if skip_damage else "fail")
+        found = arrow.query(messages, sql, unsafe=unsafe)
         if found is None:
             return
         is_table = not (as_csv or as_json)
@@ -238,7 +235,7 @@ def query(
             print(f"rmq: there are more than {count_max} rows, --limit shows more", file=sys.stderr)
 
 
-def _read(found: pa.RecordBatchReader, messages: StoreDataset) -> Iterator[pa.RecordBatch]:
+def _read(found: pa.RecordBatchReader, messages: Any) -> Iterator[pa.RecordBatch]:
     """The batches of a result. Raises StoreError: the store could not be read to its end."""
     try:
         yield from found

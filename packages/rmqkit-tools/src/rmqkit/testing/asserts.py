@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rmqkit.broker.context import BrokerContext
-from rmqkit.broker.transaction.half import TRANSACTION_GROUP, op_offsets
 from rmqkit.errors import ProtocolError, RemotingError, RmqError
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.names import TRANSACTION_GROUP
+from rmqkit.protocol.op_messages import op_offsets
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import Record, decode_record
 from rmqkit.protocol.schemas.clients import ConsumerRunningInfo, MessageQueue, RunningInfoRequest

@@ -44,9 +44,7 @@ from dataclasses import dataclass
 from rmqkit.broker.delay.destination import RemotePut
 from rmqkit.broker.messages import message_from, number, real_place, with_changes
 from rmqkit.broker.transaction.half import (
-    TRANSACTION_GROUP,
     immunity_ms,
-    op_offsets,
 )
 from rmqkit.broker.transaction.open import OpenTransactions, Transaction, TransactionContext, transaction_of
 from rmqkit.errors import RecordCorrupt
@@ -55,6 +53,8 @@ from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.ids import offset_id
+from rmqkit.protocol.names import TRANSACTION_GROUP
+from rmqkit.protocol.op_messages import op_offsets
 from rmqkit.protocol.properties import decode_properties, in_stored_order
 from rmqkit.protocol.record import Record, decode_record, encode_record
 from rmqkit.protocol.schemas.send import CheckTransactionRequest

@@ -20,31 +20,22 @@ from rmqkit.broker.messages import number
 from rmqkit.clock import Clock
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol import names
-from rmqkit.protocol import properties as property_names
-from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record, decode_record
 from rmqkit.store.message_store import InnerMessage, MessageStore, PutStatus
 
 __all__ = [
     "COLLECTED_MAX",
-    "TRANSACTION_GROUP",
     "OpMessages",
     "half_at",
     "immunity_ms",
-    "op_offsets",
     "record_at",
 ]
-
-TRANSACTION_GROUP = names.TRANSACTION_GROUP
-"""The group under which the progress in both topics is kept among the consumer offsets."""
 
 COLLECTED_MAX = 20_000
 """Offsets that may wait while the store takes no op message; beyond it no transaction is ended."""
 
 # Without UNIQ_KEY, as Apache's broker stores them: nobody looks op messages up by key.
 _OP_PROPERTIES = b"WAIT\x01true\x02TAGS\x01d\x02"
-_OP_TAG = b"d"
-_OP_TAGS = property_names.TAGS.encode()
 
 _log = logging.getLogger(__name__)
 
@@ -78,15 +69,6 @@ def immunity_ms(seconds: str, timeout_ms: int) -> int:
     ``transactionTimeOut``."""
     own = number(seconds)
     return timeout_ms if own < 0 else own * 1000
-
-
-def op_offsets(op: Record) -> list[int]:
-    """The half queue offsets in an op message; pieces that are no numbers are left out."""
-    if find_property(op.properties, _OP_TAGS) != _OP_TAG:
-        return []
-    # The last piece of 5.x is empty, behind its comma; a body of 4.9 is one number.
-    pieces = op.body.decode("ascii", "replace").split(",")
-    return [offset for offset in map(number, pieces) if offset >= 0]
 
 
 class OpMessages:

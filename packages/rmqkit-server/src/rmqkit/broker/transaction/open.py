@@ -40,11 +40,13 @@ from rmqkit.broker.statistics import Statistics
 from rmqkit.broker.tables.clients import ClientTable
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
-from rmqkit.broker.transaction.half import TRANSACTION_GROUP, OpMessages, op_offsets, record_at
+from rmqkit.broker.transaction.half import OpMessages, record_at
 from rmqkit.clock import Clock
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
+from rmqkit.protocol.names import TRANSACTION_GROUP
+from rmqkit.protocol.op_messages import op_offsets
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_MASK, Record, decode_record
 from rmqkit.store.message_store import MessageStore

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmqkit.cli.pipeline.session import (
+from rmqkit.cli.printing import jsonable, time_ms
+from rmqkit.cli.store import Config, print_report, print_report_json, settings_of
+from rmqkit.spark.commands.session import (
     LOCAL,
     Conf,
     Json,
@@ -26,8 +28,6 @@ from rmqkit.cli.pipeline.session import (
     session,
     show,
 )
-from rmqkit.cli.printing import jsonable, time_ms
-from rmqkit.cli.store import Config, print_report, print_report_json, settings_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -45,11 +45,11 @@ from rmqkit.arrow.queue_files import (
 from rmqkit.arrow.reader import ReadPlan
 from rmqkit.arrow.schema import MESSAGE_COLUMNS, Column, arrow_schema, choose
 from rmqkit.arrow.splits import Split
-from rmqkit.broker.transaction.half import TRANSACTION_GROUP, op_offsets
 from rmqkit.errors import BodyError, StoreError
 from rmqkit.protocol import fastjson
 from rmqkit.protocol import properties as names
-from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC
+from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC, TRANSACTION_GROUP
+from rmqkit.protocol.op_messages import op_offsets
 from rmqkit.spark.options import Entity, StoreOptions
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Records

@@ -60,7 +60,11 @@ STILL_SECONDS = 1.0
 """How long a loop may stand still before that is logged."""
 _LOOKS = 4
 """Looks in that time."""
-_LIBRARY = (f"{Path(__file__).parents[2]}{os.sep}", f"{Path(asyncio.__file__).parent}{os.sep}", selectors.__file__)
+_LIBRARY = (
+    *(f"{path}{os.sep}" for path in sys.modules[__name__.partition(".")[0]].__path__),
+    f"{Path(asyncio.__file__).parent}{os.sep}",
+    selectors.__file__,
+)
 _SAID = (
     "the event loop was blocked for %.1f s in %s: make a blocking handler a plain function, which runs in a "
     "thread, or await asyncio.to_thread(...)"

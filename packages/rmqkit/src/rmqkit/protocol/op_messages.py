@@ -1,0 +1,27 @@
+"""Op messages: each names half messages that were decided, by their offsets in the half queue.
+
+Topic ``RMQ_SYS_TRANS_OP_HALF_TOPIC``, tag ``d``, body ``17,18,21,``. In 4.9 the body is one number.
+Source: store.md §19.2.
+"""
+
+from __future__ import annotations
+
+from rmqkit.protocol import properties
+from rmqkit.protocol.properties import find_property
+from rmqkit.protocol.record import Record
+
+__all__ = ["op_offsets"]
+
+_TAG = b"d"
+_TAGS = properties.TAGS.encode()
+_DIGITS_MAX = 18
+"""Java's long has room for every number of so many digits."""
+
+
+def op_offsets(op: Record) -> list[int]:
+    """Return the half queue offsets in an op message, without the pieces that are not numbers."""
+    if find_property(op.properties, _TAGS) != _TAG:
+        return []
+    # The last piece of 5.x is empty, behind its comma.
+    pieces = op.body.decode("ascii", "replace").split(",")
+    return [int(piece) for piece in pieces if piece.isdecimal() and len(piece) <= _DIGITS_MAX]
