@@ -58,7 +58,7 @@ slow: $(STAMP) ## the tests that `make test` leaves out: programs of ours under 
 interop: $(STAMP) ## the tests beside Apache's brokers and clients, Go, Node and C++; skipped, with the reason, where these are missing
 	@$(PYTEST) tests/interop $(ARGS)
 
-PLAIN = tests/broker/send tests/broker/transaction tests/protocol tests/remoting
+PLAIN = $(addprefix packages/rmqkit-server/tests/broker/,send transaction) $(addprefix packages/rmqkit/tests/,protocol remoting)
 
 # What the compiled core does is tested without it, too: all of it by `make test-plain`, here where most of it is used.
 # Then one run for both, with a process more: while the tests of other programs wait, the others compute.
@@ -117,7 +117,7 @@ console-killed: $(STAMP) ## 10,000 dead letters replayed at 500 a second by a co
 	@$(BIN)/python -m tests.console.killed $(ARGS)
 
 .PHONY: examples
-examples: $(STAMP) ## twenty times the examples of each property, new ones in each run, and faults by new seeds: an hour; ARGS="tests/store" for a folder
+examples: $(STAMP) ## twenty times the examples of each property, new ones in each run, and faults by new seeds: an hour; ARGS="packages/rmqkit-store" for a package
 	@$(PYTEST) --hypothesis-profile=long -m "(hypothesis or faults) and not spark" --ignore=tests/interop --timeout=3600 $(ARGS)
 
 .PHONY: loop-held
@@ -203,7 +203,7 @@ bench-recovery: $(STAMP) ## how long a store is not ready after a kill: 16,000 q
 
 .PHONY: pruning
 pruning: $(STAMP) ## 200 random Spark queries from eight threads, cut to what they use, against reads of everything, 4 minutes; PLANS=1000 for more
-	@PLANS=$(PLANS) $(PYTEST) tests/spark/jobs/test_pruning.py $(ARGS)
+	@PLANS=$(PLANS) $(PYTEST) packages/rmqkit-spark/tests/spark/jobs/test_pruning.py $(ARGS)
 
 damage: $(STAMP) ## 500 random damages to stopped stores: nothing is lost in silence; ARGS="--seed 7 --rounds 1" repeats
 	@$(BIN)/python -m tests.faults.damage $(ARGS)
@@ -246,7 +246,7 @@ $(NATIVE): $(STAMP) requirements/native.txt $(wildcard native/src/*.rs) native/C
     > $(VENV)/cargo.log 2>&1 || { cat $(VENV)/cargo.log; exit 1; }; } && \
 	  $(UV) pip install --quiet --python $(BIN)/python --no-deps --force-reinstall .cache/native/*.whl && touch $@; fi
 
-$(CLASSES): $(STAMP) tests/spark/classes.py
+$(CLASSES): $(STAMP) packages/rmqkit-spark/tests/spark/classes.py
 	@rm -f $@
 	@$(BIN)/python -m tests.spark.classes
 	@test ! -e $@ || touch -c $@

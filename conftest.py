@@ -14,7 +14,6 @@ import re
 from collections import Counter
 from collections.abc import Generator
 from logging.handlers import RotatingFileHandler
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from hypothesis import settings
 
 from tests import examples, patience, unsynced
 from tests.interop.sharing import PAIR, PROXY, shared_servers
+from tests.sources import ROOT, room
 
 settings.load_profile(examples.SAME)
 # On loopback only this process can be late.
@@ -30,11 +30,11 @@ unsynced.leave_unsynced()
 # There is one port of that number: servers that tests start take another, or none.
 os.environ["RMQCONF_grpcServerPort"] = "-1"  # noqa: SIM112 - keys are spelled as in broker.conf
 # Not the clusters and the replays of whoever runs the tests.
-os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parents[1] / ".cache" / "config")
-os.environ["XDG_STATE_HOME"] = str(Path(__file__).parents[1] / ".cache" / "state")
+os.environ["XDG_CONFIG_HOME"] = str(ROOT / ".cache" / "config")
+os.environ["XDG_STATE_HOME"] = str(ROOT / ".cache" / "state")
 os.environ.pop("RMQ_PROFILE", None)
 
-pytest_plugins = ["tests.second_try", "tests.spark.session", "tests.virtual_time"]
+pytest_plugins = ["tests.integration", "tests.second_try", "tests.spark.session", "tests.virtual_time"]
 
 INTEROP = PAIR
 PAGES, PAGES_WITH_SPARK = "tests/docs/test_blocks.py", "tests/docs/test_blocks.py::test_a_page_with_spark"
@@ -43,22 +43,27 @@ TAKES_SESSION = re.compile(r"[(, ]spark(: SparkSession)?[,)]")
 
 LONG = (
     PROXY,
-    "tests/spark/test_local_cluster.py",
+    "packages/rmqkit-spark/tests/spark/test_local_cluster.py",
     "tests/faults/spark/test_eos.py",
     "tests/faults/spark/test_streams.py",
     "tests/faults/test_damage.py",
     "tests/fuzz/test_fuzz.py",
-    "tests/broker/test_loop_not_held.py",
+    "packages/rmqkit-server/tests/broker/test_loop_not_held.py",
 )
 """Files that take long and need no session of the process, the longest first."""
 
 OF_PROCESSES = (
-    INTEROP, "tests/faults/", PAGES, "tests/frameworks/", "tests/tree/test_examples.py", "tests/deploy/", "tests/cli/"
-)  # fmt: skip
+    INTEROP,
+    "tests/faults/",
+    PAGES,
+    "packages/rmqkit-contrib/",
+    "tests/tree/test_examples.py",
+    "tests/deploy/",
+    "packages/rmqkit-tools/tests/cli/",
+)
 """Files that wait for programs now and then: beside them other tests go on, at the end nothing would."""
 
 CAPTURED_LINES = 20
-ROOT = Path(__file__).parents[1]
 
 _seconds_per_file: Counter[str] = Counter()
 
@@ -177,7 +182,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         return
     per_folder: Counter[str] = Counter()
     for file, seconds in _seconds_per_file.items():
-        per_folder["/".join(file.split("/")[:2])] += seconds  # type: ignore[assignment]
+        per_folder[room(file)] += seconds  # type: ignore[assignment]
     for kind, seconds_per in (("file", _seconds_per_file), ("folder", per_folder)):
         terminalreporter.section(f"seconds per {kind}")
         for name, seconds in seconds_per.most_common():

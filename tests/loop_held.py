@@ -1,6 +1,6 @@
 """Every request code at its bounds, and the CPU time for which each holds the event loop of a broker or name server.
 
-``python -m tests.loop_held`` sends all shapes (`make loop-held`); the test in ``tests/broker`` those that are cheap to
+``python -m tests.loop_held`` sends all shapes (`make loop-held`); the test in `tests.broker` those that are cheap to
 send. Requests are built with `struct` and `json` alone and sent over a plain socket. What counts is the CPU time of
 single callbacks of the loop, the least of three tries: noise of the machine only ever adds. With ``--users`` servers
 know users, and policies say what the one who signs the requests may do; with ``--uvloop`` they run on that loop, and

@@ -13,21 +13,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from rmqkit import ProducerSettings, PullConsumerSettings, PushConsumerSettings, rpc
-from rmqkit.admin import Admin
-from rmqkit.admin.calls import AdminCalls
-from rmqkit.broker import registration
-from rmqkit.broker.pop import handlers as pop
+from rmqkit import ProducerSettings, PullConsumerSettings, PushConsumerSettings
 from rmqkit.client.consumer import consume as consuming
 from rmqkit.client.consumer import pull as pull_consumer
 from rmqkit.client.consumer import push as push_consumer
 from rmqkit.client.producer import producer
 from rmqkit.client.runtime import runtime
 from rmqkit.client.runtime.settings import ClientSettings, check
-from rmqkit.namesrv import brokers
-from rmqkit.remoting import client
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.store.log import commit_log
+from tests.sources import is_installed
 
 TIMEOUT_MS = 60_000
 """Of one request; only a test that fails waits so long."""
@@ -52,16 +46,23 @@ def pushing(**settings: Any) -> PushConsumerSettings:
     return PushConsumerSettings(**{"api_timeout_ms": TIMEOUT_MS, **settings})
 
 
-_TIMES_MS = (
-    (client, "CONNECT_TIMEOUT_MS"),
-    (rpc, "OFFSET_TIMEOUT_MS"),
-    (rpc, "SEND_BACK_TIMEOUT_MS"),
-    (brokers, "NOTICE_TIMEOUT_MS"),
-    (registration, "_NAMESAKE_TIMEOUT_MS"),
-    (pop, "_LATE_MS"),
-)
-_TIMES_SECONDS = ((registration, "_SETTLED_SECONDS"), (commit_log, "_CREATE_TIMEOUT_SECONDS"))
-
+_MS, _SECONDS = TIMEOUT_MS, TIMEOUT_MS / 1000
+_TIMES = {
+    "rmqkit": {
+        "rmqkit.remoting.client.CONNECT_TIMEOUT_MS": _MS,
+        "rmqkit.rpc.OFFSET_TIMEOUT_MS": _MS,
+        "rmqkit.rpc.SEND_BACK_TIMEOUT_MS": _MS,
+        "rmqkit.remoting.client._PATIENCE_S": 10.0,
+    },
+    "rmqkit-store": {"rmqkit.store.log.commit_log._CREATE_TIMEOUT_SECONDS": _SECONDS},
+    "rmqkit-server": {
+        "rmqkit.namesrv.brokers.NOTICE_TIMEOUT_MS": _MS,
+        "rmqkit.broker.registration._NAMESAKE_TIMEOUT_MS": _MS,
+        "rmqkit.broker.registration._SETTLED_SECONDS": _SECONDS,
+        "rmqkit.broker.pop.handlers._LATE_MS": _MS,
+    },
+}
+"""Package → what its modules wait for by default."""
 
 _patches = pytest.MonkeyPatch()
 
@@ -69,17 +70,21 @@ _patches = pytest.MonkeyPatch()
 def be_patient() -> None:
     """Let clients, brokers and `Admin` of this process wait `TIMEOUT_MS` where they are left what they wait by default,
     which is 0.3 to 10 s: also brokers for the next log file, and a pop for being looked at."""
-    for times, value in ((_TIMES_MS, TIMEOUT_MS), (_TIMES_SECONDS, TIMEOUT_MS / 1000)):
-        for module, name in times:
-            _patches.setattr(module, name, value)
-    _patches.setattr(client, "_PATIENCE_S", 10.0)
+    for package, times in _TIMES.items():
+        if is_installed(package):
+            for name, value in times.items():
+                _patches.setattr(name, value)
     _patches.setattr(RemotingClient.connection, "__defaults__", (TIMEOUT_MS,))
     for module in (producer, pull_consumer, push_consumer):
         _patches.setattr(module, "check", lambda settings: _patient(check(settings)))
     _patches.setattr(runtime, "ClientSettings", functools.partial(ClientSettings, api_timeout_ms=TIMEOUT_MS))
     _patches.setattr(consuming, "ProducerSettings", producing)
-    for made in (Admin, AdminCalls):
-        _patches.setitem(made.__init__.__kwdefaults__, "timeout_ms", float(TIMEOUT_MS))
+    if is_installed("rmqkit-tools"):
+        from rmqkit.admin import Admin
+        from rmqkit.admin.calls import AdminCalls
+
+        for made in (Admin, AdminCalls):
+            _patches.setitem(made.__init__.__kwdefaults__, "timeout_ms", float(TIMEOUT_MS))
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 A broker is filled with many topics, groups, offsets, locks, half messages and messages in flight. Then each of its
 rounds runs once. The figure of a round is the CPU time of its longest callback on the loop.
-``python -m tests.rounds_held`` prints the table (`make loop-held`); `tests/broker/test_loop_not_held.py` checks it.
+``python -m tests.rounds_held`` prints the table (`make loop-held`); `tests.broker.test_loop_not_held` checks it.
 """
 
 from __future__ import annotations

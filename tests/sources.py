@@ -1,13 +1,16 @@
-"""Where the sources are: the folders of the packages, from which `rmqkit` is put together."""
+"""The folders of the packages: of their modules, from which `rmqkit` is put together, and of their tests."""
 
 from __future__ import annotations
 
+import ast
+import functools
+import importlib.util
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = {path.parent.name: path / "rmqkit" for path in sorted((ROOT / "packages").glob("*/src"))}
+FOLDERS = {path.parts[-3]: path for path in sorted((ROOT / "packages").glob("*/src/rmqkit"))}
 """Package → the folder of its modules."""
 
 
@@ -37,9 +40,39 @@ def found(name: str) -> Path | None:
     return None
 
 
+@functools.cache
+def is_installed(package: str) -> bool:
+    """Find the package's first room without importing it."""
+    folder = next(path for path in sorted(FOLDERS[package].iterdir()) if (path / "__init__.py").exists())
+    return importlib.util.find_spec(f"rmqkit.{folder.name}") is not None
+
+
 def joined(to: Path) -> Path:
     """Copy all packages into one folder, as wheels are installed."""
     for folder in FOLDERS.values():
         ignored = shutil.ignore_patterns("__pycache__", "__init__.pyi")
         shutil.copytree(folder, to / "rmqkit", dirs_exist_ok=True, ignore=ignored)
     return to
+
+
+def test_files() -> Iterator[Path]:
+    """Every file of tests: of the packages, and of what joins them."""
+    for folder in (ROOT / "tests", *sorted((ROOT / "packages").glob("*/tests"))):
+        yield from sorted(folder.rglob("test_*.py"))
+
+
+def room(file: str) -> str:
+    """Return the package and room, or the folder below `tests`, of a test file's path."""
+    parts = file.split("/")
+    return f"{parts[1]}/{parts[3]}" if parts[0] == "packages" else "/".join(parts[:2])
+
+
+def imported(path: Path, of: str) -> set[str]:
+    """Return the modules of `rmqkit` or `tests` that a file imports, wherever the import stands."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
+    return {name for name in names if name.startswith(f"{of}.")}

@@ -287,7 +287,7 @@ def test_every_code_the_broker_answers_is_compared() -> None:
         one.code for scenarios in (SCENARIOS, ADMIN_SCENARIOS) for several in scenarios.values() for one in several
     }
     asked |= {probe.code for probe in probes("T")}
-    # What slaves ask is held against a recorded conversation, in tests/broker/replication/test_slave_sync.py; static
+    # What slaves ask is held against a recorded conversation, in tests.broker.replication.test_slave_sync; static
     # topics have behaviours of the suite, in suite/test_static_topics.py.
     asked |= {
         Code.UPDATE_AND_CREATE_STATIC_TOPIC,

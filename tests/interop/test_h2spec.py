@@ -1,7 +1,7 @@
 """h2spec, the conformance test of HTTP/2: 145 requests and faults at our connections.
 
 It asks with GET and wants a page, so it is run against streams that answer every request with a few bytes; what gRPC
-makes of a request has tests of its own (tests/proxy/test_grpc_call.py).
+makes of a request has tests of its own (packages/rmqkit-server/tests/proxy/test_grpc_call.py).
 """
 
 from __future__ import annotations

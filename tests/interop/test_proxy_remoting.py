@@ -1,7 +1,7 @@
 """Remoting clients through `rmq proxy`, before Apache's broker and before ours: Apache's Java clients of 5.4.0 and
 4.9.4, mqadmin, and our own clients, each told nothing but the proxy's address. Source: grpc.md §11.
 
-What Apache's proxy 5.4.0 answers at its remoting port is in tests/proxy/test_remoting_port.py, as literals.
+What Apache's proxy 5.4.0 answers at its remoting port is in tests.proxy.test_remoting_port, as literals.
 """
 
 from __future__ import annotations

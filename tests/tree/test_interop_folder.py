@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-TESTS = Path(__file__).parents[1]
+from tests.sources import ROOT, test_files
+
 PEERS = re.compile(r"mark\.interop|tests\.interop\.(kit|go_and_node|mqadmin)|ApachePair|servers import .*\bAPACHE\b")
 
 
 def test_nobody_else_starts_them():
     inside, outside = [], []
-    for path in TESTS.rglob("test_*.py"):
+    for path in test_files():
         if PEERS.search(path.read_text()) and path != Path(__file__):
-            (inside if TESTS / "interop" in path.parents else outside).append(path.name)
+            (inside if ROOT / "tests" / "interop" in path.parents else outside).append(path.name)
     assert outside == []
     assert len(inside) > 10

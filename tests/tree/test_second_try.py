@@ -8,7 +8,7 @@ from tests import second_try
 
 pytest_plugins = ["pytester"]
 
-PEER, OURS = "tests/interop/test_a.py::test_one", "tests/broker/test_b.py::test_two"
+PEER, OURS = "tests/interop/test_a.py::test_one", "packages/rmqkit-server/tests/broker/test_b.py::test_two"
 CODE = """
 from pathlib import Path
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from datetime import UTC, datetime
-from pathlib import Path
 from queue import Empty
 
 import kombu
@@ -23,8 +22,8 @@ from rmqkit.kombu.transport import _FULL_SECONDS, DELAY_MS_MAX, Channel, Transpo
 from rmqkit.protocol.message import Message
 from tests.client.messages import received
 from tests.client.peers import standalone
+from tests.sources import ROOT
 
-ROOT = Path(__file__).parents[2]
 SECONDS_MAX = 200
 HOUR_MS = 3_600_000
 

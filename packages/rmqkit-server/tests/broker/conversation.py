@@ -6,12 +6,13 @@ import base64
 import gzip
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from tests.sources import ROOT
 
 __all__ = ["Exchange", "exchanges", "ha_frames"]
 
-_PATH = Path(__file__).parent.parent / "golden" / "ha-conversation-5.4.0.json.gz"
+_PATH = ROOT / "tests" / "golden" / "ha-conversation-5.4.0.json.gz"
 
 
 @dataclass(frozen=True)

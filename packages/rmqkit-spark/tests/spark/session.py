@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.sources import ROOT
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["CLASSES", "SHORT_LIVED", "SMALL", "short_lived", "small", "small_options", "spark_home"]
 
-ROOT = Path(__file__).parents[2]
 HOME = ROOT / ".cache"
 """Where the session's ``SPARK_HOME`` lies: Java takes the archive of classes only with the jars under the same path."""
 CLASSES = HOME / "spark-classes.jsa"

@@ -34,6 +34,7 @@ from rmqkit.spark.source.store import (
 )
 from rmqkit.spark.source.tables import TABLES
 from tests.golden_stores import GoldenStore, golden_manifest, unpack_golden
+from tests.sources import ROOT
 from tests.store.log.test_recovery import GOLDEN, damage
 from tests.store.stores import message, opened
 
@@ -340,7 +341,7 @@ def test_a_store_that_lost_two_files_reads_as_the_broker_reads_it(tmp_path):
 
 
 def test_the_guide_lists_the_columns_of_every_table():
-    guide = (Path(__file__).parents[2] / "docs/how-to/spark.md").read_text()
+    guide = (ROOT / "docs/how-to/spark.md").read_text()
     rows = re.findall(r"^\| `([\w-]+)` \| (.+) \|$", guide.partition("| `entity` | Columns |")[2], re.MULTILINE)
     of_messages = ", ".join(column.name for column in MESSAGE_COLUMNS)
     wanted = {"messages": of_messages}

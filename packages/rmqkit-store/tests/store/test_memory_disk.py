@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sources import ROOT
+
 _PROGRAM = """
 import os, sys
 from pathlib import Path
@@ -44,7 +46,7 @@ def test_a_full_tmpfs_is_refused_and_ends_no_process(tmp_path: Path) -> None:
     disk.mkdir()
     script = f'mount -t tmpfs -o size=3m tmpfs {disk} || exit 77; exec {sys.executable} -c "$1" {disk}'
     command = ["unshare", "-m", "sh", "-c", script, "sh", _PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
     if done.returncode == 77 or "unshare" in done.stderr:
         pytest.skip(f"no mount namespace: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr

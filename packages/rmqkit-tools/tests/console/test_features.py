@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.sources import ROOT
+
 PAGE = (ROOT / "docs" / "reference" / "console-features.md").read_text()
-ROWS = re.findall(r"^\| (.+?) \| .+? \| `(tests/[\w/]+\.py)::(\w+)`", PAGE, re.MULTILINE)
+ROWS = re.findall(r"^\| (.+?) \| .+? \| `([\w/-]+\.py)::(\w+)`", PAGE, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("feature", "path", "name"), ROWS, ids=[feature for feature, _, _ in ROWS])

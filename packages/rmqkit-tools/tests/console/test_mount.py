@@ -10,8 +10,9 @@ import pytest
 
 from rmqkit.standalone import Standalone
 from tests.console.asgi import Browser
+from tests.sources import ROOT
 
-GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "console.md"
+GUIDE = ROOT / "docs" / "how-to" / "console.md"
 PAGES = ("", "topics", "groups", "brokers", "ha", "clients", "name-servers")
 
 

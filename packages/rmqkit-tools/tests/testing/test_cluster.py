@@ -23,9 +23,9 @@ from rmqkit.testing import LocalCluster
 from rmqkit.testing.cluster import _hold_port
 from tests.interop.server_process import wait_until
 from tests.patience import producing
+from tests.sources import ROOT
 from tests.waiting import SECONDS
 
-ROOT = Path(__file__).parents[2]
 BROKERS, AT_A_TIME = 100, 8
 GROWTH_MIB_MAX = 40
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from rmqkit.metrics import TABLE, Kind
-from tests.sources import modules
+from tests.sources import ROOT, modules
 
-ROOT = Path(__file__).parents[2]
 NAME = re.compile(r'"((?:rocketmq|rmqkit)_[a-z0-9_]+)"')
 
 

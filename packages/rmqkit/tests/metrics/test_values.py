@@ -7,10 +7,11 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
 
 from rmqkit.metrics import Histogram, RpcLatency, exposition
 from rmqkit.protocol.codes import RequestCode, ResponseCode
+
+text_string_to_metric_families = pytest.importorskip("prometheus_client.parser").text_string_to_metric_families
 
 TEXT = """\
 # HELP rocketmq_message_size size of a record in bytes; a batch counts once, with the mean size

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import tracemalloc
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -20,8 +19,9 @@ from rmqkit.protocol.record import decode_batch, decode_record
 from rmqkit.protocol.schemas.pull import PullMessageRequest
 from tests.examples import many
 from tests.fuzz.targets import TARGETS
+from tests.sources import ROOT
 
-CORPUS = Path(__file__).parents[1] / "fuzz/corpus"
+CORPUS = ROOT / "tests" / "fuzz/corpus"
 LYING_LENGTHS = (0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x01000000)
 FLIPS_MAX, LIES_MAX, PEAKS_MAX = 100, 60, 20
 """Of each input in the short form. Inputs of one decoder are much alike, and each is damaged at other places."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,8 +12,9 @@ from hypothesis import strategies as st
 
 from rmqkit.errors import FrameError
 from rmqkit.protocol.ha import DATA_BYTES_MAX, HEAD_BYTES, Reports, encode_report, frame_head, split_frames
+from tests.sources import ROOT
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = ROOT / "tests" / "golden"
 OFFSETS = st.integers(0, (1 << 62) - 1)
 STREAMS = {one["reportedOffset"]: one["frames"] for one in json.loads((GOLDEN / "ha-5.4.0.json").read_text())}
 

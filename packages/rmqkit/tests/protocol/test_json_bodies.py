@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import msgspec
-import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +14,8 @@ from hypothesis import strategies as st
 from rmqkit.errors import BodyMismatch
 from rmqkit.protocol.bodies import decoder_of, encode_body
 from tests.client.messages import received
+
+pydantic = pytest.importorskip("pydantic")
 
 
 class Struct(msgspec.Struct):

@@ -6,7 +6,6 @@ import asyncio
 import socket
 
 import pytest
-import uvloop
 
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.metrics import histogram
@@ -14,6 +13,8 @@ from rmqkit.remoting.exporter import Exporter
 from rmqkit.remoting.listening import ListenFailed, ListeningPort
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
+
+uvloop = pytest.importorskip("uvloop")
 
 LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 

@@ -35,13 +35,13 @@ from rmqkit.store.files import StoreLock
 from rmqkit.store.offline import check as fsck
 from rmqkit.store.settings import StoreSettings
 from tests.golden_stores import golden_manifest, unpack_golden
+from tests.sources import ROOT
 from tests.spark.jobs.in_process import in_process
 from tests.spark.messages import record_at, rows_of, segment_of
 
 _NAMES = ["5.4.0", "4.9.4", "5.4.0-ipv6-crc"]
 _FORMATS = ["parquet", "delta", "iceberg"]
 _SIZE = 131072
-_ROOT = Path(__file__).parents[3]
 
 Rows = list[dict[str, Any]]
 
@@ -352,7 +352,7 @@ job.archive(in_process(), sys.argv[1], sys.argv[2], includes_newest=True)
 def test_a_driver_that_is_killed_leaves_nothing_to_see(
     tasks: SparkSession, stores: dict[str, Path], tmp_path: Path
 ) -> None:
-    child = subprocess.Popen([sys.executable, "-c", _CHILD, str(stores["4.9.4"]), str(tmp_path)], cwd=_ROOT)
+    child = subprocess.Popen([sys.executable, "-c", _CHILD, str(stores["4.9.4"]), str(tmp_path)], cwd=ROOT)
     try:
         deadline = time.monotonic() + 500
         while len(list((tmp_path / "_archive" / "staging").rglob("*.parquet"))) < 20:

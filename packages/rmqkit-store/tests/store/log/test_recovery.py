@@ -23,9 +23,10 @@ from rmqkit.store.message_store import PutStatus
 from rmqkit.store.settings import StoreSettings
 from tests.examples import examples
 from tests.golden_stores import golden_manifest
+from tests.sources import ROOT
 from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings, tree
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = ROOT / "tests" / "golden"
 FILE_BYTES = 4096
 
 

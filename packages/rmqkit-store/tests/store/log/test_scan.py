@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rmqkit.protocol.record import HEAD_FIELDS, MAGIC_V2, decode_record
 from rmqkit.store.log.scan import Damage, Records, find_record, log_end, split, walk
 from tests.golden_stores import golden_manifest, unpack_golden
+from tests.sources import ROOT
 from tests.spark.messages import (
     HOST_V4,
     HOST_V6,
@@ -294,7 +295,7 @@ def test_the_end_of_a_torn_log_is_where_the_real_broker_recovered_to(
     import gzip
     import json
 
-    with gzip.open(Path(__file__).parents[2] / "golden" / "expected-5.4.0-unclean.json.gz") as file:
+    with gzip.open(ROOT / "tests" / "golden" / "expected-5.4.0-unclean.json.gz") as file:
         expected = next(case for case in json.load(file)["variants"] if case["variant"] == variant)
     root = _unpack_unclean(tmp_path)
     last = expected["lastRecord"]
@@ -309,7 +310,7 @@ def test_the_end_of_a_torn_log_is_where_the_real_broker_recovered_to(
 def _unpack_unclean(into: Path) -> Path:
     import tarfile
 
-    with tarfile.open(Path(__file__).parents[2] / "golden" / "store-5.4.0-unclean.tar.gz") as archive:
+    with tarfile.open(ROOT / "tests" / "golden" / "store-5.4.0-unclean.tar.gz") as archive:
         archive.extractall(into, filter="data")
     return into / "store"
 

@@ -22,6 +22,7 @@ from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 from rmqkit.testing.clock import StandingClock
 from tests.examples import chosen_seed
+from tests.sources import ROOT
 from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
 from tests.store.test_flush import wait_until
 
@@ -299,7 +300,7 @@ def test_killed_process_keeps_what_was_readable(tmp_path: Path) -> None:
     root, count = tmp_path / "s", 0
     for _ in range(3):
         with subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(root), str(count)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]
+            [sys.executable, "-c", CHILD, str(root), str(count)], stdout=subprocess.PIPE, cwd=ROOT
         ) as child:
             assert child.stdout is not None
             lines, enough = [child.stdout.readline()], count + chance.randrange(1, 300)

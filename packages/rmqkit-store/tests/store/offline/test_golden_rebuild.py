@@ -21,9 +21,10 @@ from rmqkit.store.queues.consume_queue import ENTRY
 from rmqkit.store.queues.queue_ext import UNIT, QueueExt
 from rmqkit.store.settings import StoreSettings
 from tests.golden_stores import golden_manifest
+from tests.sources import ROOT
 from tests.store.stores import opened, read_all
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = ROOT / "tests" / "golden"
 NAMES = ("5.4.0", "4.9.4", "5.4.0-ipv6-crc", "5.4.0-unclean")
 IS_BATCH = "GoldInnerBatch".__eq__
 Rebuilt = tuple[Path, Path, StoreSettings]

@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import fakeredis
 import msgspec
@@ -29,10 +28,10 @@ from rmqkit.protocol.message import Message
 from rmqkit.standalone import Standalone
 from tests.client.messages import received
 from tests.client.peers import standalone, until
+from tests.sources import ROOT
 
 QUICK = PushConsumerSettings(take_over_pause_ms=0, start_from=StartFrom.FIRST_OFFSET)
 HOUR_MS = 3_600_000
-ROOT = Path(__file__).parents[3]
 
 
 class Order(msgspec.Struct):

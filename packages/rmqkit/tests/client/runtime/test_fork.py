@@ -15,10 +15,11 @@ import pytest
 
 from rmqkit import sync
 from tests.client.peers import standalone
+from tests.sources import ROOT
 
 PATIENT = f"""
 import sys
-sys.path.append({str(Path(__file__).parents[3])!r})
+sys.path.append({str(ROOT)!r})
 from tests import patience
 patience.be_patient()
 """

@@ -1,0 +1,76 @@
+"""Tests of a package that need other packages carry the mark `integration`.
+
+A package has tests of its own: ``pytest packages/rmqkit`` needs neither Spark nor a server where those packages are not
+installed. Then the files that need them are left out, and the end of the run names the packages.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.sources import FOLDERS, ROOT, found, imported, is_installed, package_of
+
+BELOW = {
+    "rmqkit": {"rmqkit"},
+    "rmqkit-store": {"rmqkit", "rmqkit-store"},
+    "rmqkit-server": {"rmqkit", "rmqkit-store", "rmqkit-server"},
+    "rmqkit-tools": {"rmqkit", "rmqkit-store", "rmqkit-server", "rmqkit-tools"},
+    "rmqkit-spark": {"rmqkit", "rmqkit-store", "rmqkit-spark"},
+    "rmqkit-contrib": {"rmqkit", "rmqkit-contrib"},
+}
+"""Package → those that an installation of it always has."""
+
+_left_out: Counter[str] = Counter()
+
+
+def _test_module(name: str) -> Path | None:
+    below = name.removeprefix("tests.").replace(".", "/") + ".py"
+    folders = (ROOT / "tests", *(ROOT / "packages" / package / "tests" for package in FOLDERS))
+    return next((folder / below for folder in folders if (folder / below).exists()), None)
+
+
+@functools.cache
+def needed(path: Path, above: tuple[Path, ...] = ()) -> frozenset[str]:
+    """Return the packages that a file of tests imports, by itself or by the test modules that it imports."""
+    packages: set[str] = set()
+    for name in imported(path, "rmqkit"):
+        module = found(name.removeprefix("rmqkit.").replace(".", "/"))
+        if module is not None:
+            packages.add(package_of(module))
+    for name in imported(path, "tests"):
+        module = _test_module(name)
+        if module is not None and module != path and module not in above:
+            packages |= needed(module, (*above, path))
+    return frozenset(packages)
+
+
+def of_others(path: Path) -> frozenset[str]:
+    """Return the packages that a file of a package's tests needs, and that an installation of it may lack."""
+    parts = path.relative_to(ROOT).parts
+    return needed(path) - BELOW[parts[1]] if parts[0] == "packages" else frozenset()
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out a file that needs a package which is not installed."""
+    if not collection_path.name.startswith("test_") or not collection_path.is_relative_to(ROOT / "packages"):
+        return None
+    missing = [package for package in sorted(of_others(collection_path)) if not is_installed(package)]
+    _left_out.update(missing[:1])
+    return True if missing else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that need other packages."""
+    for item in items:
+        if item.path.is_relative_to(ROOT / "packages") and of_others(item.path):
+            item.add_marker("integration")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name what is missing."""
+    for package, count in _left_out.items():
+        terminalreporter.line(f"left out: {count} files that need {package}: pip install -e packages/{package}")
