@@ -55,7 +55,7 @@ def joined(to: Path) -> Path:
     return to
 
 
-def test_files() -> Iterator[Path]:
+def files_of_tests() -> Iterator[Path]:
     """Every file of tests: of the packages, and of what joins them."""
     for folder in (ROOT / "tests", *sorted((ROOT / "packages").glob("*/tests"))):
         yield from sorted(folder.rglob("test_*.py"))
