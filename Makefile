@@ -7,6 +7,7 @@ STAMP  := $(VENV)/.installed
 FUZZER := $(VENV)/.fuzzer
 CLASSES := .cache/spark-classes.jsa
 NATIVE := $(VENV)/.native
+CRATE := packages/rmqkit-native
 CARGO_PATH := $(PATH):$(HOME)/.cargo/bin
 UV     := requirements/uv.sh $(VENV)
 PACKAGES := rmqkit rmqkit-store rmqkit-server rmqkit-tools rmqkit-spark rmqkit-contrib
@@ -235,14 +236,14 @@ $(STAMP): $(PACKAGES:%=packages/%/pyproject.toml) requirements/uv.txt $(LOCKS)
 	@touch $@
 
 # Without a compiler, or its packages, everything is computed in Python; a core that does not compile is a fault.
-$(NATIVE): $(STAMP) requirements/native.txt $(wildcard native/src/*.rs) native/Cargo.toml native/Cargo.lock native/pyproject.toml
+$(NATIVE): $(STAMP) requirements/native.txt $(wildcard $(CRATE)/src/*.rs) $(CRATE)/Cargo.toml $(CRATE)/Cargo.lock $(CRATE)/pyproject.toml
 	@if ! PATH="$(CARGO_PATH)" command -v cargo >/dev/null; then \
 	  echo "env: no cargo, so there is no native core: rmqkit computes everything in Python"; \
-	elif ! PATH="$(CARGO_PATH)" cargo fetch --quiet --locked --manifest-path native/Cargo.toml 2> $(VENV)/cargo.log; then \
+	elif ! PATH="$(CARGO_PATH)" cargo fetch --quiet --locked --manifest-path $(CRATE)/Cargo.toml 2> $(VENV)/cargo.log; then \
 	  echo "env: cargo finds no packages ($(VENV)/cargo.log), so there is no native core: rmqkit computes everything in Python"; \
 	else echo "env: compiling the native core"; rm -rf .cache/native && \
 	  $(UV) pip install --quiet --python $(BIN)/python --only-binary :all: --require-hashes -r requirements/native.txt && \
-	  { PATH="$(CARGO_PATH)" $(BIN)/maturin build --release --locked -m native/Cargo.toml -i $(BIN)/python -o .cache/native \
+	  { PATH="$(CARGO_PATH)" $(BIN)/maturin build --release --locked -m $(CRATE)/Cargo.toml -i $(BIN)/python -o .cache/native \
     > $(VENV)/cargo.log 2>&1 || { cat $(VENV)/cargo.log; exit 1; }; } && \
 	  $(UV) pip install --quiet --python $(BIN)/python --no-deps --force-reinstall .cache/native/*.whl && touch $@; fi
 

@@ -21,6 +21,7 @@ BELOW = {
     "rmqkit-tools": {"rmqkit", "rmqkit-store", "rmqkit-server", "rmqkit-tools"},
     "rmqkit-spark": {"rmqkit", "rmqkit-store", "rmqkit-spark"},
     "rmqkit-contrib": {"rmqkit", "rmqkit-contrib"},
+    "rmqkit-native": {"rmqkit"},
 }
 """Package → those that an installation of it always has."""
 

@@ -21,6 +21,7 @@ from tests.sources import FOLDERS, ROOT
 
 UV = [ROOT / "requirements/uv.sh", Path(sys.prefix)]
 VERSION = tomllib.loads((ROOT / "packages/rmqkit/pyproject.toml").read_text())["project"]["version"]
+NATIVE = ROOT / "packages" / "rmqkit-native"
 SERVERS = ("rmqkit", "rmqkit-store", "rmqkit-server", "rmqkit-tools")
 SECONDS_MAX = 100
 CLIENT_BYTES_MAX = 25_000_000
@@ -106,7 +107,7 @@ def test_what_a_client_needs_is_in_no_extra_and_what_it_does_not_need_is(built):
 @pytest.mark.parametrize("name", FOLDERS)
 def test_the_licence_is_apache_s_and_lies_in_the_wheel(built, name):
     text = (ROOT / "LICENSE").read_text()
-    assert text == (ROOT / "native/LICENSE").read_text()
+    assert text == (NATIVE / "LICENSE").read_text()
     assert text.split(maxsplit=4)[:4] == ["Apache", "License", "Version", "2.0,"]
     assert text.rstrip().endswith("limitations under the License.")
     with zipfile.ZipFile(wheel_of(built, name)) as wheel:
@@ -117,11 +118,11 @@ def test_the_licence_is_apache_s_and_lies_in_the_wheel(built, name):
 
 
 def test_the_native_part_has_the_same_version_and_names_whose_code_it_holds():
-    crate = tomllib.loads((ROOT / "native/Cargo.toml").read_text())["package"]
-    package = tomllib.loads((ROOT / "native/pyproject.toml").read_text())["project"]
+    crate = tomllib.loads((NATIVE / "Cargo.toml").read_text())["package"]
+    package = tomllib.loads((NATIVE / "pyproject.toml").read_text())["project"]
     assert crate["version"] == package["version"] == VERSION
-    notice = (ROOT / "native/NOTICE").read_text()
-    crates = {one["name"] for one in tomllib.loads((ROOT / "native/Cargo.lock").read_text())["package"]}
+    notice = (NATIVE / "NOTICE").read_text()
+    crates = {one["name"] for one in tomllib.loads((NATIVE / "Cargo.lock").read_text())["package"]}
     assert {name for name in crates if not re.search(rf"[ :]{name}[,:\n]", notice)} == {"rmqkit-native"}
 
 

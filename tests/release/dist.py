@@ -19,6 +19,7 @@ from tests.release.first_use import ROOT, FirstUse, Unusable, first_use
 from tests.sources import FOLDERS
 
 DIST = ROOT / "dist"
+CRATE = "packages/rmqkit-native/Cargo.toml"
 BIN = Path(sys.executable).parent
 PROJECT = tomllib.loads((ROOT / "packages/rmqkit/pyproject.toml").read_text())["project"]
 VERSIONS = [text.rpartition(" ")[2] for text in PROJECT["classifiers"] if "Python :: 3." in text]
@@ -37,7 +38,7 @@ def build() -> tuple[Path, Path | None]:
     if shutil.which("cargo", path=path) is None:
         print("dist: no cargo, so there is no native wheel")
         return wheel, None
-    maturin = [BIN / "maturin", "build", "--quiet", "--release", "--locked", "--sdist", "-m", "native/Cargo.toml"]
+    maturin = [BIN / "maturin", "build", "--quiet", "--release", "--locked", "--sdist", "-m", CRATE]
     _run(*maturin, "-i", sys.executable, "-o", DIST, PATH=path)
     (native,) = DIST.glob("rmqkit_native-*.whl")
     return wheel, native

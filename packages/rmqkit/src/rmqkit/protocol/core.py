@@ -1,4 +1,4 @@
-"""The compiled core (``native/``, `rmqkit_native`): what a broker computes for plain sends, all of one read at once.
+"""The compiled core (`rmqkit_native`): what a broker computes for plain sends, all of one read at once.
 
 The core takes frames that ask for nothing but storing, one behind the other, or a batch of such messages, out of the
 bytes of a connection, and makes their records, queue entries, index entries and answers without an object for each.
