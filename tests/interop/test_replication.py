@@ -138,9 +138,9 @@ class Plan:
 
 
 PLANS = {
-    "apache": Plan(NEW, (OURS, NEW), 60_000, killed_at_bytes=10 << 20),
-    "ours": Plan(OURS, (NEW, OLD), 60_000),
-    "apache-4.9": Plan(OLD, (OURS,), 5_000, is_mixed=False),
+    "apache": Plan(NEW, (OURS, NEW), 12_000, killed_at_bytes=2 << 20),
+    "ours": Plan(OURS, (NEW, OLD), 12_000),
+    "apache-4.9": Plan(OLD, (OURS,), 2_000, is_mixed=False),
 }
 PAIRS = [(name, slave) for name, plan in PLANS.items() for slave in plan.slaves]
 

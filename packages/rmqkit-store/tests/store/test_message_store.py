@@ -18,6 +18,7 @@ from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus
 from rmqkit.store.offline.check import verify
 from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import unpack_golden
+from tests.store.inside import next_file_of
 from tests.store.stores import (
     BORN_MS,
     HOST,
@@ -72,8 +73,8 @@ def test_messages_and_numbers_survive_a_restart(tmp_path: Path) -> None:
 
 def test_open_store_is_locked(tmp_path: Path) -> None:
     with opened(tmp_path / "s") as store:
-        assert store.log._next._made is not None
-        store.log._next._made.result(SECONDS)  # the first file, which another thread makes
+        assert next_file_of(store.log)._made is not None
+        next_file_of(store.log)._made.result(SECONDS)  # the first file, which another thread makes
         before = tree(store.root)
         with pytest.raises(StoreLocked):
             MessageStore(store.root, small_settings()).open()
@@ -331,7 +332,7 @@ def test_no_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError(errno.EMFILE, "Too many open files")
 
         put_all(store, message(body=bytes(3000)))
-        store.log._next.close()
+        next_file_of(store.log).close()
         monkeypatch.setattr(FileQueue, "create", fail)
         result = store.put(message(body=bytes(3000)))
         assert result.status is PutStatus.CREATE_MAPPED_FILE_FAILED

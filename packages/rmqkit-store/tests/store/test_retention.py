@@ -22,6 +22,7 @@ from rmqkit.store.settings import StoreSettings
 from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import golden_manifest, unpack_golden
 from tests.open_files import open_files
+from tests.store.inside import next_file_of
 from tests.store.stores import (
     HOST,
     golden_settings,
@@ -66,8 +67,8 @@ def fill(store: MessageStore, count: int = 40) -> None:
 
 def age(store: MessageStore, clock: StandingClock, expired: int) -> None:
     """Make the first log files 73 hours old, the others one hour; the one that is made ahead is there."""
-    if store.log._next._made is not None:
-        store.log._next._made.result(SECONDS)
+    if next_file_of(store.log)._made is not None:
+        next_file_of(store.log)._made.result(SECONDS)
     for i, path in enumerate(sorted((store.root / "commitlog").iterdir())):
         seconds = clock.ms // 1000 - (73 if i < expired else 1) * HOUR_SECONDS
         os.utime(path, (seconds, seconds))

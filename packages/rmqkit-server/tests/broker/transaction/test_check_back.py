@@ -14,6 +14,7 @@ from rmqkit.protocol.properties import decode_properties
 from rmqkit.store.settings import StoreSettings
 from tests.broker.half_messages import HalfMessages
 from tests.golden_stores import golden_manifest, unpack_golden
+from tests.store.inside import appender_of
 from tests.store.stores import HOST, golden_settings, message, opened, read_all
 from tests.virtual_time import run as run_virtual
 
@@ -307,10 +308,10 @@ def test_a_half_message_that_cannot_grow_by_its_counter_is_given_up(halves):
 def test_a_store_that_takes_nothing_ends_the_round_and_loses_nothing(halves):
     producer = halves.producer()
     halves.half()
-    halves.store._appender.refusal = "the disk is full"
+    appender_of(halves.store).refusal = "the disk is full"
     halves.round(OLD_ENOUGH)
     assert (halves.positions, producer.commands) == ((0, 0), [])
-    halves.store._appender.refusal = ""
+    appender_of(halves.store).refusal = ""
     halves.round()
     assert (halves.positions, len(producer.asked)) == ((1, 0), 1)
 
@@ -318,10 +319,10 @@ def test_a_store_that_takes_nothing_ends_the_round_and_loses_nothing(halves):
 def test_a_half_message_that_cannot_be_given_up_stays(tmp_path):
     with HalfMessages(tmp_path / "store", transaction_checks_max=0) as halves:
         halves.half()
-        halves.store._appender.refusal = "the disk is full"
+        appender_of(halves.store).refusal = "the disk is full"
         halves.round(OLD_ENOUGH)
         assert halves.positions == (0, 0)
-        halves.store._appender.refusal = ""
+        appender_of(halves.store).refusal = ""
         halves.round()
         assert len(halves.given_up) == 1
 

@@ -25,6 +25,7 @@ from tests.broker.transaction.test_transactions import (
     stored,
     until,
 )
+from tests.store.inside import appender_of
 from tests.virtual_time import run as run_virtual
 
 OLD_ENOUGH = 6001
@@ -288,9 +289,9 @@ async def test_a_commit_that_the_store_refuses_does_not_end_the_transaction(roun
     half = await send_half(rounds.cluster)
     (copy,) = await rounds.round()
     store = rounds.context.store
-    store._appender.refusal = "the disk is full"
+    appender_of(store).refusal = "the disk is full"
     assert (await half.decide(COMMIT))[0] == ResponseCode.SERVICE_NOT_AVAILABLE
-    store._appender.refusal = ""
+    appender_of(store).refusal = ""
     assert (await copy.decide(COMMIT))[0] == 0
     assert (await half.decide(COMMIT))[0] == 0
     assert await delivered(rounds) == [b"hello"]

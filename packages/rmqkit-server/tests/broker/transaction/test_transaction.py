@@ -13,6 +13,7 @@ from rmqkit.broker.transaction.half import (
 from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC
 from rmqkit.protocol.op_messages import op_offsets
 from tests.broker.half_messages import HalfMessages
+from tests.store.inside import appender_of
 from tests.store.stores import HOST, message, read_all
 
 
@@ -140,13 +141,13 @@ def test_too_much_for_one_op_message_is_written_at_once(halves):
 
 def test_what_the_store_refuses_stays_collected(halves):
     halves.ops.write()
-    halves.store._appender.refusal = "no room"
+    appender_of(halves.store).refusal = "no room"
     for offset in range(COLLECTED_MAX):
         assert not halves.ops.is_full
         halves.ops.add(0, offset)
     assert halves.ops.is_full
     assert halves.ops.holds(0, 7)
-    halves.store._appender.refusal = ""
+    appender_of(halves.store).refusal = ""
     halves.ops.write()
     assert not halves.ops.is_full
     bodies = op_bodies(halves)

@@ -27,6 +27,7 @@ from rmqkit.protocol.schemas.send import (
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import Cluster
+from tests.store.inside import appender_of
 from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
 
@@ -238,10 +239,10 @@ async def test_the_delay_of_a_half_message_begins_at_its_commit(cluster):
 async def test_a_commit_the_store_does_not_take_may_come_again(monkeypatch, cluster):
     half = await send_half(cluster)
     store = cluster.standalone.broker.context.store
-    store._appender.refusal = "the disk is full"
+    appender_of(store).refusal = "the disk is full"
     code, remark = await half.decide(COMMIT)
     assert (code, "the disk is full" in remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, True)
-    store._appender.refusal = ""
+    appender_of(store).refusal = ""
     assert await half.decide(COMMIT) == (0, None)
     assert len(await stored(cluster)) == 1
 

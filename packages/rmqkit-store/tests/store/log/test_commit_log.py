@@ -16,6 +16,7 @@ from rmqkit.store.log.commit_log import CommitLog, log_directories
 from rmqkit.store.log.file_queue import FileQueue
 from rmqkit.store.log.mapped_file import MappedFile
 from rmqkit.store.settings import StoreSettings
+from tests.store.inside import next_file_of
 from tests.store.stores import HOST, HOST_V6, small_settings
 
 FILE_BYTES = 1024
@@ -93,7 +94,7 @@ def test_blank_fills_exactly_the_last_eight_bytes(log: CommitLog) -> None:
 
 def test_next_file_is_there_before_it_is_needed(log: CommitLog) -> None:
     append(log, 500)
-    log._next.close()  # waits for the thread that makes it
+    next_file_of(log).close()  # waits for the thread that makes it
     assert not log.queue.path_of(FILE_BYTES).exists(), "an unused file goes when the log is closed"
     assert log.queue.path_of(0).exists()
 
@@ -106,7 +107,7 @@ def test_clean_close_leaves_no_unused_file(tmp_path: Path, log: CommitLog) -> No
 
 def test_files_are_made_ahead_by_another_thread(log: CommitLog) -> None:
     append(log, 100)
-    made = log._next._made
+    made = next_file_of(log)._made
     assert made is not None
     assert made.result(60).path == log.queue.path_of(FILE_BYTES)
 
@@ -161,7 +162,7 @@ def test_failed_write_leaves_the_log_as_it_was(log: CommitLog, monkeypatch: pyte
 
 def test_failed_creation_can_be_tried_again(log: CommitLog, monkeypatch: pytest.MonkeyPatch) -> None:
     append(log, 1000)
-    log._next.close()
+    next_file_of(log).close()
 
     def fail(queue: FileQueue, start: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -252,7 +253,7 @@ def test_file_that_takes_too_long_is_waited_for_once(
     tmp_path: Path, log: CommitLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(log, 900)
-    log._next.close()
+    next_file_of(log).close()
     go_on = threading.Event()
     create = log.queue.create
     monkeypatch.setattr("rmqkit.store.log.commit_log._CREATE_TIMEOUT_SECONDS", 0.01)
@@ -264,7 +265,7 @@ def test_file_that_takes_too_long_is_waited_for_once(
             with pytest.raises(BlockingIOError, match="still being made"):
                 append(log, 900)
         go_on.set()
-        made = log._next._made
+        made = next_file_of(log)._made
         assert made is not None
         assert made.result(60).start == FILE_BYTES
     monkeypatch.setattr("rmqkit.store.log.commit_log._CREATE_TIMEOUT_SECONDS", 20.0)

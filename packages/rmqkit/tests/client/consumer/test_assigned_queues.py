@@ -19,6 +19,7 @@ from rmqkit.protocol.command import decode_fields, reply
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import LockBody, LockedQueues, MessageQueue
 from rmqkit.standalone import Standalone
+from tests.client.inside import coordinator_of, offsets_of, poll_buffer_of, service_of
 from tests.client.messages import record
 from tests.client.peers import Cluster, offset, pulled, until
 
@@ -171,9 +172,9 @@ async def test_a_rebalance_while_a_reset_waits_for_a_handler_leaves_one_pull_of_
         consumer.subscribe("T", "*", handler)
         async with consumer:
             await running.wait()
-            reset = asyncio.create_task(consumer._coordinator.reset_offsets({ONE: 100}))
+            reset = asyncio.create_task(coordinator_of(consumer).reset_offsets({ONE: 100}))
             await until(lambda: not pulls(ONE), "the end of the pull")
-            await consumer._coordinator._share_out()
+            await coordinator_of(consumer)._share_out()
             gate.set()
             await reset
             await until(
@@ -200,16 +201,16 @@ async def test_a_seek_in_a_queue_that_is_being_given_away_is_refused_and_leaves_
         cluster.topic("T", queues=1)
         consumer.subscribe("T")
         await until(lambda: cluster.broker.asked(PULL), "the first pull")
-        held, gate, saving = consumer._coordinator.assigned, asyncio.Event(), asyncio.Event()
+        held, gate, saving = coordinator_of(consumer).assigned, asyncio.Event(), asyncio.Event()
 
         async def save(queue):
             saving.set()
             await gate.wait()
 
-        consumer._offsets.save = save
+        offsets_of(consumer).save = save
         giving = asyncio.create_task(held.give_up(ONE))
         await saving.wait()
-        seeking = asyncio.create_task(consumer._coordinator.start_at(ONE, 3))
+        seeking = asyncio.create_task(coordinator_of(consumer).start_at(ONE, 3))
         await asyncio.sleep(0)
         gate.set()
         with pytest.raises(ClientError, match="is not owned by this member of group CG"):
@@ -237,14 +238,14 @@ async def test_what_waits_of_a_queue_that_begins_anew_is_let_go(kind):
             consumer = PushConsumer("CG", cluster.namesrv, settings=PushConsumerSettings(handlers_max=1, drain_ms=0))
             consumer.subscribe("T", handler=busy if kind == "handled" else None)
         async with consumer:
-            coordinator = consumer._coordinator
+            coordinator = coordinator_of(consumer)
             for _ in range(3):
                 await until(lambda: len(coordinator.process_queues.get(ONE, ())) == 4, "all messages")
                 await coordinator.start_at(ONE, 0)
             waiting = {
-                "handled": lambda: consumer._service._ready.qsize(),
-                "iterated": lambda: consumer._service._unhandled.qsize(),
-                "polled": lambda: len(consumer._poll_buffer._ready),
+                "handled": lambda: service_of(consumer)._ready.qsize(),
+                "iterated": lambda: service_of(consumer)._unhandled.qsize(),
+                "polled": lambda: len(poll_buffer_of(consumer)._ready),
             }[kind]
             assert waiting() == 0
             await until(waiting, "they come again")

@@ -16,6 +16,7 @@ from rmqkit.client.consumer.loop import PullLoop
 from rmqkit.client.runtime.settings import MessageModel, PushConsumerSettings
 from rmqkit.errors import RequestTimedOut
 from rmqkit.standalone import Standalone
+from tests.client.inside import coordinator_of
 from tests.virtual_time import run
 
 QUEUES = 8
@@ -39,7 +40,7 @@ async def started(namesrv: str, group: str, settings: PushConsumerSettings, coun
     async with Producer("shop", namesrv) as producer:
         await producer.queues("Orders")
         async with consumer:
-            pulled = consumer._coordinator.process_queues.values()
+            pulled = coordinator_of(consumer).process_queues.values()
             assert {one.queue.topic for one in pulled} >= {"Orders"}
             found.unknown = sum(one.next_offset is None for one in pulled)
             await asyncio.gather(*(producer.send(Message(topic="Orders", body=b"%d" % n)) for n in range(count)))

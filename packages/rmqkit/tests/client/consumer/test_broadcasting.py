@@ -17,6 +17,7 @@ from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag
 from rmqkit.standalone import Standalone
+from tests.client.inside import coordinator_of, runtime_of
 from tests.client.messages import record
 from tests.client.peers import Cluster, pulled, until
 
@@ -65,7 +66,7 @@ async def test_a_new_member_begins_at_the_end_and_misses_nothing_while_it_is_awa
                 start_from=StartFrom.LAST_OFFSET,
             )
             async with consumer:
-                await until(lambda: len(consumer._coordinator.offsets_of("T")) == 4, "four offsets")  # noqa: B023
+                await until(lambda: len(coordinator_of(consumer).offsets_of("T")) == 4, "four offsets")  # noqa: B023
                 if away:
                     await until(lambda: seen, "what was sent meanwhile")
             away = await producer.send(Message(topic="T", body=b"away"))
@@ -106,7 +107,9 @@ async def test_a_failure_is_logged_and_nothing_comes_again(tmp_path, caplog):
 
         consumer = member(cluster.namesrv, tmp_path, "one", handler)
         async with consumer:
-            await until(lambda: consumer._coordinator.offsets_of("T") == {MessageQueue("T", "broker-0", 0): 2}, "both")
+            await until(
+                lambda: coordinator_of(consumer).offsets_of("T") == {MessageQueue("T", "broker-0", 0): 2}, "both"
+            )
         asked = {command.code for command in cluster.broker.requests}
         assert not asked & {
             RequestCode.CONSUMER_SEND_MSG_BACK,
@@ -125,14 +128,14 @@ async def test_a_failure_is_logged_and_nothing_comes_again(tmp_path, caplog):
 
 def test_the_client_id_stays_the_same_so_that_the_file_is_found_again():
     settings = PushConsumerSettings(message_model=MessageModel.BROADCASTING, client_ip="10.0.0.1")
-    assert PushConsumer("CG", "a:1", settings=settings)._runtime.client_id == "10.0.0.1@DEFAULT"
+    assert runtime_of(PushConsumer("CG", "a:1", settings=settings)).client_id == "10.0.0.1@DEFAULT"
     clustering = PushConsumer("CG", "a:1", settings=PushConsumerSettings(client_ip="10.0.0.1"))
-    assert clustering._runtime.client_id != "10.0.0.1@DEFAULT"
+    assert runtime_of(clustering).client_id != "10.0.0.1@DEFAULT"
 
 
 @pytest.mark.parametrize("model", list(MessageModel))
 def test_only_clustering_has_a_retry_topic(model):
     consumer = PushConsumer("CG", "a:1", settings=PushConsumerSettings(message_model=model))
     consumer.subscribe("T", handler=print)
-    topics = [one.topic for one in consumer._coordinator.consumer_data().subscription_data_set]
+    topics = [one.topic for one in coordinator_of(consumer).consumer_data().subscription_data_set]
     assert topics == (["T"] if model is MessageModel.BROADCASTING else ["%RETRY%CG", "T"])

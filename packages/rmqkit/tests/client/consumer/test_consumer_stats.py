@@ -9,6 +9,7 @@ from rmqkit.client.observe.status import ConsumerStats
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
+from tests.client.inside import coordinator_of
 from tests.client.messages import record
 from tests.client.peers import Cluster, pulled, until
 
@@ -50,10 +51,10 @@ async def test_rates_count_what_is_pulled_and_what_handlers_make_of_it():
         consumer.subscribe("T", "*", handler)
         async with consumer:
             await until(lambda: len(seen) == 3, "three calls")
-            stats = consumer._coordinator.assigned.stats["T"]
+            stats = coordinator_of(consumer).assigned.stats["T"]
             await until(lambda: stats.calls == 3, "their ends")
             assert (stats.pulls, stats.pulled, stats.consumed, stats.failed) == (1, 3, 2, 1)
-            table = consumer._coordinator.running_info().status_table
+            table = coordinator_of(consumer).running_info().status_table
             assert table["T"].consume_failed_msgs == 1
             assert table["T"].pull_tps == pytest.approx(1.5 * table["T"].consume_ok_tps)
             assert table["T"].consume_ok_tps == pytest.approx(2 * table["T"].consume_failed_tps)

@@ -17,6 +17,7 @@ from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import ConsumerData, HeartbeatData, MessageQueue
 from rmqkit.standalone import Standalone
+from tests.client.inside import coordinator_of, offsets_of, poll_buffer_of
 from tests.client.messages import record
 from tests.client.peers import Cluster, offset, pulled, refused, until
 
@@ -78,7 +79,7 @@ async def test_subscribed_messages_are_polled_and_their_offsets_saved_unasked(tm
         async with consumer:
             assert await numbers(consumer, 10) == list(range(10))
             assert await consumer.poll(1) == []
-            saved = consumer._offsets._sent
+            saved = offsets_of(consumer)._sent
             await until(lambda: it.queue in saved and saved[it.queue][0] == 10, "saved")
         assert await it.committed() == 10
 
@@ -281,7 +282,7 @@ async def test_a_queue_that_was_sought_and_is_somebody_elses_now_is_not_committe
             for queue in consumer.held_queues():
                 await consumer.seek(queue, 5)
             cluster.heartbeats.append(HeartbeatData(clientID="zzz", consumerDataSet=[ConsumerData(group_name="CG")]))
-            consumer._coordinator.rebalance_soon()
+            coordinator_of(consumer).rebalance_soon()
             await until(lambda: len(consumer.held_queues()) == 1, "the other one is somebody else's")
             await consumer.commit()
             committed = cluster.broker.asked(RequestCode.UPDATE_CONSUMER_OFFSET)
@@ -296,7 +297,7 @@ async def test_where_the_program_sought_before_it_held_a_queue_does_not_come_bac
         async with consumer:
             one, other = await consumer.queues("T")
             consumer.assign([one])
-            consumer._poll_buffer.seek(one, None, 5)  # as `seek` does while the queue is not held
+            poll_buffer_of(consumer).seek(one, None, 5)  # as `seek` does while the queue is not held
             await until(consumer.held_queues, "the queue")
             await consumer.seek(one, 7)
             consumer.assign([other])
@@ -333,7 +334,7 @@ async def test_a_commit_for_somebody_elses_queue_is_not_repeated_later():
             await until(consumer.held_queues, "the queue")
             (queue,) = consumer.held_queues()
             cluster.heartbeats.append(HeartbeatData(clientID="0", consumerDataSet=[ConsumerData(group_name="CG")]))
-            consumer._coordinator.rebalance_soon()
+            coordinator_of(consumer).rebalance_soon()
             await until(lambda: not consumer.held_queues(), "it is somebody else's")
             await consumer.commit(queue, 5)
         told = [one["commitOffset"] for one in cluster.broker.asked(RequestCode.UPDATE_CONSUMER_OFFSET)]

@@ -23,6 +23,7 @@ from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import LockBody, LockedQueues, MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag
 from rmqkit.standalone import Standalone
+from tests.client.inside import coordinator_of, runtime_of
 from tests.client.messages import record
 from tests.client.peers import Cluster, offset, pulled, until
 
@@ -218,7 +219,7 @@ async def test_a_queue_is_locked_before_it_is_read_and_unlocked_after_its_offset
             assert codes.index(LOCK) < codes.index(RequestCode.QUERY_CONSUMER_OFFSET) < codes.index(PULL)
             body = msgspec.json.decode(next(c.body for c in it.cluster.broker.requests if c.code == LOCK))
             assert body == {
-                "clientId": consumer._runtime.client_id,
+                "clientId": runtime_of(consumer).client_id,
                 "consumerGroup": "CG",
                 "mqSet": [{"topic": "T", "brokerName": "broker-0", "queueId": 0}],
                 "onlyThisBroker": False,
@@ -235,9 +236,9 @@ async def test_a_locked_queue_needs_no_pause_since_its_former_owner_saved_before
         async with consumer:
             await until(lambda: PULL in it.codes(), "the queue is read")
             queue = MessageQueue("T", "broker-0", 0)
-            await consumer._coordinator.change_queues([], [queue], is_shared=True)
+            await coordinator_of(consumer).change_queues([], [queue], is_shared=True)
             pulls = it.codes().count(PULL)
-            await consumer._coordinator.change_queues([queue], [], is_shared=True)
+            await coordinator_of(consumer).change_queues([queue], [], is_shared=True)
             await until(lambda: it.codes().count(PULL) > pulls, "the queue is read again")
 
 
@@ -274,7 +275,7 @@ async def test_a_lock_that_is_being_given_back_is_not_renewed():
             await until(lambda: len(consumer.held_queues()) == 1, "the queue is held")
             consumer.unsubscribe("T")
             await until(lambda: UNLOCK in it.codes(), "the lock is given back")
-            await consumer._coordinator.renew_locks()
+            await coordinator_of(consumer).renew_locks()
             codes = it.codes()
             assert LOCK not in codes[codes.index(UNLOCK) :]
 
@@ -316,7 +317,7 @@ async def test_no_handler_begins_in_a_queue_that_went_while_its_lock_was_asked_f
         seen = []
         consumer = it.consumer(rebalance_interval_ms=60_000)
         consumer.subscribe("T", "*", lambda message: seen.append(message.queue_offset))
-        coordinator, locks, taken = consumer._coordinator, consumer._coordinator._context.locks, []
+        coordinator, locks, taken = coordinator_of(consumer), coordinator_of(consumer)._context.locks, []
 
         async def lock_late(queues):
             taken.append(coordinator.process_queues[queues[0]])
@@ -349,11 +350,11 @@ async def test_a_queue_is_kept_until_its_handler_has_ended():
         async with consumer:
             await until(lambda: running == [0], "the first handler")
             queue = MessageQueue("T", "broker-0", 0)
-            await consumer._coordinator.change_queues([], [queue], is_shared=True)
+            await coordinator_of(consumer).change_queues([], [queue], is_shared=True)
             assert consumer.held_queues() == {queue}, "somebody else would overtake the handler"
             assert UNLOCK not in it.codes()
             gate.set()
-            consumer._coordinator.rebalance_soon()
+            coordinator_of(consumer).rebalance_soon()
             await until(lambda: UNLOCK in it.codes(), "the queue is given back")
             assert running[0] == 0
             assert it.cluster.broker.asked(SAVE)[0]["commitOffset"] == "1"

@@ -12,6 +12,7 @@ from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.rpc import PullStatus
 from rmqkit.standalone import Standalone
+from tests.client.inside import sender_of
 
 
 class Reading:
@@ -76,7 +77,7 @@ async def test_a_body_that_cannot_be_unpacked_is_passed_with_the_next_offset(tmp
     async with Reading(tmp_path) as it, Producer("PG", it.cluster.namesrv_address) as producer:
         properties = "UNIQ_KEY\x01BAD\x02TAGS\x01A\x02"
         await producer.queues("T")
-        await producer._sender.send(
+        await sender_of(producer).send(
             EncodedMessage("T", b"no zlib", properties, "BAD", sys_flag=0x301), timeout_ms=30_000, queue=it.queue
         )
         await producer.send(Message(topic="T", body=b"after", tags="A"), queue=it.queue)

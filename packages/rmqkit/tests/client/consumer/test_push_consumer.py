@@ -22,6 +22,7 @@ from rmqkit.protocol.command import reply
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.standalone import Standalone
+from tests.client.inside import coordinator_of
 from tests.client.messages import record
 from tests.client.peers import Cluster, offset, pulled, refused, until
 from tests.ports import free_ports
@@ -306,7 +307,7 @@ async def test_the_limits_of_a_topic_are_shared_by_its_queues():
         consumer.subscribe("T", "*", Received())
         async with consumer:
             await until(lambda: len(consumer.held_queues()) == 3, "three queues")
-            limits = {(one.messages_max, one.bytes_max) for one in consumer._coordinator.process_queues.values()}
+            limits = {(one.messages_max, one.bytes_max) for one in coordinator_of(consumer).process_queues.values()}
             assert limits == {(3, 1 << 20)}
 
 
@@ -417,7 +418,7 @@ async def test_a_queue_is_given_up_when_its_handlers_had_a_moment_to_finish(monk
         async with consumer:
             await until(lambda: running, "a handler")
             queue = MessageQueue("T", "broker-0", 0)
-            giving_up = asyncio.create_task(consumer._coordinator.change_queues([], [queue], is_shared=True))
+            giving_up = asyncio.create_task(coordinator_of(consumer).change_queues([], [queue], is_shared=True))
             for _ in range(100):
                 await asyncio.sleep(0)
             assert cluster.broker.asked(SAVE) == []

@@ -22,6 +22,7 @@ from rmqkit.protocol.command import reply
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import LockedQueues, MessageQueue
 from rmqkit.standalone import Standalone
+from tests.client.inside import coordinator_of
 from tests.client.messages import received
 from tests.client.peers import Cluster, refused, until
 
@@ -257,7 +258,7 @@ async def test_a_handler_that_hangs_is_reported_until_it_ends(tmp_path, caplog):
             (stalled,) = consumer.status().stalled
             assert (stalled.queue, stalled.state, stalled.backlog) == (queue, QueueState.BUSY, 1)
             assert f"the handler works on message {sent.msg_id} at offset 0 since " in stalled.reason
-            info = consumer._coordinator.running_info().user_consumer_info
+            info = coordinator_of(consumer).running_info().user_consumer_info
             assert info[f"T {queue.broker_name} 1"] == f"busy: {stalled.reason}"
             text = str(consumer.status())
             assert text.startswith("consumer of group CG, client ")

@@ -14,6 +14,7 @@ from rmqkit.errors import ClientError, ConnectFailed, NoRoute, PeerRefused, Sett
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.record import COMPRESSED
 from rmqkit.protocol.schemas.pop import BatchAckBody
+from tests.client.inside import runtime_of
 from tests.client.messages import record
 from tests.client.peers import Cluster, refused, until
 from tests.client.pops import (
@@ -127,7 +128,7 @@ async def test_a_broker_that_is_away_does_not_hide_the_others():
         cluster.topic("T", queues=1)
         PopBroker(cluster.brokers[0], popped(*records(0)), NOTHING)
         async with PopConsumer("G", cluster.namesrv) as consumer:
-            await consumer._runtime.routes.readable_queues("T")
+            await runtime_of(consumer).routes.readable_queues("T")
             await cluster.brokers[1].stop()
             assert len(await consumer.pop("T")) == 1, "asked after the one that is away"
             with pytest.raises(ConnectFailed):

@@ -15,6 +15,7 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import reply
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pop import BatchAckBody
+from tests.client.inside import coordinator_of
 from tests.client.messages import record
 from tests.client.peers import refused, until
 from tests.client.pops import (
@@ -246,7 +247,7 @@ async def test_an_operator_sees_what_is_held():
 
     async with PopCluster(popped(*records(0, 1), rest=7)) as cluster, handling(cluster, wait) as consumer:
         await until(lambda: held(consumer) == 2, "two are held")
-        info = consumer._coordinator.running_info()
+        info = coordinator_of(consumer).running_info()
         assert info.mq_table == {}
         assert info.mq_pop_table[EVERYWHERE].wait_ack_count == 2
         assert info.mq_pop_table[EVERYWHERE].last_pop_timestamp > 0

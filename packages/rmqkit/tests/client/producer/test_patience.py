@@ -27,6 +27,7 @@ from rmqkit.remoting.client import TRY_MS_MIN, Backoff, Permits
 from rmqkit.spark.options import SinkOptions
 from rmqkit.spark.sink.producer import sending_settings as of_sink
 from rmqkit.testing.clock import LoopThread, StandingClock, VirtualClock
+from tests.client.inside import sender_of
 from tests.client.peers import Cluster, refused, stored, until
 from tests.client.producer.test_sender import MESSAGE, SEND, Sending
 
@@ -249,7 +250,7 @@ async def test_time_in_line_is_not_the_send_s_own():
         cluster.broker.answer(SEND, held.append)
         settings = ProducerSettings(sends_max=10, retries=0)
         async with Producer("PG", cluster.namesrv, settings=settings) as producer:
-            clock = producer._sender._clock = StandingClock()
+            clock = sender_of(producer)._clock = StandingClock()
             sends = [
                 asyncio.create_task(producer.send(Message(topic="T", body=b"%d" % number), timeout_ms=30_000))
                 for number in range(30)

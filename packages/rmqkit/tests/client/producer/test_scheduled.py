@@ -12,6 +12,7 @@ from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.errors import ClientError, SettingsError
 from rmqkit.protocol.schemas.clients import MessageQueue
+from tests.client.inside import runtime_of
 from tests.client.peers import Cluster, until
 
 QUEUE = MessageQueue("T", "broker-0", 0)
@@ -138,6 +139,6 @@ async def test_a_listener_that_raises_is_logged_and_told_again(caplog):
         async with consumer:
             await until(lambda: told == [(1, 1)], "the first queue")
             cluster.topic("T", queues=2)
-            consumer._runtime.refresh_routes_soon()
+            runtime_of(consumer).refresh_routes_soon()
             await until(lambda: told[-1] == (2, 2), "the second queue")
     assert "queue listener of topic T, group CG failed" in caplog.text

@@ -20,6 +20,7 @@ from rmqkit import (
 )
 from rmqkit.client.consumer import push as push_consumer
 from rmqkit.protocol.codes import RequestCode
+from tests.client.inside import coordinator_of
 from tests.client.peers import Cluster, until
 
 QUICK = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, take_over_pause_ms=0, error_pause_ms=5)
@@ -119,7 +120,7 @@ async def test_a_broker_that_is_away_is_told_once_and_once_when_it_is_back(caplo
             await until(lambda: len(cluster.broker.asked(RequestCode.PULL_MESSAGE)) >= 32, "pulls of all queues")
             address = cluster.broker.address
             await cluster.broker.stop()
-            loops = consumer._coordinator.process_queues.values()
+            loops = coordinator_of(consumer).process_queues.values()
             await until(lambda: sum(one.error is not None for one in loops) == 32, "all pulls have failed")
             assert len(told(caplog, "is down")) == 1
             assert told(caplog, "is down")[0].startswith(f"broker {address} is down, trying again until it is back")

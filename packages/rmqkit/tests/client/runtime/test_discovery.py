@@ -16,6 +16,7 @@ from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings, nam
 from rmqkit.errors import NoRoute
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.message import Message
+from tests.client.inside import runtime_of
 from tests.client.peers import Cluster, until
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
@@ -92,7 +93,7 @@ async def test_name_servers_that_move_are_found_again(monkeypatch):
             async with Producer("PG", settings=ProducerSettings(name_server_domain=domain)) as producer:
                 await producer.send(Message(topic="T", body=b"1"))
                 named[0] = new.namesrv
-                await until(lambda: producer._runtime.name_servers == [new.namesrv], "the new name server")
+                await until(lambda: runtime_of(producer).name_servers == [new.namesrv], "the new name server")
                 await producer.send(Message(topic="U", body=b"1"))
         assert [one["b"] for one in new.broker.asked(RequestCode.SEND_MESSAGE_V2)] == ["U"]
 
@@ -117,7 +118,7 @@ async def test_the_next_name_server_is_asked_when_one_does_not_answer_and_then_k
         async with Producer("PG", f"127.0.0.1:1;{cluster.namesrv};127.0.0.1:2") as producer:
             for topic in "TU":
                 await producer.send(Message(topic=topic, body=b"1"))
-            chosen = producer._runtime.routes._name_servers
+            chosen = runtime_of(producer).routes._name_servers
             assert chosen.addresses[chosen._chosen % 3] == cluster.namesrv
         assert {one["topic"] for one in cluster.name_server.asked(ROUTE)} >= {"T", "U"}
 

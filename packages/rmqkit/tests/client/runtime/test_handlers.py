@@ -31,6 +31,7 @@ from rmqkit.protocol.schemas.offsets import ConsumerStatus, ConsumerStatusReques
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.router import Router
 from rmqkit.standalone import Standalone
+from tests.client.inside import coordinator_of, runtime_of
 from tests.client.peers import until
 from tests.waiting import SECONDS
 
@@ -67,11 +68,13 @@ class Operator:
         return await self.client.call(self.cluster.broker_address, request(code, header), 60_000)
 
     async def consumed(self):
-        await until(lambda: self.consumer._coordinator.offsets_of("T").get(self.queue) == 10, "everything is consumed")
+        await until(
+            lambda: coordinator_of(self.consumer).offsets_of("T").get(self.queue) == 10, "everything is consumed"
+        )
 
     @property
     def client_id(self):
-        return self.consumer._runtime.client_id
+        return runtime_of(self.consumer).client_id
 
 
 async def test_a_reset_by_clients_has_them_begin_anew(tmp_path):
@@ -95,7 +98,7 @@ async def test_a_reset_waits_for_handlers_and_ignores_queues_of_others(tmp_path)
 
     async with Operator(tmp_path, handler) as it:
         await until(lambda: running, "a handler")
-        coordinator = it.consumer._coordinator
+        coordinator = coordinator_of(it.consumer)
         elsewhere = MessageQueue("T", "elsewhere", 0)
         resetting = asyncio.create_task(coordinator.reset_offsets({it.queue: 8, elsewhere: 3}))
         for _ in range(50):
@@ -160,10 +163,10 @@ async def test_what_a_queue_holds_is_told(tmp_path):
         await gate.wait()
 
     async with Operator(tmp_path, handler) as it:
-        await until(lambda: it.consumer._coordinator.running_info().mq_table.get(it.queue), "the queue")
-        table = it.consumer._coordinator.process_queues
+        await until(lambda: coordinator_of(it.consumer).running_info().mq_table.get(it.queue), "the queue")
+        table = coordinator_of(it.consumer).process_queues
         await until(lambda: len(table[it.queue]) == 10, "all messages are here")
-        held = it.consumer._coordinator.running_info().mq_table[it.queue]
+        held = coordinator_of(it.consumer).running_info().mq_table[it.queue]
         assert (held.cached_msg_min_offset, held.cached_msg_max_offset, held.cached_msg_count) == (0, 9, 10)
         gate.set()
 
@@ -191,7 +194,7 @@ async def test_a_message_is_consumed_directly_once(tmp_path, error, result, rema
         told = fastjson.decode_as(answer.body, ConsumeMessageDirectlyResult)
         assert (told.consume_result, told.remark, told.order, told.auto_commit) == (result, remark, False, True)
         assert [message.body for message in calls[10:]] == [b"9"]
-        assert it.consumer._coordinator.offsets_of("T")[it.queue] == 10
+        assert coordinator_of(it.consumer).offsets_of("T")[it.queue] == 10
 
 
 class Connection:

@@ -12,6 +12,7 @@ import pytest
 
 import rmqkit
 from rmqkit import ClientError, Message, Producer, PullConsumer, PushConsumer, sync
+from tests.client.inside import runtime_of
 from tests.client.peers import Cluster, standalone, until
 from tests.waiting import SECONDS
 
@@ -158,7 +159,7 @@ async def test_what_is_started_already_is_only_closed_and_a_start_that_fails_clo
     async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
         closed = PushConsumer("CG", cluster.namesrv)
         closed.subscribe("T", handler=print)
-        twin = Producer("PG", runtime=producer._runtime)
+        twin = Producer("PG", runtime=runtime_of(producer))
         with pytest.raises(ClientError, match="producer group PG exists"):
             await rmqkit.run(producer, closed, twin)
         assert producer.is_closed and closed.is_closed and twin.is_closed

@@ -1,0 +1,15 @@
+"""What tests look at inside a store: the one place that knows these private names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def appender_of(store: Any) -> Any:
+    """The part of a store that appends to its log."""
+    return store._appender
+
+
+def next_file_of(log: Any) -> Any:
+    """The log file that is made before it is needed."""
+    return log._next

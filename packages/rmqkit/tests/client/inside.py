@@ -1,0 +1,35 @@
+"""What tests look at inside a client: the one place that knows these private names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def coordinator_of(consumer: Any) -> Any:
+    """The part of a consumer that shares out queues."""
+    return consumer._coordinator
+
+
+def offsets_of(consumer: Any) -> Any:
+    """Where a consumer keeps what it has consumed."""
+    return consumer._offsets
+
+
+def poll_buffer_of(consumer: Any) -> Any:
+    """What was pulled and not polled yet."""
+    return consumer._poll_buffer
+
+
+def runtime_of(client: Any) -> Any:
+    """The connections and routes of a producer or consumer."""
+    return client._runtime
+
+
+def sender_of(producer: Any) -> Any:
+    """The part of a producer that tries and tries again."""
+    return producer._sender
+
+
+def service_of(consumer: Any) -> Any:
+    """The part of a consumer that calls the handler."""
+    return consumer._service
