@@ -22,7 +22,7 @@ def test_thirty_rounds_cover_files_and_operations() -> None:
     assert {case.files for case in chosen} == set(FILES) and {case.operation for case in chosen} == set(OPERATIONS)
 
 
-@pytest.mark.parametrize("way", ROUNDS)
+@pytest.mark.parametrize("way", [pytest.param("core", marks=pytest.mark.slow), "plain Python"])
 def test_a_broker_goes_on_by_itself_after_its_disk_refused(way: str) -> None:
     is_plain = way == "plain Python"
     if not is_plain and core_fault(os.environ):

@@ -24,7 +24,7 @@ from tests.store.stores import message, opened, put_all, small_settings
 pytestmark = pytest.mark.spark
 
 THREADS = 8
-PLANS = int(os.environ.get("PLANS", "40"))
+PLANS = int(os.environ.get("PLANS", "15"))
 """`make pruning` sets 200."""
 BEGIN_MS = 1_700_000_000_000
 Work = Callable[[DataFrame], DataFrame]
