@@ -102,7 +102,7 @@ archive-damage: $(STAMP) ## 200 rounds of damage, deletion and exchange of an ar
 	@$(BIN)/python -m tests.faults.archive_damage $(ARGS)
 
 .PHONY: texts
-texts: $(STAMP) ## update the catalogues of the web console (rmqkit/console/locale) from the marked texts
+texts: $(STAMP) ## update the catalogues of the web console (rmqkit/console/html/locale) from the marked texts
 	@$(BIN)/python -m tests.console.catalogues
 
 .PHONY: screenshots

@@ -34,9 +34,9 @@ from hpack.struct import HeaderTuple, NeverIndexedHeaderTuple
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.schemas.topics import TopicConfig
-from rmqkit.proxy.endpoint import Endpoint
-from rmqkit.proxy.grpc_call import GrpcService
-from rmqkit.proxy.messages import methods
+from rmqkit.proxy.schema.messages import methods
+from rmqkit.proxy.service.endpoint import Endpoint
+from rmqkit.proxy.transport.grpc_call import GrpcService
 from rmqkit.remoting.router import Router
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings

@@ -15,10 +15,10 @@ from rmqkit.protocol.ids import PopQueue, encode_start_offsets
 from rmqkit.protocol.message import records_of
 from rmqkit.protocol.record import encode_record, pack_host
 from rmqkit.protocol.schemas.pop import PopMessageResponse
-from rmqkit.proxy.messages import DecodeError, message_class
-from rmqkit.proxy.receiving import plain_messages
-from rmqkit.proxy.records import handles_of, message_of, read_handle
-from rmqkit.proxy.status import Refused
+from rmqkit.proxy.schema.messages import DecodeError, message_class
+from rmqkit.proxy.schema.records import handles_of, message_of, read_handle
+from rmqkit.proxy.schema.status import Refused
+from rmqkit.proxy.service.receiving import plain_messages
 
 FAULT = core_fault(os.environ)
 pytestmark = pytest.mark.skipif(bool(FAULT), reason=f"there is no compiled core: {FAULT}")

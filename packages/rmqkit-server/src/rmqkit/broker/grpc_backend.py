@@ -36,7 +36,7 @@ from rmqkit.proxy.backend import (
     Wanted,
     hand_back,
 )
-from rmqkit.proxy.status import Code, Refused
+from rmqkit.proxy.schema.status import Code, Refused
 from rmqkit.remoting.authentication import Authentication
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.local import LocalConnection
