@@ -186,7 +186,7 @@ bench-timer: $(STAMP) ## a million timed messages at our broker and at Apache's 
 	@$(BIN)/python bench/beside_apache.py timer $(ARGS)
 
 .PHONY: bench-grpc-cpu
-bench-grpc-cpu: $(STAMP) ## what a send, a receive and an ack of gRPC cost in one process; ARGS="--beside ../other/src" compares
+bench-grpc-cpu: $(STAMP) ## what a send, a receive and an ack of gRPC cost in one process; ARGS="--beside ../other" compares
 	@$(BIN)/python bench/grpc_cpu.py $(ARGS)
 
 bench-grpc: $(STAMP) ## gRPC at our broker, at rmq proxy and at Apache's proxy in one run: bench/figures/grpc.json (Java 17, Maven)

@@ -112,18 +112,6 @@ class Renewals:
             self._count -= 1
         return True
 
-    def newest(self, client_id: str, group: str, message_id: str, handle: Handle) -> Handle | None:
-        """The newest handle of a message that may be held; None while it is renewed."""
-        held = self._held.get(client_id, _NOTHING).get(_key(group, message_id, handle))
-        if held is None:
-            return handle
-        return held.handle if held.renewing is None else None
-
-    def drop(self, client_id: str, group: str, message_id: str, handle: Handle) -> None:
-        """Stop holding a message that is not being renewed, if it is held."""
-        if self._held.get(client_id, {}).pop(_key(group, message_id, handle), None) is not None:
-            self._count -= 1
-
     async def take(self, client_id: str, group: str, message_id: str, handle: Handle) -> Handle:
         """Stop holding a message; its newest handle."""
         held = self._held.get(client_id, {}).pop(_key(group, message_id, handle), None)

@@ -39,7 +39,7 @@ from rmqkit.protocol.schemas.pop import (
     PopMessageResponse,
 )
 from rmqkit.protocol.schemas.send import ConsumerSendBackRequest
-from rmqkit.proxy.backend import Backend, BackendAtOnce, Peer
+from rmqkit.proxy.backend import Backend, Peer
 from rmqkit.proxy.schema.checks import (
     INVISIBLE_MS_MAX,
     RESERVED_AND_HIDDEN,
@@ -56,7 +56,7 @@ from rmqkit.proxy.service.clients import AnswerWith, Call, Client
 from rmqkit.proxy.service.receipt_handles import Renewals
 from rmqkit.remoting.tasks import Tasks
 
-__all__ = ["Receiving", "Write", "WriteFramed", "plain_messages"]
+__all__ = ["Receiving", "Write", "WriteFramed", "plain_messages", "read_ack"]
 
 _BATCH_MAX = 32
 _POLL_MS_MIN, _POLL_MS_MAX = 5000, 20_000
@@ -68,6 +68,7 @@ _SETTINGS_WAIT_SECONDS = 1.0
 _FROM_MAX = 1
 _TAGS = "TAG"
 _ENTRIES_MAX = 10_000
+_INT64_MAX = (1 << 63) - 1
 _SLICE = 128
 """Entries of one call that are handled before others have their turn."""
 
@@ -114,7 +115,7 @@ class Receiving:
         # The times in handles are those of the broker's pops, whose clock never goes back either.
         self._handle_clock = SteadyClock(clock)
         self._plain = plain_messages(os.environ)
-        self._read_ack = grpc_ack_reader(os.environ)
+        self._read_ack = grpc_ack_reader(os.environ) or read_ack
         self._returning = Tasks()
         self.renewals = Renewals(self, self._handle_clock)
 
@@ -320,34 +321,12 @@ class Receiving:
     # -- AckMessage
 
     def ack_at_once(self, call: Call, client: Client, content: bytes, answer: AnswerWith) -> bool:
-        """Begin to answer an ack of one message; False: `ack` has to. Raises Refused or DecodeError, as others will."""
+        """Begin to answer an ack of one message, together with the other acks of its read. Return False if `ack` has to
+        answer it. Raises Refused or DecodeError, as `ack` will."""
         backend = self._backend.at_once
         assert backend is not None, "asked where the broker is in this process"
-        if self._read_ack is not None and (ack := self._read_ack(content)) is not None:
-            return self._plain_ack_at_once(backend, client, ack, answer)
-        asked = _AckRequest.FromString(content)
-        entries = asked.entries
-        if len(entries) != 1:
+        if (ack := self._read_ack(content)) is None:
             return False
-        topic, group = check_topic(asked.topic.name), check_group(asked.group.name)
-        message_id, text = entries[0].message_id, entries[0].receipt_handle
-        told = read_handle(text)
-        if not backend.is_broker(told.pop.broker_name):
-            return False
-        handle = self.renewals.newest(client.id, group, message_id, told)
-        if handle is None:
-            return False
-        self._check_live(handle)
-        self.renewals.drop(client.id, group, message_id, told)
-        assert client.peer is not None, "who calls has been entered"
-
-        peer = backend.peer_at_once(client.peer)
-        asking = _ack_request(group, topic, handle, text if handle is told else handle.text)
-        peer.request_soon(asking, answer(partial(_acked, message_id, text)))
-        return True
-
-    def _plain_ack_at_once(self, backend: BackendAtOnce, client: Client, ack: GrpcAck, answer: AnswerWith) -> bool:
-        """`ack_at_once` of an ack that the compiled core has read: it goes to the broker with others of its read."""
         topic, group, message_id, text, retry, broker, queue_id, offset, start, pop_time, invisible_ms, revive = ack
         check_topic(topic)
         check_group(group)
@@ -360,7 +339,7 @@ class Receiving:
         if retry != NORMAL_TOPIC:
             topic = read_handle(text).topic_of(topic, group)
         pop = topic, group, queue_id, start, pop_time, revive
-        backend.peer_at_once(client.peer).gather_ack(pop, offset, text, answer(partial(_acked, message_id, text)))
+        backend.gather_ack(client.peer, pop, offset, text, answer(partial(_acked, message_id, text)))
         return True
 
     async def ack(self, client: Client, asked: Any) -> Any:
@@ -505,6 +484,21 @@ def _tags_of(wanted: _Receive) -> SubscriptionData | None:
 def plain_messages(environment: Mapping[str, str]) -> GrpcMessages | None:
     """The compiled core's encoder of messages, where it is installed."""
     return None if core_fault(environment) else compiled_grpc_messages(RESERVED_AND_HIDDEN)
+
+
+def read_ack(content: bytes) -> GrpcAck | None:
+    """Return the ack of an AckMessage with one entry, as the compiled core's `grpc_ack_reader` does; None for others.
+    Raises Refused or DecodeError."""
+    asked = _AckRequest.FromString(content)
+    if len(asked.entries) != 1:
+        return None
+    (entry,), topic, group = asked.entries, asked.topic.name, asked.group.name
+    pop, text = (handle := read_handle(entry.receipt_handle)).pop, entry.receipt_handle
+    numbers = pop.queue_id, handle.offset, pop.check_point_offset, pop.pop_time, pop.invisible_time, pop.revive_queue_id
+    # A broker packs these numbers into check points.
+    if min(numbers) < 0 or max(numbers) > _INT64_MAX:
+        return None
+    return topic, group, entry.message_id, text, pop.retry, pop.broker_name, *numbers
 
 
 def _invisible_ms(asked: Any) -> int:

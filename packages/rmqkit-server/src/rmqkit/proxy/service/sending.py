@@ -149,7 +149,7 @@ class Sending:
             found = self._sent(topic, [message_id], "NORMAL", queues.name, told, client.user)
             return Code(found.status.code), found.SerializeToString()
 
-        backend.peer_at_once(client.peer).gather((before % values, behind), body, answer(sent))
+        backend.gather_send(client.peer, (before % values, behind), body, answer(sent))
         return True
 
     async def send(self, call: Call, client: Client, asked: Any) -> Any:
