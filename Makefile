@@ -103,7 +103,7 @@ archive-damage: $(STAMP) ## 200 rounds of damage, deletion and exchange of an ar
 	@$(BIN)/python -m tests.faults.archive_damage $(ARGS)
 
 .PHONY: texts
-texts: $(STAMP) ## update the catalogues of the web console (rmqkit/console/locale) from the marked texts
+texts: $(STAMP) ## update the catalogues of the web console (rmqkit/console/html/locale) from the marked texts
 	@$(BIN)/python -m tests.console.catalogues
 
 .PHONY: screenshots
@@ -187,7 +187,7 @@ bench-timer: $(STAMP) ## a million timed messages at our broker and at Apache's 
 	@$(BIN)/python bench/beside_apache.py timer $(ARGS)
 
 .PHONY: bench-grpc-cpu
-bench-grpc-cpu: $(STAMP) ## what a send, a receive and an ack of gRPC cost in one process; ARGS="--beside ../other/src" compares
+bench-grpc-cpu: $(STAMP) ## what a send, a receive and an ack of gRPC cost in one process; ARGS="--beside ../other" compares
 	@$(BIN)/python bench/grpc_cpu.py $(ARGS)
 
 bench-grpc: $(STAMP) ## gRPC at our broker, at rmq proxy and at Apache's proxy in one run: bench/figures/grpc.json (Java 17, Maven)

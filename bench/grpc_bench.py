@@ -42,7 +42,7 @@ import grpc.aio
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from rmqkit.admin import Admin
-from rmqkit.proxy.messages import methods
+from rmqkit.proxy.schema.messages import methods
 from tests.interop.grpc.apache_proxy import prepare_proxy, run_apache_proxy
 from tests.interop.kit import default_version
 from tests.interop.server_process import ServerProcess

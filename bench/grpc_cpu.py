@@ -2,7 +2,7 @@
 the CPU microseconds of a call, or of a received message, the best of the rounds. No socket; the store writes its log.
 
     python bench/grpc_cpu.py
-    python bench/grpc_cpu.py --beside ../other/src      also for another checkout, in the same run
+    python bench/grpc_cpu.py --beside ../other          also for another checkout, in the same run
     python bench/grpc_cpu.py --profile send             where the time goes
 
 The calls are made as SDKs make them: 1 KiB bodies, the usual headers, those that change with each call as literals.
@@ -34,9 +34,9 @@ from hpack.struct import HeaderTuple, NeverIndexedHeaderTuple
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.schemas.topics import TopicConfig
-from rmqkit.proxy.endpoint import Endpoint
-from rmqkit.proxy.grpc_call import GrpcService
-from rmqkit.proxy.messages import methods
+from rmqkit.proxy.schema.messages import methods
+from rmqkit.proxy.service.endpoint import Endpoint
+from rmqkit.proxy.transport.grpc_call import GrpcService
 from rmqkit.remoting.router import Router
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
@@ -246,7 +246,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=1024, help="of a load, in a round")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--beside", type=Path, help="the src folder of another checkout")
+    parser.add_argument("--beside", type=Path, help="the folder of another checkout")
     parser.add_argument("--profile", choices=("send", "receive", "ack"))
     parser.add_argument("--huffman", action="store_true", help="texts of headers as Go's SDK writes them")
     parser.add_argument("--plain", action="store_true", help="only the figures of this checkout, for one that asks")
@@ -257,7 +257,8 @@ def main() -> int:
     if options.beside is not None:
         command = [sys.executable, __file__, "--plain", "--messages", str(options.messages)]
         command += ["--rounds", str(options.rounds), *(["--huffman"] if options.huffman else [])]
-        environment = {**os.environ, "PYTHONPATH": str(options.beside.resolve())}
+        sources = sorted(options.beside.resolve().glob("packages/*/src"))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sources))}
         told = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
         figures["us_beside"] = json.loads(told.stdout)["us"]
     print(json.dumps({"bench": "grpc_cpu", "messages": options.messages, **figures}, indent=1))

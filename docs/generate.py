@@ -31,14 +31,14 @@ from rmqkit.broker.unused_settings import UNUSED
 from rmqkit.cli import app
 from rmqkit.cli.logging_setup import LoggingSettings
 from rmqkit.client.runtime import settings as client
-from rmqkit.console.routes import ROUTES
+from rmqkit.console.request.routes import ROUTES
 from rmqkit.metrics import ExporterSettings
 from rmqkit.namesrv import settings as namesrv
 from rmqkit.protocol.codes import ResponseCode
-from rmqkit.proxy.server import ProxySettings
-from rmqkit.proxy.unused_settings import RENAMED
-from rmqkit.proxy.unused_settings import UNUSED as UNUSED_AT_PROXY
-from rmqkit.proxy.users import ProxyUserSettings
+from rmqkit.proxy.remote.users import ProxyUserSettings
+from rmqkit.proxy.server.server import ProxySettings
+from rmqkit.proxy.server.unused_settings import RENAMED
+from rmqkit.proxy.server.unused_settings import UNUSED as UNUSED_AT_PROXY
 from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.remoting.limits import ConnectionSettings
 from rmqkit.remoting.tls import ClientTlsSettings, ServerTlsSettings

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.proxy.messages import Method, methods
+from rmqkit.proxy.schema.messages import Method, methods
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
 from tests.loop_held import MAX_SECONDS, Held, table

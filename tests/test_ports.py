@@ -20,9 +20,9 @@ from rmqkit.broker.settings import BrokerSettings, HaAddresses
 from rmqkit.console import Console
 from rmqkit.metrics import ExporterType
 from rmqkit.namesrv.settings import NamesrvSettings
-from rmqkit.proxy.messages import methods
-from rmqkit.proxy.server import Proxy, ProxySettings
-from rmqkit.proxy.users import ProxyUserSettings
+from rmqkit.proxy.remote.users import ProxyUserSettings
+from rmqkit.proxy.schema.messages import methods
+from rmqkit.proxy.server.server import Proxy, ProxySettings
 from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.standalone import Standalone
 from tests.broker.stranger import ask

@@ -43,8 +43,8 @@ from bench.commands.served import serve_standalone
 from rmqkit.admin import Admin
 from rmqkit.cli.serve import settle
 from rmqkit.clock import SYSTEM_CLOCK
-from rmqkit.console.history import History
-from rmqkit.console.watch import Watcher
+from rmqkit.console.watch.history import History
+from rmqkit.console.watch.watcher import Watcher
 from rmqkit.errors import RmqError
 from rmqkit.filter import subscription
 from rmqkit.protocol.codes import RequestCode

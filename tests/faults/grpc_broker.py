@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from rmqkit.admin import Admin
-from rmqkit.proxy import endpoint, receiving, renewal
-from rmqkit.proxy.endpoint import Endpoint
+from rmqkit.proxy.service import endpoint, receipt_handles, receiving
+from rmqkit.proxy.service.endpoint import Endpoint
 from tests.faults.grpc_tables import sizes
 from tests.interop.server_process import ServerProcess, wait_until
 
@@ -111,8 +111,8 @@ def main() -> None:
         del sys.argv[1]
         receiving._INVISIBLE_MS_MIN = 500
         receiving._RENEWED_MS = 3000
-        renewal._AHEAD_MS = 2500
-        renewal._EXTENSIONS_MS = (3000,)
+        receipt_handles._AHEAD_MS = 2500
+        receipt_handles._EXTENSIONS_MS = (3000,)
         endpoint.ROUND_SECONDS = 0.1
     started: list[Endpoint] = []
     start = Endpoint.start

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from rmqkit.proxy.messages import message_class
+from rmqkit.proxy.schema.messages import message_class
 from tests.proxy import calling
 from tests.proxy.calling import BROKER, METHODS, receive_request
 

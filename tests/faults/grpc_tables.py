@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from rmqkit.proxy.endpoint import Endpoint
+from rmqkit.proxy.service.endpoint import Endpoint
 
 __all__ = ["RENEWED", "sizes"]
 

@@ -20,8 +20,9 @@ import pytest
 from rmqkit import Message
 from rmqkit.admin import Admin
 from rmqkit.admin.groups import END_MS
-from rmqkit.console import Console, watch
-from rmqkit.console.alerts import Rule
+from rmqkit.console import Console
+from rmqkit.console.alerts.rules import Rule
+from rmqkit.console.watch import watcher
 from tests.admin.things import send
 from tests.console.test_alerts import SECRET, receiving
 from tests.interop.replicas import BROKER, CONF, frozen, run_replica
@@ -66,9 +67,9 @@ def small_master(folder: Path, name_servers: str) -> Iterator[ServerProcess]:
 async def test_rules_fire_and_resolve_once_each_over_real_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "ROUND_S", 0.1)
-    monkeypatch.setattr(watch, "PER_SECOND", 1_000)
-    monkeypatch.setattr(watch, "ANSWER_MS", 500)  # a slave that stands still is asked as well
+    monkeypatch.setattr(watcher, "ROUND_S", 0.1)
+    monkeypatch.setattr(watcher, "PER_SECOND", 1_000)
+    monkeypatch.setattr(watcher, "ANSWER_MS", 500)  # a slave that stands still is asked as well
     with (
         run_name_server(tmp_path) as (_, name_server),
         small_master(tmp_path / "master", name_server) as master,

@@ -21,8 +21,8 @@ import pytest
 from msgspec import Struct
 
 from rmqkit.console import Console
-from rmqkit.console.logins import Role, password_line
-from rmqkit.console.serve import serve
+from rmqkit.console.access.logins import Role, password_line
+from rmqkit.console.server.serve import serve
 from tests.console.pages import fetch, known
 from tests.console.screenshots import chromium, running
 

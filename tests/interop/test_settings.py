@@ -12,10 +12,10 @@ from rmqkit.broker.unused_settings import UNUSED, UnusedSettings
 from rmqkit.cli.sources import BROKER
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, request
-from rmqkit.proxy.server import ProxySettings
-from rmqkit.proxy.unused_settings import RENAMED
-from rmqkit.proxy.unused_settings import UNUSED as UNUSED_AT_PROXY
-from rmqkit.proxy.users import ProxyUserSettings
+from rmqkit.proxy.remote.users import ProxyUserSettings
+from rmqkit.proxy.server.server import ProxySettings
+from rmqkit.proxy.server.unused_settings import RENAMED
+from rmqkit.proxy.server.unused_settings import UNUSED as UNUSED_AT_PROXY
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.settings import parse_properties, setting_table, to_properties
 from rmqkit.standalone import Standalone

@@ -78,7 +78,7 @@ def _strings(tree: ast.AST) -> Iterator[str]:
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    for path in (*modules(), *sorted((FOLDERS["rmqkit-tools"] / "console" / "templates").glob("*.html"))):
+    for path in (*modules(), *sorted((FOLDERS["rmqkit-tools"] / "console" / "html" / "templates").glob("*.html"))):
         for text in texts_of(path):
             for found in re.finditer(r"(?<![\w./=-])rmq (?=[a-z])", text):
                 words = text[found.start() :]

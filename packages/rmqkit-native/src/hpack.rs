@@ -1,4 +1,4 @@
-//! Header blocks of HTTP/2 as a server reads them; the twin is `rmqkit.proxy.plain_header_blocks`. Headers that come
+//! Header blocks of HTTP/2 as a server reads them; the twin is `rmqkit.proxy.transport.plain_header_blocks`. Headers that come
 //! again are the same Python objects. Source: RFC 7541.
 
 use std::collections::VecDeque;

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from rmqkit.proxy.messages import message_class, methods
+from rmqkit.proxy.schema.messages import message_class, methods
 from rmqkit.remoting.authentication import Credentials
 
 METHODS = {method.name: method for method in methods()}

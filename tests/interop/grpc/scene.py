@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmqkit.admin import Admin
-from rmqkit.proxy.messages import message_class
+from rmqkit.proxy.schema.messages import message_class
 from tests.interop.grpc.raw_client import Answer, Client
 
 BROKER = "broker-a"

@@ -15,10 +15,10 @@ from rmqkit.protocol.ids import PopQueue, encode_start_offsets
 from rmqkit.protocol.message import records_of
 from rmqkit.protocol.record import encode_record, pack_host
 from rmqkit.protocol.schemas.pop import PopMessageResponse
-from rmqkit.proxy.messages import DecodeError, message_class
-from rmqkit.proxy.receiving import plain_messages
-from rmqkit.proxy.records import handles_of, message_of, read_handle
-from rmqkit.proxy.status import Refused
+from rmqkit.proxy.schema.messages import DecodeError, message_class
+from rmqkit.proxy.schema.records import handles_of, message_of
+from rmqkit.proxy.schema.status import Refused
+from rmqkit.proxy.service.receiving import plain_messages, read_ack
 
 FAULT = core_fault(os.environ)
 pytestmark = pytest.mark.skipif(bool(FAULT), reason=f"there is no compiled core: {FAULT}")
@@ -203,12 +203,7 @@ def check_ack(content):
     found = READ_ACK(content)
     if found is None:
         return False
-    asked = AckRequest.FromString(content)
-    (entry,) = asked.entries
-    pop = read_handle(entry.receipt_handle).pop
-    assert found[:4] == (asked.topic.name, asked.group.name, entry.message_id, entry.receipt_handle)
-    assert found[4:8] == (pop.retry, pop.broker_name, pop.queue_id, pop.queue_offset)
-    assert found[8:] == (pop.check_point_offset, pop.pop_time, pop.invisible_time, pop.revive_queue_id)
+    assert found == read_ack(content)
     return True
 
 

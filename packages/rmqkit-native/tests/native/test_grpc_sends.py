@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from rmqkit.protocol.core import core_fault
 from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
-from rmqkit.proxy.checks import BODY_BYTES_MAX, check_messages, timestamp_ms
-from rmqkit.proxy.messages import DecodeError, message_class
-from rmqkit.proxy.records import properties_of, type_of
-from rmqkit.proxy.sending import plain_sends
-from rmqkit.proxy.status import Code, Refused
+from rmqkit.proxy.schema.checks import BODY_BYTES_MAX, check_messages, timestamp_ms
+from rmqkit.proxy.schema.messages import DecodeError, message_class
+from rmqkit.proxy.schema.records import properties_of, type_of
+from rmqkit.proxy.schema.status import Code, Refused
+from rmqkit.proxy.service.sending import plain_sends
 
 FAULT = core_fault({})
 pytestmark = pytest.mark.skipif(bool(FAULT), reason=FAULT)

@@ -3,7 +3,7 @@
 A file that was written for Apache's server works as it is: all its keys are known. Those without a meaning are shown
 and may be changed like others, and are told of once, with the reason, when they are set to something else than the
 default. Where another value would promise something that is not kept, it is refused (``must_stay``). The tables are
-beside the settings that have a meaning: `rmqkit.broker.unused_settings`, `rmqkit.proxy.unused_settings`.
+beside the settings that have a meaning: `rmqkit.broker.unused_settings`, `rmqkit.proxy.server.unused_settings`.
 """
 
 from __future__ import annotations

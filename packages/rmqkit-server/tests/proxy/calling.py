@@ -6,9 +6,9 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.proxy.endpoint import Endpoint
-from rmqkit.proxy.messages import message_class, methods
-from rmqkit.proxy.remote_backend import RemoteBackend
+from rmqkit.proxy.remote.remote_backend import RemoteBackend
+from rmqkit.proxy.schema.messages import message_class, methods
+from rmqkit.proxy.service.endpoint import Endpoint
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.tasks import repeat

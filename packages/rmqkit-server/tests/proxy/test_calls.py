@@ -18,10 +18,10 @@ from rmqkit.protocol.compression import Compression, compress
 from rmqkit.protocol.names import NO_LITE_TOPICS
 from rmqkit.protocol.record import COMPRESSED, decode_record
 from rmqkit.protocol.schemas.send import SendMessageV2Request
-from rmqkit.proxy.clients import CALLS_MAX
-from rmqkit.proxy.endpoint import StreamFailed
-from rmqkit.proxy.messages import message_class
-from rmqkit.proxy.receiving import Receiving
+from rmqkit.proxy.schema.messages import message_class
+from rmqkit.proxy.service.clients import CALLS_MAX
+from rmqkit.proxy.service.endpoint import StreamFailed
+from rmqkit.proxy.service.receiving import Receiving
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import FlushDiskType

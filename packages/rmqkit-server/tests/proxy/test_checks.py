@@ -3,9 +3,9 @@
 import pytest
 
 from rmqkit.protocol.names import NO_LITE_TOPICS
-from rmqkit.proxy.checks import check_group, check_messages, check_sent, check_topic, sql_or_tags
-from rmqkit.proxy.messages import message_class
-from rmqkit.proxy.status import Code, Refused
+from rmqkit.proxy.schema.checks import check_group, check_messages, check_sent, check_topic, sql_or_tags
+from rmqkit.proxy.schema.messages import message_class
+from rmqkit.proxy.schema.status import Code, Refused
 from tests.proxy.calling import message
 
 NOW_MS = 1_700_000_000_000

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rmqkit.proxy import clients as module
+from rmqkit.proxy.service import clients as module
 from tests.proxy.calling import ADDRESSES, METHODS, Call, served
 
 

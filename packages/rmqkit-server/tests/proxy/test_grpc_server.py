@@ -14,9 +14,9 @@ from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.errors import ExtraMissing
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
-from rmqkit.proxy.header_blocks import header_block
-from rmqkit.proxy.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, SETTINGS, frame
-from rmqkit.proxy.messages import SERVICE, message_class
+from rmqkit.proxy.schema.messages import SERVICE, message_class
+from rmqkit.proxy.transport.header_blocks import header_block
+from rmqkit.proxy.transport.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, SETTINGS, frame
 from rmqkit.remoting.address import AdminAddresses, split_address
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.listening import ListenFailed
@@ -240,7 +240,7 @@ async def test_a_port_that_is_taken_stops_the_start(tmp_path, running):
 async def test_without_the_extra_the_setting_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("RMQKIT_NATIVE", "0")  # the compiled core needs no hpack
     for name in ("grpc_call", "http2", "header_blocks", "plain_header_blocks"):
-        monkeypatch.delitem(sys.modules, f"rmqkit.proxy.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"rmqkit.proxy.transport.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "hpack", None)
     told = r"grpcServerPort=0 \(-1 for no such port\) needs hpack, which is not installed: pip install '.*\[grpc\]'"
     with pytest.raises(ExtraMissing, match=told):

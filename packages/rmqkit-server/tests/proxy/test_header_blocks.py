@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqkit.protocol.core import compiled_header_decoder, core_fault
-from rmqkit.proxy.header_blocks import HeaderBlockError, HeaderDecoder, header_block
-from rmqkit.proxy.plain_header_blocks import PlainHeaderBlocks
+from rmqkit.proxy.transport.header_blocks import HeaderBlockError, HeaderDecoder, header_block
+from rmqkit.proxy.transport.plain_header_blocks import PlainHeaderBlocks
 
 FAULT = core_fault({})
 FIRST = [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"www.example.com")]

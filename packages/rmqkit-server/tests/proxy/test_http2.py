@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqkit.clock import SYSTEM_CLOCK
-from rmqkit.proxy import http2
-from rmqkit.proxy.header_blocks import header_block, header_decoder
-from rmqkit.proxy.http2 import (
+from rmqkit.proxy.transport import http2
+from rmqkit.proxy.transport.header_blocks import header_block, header_decoder
+from rmqkit.proxy.transport.http2 import (
     ACK,
     CONTINUATION,
     DATA,

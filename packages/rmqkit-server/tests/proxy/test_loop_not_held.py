@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.proxy.counted import FIELDS_MAX, SMALL_BYTES, is_within
-from rmqkit.proxy.messages import methods
+from rmqkit.proxy.schema.messages import methods
+from rmqkit.proxy.transport.field_count import FIELDS_MAX, SMALL_BYTES, is_within
 from tests.cpu import slowness
 from tests.grpc_loop_held import held
 from tests.loop_held import MAX_SECONDS, table

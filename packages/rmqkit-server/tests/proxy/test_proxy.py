@@ -14,8 +14,8 @@ from rmqkit.errors import SettingsError
 from rmqkit.metrics import ExporterType
 from rmqkit.namesrv.server import NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
-from rmqkit.proxy.endpoint import Endpoint
-from rmqkit.proxy.server import Proxy, ProxySettings
+from rmqkit.proxy.server.server import Proxy, ProxySettings
+from rmqkit.proxy.service.endpoint import Endpoint
 from rmqkit.remoting.address import AdminAddresses, split_address
 from rmqkit.store.settings import StoreSettings
 from tests.proxy.calling import ADDRESSES, METHODS, Caller, message, receive_request, remote_backend

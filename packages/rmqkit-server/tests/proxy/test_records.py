@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.protocol.properties import java_hash
-from rmqkit.proxy.records import jump_hash, read_handle
-from rmqkit.proxy.status import Code, Refused
+from rmqkit.proxy.schema.records import jump_hash, read_handle
+from rmqkit.proxy.schema.status import Code, Refused
 
 GROUPS = ["a", "b", "mg", "c", "hello", "order-1", "order-2", "fifoMessageGroup", "ä"]
 

@@ -37,8 +37,8 @@ from rmqkit.protocol.schemas.clients import (
     SubscriptionData,
 )
 from rmqkit.protocol.schemas.topics import BrokerData, ClusterInfo, TopicRoute
-from rmqkit.proxy.clients import CALLS_MAX
-from rmqkit.proxy.server import Proxy, ProxySettings
+from rmqkit.proxy.server.server import Proxy, ProxySettings
+from rmqkit.proxy.service.clients import CALLS_MAX
 from rmqkit.remoting.address import split_address
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.router import Router

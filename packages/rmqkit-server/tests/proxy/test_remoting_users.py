@@ -16,7 +16,7 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.schemas.access import AclEntry, AclInfo, AclPolicy, UserInfo
 from rmqkit.protocol.schemas.clients import ConsumerData, HeartbeatData, SubscriptionData
-from rmqkit.proxy.server import Proxy, ProxySettings
+from rmqkit.proxy.server.server import Proxy, ProxySettings
 from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone

@@ -9,9 +9,9 @@ from msgspec import structs
 
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.ids import PopHandle
-from rmqkit.proxy.receiving import Receiving
-from rmqkit.proxy.records import Handle
-from rmqkit.proxy.renewal import Renewals
+from rmqkit.proxy.schema.records import Handle
+from rmqkit.proxy.service.receipt_handles import Renewals
+from rmqkit.proxy.service.receiving import Receiving
 from tests.set_clock import SetClock
 from tests.waiting import until
 

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.protocol.schemas.access import AclEntry, AclPolicy, UserInfo
-from rmqkit.proxy.endpoint import StreamFailed
-from rmqkit.proxy.messages import message_class
-from rmqkit.proxy.users import ProxyUserSettings
+from rmqkit.proxy.remote.users import ProxyUserSettings
+from rmqkit.proxy.schema.messages import message_class
+from rmqkit.proxy.service.endpoint import StreamFailed
 from rmqkit.remoting.authentication import GRPC_WINDOW_MS, AuthenticationSettings
 from rmqkit.standalone import Standalone
 from tests.proxy.calling import ADDRESSES, Caller, Stream, served

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from importlib.resources import files
 
-from rmqkit.proxy import messages
+from rmqkit.proxy.schema import messages
 
 SCHEMA = files("rmqkit.proxy") / "schema"
 
@@ -29,7 +29,7 @@ def test_the_service_has_its_methods():
 def test_another_copy_of_the_schema_may_be_in_the_default_pool(tmp_path):
     program = """
 from google.protobuf import descriptor_pb2, descriptor_pool
-from rmqkit.proxy import messages
+from rmqkit.proxy.schema import messages
 from importlib.resources import files
 data = (files("rmqkit.proxy") / "schema/messages.binpb").read_bytes()
 for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:

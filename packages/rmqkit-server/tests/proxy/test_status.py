@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.proxy.messages import message_class
-from rmqkit.proxy.status import OK, acked_answer, sent_answer
+from rmqkit.proxy.schema.messages import message_class
+from rmqkit.proxy.schema.status import OK, acked_answer, sent_answer
 
 TEXTS = st.text(max_size=20) | st.text("aé", min_size=100, max_size=200)
 

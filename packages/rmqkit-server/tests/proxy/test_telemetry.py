@@ -15,10 +15,10 @@ from rmqkit.protocol.ids import offset_id
 from rmqkit.protocol.names import NO_LITE_TOPICS
 from rmqkit.protocol.schemas.clients import ConsumeDirectlyRequest, ConsumerGroupRequest, RunningInfoRequest
 from rmqkit.protocol.schemas.groups import ExponentialRetryPolicy, GroupRetryPolicy
-from rmqkit.proxy import sending
-from rmqkit.proxy.clients import CLIENT_SILENT_MS_MAX
-from rmqkit.proxy.endpoint import StreamFailed
-from rmqkit.proxy.messages import message_class
+from rmqkit.proxy.schema.messages import message_class
+from rmqkit.proxy.service import sending
+from rmqkit.proxy.service.clients import CLIENT_SILENT_MS_MAX
+from rmqkit.proxy.service.endpoint import StreamFailed
 from rmqkit.remoting.client import RemotingClient
 from tests.proxy.calling import Caller, Stream, served
 from tests.waiting import until

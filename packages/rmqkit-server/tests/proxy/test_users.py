@@ -14,8 +14,8 @@ from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import PeerRefused, RequestTimedOut, SettingsError
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.schemas.access import AclEntry, AclInfo, AclPolicy, UserInfo
-from rmqkit.proxy.status import Refused
-from rmqkit.proxy.users import ProxyUserSettings, Users
+from rmqkit.proxy.remote.users import ProxyUserSettings, Users
+from rmqkit.proxy.schema.status import Refused
 from rmqkit.remoting.authentication import AuthenticationSettings, Credentials
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings

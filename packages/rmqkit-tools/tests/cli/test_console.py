@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.console.logins import FileUsers, Role, User
+from rmqkit.console.access.logins import FileUsers, Role, User
 from tests.cli.in_process import rmq
 
 COMMAND = [sys.executable, "-m", "rmqkit"]

@@ -73,7 +73,7 @@ def test_a_start_imports_nothing_that_it_can_do_without(tmp_path):
         process.wait_ready(r"^ready .* grpc=127\.0\.0\.1:\d+ ", SECONDS_MAX)
     lines = process.log.read_text().splitlines()
     imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
-    assert {"rmqkit.broker.server", "rmqkit.proxy.messages"} <= imported
+    assert {"rmqkit.broker.server", "rmqkit.proxy.schema.messages"} <= imported
     # Each of them costs 7 to 100 ms; what makes SQL92 out of its grammar is for the first expression.
     slow = {"lark", "importlib.resources", "google.protobuf.descriptor_pb2", "rich", "numpy", "pyarrow", "starlette"}
     assert imported & slow == set()

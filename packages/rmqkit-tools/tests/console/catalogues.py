@@ -16,19 +16,19 @@ from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po, write_po
 
 from rmqkit.admin.settings import settings_types
-from rmqkit.console.texts import LANGUAGES
+from rmqkit.console.html.translation import LANGUAGES
 from rmqkit.settings import setting_table
 from tests.sources import FOLDERS, modules, place
 
 CONSOLE = FOLDERS["rmqkit-tools"] / "console"
-LOCALE = CONSOLE / "locale"
+LOCALE = CONSOLE / "html" / "locale"
 
 
 @functools.cache
 def marked() -> Catalog:
     """Return every text that is marked with ``_`` in Python and in templates."""
     found = Catalog()
-    for paths, method in ((modules(), "python"), (CONSOLE.glob("templates/*.html"), "jinja2")):
+    for paths, method in ((modules(), "python"), (CONSOLE.glob("html/templates/*.html"), "jinja2")):
         for path in sorted(paths, key=place):
             source = path.read_bytes()
             if method == "jinja2" or b"sentence" in source:

@@ -18,8 +18,8 @@ import time
 from array import array
 from pathlib import Path
 
-from rmqkit.console import history
-from rmqkit.console.history import DAY_MS, HOUR_MS, History
+from rmqkit.console.watch import history
+from rmqkit.console.watch.history import DAY_MS, HOUR_MS, History
 
 START = 1_800_000_000_000 - 1_800_000_000_000 % DAY_MS
 

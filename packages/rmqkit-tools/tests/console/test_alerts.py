@@ -19,9 +19,9 @@ from msgspec import Struct, field
 from rmqkit.admin.health import Snapshot
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.console import Console
-from rmqkit.console.alerts import Alerts, Rule
-from rmqkit.console.logins import Role, User
-from rmqkit.console.notices import _SHAPES, ANSWER_S, Channel, Event, deliver
+from rmqkit.console.access.logins import Role, User
+from rmqkit.console.alerts.channels import _SHAPES, ANSWER_S, Channel, Event, deliver
+from rmqkit.console.alerts.rules import Alerts, Rule
 from rmqkit.errors import SettingsError
 from tests.console.asgi import Answer, Browser, served
 from tests.console.test_history import START, At, snapshot
@@ -351,7 +351,7 @@ class Pager:
 
 async def test_a_channel_of_a_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
     pager = Pager()
-    monkeypatch.setattr("rmqkit.console.notices._plugins", lambda: {"pager": pager})
+    monkeypatch.setattr("rmqkit.console.alerts.channels._plugins", lambda: {"pager": pager})
     channel = Channel(name="p", kind="pager", url="https://pager.example/k-e-y", secret=SECRET)
     channel.check()
     assert await deliver(channel, event(), START) == "ValueError: no answer of … with …"

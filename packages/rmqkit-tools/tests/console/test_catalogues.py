@@ -6,7 +6,7 @@ import string
 
 import pytest
 
-from rmqkit.console.texts import LANGUAGES
+from rmqkit.console.html.translation import LANGUAGES
 from tests.console import catalogues
 from tests.console.catalogues import DOMAINS, LOCALE
 
@@ -35,7 +35,7 @@ def test_every_marked_text_is_translated_with_the_same_values(language: str) -> 
             missing.append(one.id)
         elif one.id and "{" in str(one.string) and places(str(one.id)) != places(str(one.string)):
             wrong.append((one.id, one.string))
-    assert not missing, "write their msgstr into rmqkit/console/locale, then run: make texts"
+    assert not missing, "write their msgstr into rmqkit/console/html/locale, then run: make texts"
     assert not wrong
 
 

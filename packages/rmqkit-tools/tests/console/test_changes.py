@@ -10,8 +10,8 @@ import pytest
 
 from rmqkit.admin import Admin
 from rmqkit.clock import SYSTEM_CLOCK
-from rmqkit.console.audit import Audit, AuditLine
-from rmqkit.console.reviews import KEPT_MS, Review, Reviews
+from rmqkit.console.access.audit import Audit, AuditLine
+from rmqkit.console.access.confirmations import KEPT_MS, Review, Reviews
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.message import Message
 from tests.admin.things import send

@@ -14,11 +14,12 @@ from rmqkit.admin.causes import Cause, Facts, judge
 from rmqkit.admin.clients import FleetRow
 from rmqkit.admin.health import Snapshot, findings
 from rmqkit.admin.timeline import timeline
-from rmqkit.console import Console, texts
-from rmqkit.console.alerts import Alert, Rule
-from rmqkit.console.figures import FIGURES
+from rmqkit.console import Console
+from rmqkit.console.alerts.rules import Alert, Rule
+from rmqkit.console.html import translation
 from rmqkit.console.views import explain
 from rmqkit.console.views.alerts import limit
+from rmqkit.console.watch.figures import FIGURES
 from rmqkit.protocol.schemas.brokers import HaConnectionInfo, HaRuntimeInfo
 from rmqkit.sentences import _
 from tests.admin.test_explain import CASES
@@ -53,15 +54,15 @@ async def test_a_cause_is_explained_in_chinese(name: str, monkeypatch: pytest.Mo
         answer = await Browser(console).get(PATH, ZH)
     assert answer.status == 200
     assert left(answer.text) == []
-    assert texts.said(cause.value, "zh", is_term=True) in answer.text
+    assert translation.said(cause.value, "zh", is_term=True) in answer.text
     for said in (judge(known).sentence, *(one.what for one in timeline(known))):
-        assert not left(texts.said(said, "zh")), said
+        assert not left(translation.said(said, "zh")), said
 
 
 def test_every_cause_has_a_chinese_name_and_remedy() -> None:
     for cause in Cause:
         for text in (cause.value, _(cause.remedy, topic="T", group="G", broker="b")):
-            other = texts.said(text, "zh", is_term=True)
+            other = translation.said(text, "zh", is_term=True)
             assert re.search("[\u4e00-\u9fff]", other) and not left(other), other
 
 
@@ -100,7 +101,7 @@ def test_findings_are_told_in_chinese() -> None:
     )
     texts_of = {text for one in told for text in (one.text, one.remedy) if text}
     assert len(texts_of) > 30
-    assert [other for text in texts_of if left(other := texts.said(text, "zh")) or other == text] == []
+    assert [other for text in texts_of if left(other := translation.said(text, "zh")) or other == text] == []
 
 
 @pytest.mark.parametrize("figure", FIGURES)
@@ -108,7 +109,7 @@ def test_alerts_of_every_figure_are_told_in_chinese(figure: str) -> None:
     rule = Rule(name="late", figure=figure, value=5)
     alert = Alert(rule="late", target="some-name", value=7.0, since_ms=NOW, seen_ms=NOW)
     for text in (limit(rule, alert), rule.words):
-        other = texts.said(text, "zh")
+        other = translation.said(text, "zh")
         assert re.search("[\u4e00-\u9fff]", other) and "some-name" in other + "some-name" and not left(other), other
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from starlette.responses import PlainTextResponse
 
-from rmqkit.console import hub
-from rmqkit.console.asking import Ask
-from rmqkit.console.logins import Role, User
+from rmqkit.console.access.logins import Role, User
+from rmqkit.console.request import state
+from rmqkit.console.request.request import Ask
 from rmqkit.console.views import groups
 from rmqkit.errors import RmqError
 from rmqkit.remoting.authentication import Credentials
@@ -20,7 +20,7 @@ from tests.console.asgi import served
 async def test_a_connection_is_not_closed_under_a_request_that_uses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "ADMINS_MAX", 1)
+    monkeypatch.setattr(state, "ADMINS_MAX", 1)
     entered, may_continue = asyncio.Event(), asyncio.Event()
     used = []
 

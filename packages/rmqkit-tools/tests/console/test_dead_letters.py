@@ -13,8 +13,8 @@ from rmqkit.admin import Admin
 from rmqkit.admin.listing import page
 from rmqkit.admin.tail import Span
 from rmqkit.console import Console
+from rmqkit.console.access.logins import Role, User
 from rmqkit.console.jobs import Jobs, Status
-from rmqkit.console.logins import Role, User
 from rmqkit.remoting.authentication import Credentials
 from rmqkit.standalone import Standalone
 from tests.admin.test_dead import KINDS, die

@@ -22,10 +22,11 @@ from rmqkit.admin import Admin
 from rmqkit.admin.clusters import BrokerRow
 from rmqkit.admin.health import BrokerState, GroupState, Snapshot, TopicState
 from rmqkit.clock import SYSTEM_CLOCK
-from rmqkit.console import Console, history
-from rmqkit.console.charts import Line, Mark, line_chart
-from rmqkit.console.figures import FIGURES, told
-from rmqkit.console.history import DAY_MS, HOUR_MS, History, column, packed, slots_of, unpacked
+from rmqkit.console import Console
+from rmqkit.console.html.charts import Line, Mark, line_chart
+from rmqkit.console.watch import history
+from rmqkit.console.watch.figures import FIGURES, told
+from rmqkit.console.watch.history import DAY_MS, HOUR_MS, History, column, packed, slots_of, unpacked
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.brokers import HaConnectionInfo, HaRuntimeInfo
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig

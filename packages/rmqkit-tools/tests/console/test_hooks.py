@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from rmqkit.admin import Admin
 from rmqkit.console import Console, OwnPage, hooks, own_page
-from rmqkit.console.asking import Ask
+from rmqkit.console.request.request import Ask
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.message import Message, ReceivedMessage
 from tests.admin.things import send

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rmqkit.admin import Admin
-from rmqkit.console.live import TAILS_A_USER, _event, offsets_of, offsets_text
+from rmqkit.console.request.live import TAILS_A_USER, _event, offsets_of, offsets_text
 from rmqkit.protocol.message import Message
 from tests.admin.things import send
 from tests.client.peers import SECONDS

@@ -11,7 +11,7 @@ import pytest
 
 from rmqkit.admin import Admin
 from rmqkit.console import Console
-from rmqkit.console.logins import (
+from rmqkit.console.access.logins import (
     IDLE_MS,
     TRIES_A_MINUTE,
     WHOLE_MS,

@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rmqkit.admin import Admin
-from rmqkit.console import Console, render
-from rmqkit.console.routes import ROUTES
+from rmqkit.console import Console
+from rmqkit.console.html import render
+from rmqkit.console.request.routes import ROUTES
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.standalone import Standalone

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.console.app import Console
-from rmqkit.console.logins import Role, User
-from rmqkit.console.routes import ROUTES
-from rmqkit.console.security import HEADERS, host_fault, is_loopback, listen_fault, origin_fault
+from rmqkit.console.access.logins import Role, User
+from rmqkit.console.access.security import HEADERS, host_fault, is_loopback, listen_fault, origin_fault
+from rmqkit.console.request.routes import ROUTES
+from rmqkit.console.server.app import Console
 from rmqkit.errors import SettingsError
 from tests.console.asgi import Browser, served
 
@@ -111,7 +111,7 @@ async def test_only_who_may_change_gets_a_review(tmp_path: Path, role: Role, rea
 async def test_a_view_that_would_change_something_is_stopped_where_requests_leave(tmp_path: Path) -> None:
     """The guard does not rest on views: an operation of a viewer's connection is refused and audited."""
     from rmqkit.admin import Admin
-    from rmqkit.console.asking import Ask, Page
+    from rmqkit.console.request.request import Ask, Page
     from rmqkit.console.views import groups
 
     async def careless(ask: Ask) -> Page:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from rmqkit.clock import SYSTEM_CLOCK
-from rmqkit.console import Console, serve
-from rmqkit.console.audit import Audit
+from rmqkit.console import Console
+from rmqkit.console.access.audit import Audit
+from rmqkit.console.server import serve
 from tests.waiting import SECONDS
 
 GET = b"GET /login HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
@@ -80,7 +81,7 @@ async def test_a_connection_that_owes_a_request_is_closed(name: str, monkeypatch
 
 
 def test_audit_files_are_for_their_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmqkit.console.audit.FILE_BYTES", 200)
+    monkeypatch.setattr("rmqkit.console.access.audit.FILE_BYTES", 200)
     path = tmp_path / "audit.jsonl"
     for old in (path, path.with_name("audit.jsonl.1")):
         old.write_text("")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.console import texts
+from rmqkit.console.html import translation
 from rmqkit.sentences import _
 from tests.console.asgi import served
 
@@ -15,31 +15,31 @@ ZH = {"accept-language": "zh-CN,zh;q=0.9,en;q=0.5", "accept": "text/html"}
 
 def test_a_sentence_is_translated_with_the_sentences_in_it() -> None:
     found = _("group {group} is past it: {at}", group="g", at="its offset")
-    assert texts.said(found, "en") is found
+    assert translation.said(found, "en") is found
     queue = _("queue {queue} of {topic} on {broker}", queue=1, topic="T", broker="b")
     what = _("{client} has no lock of {queue}", client="c", queue=queue)
-    assert texts.said(what, "zh") == "c 没有 b 上 T 的队列 1 的锁"
+    assert translation.said(what, "zh") == "c 没有 b 上 T 的队列 1 的锁"
 
 
 def test_a_text_that_nobody_marked_stays() -> None:
-    assert texts.said("done", "zh") == "done"
-    assert texts.said("topic T deleted", "zh") == "topic T deleted"
-    assert texts.said("done", "zh", is_term=True) == "完成"
-    assert texts.said("Orders", "zh", is_term=True) == "Orders"
-    assert texts.said("", "zh", is_term=True) == ""
+    assert translation.said("done", "zh") == "done"
+    assert translation.said("topic T deleted", "zh") == "topic T deleted"
+    assert translation.said("done", "zh", is_term=True) == "完成"
+    assert translation.said("Orders", "zh", is_term=True) == "Orders"
+    assert translation.said("", "zh", is_term=True) == ""
 
 
 def test_a_sentence_with_a_part_that_has_no_translation_is_whole_english() -> None:
     inner = _("no such {what}", what="text in the catalogue")
-    assert texts.said(inner, "zh") == "no such text in the catalogue"
+    assert translation.said(inner, "zh") == "no such text in the catalogue"
     outer = _("{request} to {broker}", request=inner, broker="b")
-    assert texts.said(_("{request} to {broker}", request="R", broker="b"), "zh") == "R 到 b"
-    assert texts.said(outer, "zh") == "no such text in the catalogue to b"
+    assert translation.said(_("{request} to {broker}", request="R", broker="b"), "zh") == "R 到 b"
+    assert translation.said(outer, "zh") == "no such text in the catalogue to b"
 
 
 def test_values_stay_as_they_are() -> None:
     for name in ("{x}", "done", "topic T deleted", "<b>", "\0"):
-        found = texts.said(_("topic {topic} deleted", topic=name), "zh")
+        found = translation.said(_("topic {topic} deleted", topic=name), "zh")
         assert found == f"已删除主题 {name}"
 
 
@@ -55,7 +55,7 @@ def test_values_stay_as_they_are() -> None:
     ],
 )
 def test_which_language(cookie: str, accepted: str, language: str) -> None:
-    assert texts.chosen(cookie, accepted) == language
+    assert translation.chosen(cookie, accepted) == language
 
 
 async def test_pages_are_in_the_language_that_was_chosen_and_json_is_not(tmp_path: Path) -> None:

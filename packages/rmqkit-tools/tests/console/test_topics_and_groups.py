@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rmqkit.admin import Admin
-from rmqkit.console.logins import Role, User
-from rmqkit.console.routes import ROUTES
+from rmqkit.console.access.logins import Role, User
+from rmqkit.console.request.routes import ROUTES
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.admin.things import send

@@ -12,8 +12,8 @@ from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.client.producer.transaction import TransactionProducer, TransactionState
 from rmqkit.console import Console
-from rmqkit.console.figures import told
-from rmqkit.console.watch import STEP, Watcher, _steps, _turn
+from rmqkit.console.watch.figures import told
+from rmqkit.console.watch.watcher import STEP, Watcher, _steps, _turn
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.message import Message

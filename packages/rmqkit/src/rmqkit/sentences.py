@@ -2,9 +2,9 @@
 
 A `Sentence` is an ordinary ``str`` with the English text, so logs, exceptions and the command line need no change. It
 also has its ``template`` and ``values``. The web console looks up the template in a catalogue of another language and
-fills in the values, which may be sentences themselves (`rmqkit.console.texts`). Other operations on a sentence, such
-as ``+`` and f-strings, return a plain ``str``, which is shown in English. Pass ``enc_hook=plain`` to msgspec, which
-encodes no subclass of ``str``. Babel collects the templates: ``make texts``.
+fills in the values, which may be sentences themselves (`rmqkit.console.html.translation`). Other operations on a
+sentence, such as ``+`` and f-strings, return a plain ``str``, which is shown in English. Pass ``enc_hook=plain`` to
+msgspec, which encodes no subclass of ``str``. Babel collects the templates: ``make texts``.
 """
 
 from __future__ import annotations

@@ -30,13 +30,12 @@ from rmqkit.proxy.backend import (
     GrpcRefusal,
     OnRequest,
     Peer,
-    PeerAtOnce,
     Route,
     Unclaimed,
     Wanted,
     hand_back,
 )
-from rmqkit.proxy.status import Code, Refused
+from rmqkit.proxy.schema.status import Code, Refused
 from rmqkit.remoting.authentication import Authentication
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.local import LocalConnection
@@ -110,10 +109,15 @@ class LocalBackend:
     def is_broker(self, name: str) -> bool:
         return name == self._name
 
-    def peer_at_once(self, peer: Peer) -> PeerAtOnce:
+    def gather_send(self, peer: Peer, header: tuple[bytes, bytes], body: bytes, answered: Answered) -> None:
         assert isinstance(peer, _LocalPeer), "made by `join`"
         self._gathering.add(peer)
-        return peer
+        peer.gather(header, body, answered)
+
+    def gather_ack(self, peer: Peer, pop: AckedPop, offset: int, text: str, answered: Answered) -> None:
+        assert isinstance(peer, _LocalPeer), "made by `join`"
+        self._gathering.add(peer)
+        peer.gather_ack(pop, offset, text, answered)
 
     def handle_gathered(self) -> None:
         if self._gathering:

@@ -299,15 +299,15 @@ class Broker:
             _log.warning(said, settings.grpc_port)
             return None
         with extras.needed("grpc", f"grpcServerPort={settings.grpc_port} (-1 for no such port)"):
-            import rmqkit.proxy.grpc_call  # noqa: F401
+            import rmqkit.proxy.transport.grpc_call  # noqa: F401
         server = self._server(dispatch)
         port = await self._bind(server, settings.grpc_port)
         self.grpc_address = join_address(settings.broker_ip1, port)
         return server
 
     async def _serve_grpc(self, server: RemotingServer, router: Router) -> None:
-        from rmqkit.proxy.endpoint import Endpoint
-        from rmqkit.proxy.grpc_call import GrpcService
+        from rmqkit.proxy.service.endpoint import Endpoint
+        from rmqkit.proxy.transport.grpc_call import GrpcService
 
         port = int(self.grpc_address.rpartition(":")[2])
         backend = self.parts.grpc_backend(router)

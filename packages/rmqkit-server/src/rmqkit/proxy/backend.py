@@ -28,7 +28,6 @@ __all__ = [
     "GrpcRefusal",
     "OnRequest",
     "Peer",
-    "PeerAtOnce",
     "Route",
     "Unclaimed",
     "Wanted",
@@ -96,22 +95,9 @@ class Peer(Protocol):
         """Have brokers forget the client."""
 
 
-class PeerAtOnce(Peer, Protocol):
-    """A client of a broker in this process."""
-
-    def request_soon(self, command: Command, answered: Answered) -> None:
-        """`ask` with an answer that is taken when it is there: now, or later."""
-
-    def gather(self, header: tuple[bytes, bytes], body: bytes, answered: Answered) -> None:
-        """`request_soon` with a send, when all of this read are here: `BackendAtOnce.handle_gathered`.
-        ``header``: as JSON, what stands before its opaque and behind it."""
-
-    def gather_ack(self, pop: AckedPop, offset: int, text: str, answered: Answered) -> None:
-        """`request_soon` with an ack of a message of a pop, when all of this read are here. ``text``: its handle."""
-
-
 class BackendAtOnce(Protocol):
-    """What a broker in this process answers without waiting."""
+    """A broker in this process, which answers without waiting. `gather_send` and `gather_ack` collect the requests of
+    one read. ``answered`` gets the answer to each: in `handle_gathered`, or later."""
 
     def route_at_once(self, topic: str) -> Route | None:
         """`Backend.route`."""
@@ -122,11 +108,14 @@ class BackendAtOnce(Protocol):
     def signer(self, metadata: Mapping[str, str]) -> str | None:
         """`Backend.identify`."""
 
-    def peer_at_once(self, peer: Peer) -> PeerAtOnce:
-        """A peer of this backend, which will be asked with `gather` before `handle_gathered`."""
+    def gather_send(self, peer: Peer, header: tuple[bytes, bytes], body: bytes, answered: Answered) -> None:
+        """Collect a send. ``header``: its JSON before and after the opaque."""
+
+    def gather_ack(self, peer: Peer, pop: AckedPop, offset: int, text: str, answered: Answered) -> None:
+        """Collect the ack of one message of a pop. ``text``: its receipt handle."""
 
     def handle_gathered(self) -> None:
-        """Have the broker handle what its peers gathered."""
+        """Have the broker handle the requests that were collected."""
 
 
 class Backend(Protocol):

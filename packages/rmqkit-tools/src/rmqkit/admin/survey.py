@@ -2,8 +2,8 @@
 
 `look` makes a `Snapshot` of name servers, brokers, replication, half messages, groups with their lags, dead letters,
 popped messages and members, and clients. `survey` takes two and compares them: only that shows whether a group keeps
-up. The web console keeps such a snapshot and asks in turn (`rmqkit.console.watch`). A question without an answer is
-noted in ``troubles`` and does not hide the others.
+up. The web console keeps such a snapshot and asks in turn (`rmqkit.console.watch.watcher`). A question without an
+answer is noted in ``troubles`` and does not hide the others.
 """
 
 from __future__ import annotations

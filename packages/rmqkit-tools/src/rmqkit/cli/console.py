@@ -81,7 +81,7 @@ def console(
     if ctx.invoked_subcommand is not None:
         return
     with extras.needed("console", "rmq console"):
-        from rmqkit.console.security import is_loopback, listen_fault
+        from rmqkit.console.access.security import is_loopback, listen_fault
 
     if (cert is None) != (key is None):
         raise SettingsError("--cert and --key belong together: give both")
@@ -147,8 +147,8 @@ def _serve(
     **options: Any,
 ) -> None:
     with extras.needed("console", "rmq console"):
-        from rmqkit.console.app import Console
-        from rmqkit.console.serve import serve, state_folder
+        from rmqkit.console.server.app import Console
+        from rmqkit.console.server.serve import serve, state_folder
     tls, access_key = tls_settings(common), common["access_key"]
     signing = None
     if access_key:
@@ -192,7 +192,7 @@ def user(
     role: Annotated[str, typer.Option(help="viewer, operator or admin.")] = "viewer",
 ) -> None:
     """Print a line for the file of users; the password is asked for, or read from standard input."""
-    from rmqkit.console.logins import Role, password_line
+    from rmqkit.console.access.logins import Role, password_line
 
     if role not in set(Role):
         raise typer.BadParameter(f"--role {role} must be {', '.join(Role)}")

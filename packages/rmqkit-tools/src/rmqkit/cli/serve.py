@@ -210,9 +210,9 @@ def proxy(
 ) -> None:
     """Run a proxy in front of a cluster: a gRPC endpoint for the RocketMQ 5.x SDKs, and a remoting port."""
     with extras.needed("grpc", "rmq proxy"):
-        from rmqkit.proxy.server import Proxy, ProxySettings
-        from rmqkit.proxy.unused_settings import RENAMED, UNUSED, UnusedSettings
-        from rmqkit.proxy.users import ProxyUserSettings
+        from rmqkit.proxy.remote.users import ProxyUserSettings
+        from rmqkit.proxy.server.server import Proxy, ProxySettings
+        from rmqkit.proxy.server.unused_settings import RENAMED, UNUSED, UnusedSettings
     types = (ProxySettings, ProxyUserSettings, UnusedSettings, LoggingSettings, ServerTlsSettings, ClientTlsSettings)
     running = Running.of(
         {types: {}},

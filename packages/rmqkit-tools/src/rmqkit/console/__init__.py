@@ -5,29 +5,27 @@
     console = Console("127.0.0.1:9876", read_only=True)
     app.mount("/rmq", console)
 
-======================  ============================================================================================
-module                  what it does
-======================  ============================================================================================
-`app` `routes`          the way of a request: Host, origin, user, view, answer · the table of addresses
-`hub`                   what requests share: clusters, connections, sessions
-`security` `logins`     what may ask, who it is, sessions, users in a file
-`reviews` `audit`       a change is a form, a review, a confirmation and lines in the audit
-`watch`                 one task per cluster keeps a snapshot, within a budget of requests; list pages ask nobody
-`history` `alerts`      figures over time in a file, and rules that look at them; `figures` says which there are
-`notices`               where alerts are sent, and how
-`live`                  a page's refreshes, and the tail of a topic, as server-sent events
-`render` `charts`       HTML from templates, SVG
-`hooks`                 what other packages add: decoders of bodies, pages
-`views`                 one file per noun: what a page shows
-======================  ============================================================================================
+==========  ========================================================================================================
+room        holds
+==========  ========================================================================================================
+`server`    the ASGI app: Host, origin, user, view, answer; the server of ``rmq console``
+`views`     the pages, one module per noun
+`request`   one request and its page, forms, live updates, the table of addresses, the state that requests share
+`jobs`      replays of dead letters
+`alerts`    rules that check the figures of each snapshot, and the channels of their notices
+`watch`     one task per cluster keeps a snapshot, within a budget of requests; figures and their history in a file
+`access`    the origin of a request, logins, the confirmation of a change, the audit
+`html`      templates, charts as SVG, static files, the translation of texts
+`hooks`     additions of other packages: decoders of bodies, pages, channels
+==========  ========================================================================================================
 
 It needs the extra ``console``: Starlette, uvicorn, Jinja2.
 """
 
 from __future__ import annotations
 
-from rmqkit.console.app import Console
-from rmqkit.console.asking import own_page
 from rmqkit.console.hooks import OwnPage
+from rmqkit.console.request.request import own_page
+from rmqkit.console.server.app import Console
 
 __all__ = ["Console", "OwnPage", "own_page"]

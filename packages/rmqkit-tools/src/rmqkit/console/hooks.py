@@ -8,7 +8,7 @@ attribute                              what it is
 ``decode_body(topic, message)``        the text of a message's body, or None where it is not this hook's; pages of
                                        messages show the first text that a hook gives
 ``routes(console)``                    pages of its own, an `OwnPage` each, which the navigation shows
-``alert_channel``                      a kind of channel for alerts (`rmqkit.console.notices.AlertChannel`)
+``alert_channel``                      a kind of channel for alerts (`rmqkit.console.alerts.channels.AlertChannel`)
 =====================================  ===========================================================================
 
 A decoder that raises is logged and said in place of the body: the page stays. So it is with one that takes longer than
@@ -58,7 +58,7 @@ class OwnPage(Struct, frozen=True, kw_only=True):
     Attributes:
         path: letters, digits, ``-`` and ``_``.
         title: its link in the navigation.
-        view: a coroutine function from `rmqkit.console.asking.Ask` to a Starlette response, or to what
+        view: a coroutine function from `rmqkit.console.request.request.Ask` to a Starlette response, or to what
             `rmqkit.console.own_page` makes. It may ask the cluster through ``ask.admin``.
         live_s: seconds between its refreshes; 0: none.
     """

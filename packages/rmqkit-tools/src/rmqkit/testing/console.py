@@ -19,8 +19,8 @@ def local_console(cluster: LocalCluster) -> Iterator[str]:
     """The address of its first page. It asks as the first user where brokers want signatures, and keeps its audit in
     memory. Raises ExtraMissing: the extra ``console`` is not installed."""
     with extras.needed("console", "the web console"):
-        from rmqkit.console.app import Console
-        from rmqkit.console.serve import serve
+        from rmqkit.console.server.app import Console
+        from rmqkit.console.server.serve import serve
 
     signing = cluster.brokers[0].signing
     thread = LoopThread("rmqkit console")

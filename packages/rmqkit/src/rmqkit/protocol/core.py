@@ -265,8 +265,8 @@ class GrpcMessages(Protocol):
 
 
 def compiled_grpc_messages(hidden: Collection[str]) -> GrpcMessages:
-    """The core's encoder of what receives are answered with; its twin is `rmqkit.proxy.records.message_of`, which may
-    put user properties in another order. ``hidden``: names of properties that applications do not see."""
+    """The core's encoder of what receives are answered with; its twin is `rmqkit.proxy.schema.records.message_of`,
+    which may put user properties in another order. ``hidden``: names of properties that applications do not see."""
     messages: GrpcMessages = _native.GrpcMessages(set(hidden))
     return messages
 
@@ -307,7 +307,7 @@ class HeaderBlockDecoder(Protocol):
 
 
 def compiled_header_decoder(list_bytes_max: int) -> HeaderBlockDecoder:
-    """The core's `rmqkit.proxy.plain_header_blocks.PlainHeaderBlocks`."""
+    """The core's `rmqkit.proxy.transport.plain_header_blocks.PlainHeaderBlocks`."""
     decoder: HeaderBlockDecoder = _native.HeaderDecoder(list_bytes_max)
     return decoder
 

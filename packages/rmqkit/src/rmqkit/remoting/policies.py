@@ -14,8 +14,8 @@ networks      their texts; each entry remembers      3 µs for each network of a
               addresses that it was asked about
 ============  =====================================  ==============================================================
 
-Brokers judge by it (`rmqkit.broker.access.policies`), and proxies by what brokers tell them (`rmqkit.proxy.users`).
-Loop only. Source: behaviour.md §9.8.
+Brokers judge by it (`rmqkit.broker.access.policies`), and proxies by what brokers tell them
+(`rmqkit.proxy.remote.users`). Loop only. Source: behaviour.md §9.8.
 """
 
 from __future__ import annotations

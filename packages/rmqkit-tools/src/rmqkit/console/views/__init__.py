@@ -1,1 +1,1 @@
-"""What each page shows: one module per noun, one function per page. `rmqkit.console.routes.ROUTES` names them."""
+"""The pages: one module per noun, one function per page. `rmqkit.console.request.routes.ROUTES` names them."""

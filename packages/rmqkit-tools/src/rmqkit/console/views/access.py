@@ -8,9 +8,9 @@ from typing import Any
 from msgspec import Struct
 
 from rmqkit.admin.access import ACTIONS, UserRow, may, subject_of
-from rmqkit.console.asking import Ask, Page, Part, part
-from rmqkit.console.forms import Field, Form, change, chosen_brokers, where
-from rmqkit.console.reviews import Review
+from rmqkit.console.access.confirmations import Review
+from rmqkit.console.request.forms import Field, Form, change, chosen_brokers, where
+from rmqkit.console.request.request import Ask, Page, Part, part
 from rmqkit.errors import UnknownName
 from rmqkit.protocol.schemas.access import AclInfo
 from rmqkit.sentences import _

@@ -11,12 +11,12 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
-from rmqkit.console.alerts import OPERATORS, Alert, Rule
-from rmqkit.console.asking import Ask, Fault, Page
-from rmqkit.console.figures import FIGURES
-from rmqkit.console.logins import Role
-from rmqkit.console.notices import Channel, kinds
-from rmqkit.console.reviews import Review
+from rmqkit.console.access.confirmations import Review
+from rmqkit.console.access.logins import Role
+from rmqkit.console.alerts.channels import Channel, kinds
+from rmqkit.console.alerts.rules import OPERATORS, Alert, Rule
+from rmqkit.console.request.request import Ask, Fault, Page
+from rmqkit.console.watch.figures import FIGURES
 from rmqkit.sentences import _
 
 _HOUR_MS = 3_600_000

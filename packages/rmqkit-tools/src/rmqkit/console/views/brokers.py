@@ -9,7 +9,7 @@ from typing import Any
 from rmqkit.admin.health import BrokerState
 from rmqkit.admin.settings import Compared, SettingRow, compared, described
 from rmqkit.admin.stores import Forecast, forecast
-from rmqkit.console.asking import Ask, Page, Part, part
+from rmqkit.console.request.request import Ask, Page, Part, part
 from rmqkit.console.views import history
 from rmqkit.errors import UnknownName
 from rmqkit.sentences import _

@@ -11,9 +11,9 @@ from msgspec import Struct
 
 from rmqkit.admin.groups import END_MS, QueueMove
 from rmqkit.admin.settings import described
-from rmqkit.console.asking import Ask, Page, part
-from rmqkit.console.forms import Field, Form, change, chosen_brokers, flag, number, pairs, where
-from rmqkit.console.reviews import Review
+from rmqkit.console.access.confirmations import Review
+from rmqkit.console.request.forms import Field, Form, change, chosen_brokers, flag, number, pairs, where
+from rmqkit.console.request.request import Ask, Page, part
 from rmqkit.console.views.brokers import state_of
 from rmqkit.console.views.topics import config_rows
 from rmqkit.errors import SettingsError

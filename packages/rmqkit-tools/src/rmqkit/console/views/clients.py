@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from rmqkit.console.asking import Ask, Page, Part, part, rows_of
+from rmqkit.console.request.request import Ask, Page, Part, part, rows_of
 from rmqkit.errors import UnknownName
 from rmqkit.protocol.codes import version_name
 from rmqkit.protocol.schemas.clients import ConsumerRunningInfo, MessageQueue

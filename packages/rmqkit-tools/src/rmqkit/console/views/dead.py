@@ -10,10 +10,10 @@ from starlette.responses import FileResponse, Response
 from rmqkit.admin.dead import BY, Kinds
 from rmqkit.admin.replay import Preview, preview
 from rmqkit.admin.replayed import Retries, other_readers
-from rmqkit.console.asking import Ask, Fault, Page, part
-from rmqkit.console.forms import Field, Form, change
+from rmqkit.console.access.confirmations import Review
 from rmqkit.console.jobs import Job, Progress, Status
-from rmqkit.console.reviews import Review
+from rmqkit.console.request.forms import Field, Form, change
+from rmqkit.console.request.request import Ask, Fault, Page, part
 from rmqkit.console.views.changes import time_of
 from rmqkit.errors import UnknownName
 from rmqkit.sentences import _, joined

@@ -7,7 +7,7 @@ from typing import Any
 from rmqkit.admin.causes import judge
 from rmqkit.admin.explain import At, Explainer, Key
 from rmqkit.admin.timeline import timeline
-from rmqkit.console.asking import Ask, Fault, Page
+from rmqkit.console.request.request import Ask, Fault, Page
 from rmqkit.errors import RmqError
 from rmqkit.sentences import _
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rmqkit.admin.filters import FilterTest, apply_filter, parse_properties
-from rmqkit.console.asking import Ask, Page
+from rmqkit.console.request.request import Ask, Page
 from rmqkit.errors import RmqError, SettingsError
 from rmqkit.filter import SQL92, TAG
 from rmqkit.sentences import _

@@ -9,10 +9,10 @@ from typing import Any
 from markupsafe import Markup
 from msgspec.structs import asdict
 
-from rmqkit.console.asking import Ask, Fault, Page
-from rmqkit.console.charts import Line, Mark, line_chart
-from rmqkit.console.figures import BOOT, FIGURES
+from rmqkit.console.html.charts import Line, Mark, line_chart
+from rmqkit.console.request.request import Ask, Fault, Page
 from rmqkit.console.views.messages import time_of
+from rmqkit.console.watch.figures import BOOT, FIGURES
 from rmqkit.sentences import _
 
 LINES_MAX, MARKS_MAX = 6, 9

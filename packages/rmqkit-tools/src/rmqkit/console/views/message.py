@@ -14,9 +14,9 @@ from rmqkit.admin.causes import Cause, Explanation, Facts, judge
 from rmqkit.admin.explain import At, Explainer
 from rmqkit.admin.messages import TraceRow, traces_of
 from rmqkit.admin.timeline import Event, merged, timeline
-from rmqkit.console import render
-from rmqkit.console.asking import Ask, Fault, Page, part
-from rmqkit.console.reviews import Review
+from rmqkit.console.access.confirmations import Review
+from rmqkit.console.html import render
+from rmqkit.console.request.request import Ask, Fault, Page, part
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.protocol.properties import own_properties

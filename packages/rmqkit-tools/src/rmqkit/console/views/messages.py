@@ -16,9 +16,10 @@ from starlette.responses import RedirectResponse, Response
 
 from rmqkit.admin.listing import Budget, page
 from rmqkit.admin.tail import Span, Wanted
-from rmqkit.console import live, render
-from rmqkit.console.asking import Ask, Fault, Page
-from rmqkit.console.reviews import Review
+from rmqkit.console.access.confirmations import Review
+from rmqkit.console.html import render
+from rmqkit.console.request import live
+from rmqkit.console.request.request import Ask, Fault, Page
 from rmqkit.errors import RmqError
 from rmqkit.filter import subscription
 from rmqkit.protocol.message import Message, ReceivedMessage

@@ -12,18 +12,18 @@ from starlette.responses import RedirectResponse, Response
 
 from rmqkit.admin import Admin
 from rmqkit.admin.health import findings
-from rmqkit.console import logins
-from rmqkit.console.asking import Ask, Fault, Page
-from rmqkit.console.logins import Role, User
-from rmqkit.console.security import is_own_path
-from rmqkit.console.texts import LANGUAGES
+from rmqkit.console.access import logins
+from rmqkit.console.access.logins import Role, User
+from rmqkit.console.access.security import is_own_path
+from rmqkit.console.html.translation import LANGUAGES
+from rmqkit.console.request.request import Ask, Fault, Page
 from rmqkit.errors import PeerRefused, RmqError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.schemas.access import UserInfo, UserRequest
 from rmqkit.remoting.authentication import Credentials
 from rmqkit.sentences import _
 
-_STATIC = Path(__file__).parents[1] / "static"
+_STATIC = Path(__file__).parents[1] / "html" / "static"
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _THEME_SECONDS = 365 * 86_400
 

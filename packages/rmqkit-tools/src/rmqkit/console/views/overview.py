@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from rmqkit.admin.health import Snapshot, findings
-from rmqkit.console.asking import Ask, Page
+from rmqkit.console.request.request import Ask, Page
 from rmqkit.console.views import alerts, history
 from rmqkit.sentences import _
 

@@ -14,7 +14,7 @@ from rmqkit.admin.health import TopicState
 from rmqkit.admin.listing import Budget, page
 from rmqkit.admin.tail import Span
 from rmqkit.admin.topics import QueueStatus
-from rmqkit.console.asking import Ask, Page, part, rows_of
+from rmqkit.console.request.request import Ask, Page, part, rows_of
 from rmqkit.console.views import history
 from rmqkit.errors import UnknownName
 from rmqkit.sentences import _

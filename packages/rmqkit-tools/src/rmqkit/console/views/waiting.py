@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmqkit.console.asking import Ask, Page
+from rmqkit.console.request.request import Ask, Page
 from rmqkit.sentences import _
 
 _TABS = (("delays", _("Delays")), ("transactions", _("Transactions")), ("pop", "POP"))

@@ -1,0 +1,1 @@
+"""Brokers over the remoting protocol, as a proxy uses them: requests, caches, users, the remoting port."""

@@ -1,0 +1,361 @@
+"""Brokers over the remoting protocol: what `rmq proxy` stands in front of (``ClusterServiceManager``).
+
+Routes come from name servers, message types and groups from a broker, each asked for once at a time and kept for a
+while; brokers also tell who signed a call and what that user may do (`rmqkit.proxy.remote.users`). Consumers are known
+to the proxy alone, as POP needs no members. About half messages brokers ask a producer of a group named like the topic:
+that is the proxy, which hands the question to one of its clients.
+Source: grpc.md §9.3, §11, §16.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+from msgspec import Struct
+
+from rmqkit.clock import Clock
+from rmqkit.errors import PeerRefused, RemotingError
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_fields, request
+from rmqkit.protocol.record import decode_record
+from rmqkit.protocol.schemas.clients import HeartbeatData, ProducerData
+from rmqkit.protocol.schemas.groups import GroupRequest, SubscriptionGroupConfig
+from rmqkit.protocol.schemas.pull import ViewMessageRequest
+from rmqkit.protocol.schemas.topics import BrokerData, ClusterInfo, Permission, TopicConfig, TopicRequest, TopicRoute
+from rmqkit.proxy.backend import (
+    ASK_TIMEOUT_MS,
+    BackendAtOnce,
+    BrokerQueues,
+    OnRequest,
+    Peer,
+    Route,
+    Unclaimed,
+    Wanted,
+    hand_back,
+)
+from rmqkit.proxy.remote.cache import Kept
+from rmqkit.proxy.remote.users import ProxyUserSettings, Users
+from rmqkit.remoting.address import split_address
+from rmqkit.remoting.authentication import Credentials, inner_credentials
+from rmqkit.remoting.client import RemotingClient
+from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.router import Router
+from rmqkit.remoting.tasks import Tasks
+from rmqkit.rpc import BrokerCalls, NameServers
+
+__all__ = ["RemoteBackend"]
+
+HEARTBEAT_SECONDS = 20.0
+_PRODUCER_ID = "rmq-proxy-producer-client"
+# What has transactions in it; a topic of the other types has no half messages.
+_TRANSACTIONAL = ("TRANSACTION", "MIXED", "UNSPECIFIED")
+
+_log = logging.getLogger(__name__)
+
+
+class RemoteBackend:
+    """The brokers that some name servers know.
+
+    Args:
+        remoting: connections to name servers and brokers; made with a router, and with how requests are signed.
+
+    Raises SettingsError: what the settings say of users cannot be.
+    """
+
+    def __init__(
+        self,
+        name_servers: Sequence[str],
+        clock: Clock,
+        remoting: Callable[[Router, Credentials | None], RemotingClient],
+        users: ProxyUserSettings | None = None,
+    ) -> None:
+        users = users or ProxyUserSettings()
+        inner = inner_credentials(users.inner_credentials)
+        self._cluster = users.cluster
+        self.users = Users(users, inner, self._ask_cluster, clock)
+        self.has_policies = self.users.has_policies
+        self.at_once: BackendAtOnce | None = None
+        router = Router()
+        router.register(RequestCode.CHECK_TRANSACTION_STATE, self._check_back)
+        self.tasks = Tasks()
+        self._remoting = remoting(router, inner)
+        self._calls = BrokerCalls(self._remoting, ASK_TIMEOUT_MS)
+        self._name_servers = NameServers(name_servers, self._calls)
+        self._routes = Kept(self._fetch_route, clock)
+        self._groups = Kept(self._fetch_group, clock)
+        self._clusters = Kept(self._fetch_cluster, clock)
+        self._topics = Kept(self._fetch_topic, clock)
+        self._named = Kept(self._fetch_master, clock)
+        self._all = Kept(self._fetch_names, clock)
+        self._masters: dict[str, str] = {}
+        self._producers: dict[str, list[_RemotePeer]] = {}
+        self._turn = itertools.count()
+        self.own: Peer = _RemotePeer(self, lambda command: None, lambda: None)
+
+    async def close(self) -> None:
+        """Give up the requests under way, and close the connections."""
+        await self.tasks.close()
+        await self._remoting.close()
+
+    # -- what the endpoint asks
+
+    async def route(self, topic: str) -> Route | None:
+        return await self._routes.find(topic)
+
+    async def group(self, name: str) -> SubscriptionGroupConfig | None:
+        return await self._groups.find(name)
+
+    async def has_broker(self, name: str) -> bool:
+        if name not in self._masters:
+            await self._learn_masters()
+        return name in self._masters
+
+    def readable_broker(self, name: str, route: Route) -> str | None:
+        readable = [
+            one.name
+            for one in route.brokers
+            if one.broker_id == 0 and one.permission & Permission.READ and one.read_queue_count
+        ]
+        if name in readable or not readable:
+            return name if readable else None
+        return readable[next(self._turn) % len(readable)]
+
+    async def message_at(self, broker: str, physical_offset: int) -> tuple[str, int, int]:
+        header = ViewMessageRequest(physical_offset)
+        answer = await self.call(broker, request(RequestCode.VIEW_MESSAGE_BY_ID, header), ASK_TIMEOUT_MS)
+        if answer.code != ResponseCode.SUCCESS:
+            return "", -1, -1
+        record = decode_record(answer.payload)
+        return record.topic, record.queue_id, record.queue_offset
+
+    def join(self, on_request: OnRequest, on_close: Callable[[], None]) -> Peer:
+        return _RemotePeer(self, on_request, on_close)
+
+    async def identify(self, metadata: Mapping[str, str]) -> str | None:
+        return await self.users.signer(metadata)
+
+    async def authorize(self, user: str | None, wanted: Sequence[Wanted], addresses: Sequence[str]) -> None:
+        await self.users.check(user, wanted, addresses)
+
+    # -- what the remoting port asks
+
+    async def topic(self, name: str) -> TopicRoute | None:
+        """Where a topic is, as name servers tell it. Raises RemotingError."""
+        return await self._topics.find(name)
+
+    async def master(self, broker: str) -> str | None:
+        """The address of a broker's master; None: name servers know none. Raises RemotingError."""
+        return self._masters.get(broker) or await self._named.find(broker)
+
+    async def brokers(self) -> list[str]:
+        """The names of all brokers that have a master. Raises RemotingError."""
+        return await self._all.find("") or []
+
+    def not_reached(self, broker: str) -> None:
+        """Have the address of a broker's master looked up again: nobody answers at the one that is known."""
+        self._masters.pop(broker, None)
+
+    # -- what peers ask
+
+    async def call(self, broker: str, command: Command, timeout_ms: float) -> Command:
+        """The answer of a broker's master. Raises RemotingError, PeerRefused: there is no such broker."""
+        if not await self.has_broker(broker):
+            raise PeerRefused(ResponseCode.BROKER_NOT_EXIST, f"cannot find broker {broker}", "the name servers")
+        command.fields = {**decode_fields(command), "bname": broker}
+        return await self._calls.call(self._masters[broker], command, timeout_ms)
+
+    async def produce(self, peer: _RemotePeer, topics: set[str]) -> None:
+        """Have brokers know the proxy as a producer of what a client produces."""
+        is_new = bool(topics - peer.topics)
+        self.forget(peer)
+        for topic in topics:
+            self._producers.setdefault(topic, []).append(peer)
+        peer.topics = topics
+        if is_new:
+            await self.heartbeat()
+
+    def forget(self, peer: _RemotePeer) -> None:
+        """Ask a client about half messages no more."""
+        for topic in peer.topics:
+            self._producers[topic].remove(peer)
+            if not self._producers[topic]:
+                del self._producers[topic]
+        peer.topics = set()
+
+    async def heartbeat(self) -> None:
+        """Tell all masters which transactional topics have a producer here; for every `HEARTBEAT_SECONDS`."""
+        groups: dict[str, list[ProducerData]] = {}
+        for topic in list(self._producers):
+            route = await self.route(topic)
+            if route is not None and route.message_type in _TRANSACTIONAL:
+                for queues in route.brokers:
+                    groups.setdefault(queues.name, []).append(ProducerData(topic))
+        for broker, producers in groups.items():
+            if broker in self._masters:
+                data = HeartbeatData(clientID=_PRODUCER_ID, producerDataSet=producers)
+                try:
+                    await self._calls.heartbeat(self._masters[broker], data)
+                except (RemotingError, PeerRefused) as error:
+                    _log.warning("broker %s does not know the producers here: %s", broker, error)
+
+    # -- inside
+
+    def _check_back(self, connection: Connection, command: Command) -> None:
+        """A broker asks about a half message: one of the topic's clients is asked, in turn."""
+        group = self._topic_of(command)
+        peers = [peer for peer in self._producers.get(group, ()) if peer.is_open]
+        if peers:
+            peers[next(self._turn) % len(peers)].on_request(command)
+        else:
+            _log.info("a half message of %s has no producer here", group)
+
+    @staticmethod
+    def _topic_of(command: Command) -> str:
+        return decode_record(command.payload).topic
+
+    async def _fetch_route(self, topic: str) -> Route | None:
+        found = await self._fetch_topic(topic)
+        if found is None:
+            return None
+        message_type = await self._message_type(topic, found)
+        by_name = {data.broker_name: data for data in found.broker_datas}
+        queues = [
+            BrokerQueues(
+                data.broker_name,
+                0,
+                split_address(self._masters[data.broker_name])[0],
+                data.read_queue_nums,
+                data.write_queue_nums,
+                data.perm & (Permission.READ | Permission.WRITE),
+            )
+            for data in found.queue_datas
+            if data.broker_name in by_name and 0 in by_name[data.broker_name].broker_addrs
+        ]
+        return Route(message_type, queues)
+
+    async def _fetch_topic(self, name: str) -> TopicRoute | None:
+        found = await self._name_servers.route(name)
+        if found is not None:
+            self._take_masters(found.broker_datas)
+        return found
+
+    async def _fetch_names(self, _: str) -> list[str]:
+        brokers = (await self._learn_masters()).broker_addr_table
+        return sorted(name for name, data in brokers.items() if 0 in data.broker_addrs)
+
+    async def _fetch_master(self, broker: str) -> str | None:
+        await self._learn_masters()
+        return self._masters.get(broker)
+
+    async def _message_type(self, topic: str, route: TopicRoute) -> str:
+        """The value of ``message.type``, of the first broker that tells it."""
+        for data in route.broker_datas:
+            if data.broker_name in self._masters:
+                address = self._masters[data.broker_name]
+                config = await self._calls.fetch(
+                    TopicConfig, address, RequestCode.GET_TOPIC_CONFIG, TopicRequest(topic)
+                )
+                return (config.attributes or {}).get("message.type", "NORMAL")
+        return "NORMAL"
+
+    async def _fetch_group(self, name: str) -> SubscriptionGroupConfig | None:
+        if not self._masters:
+            await self._learn_masters()
+        for address in self._masters.values():
+            code, header = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, GroupRequest(name)
+            try:
+                return await self._calls.fetch(SubscriptionGroupConfig, address, code, header)
+            except PeerRefused as error:
+                if error.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+                    raise
+        return None
+
+    async def _learn_masters(self) -> ClusterInfo:
+        info = await self._name_servers.fetch(ClusterInfo, RequestCode.GET_BROKER_CLUSTER_INFO)
+        self._take_masters(info.broker_addr_table.values())
+        return info
+
+    async def _ask_cluster(self, code: RequestCode, header: Struct) -> bytes:
+        """The body of the answer of a master of the proxy's cluster. Raises RemotingError, PeerRefused."""
+        masters = await self._clusters.find(self._cluster) or []
+        for number, address in enumerate(masters, 1):
+            try:
+                return (await self._calls.ask(address, code, header)).payload
+            except RemotingError:
+                if number == len(masters):
+                    raise
+        known = f"cluster {self._cluster}" if self._cluster else "any cluster"
+        raise PeerRefused(ResponseCode.BROKER_NOT_EXIST, f"no master of {known} is known", "the name servers")
+
+    async def _fetch_cluster(self, name: str) -> list[str] | None:
+        """Where the masters of a cluster are, in the order of their names; without a name, of the only one."""
+        info = await self._learn_masters()
+        clusters = info.cluster_addr_table
+        if not name and len(clusters) > 1:
+            remark = f"clusters {', '.join(sorted(clusters))} have users: set rocketMQClusterName at the proxy"
+            raise PeerRefused(ResponseCode.SYSTEM_ERROR, remark, "the name servers")
+        members = clusters.get(name, []) if name else [one for members in clusters.values() for one in members]
+        return [self._masters[one] for one in sorted(members) if 0 in info.broker_addr_table[one].broker_addrs] or None
+
+    def _take_masters(self, brokers: Iterable[BrokerData]) -> None:
+        for data in brokers:
+            if 0 in data.broker_addrs:
+                self._masters[data.broker_name] = data.broker_addrs[0]
+
+
+class _RemotePeer:
+    """A client of the proxy; brokers do not know it."""
+
+    def __init__(self, backend: RemoteBackend, on_request: OnRequest, on_close: Callable[[], None]) -> None:
+        self._backend = backend
+        self._on_close = on_close
+        self._is_open = True
+        self.on_request = on_request
+        self.topics: set[str] = set()
+        self.user: str | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open
+
+    def moved_to(self, peername: tuple[str, int]) -> None:
+        """Records have the proxy's address."""
+
+    async def ask(self, broker: str, command: Command, timeout_ms: float = ASK_TIMEOUT_MS) -> Command:
+        return await self._backend.call(broker, command, timeout_ms)
+
+    async def wait(self, broker: str, command: Command, timeout_ms: float, unclaimed: Unclaimed) -> Command:
+        asking = self._backend.tasks.own(self._backend.call(broker, command, timeout_ms), f"request to {broker}")
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            # The broker does not know that nobody waits any more: what it pops yet is given back.
+            # Not before: while the caller still waits, what is popped is its own.
+            asking.add_done_callback(partial(hand_back, unclaimed))
+            raise
+
+    async def register(self, data: HeartbeatData, language: str, version: int) -> None:
+        await self._backend.produce(self, {producer.group_name for producer in data.producerDataSet})
+
+    async def unregister(self, client_id: str, producer_group: str | None, consumer_group: str | None) -> None:
+        if producer_group is not None:
+            await self._backend.produce(self, self.topics - {producer_group})
+
+    def close(self, reason: str = "") -> None:
+        if self._is_open:
+            self._is_open = False
+            self._backend.forget(self)
+            self._on_close()
+            self._on_close, self.on_request = _tell_nobody, _ask_nobody  # both hold the client, which holds this
+
+
+def _tell_nobody() -> None:
+    """What is told of a peer that is closed."""
+
+
+def _ask_nobody(command: Command) -> None:
+    """What brokers ask a client that has gone."""

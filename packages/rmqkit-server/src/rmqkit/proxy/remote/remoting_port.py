@@ -1,0 +1,445 @@
+"""The proxy's remoting port: clients of 4.x and 5.x take it for their name server and for every broker
+(``RemotingProtocolServer``).
+
+A route (105) has the proxy's own address for every broker. A client's requests go on to brokers over connections of its
+own, one for each broker it uses, so that brokers see the client itself: what it signed, its groups, its locks, what
+waits for it, and when it leaves. What brokers tell and ask comes back the same way. The proxy keeps no group.
+
+============================  =====================================================================================
+request                       goes to
+============================  =====================================================================================
+most (`_NAMED`)               the broker that its field ``bname`` names, ``n`` in the short form of sends; without it,
+                              as from clients of 4.x, the only broker there is
+41, 42, 46, 400, 200151       the broker that its body names, or one that has the topic in the body
+34, 35                        all brokers the client uses: those of routes it has, and of what it subscribes to
+38, 203, 204                  the same; of a client that uses none, all there are. Members are put together
+105                           none: name servers are asked, and the answer is kept for a while
+============================  =====================================================================================
+
+The newest heartbeat is kept and goes first over each new connection: a broker that was restarted knows the client again
+before it is asked for anything. Requests are passed on as they came, signatures included; a proxy with users looks at
+them first, so that what it allows is never more than what brokers do.
+
+What is bounded: requests under way per client (`CALLS_MAX`), in all (two lanes) and in bytes, what a broker does not
+take of one client, kept heartbeats, and how long a broker may take. A broker that is silent for longer is hung up on.
+Loop only. Source: grpc.md §11; remoting.md §4.2, §4.3, §4.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from copy import copy
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from rmqkit.errors import ConnectFailed, HeaderError, PeerRefused, ProtocolError, RemotingError
+from rmqkit.protocol import fastjson
+from rmqkit.protocol.codes import RequestCode, ResponseCode, version_number
+from rmqkit.protocol.command import Command, decode_fields, decode_header, reply, request
+from rmqkit.protocol.record import Record, decode_record
+from rmqkit.protocol.schemas.clients import CheckClientBody, ConsumerIds, HeartbeatData, LockBody
+from rmqkit.protocol.schemas.pop import BatchAckBody, QueryAssignmentBody
+from rmqkit.protocol.schemas.pull import ViewMessageRequest
+from rmqkit.protocol.schemas.topics import RouteRequest, TopicRoute
+from rmqkit.proxy.backend import ASK_TIMEOUT_MS
+from rmqkit.proxy.remote.remote_backend import RemoteBackend
+from rmqkit.proxy.schema.status import Refused
+from rmqkit.proxy.service.clients import CALLS_MAX
+from rmqkit.proxy.service.receiving import no_route
+from rmqkit.remoting.address import join_address
+from rmqkit.remoting.client import RemotingClient
+from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.router import LANE_REQUESTS_MAX, OVERLOADED, Lane, Router, decode_body
+from rmqkit.remoting.tasks import Tasks
+from rmqkit.rights import NotReadable, needed
+
+__all__ = ["RemotingPort"]
+
+# The field that names the broker.
+_NAMED = {
+    RequestCode.SEND_MESSAGE: "bname",
+    RequestCode.SEND_MESSAGE_V2: "n",
+    RequestCode.SEND_BATCH_MESSAGE: "n",
+    RequestCode.SEND_REPLY_MESSAGE: "bname",
+    RequestCode.SEND_REPLY_MESSAGE_V2: "n",
+    RequestCode.CONSUMER_SEND_MSG_BACK: "bname",
+    RequestCode.END_TRANSACTION: "bname",
+    RequestCode.RECALL_MESSAGE: "bname",
+    RequestCode.PULL_MESSAGE: "bname",
+    RequestCode.LITE_PULL_MESSAGE: "bname",
+    RequestCode.QUERY_CONSUMER_OFFSET: "bname",
+    RequestCode.UPDATE_CONSUMER_OFFSET: "bname",
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: "bname",
+    RequestCode.GET_MAX_OFFSET: "bname",
+    RequestCode.GET_MIN_OFFSET: "bname",
+    RequestCode.GET_EARLIEST_MSG_STORETIME: "bname",
+    RequestCode.POP_MESSAGE: "bname",
+    RequestCode.ACK_MESSAGE: "bname",
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: "bname",
+    RequestCode.NOTIFICATION: "bname",
+}
+# The field with how long a request is held, in ms.
+_HOLDS = {
+    RequestCode.PULL_MESSAGE: "suspendTimeoutMillis",
+    RequestCode.LITE_PULL_MESSAGE: "suspendTimeoutMillis",
+    RequestCode.POP_MESSAGE: "pollTime",
+    RequestCode.NOTIFICATION: "pollTime",
+}
+# What brokers tell and ask clients.
+_FROM_BROKERS = (
+    RequestCode.CHECK_TRANSACTION_STATE,
+    RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+    RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+    RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
+    RequestCode.GET_CONSUMER_RUNNING_INFO,
+    RequestCode.CONSUME_MESSAGE_DIRECTLY,
+    RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
+)
+# The field with the physical offset of what a request is about: policies are about its topic.
+_PLACES = {RequestCode.END_TRANSACTION: "commitLogOffset", RequestCode.CONSUMER_SEND_MSG_BACK: "offset"}
+
+_ANSWER_MS = 3000.0
+_AFTER_HOLD_MS = 10_000.0
+_HOLD_MS_MAX = 300_000.0
+_CLIENT_ANSWER_MS = 10_000.0
+_HELD_MAX = 50_000
+_REQUESTS_BYTES_MAX = 256 << 20
+_HEARTBEATS_BYTES_MAX = 64 << 20
+_HEARTBEAT_BYTES_MAX = 64 << 10
+_STRICT_JSON_SINCE = version_number(4, 9, 4)
+_SUB_CHANGE = "IS_SUB_CHANGE"
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class _Client:
+    """A connection of a client.
+
+    Attributes:
+        remoting: its connections to brokers.
+        brokers: the names of those it uses.
+        heartbeat: its newest with subscriptions, or None.
+        calls: how many of its requests are under way.
+    """
+
+    def __init__(self, connection: Connection, remoting: RemotingClient) -> None:
+        self.connection = connection
+        self.remoting = remoting
+        self.brokers: set[str] = set()
+        self.heartbeat: Command | None = None
+        self.calls = 0
+
+
+class RemotingPort:
+    """Answers the requests of remoting clients.
+
+    Args:
+        backend: knows routes, brokers and users.
+        remoting: makes a client's connections to brokers, with a router for what they ask; nothing is signed there.
+        host: the host that routes name; empty: the one that the client reached.
+        port: the one that routes name; may be set later.
+
+    Attributes:
+        router: the handlers.
+    """
+
+    def __init__(
+        self, backend: RemoteBackend, remoting: Callable[[Router], RemotingClient], *, host: str = "", port: int = 0
+    ) -> None:
+        self._backend = backend
+        self._remoting = remoting
+        self._host = host
+        self.port = port
+        self._clients: dict[Connection, _Client] = {}
+        self._heartbeat_bytes = 0
+        self._request_bytes = 0
+        self._tasks = Tasks()
+        self.router = Router()
+        lane, held = Lane("proxied", LANE_REQUESTS_MAX), Lane("held", _HELD_MAX)
+        for code in _NAMED:
+            self.router.register(code, self._answering(self._by_name), held if code in _HOLDS else lane)
+        for code, answer in {
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
+            RequestCode.HEART_BEAT: self._heartbeat,
+            RequestCode.UNREGISTER_CLIENT: self._unregister,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self._members,
+            RequestCode.GET_CONSUMER_CONNECTION_LIST: self._connections,
+            RequestCode.GET_PRODUCER_CONNECTION_LIST: self._connections,
+            RequestCode.LOCK_BATCH_MQ: self._locks,
+            RequestCode.UNLOCK_BATCH_MQ: self._locks,
+            RequestCode.CHECK_CLIENT_CONFIG: self._check,
+            RequestCode.QUERY_ASSIGNMENT: self._assignment,
+            RequestCode.BATCH_ACK_MESSAGE: self._batch_ack,
+        }.items():
+            self.router.register(code, self._answering(answer), lane)
+
+    def closed(self, connection: Connection) -> None:
+        """A client has gone: so brokers shall see."""
+        client = self._clients.get(connection)
+        if client is not None:
+            self._keep(client, None)
+            del self._clients[connection]
+            self._tasks.start(client.remoting.close(), f"connections of {connection.peer}")
+
+    async def close(self) -> None:
+        """Close the connections to brokers."""
+        for connection in list(self._clients):
+            self.closed(connection)
+        await self._tasks.finish()
+
+    # -- a request's way
+
+    def _answering(
+        self, answer: Callable[[_Client, Command], Awaitable[Command | None]]
+    ) -> Callable[[Connection, Command], Awaitable[Command | None]]:
+        async def handle(connection: Connection, command: Command) -> Command | None:
+            if not connection.is_open:
+                return None
+            client = self._clients.get(connection)
+            if client is None:
+                client = self._clients[connection] = self._joined(connection)
+            size = len(command.body)
+            if client.calls >= CALLS_MAX or self._request_bytes + size > _REQUESTS_BYTES_MAX:
+                return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
+            # Counted before it is admitted: to ask a broker about its user is work as well, which strangers can have us
+            # do.
+            client.calls += 1
+            self._request_bytes += size
+            try:
+                await self._admit(connection, command)
+                return await answer(client, command)
+            except Refused as error:
+                return reply(command, ResponseCode.NO_PERMISSION, error.text)
+            except RemotingError as error:
+                _log.info("request %s of %s: %s", command.code, connection.peer, error)
+                return reply(command, ResponseCode.SYSTEM_ERROR, str(error))
+            finally:
+                client.calls -= 1
+                self._request_bytes -= size
+                assert client.calls >= 0 <= self._request_bytes, "a request that ended had begun"
+
+        return handle
+
+    def _joined(self, connection: Connection) -> _Client:
+        router = Router()
+        for code in _FROM_BROKERS:
+            router.register(code, lambda _, command: self._tell(connection, command))
+        return _Client(connection, self._remoting(router))
+
+    async def _admit(self, connection: Connection, command: Command) -> None:
+        """Raises Refused: nobody known signed it, or policies do not allow it."""
+        backend = self._backend
+        user = await backend.users.sender(command)
+        if not backend.has_policies:
+            return
+        record = await self._record_of(command) if command.code in _PLACES else None
+        fields = decode_fields(command)
+        try:
+            wanted = list(needed(command, fields, "", lambda _: record))
+        except NotReadable:
+            raise PeerRefused(ResponseCode.NO_PERMISSION, "parse authorization context error.", "here") from None
+        if command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+            wanted = [(f"Topic:{fields.get('topic')}", frozenset(("Pub", "Sub", "Get")))]
+        await backend.authorize(user, wanted, connection.addresses)
+
+    async def _record_of(self, command: Command) -> Record | None:
+        """What lies at the place that a request names, or None."""
+        broker = await self._broker(command)
+        if broker is None:
+            return None
+        try:
+            header = ViewMessageRequest(int(decode_fields(command)[_PLACES[RequestCode(command.code)]]))
+            asked = request(RequestCode.VIEW_MESSAGE_BY_ID, header)
+            answer = await self._backend.call(broker, asked, ASK_TIMEOUT_MS)
+            return decode_record(answer.payload) if answer.code == ResponseCode.SUCCESS else None
+        except (KeyError, ValueError, ProtocolError):
+            return None  # its handler refuses that
+
+    @staticmethod
+    def _tell(connection: Connection, command: Command) -> Awaitable[Command] | None:
+        """Pass on what a broker tells or asks. Who does not read is told nothing: brokers say it again."""
+        if command.is_one_way:
+            if connection.is_writable:
+                connection.send(copy(command))
+            return None
+
+        async def ask() -> Command:
+            try:
+                answer = await connection.call(copy(command), _CLIENT_ANSWER_MS)
+            except RemotingError as error:
+                return reply(command, ResponseCode.SYSTEM_ERROR, str(error))
+            answer.opaque = command.opaque
+            return answer
+
+        return ask()
+
+    async def _pass(self, client: _Client, broker: str, command: Command) -> Command | None:
+        """The answer of a broker, or None to a one-way request. Raises RemotingError; PeerRefused: no such broker."""
+        address = await self._backend.master(broker)
+        if address is None:
+            raise PeerRefused(ResponseCode.SYSTEM_ERROR, f"broker {broker} is not known", "the name servers")
+        timeout_ms = _ANSWER_MS
+        if command.code in _HOLDS:
+            timeout_ms = _AFTER_HOLD_MS + _milliseconds(decode_fields(command).get(_HOLDS[RequestCode(command.code)]))
+        # Before it is connected to: a farewell that comes meanwhile has to reach this broker, too.
+        client.brokers.add(broker)
+        try:
+            connection = client.remoting.connected(address)
+            if connection is None:
+                connection = await client.remoting.connection(address)
+                if client.heartbeat is not None and command.code != RequestCode.HEART_BEAT:
+                    await client.remoting.call(address, copy(client.heartbeat), _ANSWER_MS)
+            if not connection.is_writable:
+                return reply(command, ResponseCode.SYSTEM_BUSY, f"broker {broker} takes nothing more for now")
+            if command.is_one_way:
+                await client.remoting.send_one_way(address, copy(command), _ANSWER_MS)
+                return None
+            # A copy: the connection numbers what it sends, and the answer needs the client's own number.
+            answer = await client.remoting.call(address, copy(command), timeout_ms)
+        except ConnectFailed:
+            if client.connection.is_open:
+                self._backend.not_reached(broker)
+            raise
+        answer.opaque = command.opaque
+        return answer
+
+    async def _pass_to_all(self, client: _Client, brokers: Iterable[str], command: Command) -> list[Command]:
+        """The answers of those that give one, the successful ones first. Raises RemotingError: none does."""
+        outcomes = await asyncio.gather(*(self._pass(client, one, command) for one in brokers), return_exceptions=True)
+        answers: list[Command] = []
+        failure: RemotingError | None = None
+        for outcome in outcomes:
+            if isinstance(outcome, Command):
+                answers.append(outcome)
+            elif isinstance(outcome, RemotingError):
+                failure = outcome
+            elif isinstance(outcome, BaseException) and not isinstance(outcome, PeerRefused):
+                raise outcome
+        if not answers and failure is not None:
+            raise failure
+        return sorted(answers, key=lambda answer: answer.code != ResponseCode.SUCCESS)
+
+    # -- requests by code
+
+    async def _by_name(self, client: _Client, command: Command) -> Command | None:
+        broker = await self._broker(command)
+        if broker is None:
+            return reply(command, ResponseCode.VERSION_NOT_SUPPORTED, "Request doesn't have field bname")
+        return await self._pass(client, broker, command)
+
+    async def _route(self, client: _Client, command: Command) -> Command:
+        header = decode_header(command, RouteRequest)
+        route = await self._backend.topic(header.topic)
+        if route is None:
+            return reply(command, ResponseCode.TOPIC_NOT_EXIST, no_route(header.topic))
+        own = join_address(self._host or client.connection.own_host, self.port)
+        # Heartbeats go to the brokers of the routes that a client has, as where it connects to them itself.
+        client.brokers |= _masters_of(route)
+        brokers = [replace(data, broker_addrs=dict.fromkeys(data.broker_addrs, own)) for data in route.broker_datas]
+        told = replace(route, broker_datas=brokers)
+        is_strict = command.version >= _STRICT_JSON_SINCE or header.accept_standard_json_only
+        return reply(command, body=msgspec.json.encode(told) if is_strict else fastjson.dumps(told))
+
+    async def _heartbeat(self, client: _Client, command: Command) -> Command:
+        data = decode_body(command, HeartbeatData)
+        if not data.withoutSub:
+            self._keep(client, command)
+        topics = {wanted.topic for one in data.consumerDataSet for wanted in one.subscription_data_set}
+        for topic in topics:
+            client.brokers |= await self._brokers_of(topic)
+        answers = await self._pass_to_all(client, client.brokers, command)
+        refused = [answer for answer in answers if answer.code != ResponseCode.SUCCESS]
+        # One that does not have the subscriptions needs them, whatever the others have.
+        asking = [one for one in answers if decode_fields(one).get(_SUB_CHANGE) == "true"]
+        # A refusal comes first: with a success from another broker the client would take itself for known everywhere.
+        return (refused or asking or answers or [reply(command)])[0]
+
+    async def _unregister(self, client: _Client, command: Command) -> Command:
+        self._keep(client, None)  # it has what the client leaves; the next one is complete again
+        answers = await self._pass_to_all(client, client.brokers, command)
+        return (answers or [reply(command)])[-1]
+
+    async def _members(self, client: _Client, command: Command) -> Command:
+        answers = await self._pass_to_all(client, client.brokers or await self._backend.brokers(), command)
+        if not answers or answers[0].code != ResponseCode.SUCCESS:
+            return (answers or [reply(command, ResponseCode.SYSTEM_ERROR, "no broker knows the group")])[0]
+        found = [one for one in answers if one.code == ResponseCode.SUCCESS]
+        ids = dict.fromkeys(name for one in found for name in decode_body(one, ConsumerIds).consumer_id_list)
+        return reply(command, body=msgspec.json.encode(ConsumerIds(list(ids))))
+
+    async def _connections(self, client: _Client, command: Command) -> Command:
+        answers = await self._pass_to_all(client, client.brokers or await self._backend.brokers(), command)
+        return (answers or [reply(command, ResponseCode.SYSTEM_ERROR, "no broker is known")])[0]
+
+    async def _locks(self, client: _Client, command: Command) -> Command | None:
+        names = {queue.broker_name for queue in decode_body(command, LockBody).queues}
+        return await self._pass(client, _only(names, "queues of one broker"), command)
+
+    async def _check(self, client: _Client, command: Command) -> Command | None:
+        wanted = decode_body(command, CheckClientBody).subscription_data
+        names = set() if wanted is None else await self._brokers_of(wanted.topic)
+        return await self._pass(client, min(names), command) if names else reply(command)
+
+    async def _assignment(self, client: _Client, command: Command) -> Command | None:
+        topic = decode_body(command, QueryAssignmentBody).topic
+        names = await self._brokers_of(topic)
+        if not names:
+            return reply(command, ResponseCode.TOPIC_NOT_EXIST, no_route(topic))
+        # Brokers share out what they know of the group: one that has the client's heartbeat.
+        return await self._pass(client, min(names & client.brokers or names), command)
+
+    async def _batch_ack(self, client: _Client, command: Command) -> Command | None:
+        broker = decode_body(command, BatchAckBody).broker_name
+        return await self._pass(client, _only({broker} if broker else set(), "a broker's name"), command)
+
+    # -- inside
+
+    async def _broker(self, command: Command) -> str | None:
+        """The broker that a request names. Clients of 4.x name none: then the only one there is, else None."""
+        named = decode_fields(command).get(_NAMED[RequestCode(command.code)])
+        if named is not None:
+            return named
+        brokers = await self._backend.brokers()
+        return brokers[0] if len(brokers) == 1 else None
+
+    async def _brokers_of(self, topic: str) -> set[str]:
+        """The names of the brokers that have a topic and a master."""
+        route = await self._backend.topic(topic)
+        return set() if route is None else _masters_of(route)
+
+    def _keep(self, client: _Client, heartbeat: Command | None) -> None:
+        """Keep a client's newest heartbeat, if there is room; forget the one before."""
+        if self._clients.get(client.connection) is not client:
+            return  # it has gone meanwhile
+        if client.heartbeat is not None:
+            self._heartbeat_bytes -= len(client.heartbeat.body)
+            assert self._heartbeat_bytes >= 0, "what is forgotten was counted"
+        size = 0 if heartbeat is None else len(heartbeat.body)
+        has_room = size <= _HEARTBEAT_BYTES_MAX and self._heartbeat_bytes + size <= _HEARTBEATS_BYTES_MAX
+        client.heartbeat = heartbeat if has_room else None
+        if client.heartbeat is not None:
+            self._heartbeat_bytes += size
+
+
+def _masters_of(route: TopicRoute) -> set[str]:
+    return {data.broker_name for data in route.broker_datas if 0 in data.broker_addrs}
+
+
+def _milliseconds(text: str | None) -> float:
+    """How long a request is to be held; not for ever, whatever it says."""
+    try:
+        return max(0.0, min(float(int(text or 0)), _HOLD_MS_MAX))
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+def _only(names: set[str], what: str) -> str:
+    """The broker that a body names. Raises HeaderError: it names several, or none."""
+    if len(names) != 1:
+        raise HeaderError(f"the body has to name {what}, and names {len(names)}")
+    return names.pop()

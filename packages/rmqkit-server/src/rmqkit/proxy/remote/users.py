@@ -1,0 +1,165 @@
+"""Users of a proxy: who signed a call, and whether policies allow it, as brokers tell (``AuthenticationPipeline`` and
+``AuthorizationPipeline`` with the ``Proxy…MetadataProvider`` classes).
+
+A proxy has no users of its own. It asks a master of its cluster for a user with AUTH_GET_USER, and for what the user
+may do with AUTH_GET_ACL, and keeps both for 20 s, so a change holds by then; while no master answers, what is known
+goes on to be used for 300 s. Users have to be the same at all brokers, as ``mqadmin createUser -c`` makes them.
+
+Brokers see the proxy as the user of all it asks, so that what clients may do is decided here alone. That user is the
+brokers' own, ``innerClientAuthenticationCredentials``, which needs no policy. Source: grpc.md §2.2, §2.3, §11.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Annotated, TypeVar
+
+from msgspec import Struct
+
+from rmqkit.clock import Clock
+from rmqkit.errors import HeaderError, RmqError, SettingsError
+from rmqkit.protocol.acl import ACCESS_KEY, verify, verify_fully
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import Command, decode_fields
+from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.schemas.access import AclInfo, SubjectRequest, UserInfo, UserRequest
+from rmqkit.proxy.backend import Wanted
+from rmqkit.proxy.remote.cache import Kept
+from rmqkit.proxy.schema.status import Code, Refused, refusal_of
+from rmqkit.remoting.authentication import GRPC_WINDOW, GRPC_WINDOW_MS, CallSignature, Credentials, secret_of
+from rmqkit.remoting.policies import SUPER, PolicyIndex
+from rmqkit.settings import Setting
+
+__all__ = ["ProxyUserSettings", "Users"]
+
+_STALE_MS = 300_000.0
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class ProxyUserSettings(Struct, kw_only=True):
+    """What a proxy's file says about users; the keys are those of ``rmq-proxy.json``."""
+
+    authentication_enabled: Annotated[
+        bool, Setting("authenticationEnabled", "take calls only from users who sign them; brokers tell who they are")
+    ] = False
+    authorization_enabled: Annotated[
+        bool, Setting("authorizationEnabled", "let users do only what policies allow; needs authenticationEnabled")
+    ] = False
+    inner_credentials: Annotated[
+        str,
+        Setting(
+            "innerClientAuthenticationCredentials",
+            'how the proxy signs its requests, as the brokers\' own: {"accessKey":"…","secretKey":"…"}',
+            secret=True,
+        ),
+    ] = ""
+    grpc_window_ms: Annotated[int, GRPC_WINDOW] = GRPC_WINDOW_MS
+    cluster: Annotated[
+        str, Setting("rocketMQClusterName", "whose brokers tell users; default: the only one that name servers know")
+    ] = ""
+
+
+class Users:
+    """Knows who signed a call, and what they may do; loop only.
+
+    Args:
+        inner: how the proxy signs; a call that is signed so may do everything, as at a broker.
+        ask: the body of a master's answer to a request code and its header.
+
+    Raises SettingsError: policies shall hold for nobody knows whom.
+    """
+
+    def __init__(
+        self,
+        settings: ProxyUserSettings,
+        inner: Credentials | None,
+        ask: Callable[[RequestCode, Struct], Awaitable[bytes]],
+        clock: Clock,
+    ) -> None:
+        if settings.authorization_enabled and not settings.authentication_enabled:
+            raise SettingsError("authorizationEnabled=true needs authenticationEnabled=true: users could be anybody")
+        self._must_sign = settings.authentication_enabled
+        self._clock = clock
+        self._grpc_window_ms = settings.grpc_window_ms
+        self.has_policies = settings.authorization_enabled
+        self._inner = inner
+        self._ask = ask
+        self._users = Kept(self._fetch_user, clock, stale_ms=_STALE_MS)
+        self._policies = Kept(self._fetch_policies, clock, stale_ms=_STALE_MS)
+
+    async def signer(self, metadata: Mapping[str, str]) -> str | None:
+        """Who signed a call; None where nobody has to. Raises Refused: nobody known did, or no broker tells."""
+        if not self._must_sign:
+            return None
+        try:
+            signature = CallSignature.of(metadata.get("x-mq-date-time"), metadata.get("authorization"))
+            found = None if self._is_inner(signature.user) or not signature.user else await self._user(signature.user)
+            secret, remark = secret_of(signature.user, self._inner, lambda name: found)
+            signature.check(secret, remark, self._clock.now_ms(), self._grpc_window_ms)
+        except HeaderError as error:
+            raise Refused(Code.UNAUTHORIZED, str(error)) from None
+        return signature.user
+
+    async def sender(self, command: Command) -> str | None:
+        """`signer` of a request of the remoting protocol. Whether it is new is for its broker to know."""
+        if not self._must_sign:
+            return None
+        try:
+            fields = decode_fields(command)
+            name = fields.get(ACCESS_KEY)
+            found = None if not name or self._is_inner(name) else await self._user(name)
+            secret, remark = secret_of(name, self._inner, lambda _: found)
+            if remark is None and not verify(fields, command.body, secret):
+                remark = "check signature failed."
+            if remark is not None:
+                raise Refused(Code.UNAUTHORIZED, remark)
+            # Second and optional: clients of Apache's have only the signature above, so that one has to hold in any
+            # case.
+            verify_fully(command.code, fields, command.body, secret)
+        except HeaderError as error:
+            raise Refused(Code.UNAUTHORIZED, f"check signature failed: {error}.") from None
+        return name
+
+    async def check(self, user: str | None, wanted: Iterable[Wanted], addresses: Sequence[str]) -> None:
+        """Raises Refused: policies do not allow the user all of it, or no broker tells."""
+        assert user is not None, "policies hold where calls are signed"
+        if not (wanted := list(wanted)) or self._is_inner(user):
+            return
+        if (found := await self._user(user)) is None:
+            raise Refused(Code.UNAUTHORIZED, f"User:{user} not found.")
+        if found.user_type == SUPER:
+            return
+        policies = await self._told(self._policies, user)
+        index = PolicyIndex(user, None) if policies is None else policies
+        for resource, actions in wanted:
+            if (remark := index.refusal(resource, actions, addresses)) is not None:
+                raise Refused(Code.UNAUTHORIZED, remark)
+
+    # -- inside
+
+    def _is_inner(self, name: str) -> bool:
+        return self._inner is not None and name == self._inner.access_key
+
+    async def _user(self, name: str) -> UserInfo | None:
+        return await self._told(self._users, name)
+
+    @staticmethod
+    async def _told(kept: Kept[T], name: str) -> T | None:
+        """What brokers tell of a user. Raises Refused: none does."""
+        try:
+            return await kept.find(name)
+        except RmqError as error:
+            _log.warning("cannot ask a broker for user %s: %s", name, error)
+            refused = refusal_of(error)
+            raise Refused(refused.code, f"the proxy cannot ask for user {name}: {refused.text}") from None
+
+    async def _fetch_user(self, name: str) -> UserInfo | None:
+        body = await self._ask(RequestCode.AUTH_GET_USER, UserRequest(name))
+        return decode_as(body, UserInfo) if body else None
+
+    async def _fetch_policies(self, name: str) -> PolicyIndex | None:
+        body = await self._ask(RequestCode.AUTH_GET_ACL, SubjectRequest(f"User:{name}"))
+        return PolicyIndex(name, decode_as(body, AclInfo)) if body else None

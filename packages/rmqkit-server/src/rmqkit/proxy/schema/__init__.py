@@ -1,0 +1,1 @@
+"""The protobuf messages of the service: checks, statuses, and their conversion to stored records."""

@@ -1,0 +1,1 @@
+"""A proxy as a server of its own, its settings and metrics."""

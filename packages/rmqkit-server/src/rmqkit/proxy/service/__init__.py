@@ -1,0 +1,1 @@
+"""The gRPC service: clients, and the calls of its methods."""

@@ -1,0 +1,133 @@
+"""Settings that clients send and get back (``GrpcClientSettingsManager``).
+
+A client's own settings are echoed, but for what the server decides: how often and after which waits to try again,
+sizes, whether the group consumes in order. Every SDK needs another part of it, so all of it is always told.
+Source: grpc.md §2.1, §7.2, §7.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rmqkit.protocol.codes import CURRENT_VERSION, LANGUAGES, version_number
+from rmqkit.protocol.names import NO_LITE_TOPICS
+from rmqkit.protocol.schemas.groups import CustomizedRetryPolicy, ExponentialRetryPolicy, SubscriptionGroupConfig
+from rmqkit.proxy.schema.checks import BODY_BYTES_MAX, check_group, check_topic, sql_or_tags
+from rmqkit.proxy.schema.messages import message_class
+from rmqkit.proxy.schema.status import Code, Refused
+
+__all__ = ["PUSH_CONSUMER", "SIMPLE_CONSUMER", "check_settings", "language_of", "merge", "retry_waits_ms", "version_of"]
+
+PUSH_CONSUMER, SIMPLE_CONSUMER = 2, 3
+SETTINGS_BYTES_MAX = 64 << 10
+SUBSCRIPTIONS_MAX = 1000
+_PRODUCER_TRIES = 3
+_PRODUCER_BACKOFF_MS = 10, 1000, 2.0
+_BATCH_SIZE = 32
+_POLLING_SECONDS = 20
+_EXPONENTIAL = "EXPONENTIAL"
+_TRIES_TOLD_MAX = 64
+
+_Settings = message_class("Settings")
+
+
+def merge(settings: Any, config: SubscriptionGroupConfig) -> Any:
+    """What a client gets back for its settings. ``config``: of the group it consumes in, if it does."""
+    merged = _Settings()
+    merged.CopyFrom(settings)
+    if settings.HasField("publishing"):
+        _merge_producer(merged)
+    else:
+        _merge_consumer(merged, config)
+    merged.metric.on = False
+    return merged
+
+
+def language_of(metadata_language: str) -> str:
+    """The language that tools are shown; one that is not known is OTHER, where the reference fails."""
+    return metadata_language if metadata_language in LANGUAGES else "OTHER"
+
+
+def version_of(metadata_version: str) -> int:
+    """The version number of ``5.1.2``; of anything else the endpoint's own."""
+    parts = metadata_version.split(".")
+    if len(parts) == 3 and all(part.isdecimal() and len(part) < 4 for part in parts) and 4 <= int(parts[0]) < 10:
+        major, minor, patch = map(int, parts)
+        if minor < 10 and patch < 10:
+            return version_number(major, minor, patch)
+    return CURRENT_VERSION
+
+
+def check_settings(settings: Any) -> None:
+    """The checks of a client's settings. Raises Refused with BAD_REQUEST's code or INTERNAL_SERVER_ERROR's."""
+    if settings.ByteSize() > SETTINGS_BYTES_MAX:
+        raise Refused(Code.BAD_REQUEST, f"settings of {settings.ByteSize()} bytes: {SETTINGS_BYTES_MAX} are read")
+    if settings.HasField("publishing"):
+        if len(settings.publishing.topics) > SUBSCRIPTIONS_MAX:
+            raise Refused(Code.BAD_REQUEST, f"settings with more than {SUBSCRIPTIONS_MAX} topics")
+        for topic in settings.publishing.topics:
+            check_topic(topic.name)
+        return
+    if not settings.HasField("subscription"):
+        raise Refused(Code.BAD_REQUEST, "there is no publishing or subscription data in settings")
+    check_group(settings.subscription.group.name)
+    if len(settings.subscription.subscriptions) > SUBSCRIPTIONS_MAX:
+        raise Refused(Code.BAD_REQUEST, f"settings with more than {SUBSCRIPTIONS_MAX} subscriptions")
+    for entry in settings.subscription.subscriptions:
+        sql_or_tags(entry.expression)
+    if settings.client_type not in (PUSH_CONSUMER, SIMPLE_CONSUMER):
+        name = _client_type_name(settings.client_type)
+        if name.startswith("LITE_"):
+            raise Refused(Code.INTERNAL_SERVER_ERROR, f"client type is {name}: {NO_LITE_TOPICS}")
+        raise Refused(Code.INTERNAL_SERVER_ERROR, f"Client type is not consumer, type: {name}")
+
+
+def _client_type_name(number: int) -> str:
+    names = message_class("Settings").DESCRIPTOR.fields_by_name["client_type"].enum_type.values_by_number
+    return names[number].name if number in names else str(number)
+
+
+def retry_waits_ms(config: SubscriptionGroupConfig) -> Sequence[int]:
+    """What a group waits before each delivery that comes again."""
+    policy = config.group_retry_policy
+    if policy is None or policy.type != _EXPONENTIAL:
+        customized = policy.customized_retry_policy if policy is not None else None
+        return (customized or CustomizedRetryPolicy()).next or CustomizedRetryPolicy().next
+    steps = policy.exponential_retry_policy or ExponentialRetryPolicy()
+    waits, wait_ms = [], steps.initial
+    for _ in range(_TRIES_TOLD_MAX):
+        waits.append(min(wait_ms, steps.max))
+        wait_ms = min(wait_ms * steps.multiplier, steps.max)
+    return waits
+
+
+def _merge_producer(settings: Any) -> None:
+    initial_ms, max_ms, multiplier = _PRODUCER_BACKOFF_MS
+    settings.backoff_policy.max_attempts = _PRODUCER_TRIES
+    backoff = settings.backoff_policy.exponential_backoff
+    backoff.initial.FromMilliseconds(initial_ms)
+    backoff.max.FromMilliseconds(max_ms)
+    backoff.multiplier = multiplier
+    settings.publishing.max_body_size = BODY_BYTES_MAX
+    settings.publishing.validate_message_type = True
+
+
+def _merge_consumer(settings: Any, config: SubscriptionGroupConfig) -> None:
+    policy = config.group_retry_policy
+    settings.backoff_policy.max_attempts = config.retry_max_times + 1
+    if policy is not None and policy.type == _EXPONENTIAL:
+        steps = policy.exponential_retry_policy or ExponentialRetryPolicy()
+        backoff = settings.backoff_policy.exponential_backoff
+        backoff.initial.FromMilliseconds(steps.initial)
+        backoff.max.FromMilliseconds(steps.max)
+        backoff.multiplier = steps.multiplier
+    else:
+        customized = settings.backoff_policy.customized_backoff
+        del customized.next[:]
+        for wait_ms in retry_waits_ms(config):
+            customized.next.add().FromMilliseconds(wait_ms)
+    wanted = settings.subscription
+    wanted.fifo = config.consume_message_orderly
+    wanted.receive_batch_size = _BATCH_SIZE
+    wanted.long_polling_timeout.FromSeconds(_POLLING_SECONDS)

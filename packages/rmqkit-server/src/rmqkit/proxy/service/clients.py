@@ -1,0 +1,393 @@
+"""Calls of the service, and the clients of the endpoint by their id: streams, groups, what is asked of them
+(``GrpcClientChannel``, ``ClientActivity``).
+
+A client is its id: calls of several connections with the same id are one client's. While a client is known, its id
+belongs to the user of its first call, and calls of other users under the id are refused. It is kept while it calls; who
+is silent for as long as brokers wait for a heartbeat is forgotten. Loop only.
+
+Anybody can invent ids, so the table is bounded for each *origin*: the user who signs, or the address where nobody has
+to sign.
+
+==========================  =========================  ================================================================
+clients                     bound of an origin         at the bound
+==========================  =========================  ================================================================
+hold nothing: no settings,  `PASSING_OF_ORIGIN_MAX`    the one that called least recently is forgotten; where all have
+no group, no topic                                     calls under way, the new client is refused
+hold something              `HOLDING_OF_ORIGIN_MAX`    the settings, or the registration, are refused
+all together                `CLIENTS_MAX` in all       of the origin with most clients that hold nothing, one is
+                                                       forgotten; where there is none, the new client is refused
+==========================  =========================  ================================================================
+
+A forgotten client that calls again is known again, and misses nothing.
+Source: grpc.md §2.1, §7, §10, §12.3, §16.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from rmqkit.clock import Clock
+from rmqkit.errors import RemotingError
+from rmqkit.filter import subscription
+from rmqkit.protocol.codes import CURRENT_VERSION
+from rmqkit.protocol.command import Command
+from rmqkit.protocol.schemas.clients import ConsumerData, HeartbeatData, ProducerData
+from rmqkit.proxy.backend import Backend, OnRequest, Peer
+from rmqkit.proxy.schema.checks import sql_or_tags
+from rmqkit.proxy.schema.status import Code, Refused
+from rmqkit.proxy.service.client_settings import PUSH_CONSUMER, SIMPLE_CONSUMER
+from rmqkit.remoting.local import Answered
+
+__all__ = ["AnswerWith", "Call", "CallEnded", "Client", "Clients", "Stream"]
+
+CLIENT_SILENT_MS_MAX = 120_000.0
+CLIENTS_MAX = 50_000
+HOLDING_OF_ORIGIN_MAX = 10_000
+PASSING_OF_ORIGIN_MAX = 1024
+CALLS_MAX = 1024
+"""Calls of one client under way; held receives among them."""
+
+_COMMANDS_WAITING_MAX = 256
+_RELAY_SECONDS = 5.0
+_CONSUME_TYPES = {PUSH_CONSUMER: "CONSUME_PASSIVELY", SIMPLE_CONSUMER: "CONSUME_ACTIVELY"}
+
+_log = logging.getLogger(__name__)
+
+_Origin = tuple[str, str]
+"""``user`` or ``address``, and its name."""
+
+AnswerWith = Callable[[Callable[[Command], tuple[Code, bytes]]], Answered]
+"""Has a call answered with what is made of a broker's answer: a status, and the encoded message that tells it."""
+
+
+class CallEnded(Exception):
+    """Nothing can be written any more: the caller is gone, or its time is over."""
+
+
+class Call(Protocol):
+    """What an RPC may know of its call."""
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What SDKs say with each call: ``x-mq-client-id`` and the like, keys in lower case."""
+
+    @property
+    def peername(self) -> tuple[str, int]:
+        """Address and port of the other side."""
+
+    def seconds_left(self) -> float | None:
+        """Until the caller's deadline; None without one."""
+
+
+class Stream:
+    """A client's Telemetry stream: what is sent waits here until the client takes it."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Any] = deque()
+        self._arrived = asyncio.Event()
+        self._is_ending = False
+
+    def send(self, command: Any) -> bool:
+        """Send a command; False when the client takes nothing for so long that it is dropped."""
+        if len(self._waiting) >= _COMMANDS_WAITING_MAX:
+            return False
+        self._waiting.append(command)
+        self._arrived.set()
+        return True
+
+    async def write_all(self, write: Callable[[Any], Awaitable[None]]) -> None:
+        """Write what is sent, until `end` or cancelled."""
+        while not self._is_ending or self._waiting:
+            while self._waiting:
+                await write(self._waiting.popleft())
+            # No await since the line was seen empty: a command that comes from now on sets it again.
+            self._arrived.clear()
+            if not self._is_ending:
+                await self._arrived.wait()
+
+    def end(self) -> None:
+        """Have `write_all` return when all is written."""
+        self._is_ending = True
+        self._arrived.set()
+
+
+class Client:
+    """One client.
+
+    Attributes:
+        user: who signed its first call; None where nobody has to sign.
+        origin: the user, or the address of the first call where nobody has to sign.
+        settings: as it sent them, or None.
+        stream: the newest Telemetry stream on which its settings were accepted, or None.
+        producers: the topics it is registered as a producer of.
+        group: the consumer group it is registered in, or None.
+        calls: how many of its calls are under way.
+        seen_ms: monotonic time of its last call.
+    """
+
+    def __init__(self, client_id: str, clients: Clients, user: str | None, origin: _Origin) -> None:
+        self.id = client_id
+        self.user = user
+        self.origin = origin
+        self.clients = clients
+        self.settings: Any = None
+        self.stream: Stream | None = None
+        self.language = "OTHER"
+        self.version = CURRENT_VERSION
+        self.producers: set[str] = set()
+        self.group: str | None = None
+        self.calls = 0
+        self.seen_ms = 0.0
+        self.peer: Peer | None = None
+        self._relays: dict[str, asyncio.Future[Any]] = {}
+        self._settings_came = asyncio.Event()
+        self._may_send_settings = True
+
+    def set_settings(self, settings: Any) -> None:
+        self.settings = settings
+        self._settings_came.set()
+
+    def forget_settings(self) -> None:
+        self.settings = None
+        self._settings_came.clear()
+
+    async def wait_for_settings(self, seconds: float) -> None:
+        """Wait for them for a while, once: who has sent none by then will not."""
+        if self._may_send_settings:
+            self._may_send_settings = False
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._settings_came.wait(), seconds)
+
+    @property
+    def is_online(self) -> bool:
+        """Whether brokers know it as a member of its group."""
+        return self.peer is not None and self.peer.is_open and self.group is not None
+
+    @property
+    def is_fifo(self) -> bool:
+        return self.settings is not None and self.settings.subscription.fifo
+
+    async def relay(self, command: Any, nonce: str) -> Any:
+        """Ask the client over its stream; its answer. Raises TimeoutError, or Refused: it has no stream."""
+        if self.stream is None or not self.stream.send(command):
+            raise Refused(Code.INTERNAL_SERVER_ERROR, f"client {self.id} has no open Telemetry stream")
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._relays[nonce] = answer
+        try:
+            return await asyncio.wait_for(answer, _RELAY_SECONDS)
+        finally:
+            del self._relays[nonce]
+
+    def answered(self, nonce: str, answer: Any) -> None:
+        """Take the client's answer to what it was asked; an unknown nonce came too late, or is nobody's."""
+        asked = self._relays.get(nonce)
+        if asked is not None and not asked.done():
+            asked.set_result(answer)
+
+
+_NONE: OrderedDict[str, Client] = OrderedDict()
+"""The table of an origin without clients that hold nothing; never filled."""
+
+
+class Clients:
+    """All clients.
+
+    ``on_request``: takes what brokers tell and ask a client.
+    ``on_gone``: told of the id of a client that left or was silent for too long.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        clock: Clock,
+        on_request: Callable[[Client], OnRequest],
+        on_gone: Callable[[str], None],
+    ) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._on_request = on_request
+        self._on_gone = on_gone
+        self._clients: dict[str, Client] = {}
+        self._passing: dict[_Origin, OrderedDict[str, Client]] = {}
+        self._holding: Counter[_Origin] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __iter__(self) -> Iterator[Client]:
+        return iter(self._clients.values())
+
+    def find(self, client_id: str) -> Client | None:
+        return self._clients.get(client_id)
+
+    def called(self, client_id: str, peername: tuple[str, int], user: str | None) -> Client:
+        """The client of a call; made with its first.
+        Raises Refused: the id is another user's, there are too many clients, or this one has too many calls."""
+        client = self._clients.get(client_id)
+        if client is None:
+            origin = ("address", peername[0]) if user is None else ("user", user)
+            self._make_room(origin)
+            client = self._clients[client_id] = Client(client_id, self, user, origin)
+            self._passing.setdefault(origin, OrderedDict())[client_id] = client
+        else:
+            self.check_user(client, user)
+            if client_id in (passing := self._passing.get(client.origin, _NONE)):
+                passing.move_to_end(client_id)
+        if client.calls >= CALLS_MAX:
+            raise Refused(Code.TOO_MANY_REQUESTS, "flow limit")
+        client.seen_ms = self._clock.monotonic_ms()
+        # With each call: the same client may come over another connection.
+        peer = self.peer_of(client)
+        peer.moved_to(peername)
+        peer.user = user
+        return client
+
+    @staticmethod
+    def check_user(client: Client, user: str | None) -> None:
+        """Raise Refused where a client is another user's: what brokers ask it would come to whoever names its id, half
+        messages among it."""
+        if client.user != user:
+            raise Refused(Code.UNAUTHORIZED, f"client id {client.id} belongs to another user")
+
+    def _make_room(self, origin: _Origin) -> None:
+        """Forget a client that holds nothing where the bounds are reached. Raises Refused: there is none."""
+        passing = self._passing.get(origin, _NONE)
+        if len(passing) >= PASSING_OF_ORIGIN_MAX and not self._forget_one(passing):
+            text = f"flow limit: {PASSING_OF_ORIGIN_MAX} clients of {' '.join(origin)} have calls under way"
+            raise Refused(Code.TOO_MANY_REQUESTS, text)
+        if len(self._clients) >= CLIENTS_MAX and not self._forget_one(
+            max(self._passing.values(), key=len, default=_NONE)
+        ):
+            raise Refused(Code.TOO_MANY_REQUESTS, f"flow limit: {CLIENTS_MAX} clients are known")
+
+    def _forget_one(self, passing: OrderedDict[str, Client]) -> bool:
+        """Forget the client without calls that called least recently; False: there is none."""
+        for client in passing.values():
+            if not client.calls and client.stream is None:
+                self._forget(client, f"{len(passing)} clients of {' '.join(client.origin)} hold nothing")
+                return True
+        return False
+
+    def _forget(self, client: Client, why: str) -> None:
+        del self._clients[client.id]
+        self._let_go(client)
+        passing = self._passing[client.origin]
+        del passing[client.id]
+        if not passing:
+            del self._passing[client.origin]
+        if client.peer is not None and client.peer.is_open:
+            client.peer.close(why)
+
+    def hold(self, client: Client) -> None:
+        """Note that a client has settings, or is registered. Raises Refused: too many of its origin are."""
+        if client.id not in (passing := self._passing.get(client.origin, _NONE)):
+            return
+        if self._holding[client.origin] >= HOLDING_OF_ORIGIN_MAX:
+            text = f"flow limit: {HOLDING_OF_ORIGIN_MAX} clients of {' '.join(client.origin)} are registered"
+            raise Refused(Code.TOO_MANY_REQUESTS, text)
+        del passing[client.id]
+        if not passing:
+            del self._passing[client.origin]
+        self._holding[client.origin] += 1
+
+    def _let_go(self, client: Client) -> None:
+        """Note that a client holds nothing any more."""
+        passing = self._passing.setdefault(client.origin, OrderedDict())
+        if client.id not in passing:
+            passing[client.id] = client
+            self._holding[client.origin] -= 1
+            if not self._holding[client.origin]:
+                del self._holding[client.origin]
+
+    def peer_of(self, client: Client) -> Peer:
+        """The client as brokers know it, entered again where they have sent it away."""
+        if client.peer is None or not client.peer.is_open:
+            client.group, client.producers = None, set()
+            client.peer = self._backend.join(self._on_request(client), lambda: self._closed(client))
+        return client.peer
+
+    def drop_silent(self) -> None:
+        """Forget the clients that have not called for long and have no call under way. One whose stream is open is
+        asked by it when it calls again."""
+        oldest_ms = self._clock.monotonic_ms() - CLIENT_SILENT_MS_MAX
+        for client in [one for one in self._clients.values() if not one.calls and one.seen_ms < oldest_ms]:
+            why = f"no call for {CLIENT_SILENT_MS_MAX:.0f} ms"
+            if client.stream is None:
+                self._forget(client, why)
+            elif client.peer is not None and client.peer.is_open:
+                client.peer.close(why)
+
+    def close(self) -> None:
+        """Have brokers forget all of them."""
+        clients, self._clients = self._clients, {}
+        self._passing.clear()
+        self._holding.clear()
+        for client in clients.values():
+            if client.peer is not None:
+                client.peer.close("the endpoint closes")
+
+    # -- registration
+
+    async def take_settings(self, client: Client, settings: Any) -> None:
+        """Register a client by its settings. Raises RemotingError."""
+        topics, group = set[str](), None
+        if settings.HasField("publishing"):
+            topics = {topic.name for topic in settings.publishing.topics}
+        else:
+            group = settings.subscription.group.name
+        peer = self.peer_of(client)
+        for topic in client.producers - topics:
+            await peer.unregister(client.id, topic, None)
+        if client.group not in (None, group):
+            await peer.unregister(client.id, None, client.group)
+        await self.register(client, topics, group)
+
+    async def register(self, client: Client, topics: Iterable[str], group: str | None, client_type: int = 0) -> None:
+        """Enter a client with brokers, or tell them that it is still there. Raises RemotingError."""
+        data = HeartbeatData(clientID=client.id, producerDataSet=[ProducerData(topic) for topic in topics])
+        if group is not None:
+            settings = client.settings
+            client_type = settings.client_type if settings is not None else client_type
+            consumer = ConsumerData(group_name=group, consume_type=_CONSUME_TYPES.get(client_type, "CONSUME_PASSIVELY"))
+            if settings is not None:
+                now_ms = self._clock.now_ms()
+                for entry in settings.subscription.subscriptions:
+                    kind, text = sql_or_tags(entry.expression)
+                    wanted = subscription(entry.topic.name, text, expression_type=kind, version=now_ms)
+                    consumer.subscription_data_set.append(wanted)
+            data.consumerDataSet.append(consumer)
+        if not data.producerDataSet and not data.consumerDataSet:
+            return
+        self.hold(client)
+        peer = self.peer_of(client)
+        # Before the broker is asked: a client that leaves meanwhile has to be taken out of what it is being put into.
+        client.producers = {producer.group_name for producer in data.producerDataSet}
+        client.group = group
+        await peer.register(data, client.language, client.version)
+
+    async def leave(self, client: Client) -> None:
+        """Take a client out of its groups, and drop its settings."""
+        client.forget_settings()
+        self._let_go(client)
+        peer = client.peer
+        if peer is None or not peer.is_open:
+            return
+        try:
+            for topic in client.producers:
+                await peer.unregister(client.id, topic, None)
+            if client.group is not None:
+                await peer.unregister(client.id, None, client.group)
+        except RemotingError as error:
+            _log.warning("could not tell a broker that client %s leaves: %s", client.id, error)
+        client.producers, client.group = set(), None
+        self._on_gone(client.id)
+
+    def _closed(self, client: Client) -> None:
+        """A broker closed the client, or it was closed here."""
+        client.producers, client.group = set(), None
+        self._on_gone(client.id)

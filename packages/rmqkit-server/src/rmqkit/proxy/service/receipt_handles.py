@@ -1,0 +1,197 @@
+"""Renews what push consumers hold (``ReceiptHandleManager``, ``ReceiptHandleGroup``).
+
+A consumer that asks with ``auto_renew`` does not say how long its handlers take. What it received is hidden for a
+minute, and its time is extended while it is held. Acks need nothing of this table: it knows the newest handle of a
+message, where an ack has an older one. Loop only. Source: grpc.md §8.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from rmqkit.clock import Clock
+from rmqkit.errors import RmqError
+from rmqkit.proxy.schema.records import Handle, read_handle
+from rmqkit.proxy.schema.status import Code, Refused
+
+__all__ = ["ROUND_SECONDS", "HeldKey", "Renewals"]
+
+ROUND_SECONDS = 5.0
+_AHEAD_MS = 10_000
+_HELD_MS_MAX = 3 * 3_600_000
+_FAILURES_MAX = 3
+_EXTENSIONS_MS = tuple(minutes * 60_000 for minutes in (1, 3, 5, 10, 30, 60))
+_GONE_MS = 1000
+_PER_CLIENT_MAX = 100_000
+_TOTAL_MAX = 500_000
+_AT_ONCE = 64
+
+_log = logging.getLogger(__name__)
+
+HeldKey = tuple[str, str, str, str, int, int]
+"""Group, message id, and what a handle says of the message: kind of topic, broker, queue id, offset."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """``known``: the newest handle; as text until somebody needs what it says, as few of them are ever renewed."""
+
+    topic: str
+    known: Handle | str
+    expires_ms: int
+    since_ms: int
+    extended: int = 0
+    failures: int = 0
+    renewing: asyncio.Future[None] | None = None
+
+    @property
+    def handle(self) -> Handle:
+        if isinstance(self.known, str):
+            self.known = read_handle(self.known)
+        return self.known
+
+    @property
+    def text(self) -> str:
+        return self.known if isinstance(self.known, str) else self.known.text
+
+
+_NOTHING: dict[HeldKey, _Held] = {}
+
+
+class Changing(Protocol):
+    """What changes an invisible time."""
+
+    async def change(self, group: str, topic: str, handle: Handle, invisible_ms: int) -> Handle:
+        """The new handle. Raises RmqError."""
+
+    async def retry_ms(self, group: str, deliveries: int) -> int:
+        """What the group waits before a delivery comes again."""
+
+
+class Renewals:
+    """The newest handles of what clients hold."""
+
+    def __init__(self, changing: Changing, clock: Clock) -> None:
+        self._changing = changing
+        self._clock = clock
+        self._held: dict[str, dict[HeldKey, _Held]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, client_id: str, group: str, topic: str, message_id: str, handle: Handle) -> None:
+        """Hold a message for a client. Beyond what is kept of one client, or in all, it is not renewed."""
+        self.add_texts(client_id, topic, [(_key(group, message_id, handle), handle)], handle.expires_ms)
+
+    def add_texts(
+        self, client_id: str, topic: str, several: Iterable[tuple[HeldKey, Handle | str]], expires_ms: int
+    ) -> None:
+        """`add` of several messages whose handles end at one time, and need not be read before."""
+        held, now_ms = self._held.setdefault(client_id, {}), self._clock.now_ms()
+        for key, handle in several:
+            if key not in held:
+                if len(held) >= _PER_CLIENT_MAX or self._count >= _TOTAL_MAX:
+                    return
+                self._count += 1
+            held[key] = _Held(topic, handle, expires_ms, now_ms)
+
+    def let_go(self, client_id: str, key: HeldKey, text: str) -> bool:
+        """Stop holding a message, if it is held; False, with nothing done, when it is being renewed, or its newest
+        handle is another one."""
+        held = self._held.get(client_id, _NOTHING)
+        one = held.get(key)
+        if one is not None:
+            if one.renewing is not None or one.text != text:
+                return False
+            del held[key]
+            self._count -= 1
+        return True
+
+    async def take(self, client_id: str, group: str, message_id: str, handle: Handle) -> Handle:
+        """Stop holding a message; its newest handle."""
+        held = self._held.get(client_id, {}).pop(_key(group, message_id, handle), None)
+        if held is None:
+            return handle
+        self._count -= 1
+        # An ack with the handle of before would be one too few: the message came again, although it was acknowledged.
+        if held.renewing is not None:
+            await held.renewing
+        return held.handle
+
+    async def round(self, is_online: set[str]) -> None:
+        """Extend what is about to end, and give back what nobody holds any more. ``is_online``: ids of clients that are
+        members of their group."""
+        now_ms = self._clock.now_ms()
+        due: list[tuple[str, HeldKey, _Held]] = []
+        for client_id, held in list(self._held.items()):
+            if client_id not in is_online:
+                await self.release(client_id)
+                continue
+            if not held and self._held.get(client_id) is held:
+                del self._held[client_id]
+            due += [(client_id, key, one) for key, one in held.items() if one.expires_ms - now_ms <= _AHEAD_MS]
+        for start in range(0, len(due), _AT_ONCE):
+            await asyncio.gather(*(self._renew(*one, now_ms) for one in due[start : start + _AT_ONCE]))
+
+    async def release(self, client_id: str) -> None:
+        """Have what a client holds come again soon."""
+        # Out of the table before the first await: neither a round nor an ack may find it there any more.
+        held = self._held.pop(client_id, {})
+        self._count -= len(held)
+        assert self._count >= 0, "what is given back was held"
+        for key, one in held.items():
+            # By the handle of before it would come twice: now, and when what it was renewed for is over.
+            if one.renewing is not None:
+                await one.renewing
+            try:
+                await self._changing.change(key[0], one.topic, one.handle, _GONE_MS)
+            except RmqError as error:
+                _log.info(
+                    "message %s was not returned; it is delivered again when its invisible time is over: %s",
+                    key[1],
+                    error,
+                )
+
+    async def release_all(self) -> None:
+        """Have everything come again soon: the endpoint closes."""
+        for client_id in list(self._held):
+            await self.release(client_id)
+
+    async def _renew(self, client_id: str, key: HeldKey, held: _Held, now_ms: int) -> None:
+        # Others were given back or renewed first. What was acknowledged meanwhile would come again.
+        if self._held.get(client_id, {}).get(key) is not held:
+            return
+        is_last = now_ms - held.since_ms > _HELD_MS_MAX
+        held.renewing = asyncio.get_running_loop().create_future()
+        extension_ms = _EXTENSIONS_MS[min(held.extended, len(_EXTENSIONS_MS) - 1)]
+        try:
+            if is_last:
+                extension_ms = await self._changing.retry_ms(key[0], 1)
+            handle = await self._changing.change(key[0], held.topic, held.handle, extension_ms)
+        except RmqError as error:
+            held.failures += 1
+            is_last = held.failures > _FAILURES_MAX or (
+                isinstance(error, Refused) and error.code is Code.INVALID_RECEIPT_HANDLE
+            )
+            _log.info("cannot extend the invisible time of message %s of client %s: %s", key[1], client_id, error)
+        else:
+            held.known, held.expires_ms = handle, handle.expires_ms
+            held.extended += 1
+            held.failures = 0
+        finally:
+            held.renewing.set_result(None)
+            held.renewing = None
+        # It may have been acknowledged while the broker was asked.
+        if is_last and self._held.get(client_id, {}).get(key) is held:
+            del self._held[client_id][key]
+            self._count -= 1
+
+
+def _key(group: str, message_id: str, handle: Handle) -> HeldKey:
+    pop = handle.pop
+    return group, message_id, pop.retry, pop.broker_name, pop.queue_id, handle.offset

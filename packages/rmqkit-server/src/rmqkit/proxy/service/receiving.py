@@ -1,0 +1,567 @@
+"""ReceiveMessage, AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue (``ReceiveMessageActivity``,
+``AckMessageActivity``): POP, as clients of gRPC see it.
+
+A receive is one pop over all queues of a broker, held until there is a message or the polling time is over. Its answer
+is a stream: a status, the messages, the time at which it was written. What was popped and cannot be written comes again
+after a second. Handles are what clients say they are: the broker finds out whether what they name is there.
+Source: grpc.md §5.5 to §5.10, §8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from msgspec import structs
+
+from rmqkit.clock import Clock, SteadyClock
+from rmqkit.errors import PeerRefused, RmqError
+from rmqkit.filter import matches_tags, subscription
+from rmqkit.protocol import properties as property_names
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_header, request
+from rmqkit.protocol.core import GrpcAck, GrpcMessages, compiled_grpc_messages, core_fault, grpc_ack_reader
+from rmqkit.protocol.ids import NORMAL_TOPIC
+from rmqkit.protocol.message import records_of
+from rmqkit.protocol.record import COMPRESSED
+from rmqkit.protocol.schemas.clients import SubscriptionData
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.protocol.schemas.pop import (
+    AckMessageRequest,
+    ChangeInvisibleTimeRequest,
+    ChangeInvisibleTimeResponse,
+    PopMessageRequest,
+    PopMessageResponse,
+)
+from rmqkit.protocol.schemas.send import ConsumerSendBackRequest
+from rmqkit.proxy.backend import Backend, Peer
+from rmqkit.proxy.schema.checks import (
+    INVISIBLE_MS_MAX,
+    RESERVED_AND_HIDDEN,
+    check_group,
+    check_topic,
+    duration_ms,
+    sql_or_tags,
+)
+from rmqkit.proxy.schema.messages import message_class
+from rmqkit.proxy.schema.records import DELIVERED_BYTES_MAX, Handle, Popped, handles_of, message_of, read_handle
+from rmqkit.proxy.schema.status import OK, Code, Refused, acked_answer, code_of_broker, refusal_of, status
+from rmqkit.proxy.service.client_settings import retry_waits_ms
+from rmqkit.proxy.service.clients import AnswerWith, Call, Client
+from rmqkit.proxy.service.receipt_handles import Renewals
+from rmqkit.remoting.tasks import Tasks
+
+__all__ = ["Receiving", "Write", "WriteFramed", "plain_messages", "read_ack"]
+
+_BATCH_MAX = 32
+_POLL_MS_MIN, _POLL_MS_MAX = 5000, 20_000
+_INVISIBLE_MS_MIN = 10_000
+_RENEWED_MS = 60_000
+_RELEASED_MS = 1000
+_REQUEST_TIMEOUT_MS = 3000
+_SETTINGS_WAIT_SECONDS = 1.0
+_FROM_MAX = 1
+_TAGS = "TAG"
+_ENTRIES_MAX = 10_000
+_INT64_MAX = (1 << 63) - 1
+_SLICE = 128
+"""Entries of one call that are handled before others have their turn."""
+
+_ANSWER_BYTES_MAX = 64 << 20
+"""Of decompressed bodies in one answer; what comes behind is delivered as it is stored."""
+
+_log = logging.getLogger(__name__)
+
+_ReceiveResponse = message_class("ReceiveMessageResponse")
+_AckRequest = message_class("AckMessageRequest")
+_AckResponse = message_class("AckMessageResponse")
+_AckEntry = message_class("AckMessageResultEntry")
+_ChangeResponse = message_class("ChangeInvisibleDurationResponse")
+_ForwardResponse = message_class("ForwardMessageToDeadLetterQueueResponse")
+
+Write = Callable[[Any], Awaitable[None]]
+WriteFramed = Callable[[list[bytes]], Awaitable[int]]
+"""Sends the first of some messages that are encoded and framed, at least one; returns how many were sent."""
+
+
+@dataclass(slots=True)
+class _Receive:
+    """A receive that passed its checks; times in ms."""
+
+    group: str
+    topic: str
+    filter_type: str
+    filter_text: str
+    broker: str
+    count: int
+    invisible_ms: int
+    poll_ms: int
+    tries_max: int
+    renews: bool
+    message_topic: str
+
+
+class Receiving:
+    """Pops, acks and what changes when a message comes again."""
+
+    def __init__(self, backend: Backend, clock: Clock) -> None:
+        self._backend = backend
+        self._clock = clock
+        # The times in handles are those of the broker's pops, whose clock never goes back either.
+        self._handle_clock = SteadyClock(clock)
+        self._plain = plain_messages(os.environ)
+        self._read_ack = grpc_ack_reader(os.environ) or read_ack
+        self._returning = Tasks()
+        self.renewals = Renewals(self, self._handle_clock)
+
+    async def close(self, seconds: float) -> None:
+        """Return what no client has received, and what clients hold, so that it is delivered again soon. The rest is
+        delivered again when its invisible time is over. ``seconds``: the longest time for all of it."""
+        try:
+            async with asyncio.timeout(seconds):
+                # Both: a broker that does not answer one of them must not keep the other waiting.
+                await asyncio.gather(self._returning.finish(), self.renewals.release_all())
+        except TimeoutError:
+            _log.info("a broker did not take all messages back; it delivers them when their invisible time is over")
+        finally:
+            await self._returning.close()
+
+    # -- ReceiveMessage
+
+    async def receive(self, call: Call, client: Client, asked: Any, write: Write, write_framed: WriteFramed) -> None:
+        """Answer a receive; raises Refused before anything was popped."""
+        wanted = await self._checked(call, client, asked)
+        header = PopMessageRequest(
+            consumer_group=wanted.group,
+            topic=wanted.topic,
+            queue_id=-1,
+            max_msg_nums=wanted.count,
+            invisible_time=wanted.invisible_ms,
+            poll_time=wanted.poll_ms,
+            born_time=self._clock.now_ms(),
+            init_mode=_FROM_MAX,
+            exp_type=wanted.filter_type,
+            exp=wanted.filter_text,
+            order=client.is_fifo,
+            attempt_id=asked.attempt_id or None,
+        )
+        assert client.peer is not None, "who calls has been entered"
+        peer, command = client.peer, request(RequestCode.POP_MESSAGE, header)
+        answer = await peer.wait(
+            wanted.broker, command, wanted.poll_ms + _POLL_MS_MIN, lambda late: self._unclaimed(wanted, late)
+        )
+        match answer.code:
+            case ResponseCode.SUCCESS:
+                await self._deliver(client, wanted, answer, write, write_framed)
+            case ResponseCode.POLLING_TIMEOUT | ResponseCode.PULL_NOT_FOUND:
+                raise Refused(Code.MESSAGE_NOT_FOUND, "no new message")
+            case ResponseCode.POLLING_FULL:
+                raise Refused(Code.TOO_MANY_REQUESTS, "polling full")
+            case code:
+                raise Refused(code_of_broker(code), answer.remark or f"the broker answered with code {code}")
+
+    async def _checked(self, call: Call, client: Client, asked: Any) -> _Receive:
+        """The checks in the reference's order."""
+        if client.settings is None and not asked.auto_renew:
+            # The SimpleConsumer of Python's SDK asks before its settings can be here.
+            await client.wait_for_settings(_SETTINGS_WAIT_SECONDS)
+        poll_ms = self._poll_ms(call, client, asked)
+        topic = check_topic(asked.message_queue.topic.name)
+        group = check_group(asked.group.name)
+        invisible_ms = _RENEWED_MS if asked.auto_renew else _invisible_ms(asked)
+        filter_type, filter_text = sql_or_tags(asked.filter_expression)
+        route = await self._backend.route(topic)
+        if route is None:
+            raise Refused(Code.TOPIC_NOT_FOUND, no_route(topic))
+        broker = self._backend.readable_broker(asked.message_queue.broker.name, route)
+        if broker is None:
+            raise Refused(Code.FORBIDDEN, "no readable queue")
+        config = await self._backend.group(group) or SubscriptionGroupConfig()
+        return _Receive(
+            group,
+            topic,
+            filter_type,
+            filter_text,
+            broker,
+            max(0, min(asked.batch_size, _BATCH_MAX)),
+            invisible_ms,
+            poll_ms,
+            config.retry_max_times + 1,
+            asked.auto_renew,
+            topic,
+        )
+
+    @staticmethod
+    def _poll_ms(call: Call, client: Client, asked: Any) -> int:
+        """How long to wait for a message: what was asked for, within bounds and the call's deadline."""
+        left = call.seconds_left()
+        left_ms = None if left is None else int(left * 1000)
+        if asked.HasField("long_polling_timeout"):
+            poll_ms = duration_ms(asked.long_polling_timeout, Code.BAD_REQUEST)
+        elif left_ms is None:
+            poll_ms = _POLL_MS_MAX
+        else:
+            settings = client.settings
+            has_timeout = settings is not None and settings.HasField("request_timeout")
+            timeout = duration_ms(settings.request_timeout, Code.BAD_REQUEST) if has_timeout else _REQUEST_TIMEOUT_MS
+            poll_ms = left_ms - timeout // 2
+        poll_ms = max(_POLL_MS_MIN, min(poll_ms, _POLL_MS_MAX))
+        if left_ms is None or poll_ms <= left_ms:
+            return poll_ms
+        if left_ms >= _POLL_MS_MIN:
+            return left_ms
+        # Compared as text, as the reference does: clients of before 5.0.3 do not know the code.
+        is_old = call.metadata.get("x-mq-client-version", "") < "5.0.3"
+        text = "The deadline time remaining is not enough for polling, please check network condition"
+        raise Refused(Code.BAD_REQUEST if is_old else Code.ILLEGAL_POLLING_TIME, text)
+
+    async def _deliver(
+        self, client: Client, wanted: _Receive, answer: Command, write: Write, write_framed: WriteFramed
+    ) -> None:
+        """Write what was popped; what does not get there comes again soon."""
+        header = decode_header(answer, PopMessageResponse)
+        if (rows := self._encoded(wanted, answer, header)) is not None:
+            return await self._deliver_encoded(client, wanted, header, rows, write, write_framed)
+        left = handles_of(list(records_of(answer.payload)), header, wanted.broker)
+        try:
+            left = await self._kept(client, wanted, left)
+            if not left:
+                raise Refused(Code.MESSAGE_NOT_FOUND, "no match message")
+            await write(_ReceiveResponse(status=OK))
+            messages = await _messages(left, wanted.message_topic)
+            for message in messages:
+                await write(_ReceiveResponse(message=message))
+                # Out of ``left`` only when it is written: what is in there when the call is cut comes again.
+                popped = left.pop(0)
+                if wanted.renews:
+                    message_id = message.system_properties.message_id
+                    self.renewals.add(client.id, wanted.group, wanted.topic, message_id, popped.handle)
+        finally:
+            if left:
+                self._give_back_soon(wanted, [one.handle for one in left])
+        return None
+
+    def _encoded(
+        self, wanted: _Receive, answer: Command, header: PopMessageResponse
+    ) -> list[tuple[bytes, str, str, int, int]] | None:
+        """What was popped as the compiled core makes it, if it does."""
+        if self._plain is None or header.order_count_info:
+            return None
+        by_tags = _tags_of(wanted)
+        return self._plain.encode(
+            bytes(answer.payload),
+            wanted.topic,
+            wanted.broker,
+            f"{header.pop_time} {header.invisible_time} {header.revive_qid}",
+            header.start_offset_info or "",
+            wanted.tries_max,
+            None if by_tags is None else by_tags.tags_set or None,
+        )
+
+    async def _deliver_encoded(
+        self,
+        client: Client,
+        wanted: _Receive,
+        header: PopMessageResponse,
+        rows: list[tuple[bytes, str, str, int, int]],
+        write: Write,
+        write_framed: WriteFramed,
+    ) -> None:
+        """`_deliver` what the compiled core has made."""
+        # What is counted here the client has, and the rest comes again: both have to be right wherever a client leaves.
+        sent = 0
+        try:
+            await write(_ReceiveResponse(status=OK))
+            while sent < len(rows):
+                sent += await write_framed([row[0] for row in rows[sent:]])
+        finally:
+            if wanted.renews:
+                group, broker = wanted.group, wanted.broker
+                held = [((group, row[1], NORMAL_TOPIC, broker, row[3], row[4]), row[2]) for row in rows[:sent]]
+                self.renewals.add_texts(client.id, wanted.topic, held, header.pop_time + header.invisible_time)
+            if sent < len(rows):
+                self._give_back_soon(wanted, [read_handle(row[2]) for row in rows[sent:]])
+
+    async def _kept(self, client: Client, wanted: _Receive, popped: list[Popped]) -> list[Popped]:
+        """What the client is to see: not other tags of the same hash, nor what was delivered often enough."""
+        kept = []
+        by_tags = _tags_of(wanted)
+        assert client.peer is not None, "who calls has been entered"
+        for one in popped:
+            if by_tags is not None and not matches_tags(by_tags, one.properties.get(property_names.TAGS)):
+                await self._ack(client.peer, wanted.group, wanted.topic, one.handle)
+            elif one.deliveries > wanted.tries_max:
+                await self._give_up(client.peer, wanted.group, wanted.topic, one.handle)
+            else:
+                kept.append(one)
+        return kept
+
+    def _unclaimed(self, wanted: _Receive, answer: Command) -> None:
+        """What was popped for a receive that was given up comes again soon."""
+        if answer.code == ResponseCode.SUCCESS:
+            header = decode_header(answer, PopMessageResponse)
+            popped = handles_of(list(records_of(answer.payload)), header, wanted.broker)
+            self._give_back_soon(wanted, [one.handle for one in popped])
+
+    def _give_back_soon(self, wanted: _Receive, handles: Sequence[Handle]) -> None:
+        self._returning.start(self._give_back(wanted, handles), f"return of messages of {wanted.topic}")
+
+    async def _give_back(self, wanted: _Receive, handles: Sequence[Handle]) -> None:
+        for handle in handles:
+            try:
+                await self.change(wanted.group, wanted.topic, handle, _RELEASED_MS)
+            except RmqError as error:
+                _log.info("a message of %s is delivered again when its invisible time ends: %s", wanted.topic, error)
+
+    # -- AckMessage
+
+    def ack_at_once(self, call: Call, client: Client, content: bytes, answer: AnswerWith) -> bool:
+        """Begin to answer an ack of one message, together with the other acks of its read. Return False if `ack` has to
+        answer it. Raises Refused or DecodeError, as `ack` will."""
+        backend = self._backend.at_once
+        assert backend is not None, "asked where the broker is in this process"
+        if (ack := self._read_ack(content)) is None:
+            return False
+        topic, group, message_id, text, retry, broker, queue_id, offset, start, pop_time, invisible_ms, revive = ack
+        check_topic(topic)
+        check_group(group)
+        if not backend.is_broker(broker) or pop_time + invisible_ms <= self._handle_clock.now_ms():
+            return False
+        # Last of the checks, since it changes something: after False another task begins with all of them anew.
+        if not self.renewals.let_go(client.id, (group, message_id, retry, broker, queue_id, offset), text):
+            return False
+        assert client.peer is not None, "who calls has been entered"
+        if retry != NORMAL_TOPIC:
+            topic = read_handle(text).topic_of(topic, group)
+        pop = topic, group, queue_id, start, pop_time, revive
+        backend.gather_ack(client.peer, pop, offset, text, answer(partial(_acked, message_id, text)))
+        return True
+
+    async def ack(self, client: Client, asked: Any) -> Any:
+        topic, group = check_topic(asked.topic.name), check_group(asked.group.name)
+        if not asked.entries:
+            raise Refused(Code.INTERNAL_SERVER_ERROR, "ack message result is empty")
+        if len(asked.entries) > _ENTRIES_MAX:
+            raise Refused(Code.BAD_REQUEST, f"{len(asked.entries)} acks in one call: {_ENTRIES_MAX} are taken")
+        results = []
+        for number, entry in enumerate(asked.entries, 1):
+            result = await self._ack_entry(client, topic, group, entry)
+            results.append(_AckEntry(message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=result))
+            # A broker in this process answers without waiting: 10,000 acks would hold its loop for 0.4 s.
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)
+        codes = {result.status.code for result in results}
+        overall = status(codes.pop() if len(codes) == 1 else Code.MULTIPLE_RESULTS)
+        return _AckResponse(status=overall, entries=results)
+
+    async def _ack_entry(self, client: Client, topic: str, group: str, entry: Any) -> Any:
+        assert client.peer is not None, "who calls has been entered"
+        try:
+            handle = await self._known(entry.receipt_handle)
+            handle = await self.renewals.take(client.id, group, entry.message_id, handle)
+            self._check_live(handle)
+            await self._ack(client.peer, group, topic, handle)
+        except RmqError as error:
+            refused = refusal_of(error)
+            return status(refused.code, refused.text)
+        return OK
+
+    async def _ack(self, peer: Peer, group: str, topic: str, handle: Handle) -> None:
+        answer = await peer.ask(handle.pop.broker_name, _ack_request(group, topic, handle, handle.text))
+        if answer.code != ResponseCode.SUCCESS:
+            raise _not_acked(answer)
+
+    # -- ChangeInvisibleDuration
+
+    async def change_invisible(self, client: Client, asked: Any) -> Any:
+        topic, group = check_topic(asked.topic.name), check_group(asked.group.name)
+        invisible_ms = duration_ms(asked.invisible_duration, Code.ILLEGAL_INVISIBLE_TIME)
+        if invisible_ms < 0:
+            raise Refused(Code.ILLEGAL_INVISIBLE_TIME, "the invisibleTime is too small. min is 0")
+        if invisible_ms > INVISIBLE_MS_MAX:
+            raise Refused(Code.ILLEGAL_INVISIBLE_TIME, f"the invisibleTime is too large. max is {INVISIBLE_MS_MAX}")
+        handle = await self._known(asked.receipt_handle)
+        # It is not renewed from now on: push consumers ask this when a handler failed, to have the message come again.
+        handle = await self.renewals.take(client.id, group, asked.message_id, handle)
+        self._check_live(handle)
+        assert client.peer is not None, "who calls has been entered"
+        changed = await self._change(client.peer, group, topic, handle, invisible_ms)
+        return _ChangeResponse(status=OK, receipt_handle=changed.text)
+
+    async def change(self, group: str, topic: str, handle: Handle, invisible_ms: int) -> Handle:
+        """Change when a message comes again, in nobody's name; the new handle. Raises RmqError."""
+        return await self._change(self._backend.own, group, topic, handle, invisible_ms)
+
+    async def retry_ms(self, group: str, deliveries: int) -> int:
+        """What the group waits before a delivery comes again."""
+        waits = retry_waits_ms(await self._backend.group(group) or SubscriptionGroupConfig())
+        return waits[min(deliveries, len(waits)) - 1]
+
+    async def _change(self, peer: Peer, group: str, topic: str, handle: Handle, invisible_ms: int) -> Handle:
+        header = ChangeInvisibleTimeRequest(
+            consumer_group=group,
+            topic=handle.topic_of(topic, group),
+            queue_id=handle.pop.queue_id,
+            extra_info=handle.text,
+            offset=handle.offset,
+            invisible_time=invisible_ms,
+        )
+        answer = await peer.ask(handle.pop.broker_name, request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header))
+        _expect(answer, "change invisible time failed")
+        told = decode_header(answer, ChangeInvisibleTimeResponse)
+        pop = structs.replace(
+            handle.pop,
+            check_point_offset=handle.offset,
+            pop_time=told.pop_time,
+            invisible_time=told.invisible_time,
+            revive_queue_id=told.revive_qid,
+        )
+        return Handle(pop, handle.physical_offset)
+
+    # -- ForwardMessageToDeadLetterQueue
+
+    async def forward(self, client: Client, asked: Any) -> Any:
+        topic, group = check_topic(asked.topic.name), check_group(asked.group.name)
+        handle = await self._known(asked.receipt_handle)
+        if handle.physical_offset < 0:
+            raise Refused(Code.INVALID_RECEIPT_HANDLE, "commit log offset is empty")
+        handle = await self.renewals.take(client.id, group, asked.message_id, handle)
+        assert client.peer is not None, "who calls has been entered"
+        await self._give_up(client.peer, group, topic, handle)
+        return _ForwardResponse(status=status(Code.OK, "0"))
+
+    async def _give_up(self, peer: Peer, group: str, topic: str, handle: Handle) -> None:
+        """Put a message to the group's dead letters, and acknowledge it."""
+        # Handles are texts that clients may make up: without this, one could have any message of the log, also of a
+        # topic that it may not read, put to the dead letters of its own group.
+        lies_at = await self._backend.message_at(handle.pop.broker_name, handle.physical_offset)
+        if lies_at != (handle.topic_of(topic, group), handle.pop.queue_id, handle.offset):
+            raise Refused(Code.INVALID_RECEIPT_HANDLE, "the handle names a place in the log of another message")
+        header = ConsumerSendBackRequest(
+            offset=handle.physical_offset,
+            group=group,
+            delay_level=-1,
+            origin_topic=topic,
+            max_reconsume_times=0,
+        )
+        answer = await peer.ask(handle.pop.broker_name, request(RequestCode.CONSUMER_SEND_MSG_BACK, header))
+        _expect(answer, "the message is not put to the dead letters")
+        await self._ack(peer, group, topic, handle)
+
+    # -- inside
+
+    async def _known(self, text: str) -> Handle:
+        handle = read_handle(text)
+        if not await self._backend.has_broker(handle.pop.broker_name):
+            raise Refused(Code.INVALID_RECEIPT_HANDLE, f"cannot find broker {handle.pop.broker_name}")
+        return handle
+
+    def _check_live(self, handle: Handle) -> None:
+        if handle.expires_ms <= self._handle_clock.now_ms():
+            raise Refused(Code.INVALID_RECEIPT_HANDLE, "receipt handle is expired")
+
+
+def no_route(topic: str) -> str:
+    """The text for a topic that is nowhere, which test suites of SDKs look for."""
+    return (
+        f"CODE: 17  DESC: No topic route info in name server for the topic: {topic}\n"
+        "For more information, please visit the url, https://rocketmq.apache.org/docs/bestPractice/06FAQ"
+    )
+
+
+def _tags_of(wanted: _Receive) -> SubscriptionData | None:
+    """The tags that are wanted, None for all; brokers filter by their hashes."""
+    if wanted.filter_type != _TAGS or wanted.filter_text == "*":
+        return None
+    return subscription(wanted.topic, wanted.filter_text)
+
+
+def plain_messages(environment: Mapping[str, str]) -> GrpcMessages | None:
+    """The compiled core's encoder of messages, where it is installed."""
+    return None if core_fault(environment) else compiled_grpc_messages(RESERVED_AND_HIDDEN)
+
+
+def read_ack(content: bytes) -> GrpcAck | None:
+    """Return the ack of an AckMessage with one entry, as the compiled core's `grpc_ack_reader` does; None for others.
+    Raises Refused or DecodeError."""
+    asked = _AckRequest.FromString(content)
+    if len(asked.entries) != 1:
+        return None
+    (entry,), topic, group = asked.entries, asked.topic.name, asked.group.name
+    pop, text = (handle := read_handle(entry.receipt_handle)).pop, entry.receipt_handle
+    numbers = pop.queue_id, handle.offset, pop.check_point_offset, pop.pop_time, pop.invisible_time, pop.revive_queue_id
+    # A broker packs these numbers into check points.
+    if min(numbers) < 0 or max(numbers) > _INT64_MAX:
+        return None
+    return topic, group, entry.message_id, text, pop.retry, pop.broker_name, *numbers
+
+
+def _invisible_ms(asked: Any) -> int:
+    invisible_ms = duration_ms(asked.invisible_duration, Code.ILLEGAL_INVISIBLE_TIME)
+    if invisible_ms < _INVISIBLE_MS_MIN:
+        raise Refused(Code.ILLEGAL_INVISIBLE_TIME, f"the invisibleTime is too small. min is {_INVISIBLE_MS_MIN}")
+    if invisible_ms > INVISIBLE_MS_MAX:
+        raise Refused(Code.ILLEGAL_INVISIBLE_TIME, f"the invisibleTime is too large. max is {INVISIBLE_MS_MAX}")
+    return invisible_ms
+
+
+def _ack_request(group: str, topic: str, handle: Handle, text: str) -> Command:
+    header = AckMessageRequest(
+        consumer_group=group,
+        topic=handle.topic_of(topic, group),
+        queue_id=handle.pop.queue_id,
+        extra_info=text,
+        offset=handle.offset,
+    )
+    return request(RequestCode.ACK_MESSAGE, header)
+
+
+def _acked(message_id: str, text: str, came: Command) -> tuple[Code, bytes]:
+    """The answer to an ack of one message."""
+    if came.code == ResponseCode.SUCCESS:
+        return Code.OK, acked_answer(message_id, text)
+    refused = refusal_of(_not_acked(came))
+    entry = _AckEntry(message_id=message_id, receipt_handle=text, status=status(refused.code, refused.text))
+    return refused.code, _AckResponse(status=status(refused.code), entries=[entry]).SerializeToString()
+
+
+def _not_acked(answer: Command) -> RmqError:
+    """What a broker's refusal of an ack is told as."""
+    text = "ack failed: status is abnormal"
+    if answer.code == ResponseCode.NO_MESSAGE:
+        return Refused(Code.INTERNAL_SERVER_ERROR, text)
+    return PeerRefused(answer.code, answer.remark or text, "the broker")
+
+
+def _expect(answer: Command, otherwise: str) -> None:
+    if answer.code != ResponseCode.SUCCESS:
+        raise PeerRefused(answer.code, answer.remark or otherwise, "the broker")
+
+
+async def _messages(popped: Sequence[Popped], topic: str) -> list[Any]:
+    """The messages as they are delivered."""
+    # A few KiB may stand for many MiB: what is compressed is left to a thread, the loop is everybody's.
+    if any(one.record.sys_flag & COMPRESSED for one in popped):
+        return await asyncio.to_thread(_delivered, popped, topic)
+    return _delivered(popped, topic)
+
+
+def _delivered(popped: Sequence[Popped], topic: str) -> list[Any]:
+    left, messages = _ANSWER_BYTES_MAX, []
+    for one in popped:
+        message = message_of(
+            one.record,
+            one.properties,
+            topic,
+            handle=one.handle.text,
+            deliveries=one.deliveries,
+            body_bytes_max=min(left, DELIVERED_BYTES_MAX),
+        )
+        left = max(0, left - len(message.body))
+        messages.append(message)
+    return messages

@@ -1,0 +1,176 @@
+"""Telemetry, Heartbeat, NotifyClientTermination, and what tools ask clients (``ClientActivity``).
+
+A client opens one stream and sends its settings on it. They are answered at once, before brokers hear of the client:
+SDKs wait for them. What brokers ask the client goes over the stream, too: what became of a half message, to handle a
+message now, to show its stack. Source: grpc.md §5.3, §5.12, §7, §10.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from typing import Any
+
+import msgspec
+
+from rmqkit.errors import ProtocolError, RmqError
+from rmqkit.protocol import fastjson
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_header_leniently, reply
+from rmqkit.protocol.properties import decode_properties
+from rmqkit.protocol.record import decode_record
+from rmqkit.protocol.schemas.clients import ConsumeMessageDirectlyResult, ConsumerRunningInfo, RunningInfoRequest
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.proxy.backend import Backend, OnRequest
+from rmqkit.proxy.schema.checks import check_group
+from rmqkit.proxy.schema.messages import message_class
+from rmqkit.proxy.schema.records import message_of
+from rmqkit.proxy.schema.status import OK, Code, Refused
+from rmqkit.proxy.service.client_settings import (
+    PUSH_CONSUMER,
+    SIMPLE_CONSUMER,
+    check_settings,
+    language_of,
+    merge,
+    version_of,
+)
+from rmqkit.proxy.service.clients import Call, Client, Stream
+from rmqkit.proxy.service.sending import Sending
+from rmqkit.remoting.tasks import Tasks
+
+__all__ = ["Telemetry"]
+
+_log = logging.getLogger(__name__)
+
+_Command = message_class("TelemetryCommand")
+_HeartbeatResponse = message_class("HeartbeatResponse")
+_TerminationResponse = message_class("NotifyClientTerminationResponse")
+
+_RESULTS = {
+    Code.OK: "CR_SUCCESS",
+    Code.FAILED_TO_CONSUME_MESSAGE: "CR_LATER",
+    Code.MESSAGE_CORRUPTED: "CR_RETURN_NULL",
+}
+
+
+class Telemetry:
+    """Settings, signs of life, and questions to clients."""
+
+    def __init__(self, backend: Backend, sending: Sending, tasks: Tasks) -> None:
+        self._backend = backend
+        self._sending = sending
+        self._tasks = tasks
+        self._nonces = itertools.count()
+
+    async def take(self, call: Call, client: Client, command: Any, stream: Stream) -> Any | None:
+        """Handle one command of a client's stream; the answer, if it has one. Accepted settings make the stream the
+        client's. Answers to questions count on that stream alone. Raises Refused: the stream ends."""
+        match command.WhichOneof("command"):
+            case "settings":
+                answer = await self._settings(call, client, command.settings)
+                client.stream = stream
+                return answer
+            case "thread_stack_trace" if client.stream is stream:
+                client.answered(command.thread_stack_trace.nonce, command)
+            case "verify_message_result" if client.stream is stream:
+                client.answered(command.verify_message_result.nonce, command)
+        return None
+
+    async def _settings(self, call: Call, client: Client, settings: Any) -> Any:
+        check_settings(settings)
+        client.clients.hold(client)
+        client.language = language_of(call.metadata.get("x-mq-language", ""))
+        client.version = version_of(call.metadata.get("x-mq-client-version", ""))
+        config = await self._backend.group(settings.subscription.group.name) or SubscriptionGroupConfig()
+        # Known before brokers are told, which takes its time: the first receive may be here before they answer.
+        client.set_settings(merged := merge(settings, config))
+        self._tasks.start(self._register(client, settings), f"registration of {client.id}")
+        return _Command(status=OK, settings=merged)
+
+    async def _register(self, client: Client, settings: Any) -> None:
+        try:
+            await client.clients.take_settings(client, settings)
+        except RmqError as error:
+            _log.warning("client %s is not registered until its next heartbeat: %s", client.id, error)
+
+    async def heartbeat(self, call: Call, client: Client, asked: Any) -> Any:
+        """A client is still there. A consumer that the endpoint has forgotten is registered from what it says: no SDK
+        sends its settings again because of an error here."""
+        if client.settings is not None and client.settings.HasField("publishing"):
+            topics = [topic.name for topic in client.settings.publishing.topics]
+            await client.clients.register(client, topics, None)
+            return _HeartbeatResponse(status=OK)
+        if client.settings is None and (asked.client_type not in (PUSH_CONSUMER, SIMPLE_CONSUMER)):
+            raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "cannot find client settings for this client")
+        if client.settings is None:
+            client.language = language_of(call.metadata.get("x-mq-language", ""))
+            client.version = version_of(call.metadata.get("x-mq-client-version", ""))
+        group = check_group(asked.group.name)
+        await client.clients.register(client, (), group, asked.client_type)
+        return _HeartbeatResponse(status=OK)
+
+    async def terminate(self, client: Client, asked: Any) -> Any:
+        if asked.HasField("group"):
+            check_group(asked.group.name)
+        await client.clients.leave(client)
+        return _TerminationResponse(status=OK)
+
+    # -- what brokers tell and ask clients
+
+    def on_request(self, client: Client) -> OnRequest:
+        """Takes what brokers tell and ask a client; what clients of gRPC have no command for is dropped."""
+
+        def take(command: Command) -> asyncio.Future[Command] | None:
+            match command.code:
+                case RequestCode.CHECK_TRANSACTION_STATE:
+                    try:
+                        self._sending.check_back(client, command)
+                    except ProtocolError as error:
+                        _log.warning("a check-back for client %s cannot be read: %s", client.id, error)
+                case RequestCode.CONSUME_MESSAGE_DIRECTLY:
+                    return self._tasks.own(self._verify(client, command), f"message for {client.id} to verify")
+                case RequestCode.GET_CONSUMER_RUNNING_INFO:
+                    return self._tasks.own(self._running_info(client, command), f"threads of {client.id}")
+            return None
+
+        return take
+
+    async def _verify(self, client: Client, command: Command) -> Command:
+        """Have a client handle a message now (``verify_message_command``)."""
+        nonce = str(next(self._nonces))
+        asking = _Command()
+        asking.verify_message_command.nonce = nonce
+        record = decode_record(command.payload)
+        message = message_of(record, decode_properties(record.properties), record.topic)
+        asking.verify_message_command.message.CopyFrom(message)
+        answered = await self._relay(client, command, asking, nonce)
+        if isinstance(answered, Command):
+            return answered
+        result = ConsumeMessageDirectlyResult(
+            consume_result=_RESULTS.get(answered.status.code), remark="from gRPC client"
+        )
+        return reply(command, body=msgspec.json.encode(result))
+
+    async def _running_info(self, client: Client, command: Command) -> Command:
+        """What a client is doing; its stack where that is asked for (``print_thread_stack_trace_command``)."""
+        info = ConsumerRunningInfo(properties={"PROP_CONSUMER_CLIENT_TYPE": "gRPC"})
+        if decode_header_leniently(command, RunningInfoRequest).jstack_enable:
+            nonce = str(next(self._nonces))
+            asking = _Command()
+            asking.print_thread_stack_trace_command.nonce = nonce
+            answered = await self._relay(client, command, asking, nonce)
+            if isinstance(answered, Command):
+                return answered
+            info.jstack = answered.thread_stack_trace.thread_stack_trace
+        return reply(command, body=fastjson.dumps(info))
+
+    @staticmethod
+    async def _relay(client: Client, command: Command, asking: Any, nonce: str) -> Any:
+        """The client's answer, or the broker's where there is none."""
+        try:
+            return await client.relay(asking, nonce)
+        except TimeoutError:
+            return reply(command, ResponseCode.SYSTEM_BUSY, "call remote timeout")
+        except Refused as error:
+            return reply(command, ResponseCode.SYSTEM_ERROR, error.text)

@@ -1,0 +1,1 @@
+"""gRPC calls over HTTP/2: frames, header blocks, flow control, deadlines."""

@@ -1,0 +1,189 @@
+"""HTML of pages, and the filters that write numbers, times and sizes in templates.
+
+Templates escape everything, and an unknown name in one is an error. They mark their texts with ``_``, as Python does; a
+sentence is translated when it is printed. A page's ``live`` block is rendered alone when it is refreshed. Numbers have
+a unit, times are UTC, and what is unknown is a dash that says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import unicodedata
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import jinja2
+import msgspec
+from markupsafe import Markup
+
+from rmqkit.admin.health import span_text
+from rmqkit.console.html.translation import said
+from rmqkit.sentences import Sentence, _, plain
+
+_SAFE_INTEGER = 1 << 53
+_UNKNOWN, _UNKNOWN_TITLE = '<span class="unknown" title="{}">–</span>', _("unknown: nobody told it yet")
+UNKNOWN = Markup(_UNKNOWN).format(_UNKNOWN_TITLE)
+
+
+class Link:
+    """Makes addresses below the place where the console is mounted."""
+
+    def __init__(self, root: str, env: str = "") -> None:
+        self._root = root.rstrip("/")
+        self._env = env
+
+    def __call__(self, *parts: object, **query: object) -> str:
+        """An address of the current cluster: ``link("topics", name, sort="lag")``."""
+        return self._make(((self._env,) if self._env else ()) + parts, query)
+
+    def out(self, *parts: object, **query: object) -> str:
+        """An address outside of any cluster."""
+        return self._make(parts, query)
+
+    def to(self, env: str) -> str:
+        """The first page of a cluster."""
+        return f"{self._root}/{quote(env, safe='')}/"
+
+    def _make(self, parts: tuple[object, ...], query: Mapping[str, object]) -> str:
+        path = "/".join(quote(str(part), safe="") for part in parts)
+        if parts == (self._env,):
+            path += "/"
+        wanted = {name.rstrip("_"): value for name, value in query.items() if value not in (None, "", False)}
+        return f"{self._root}/{path}" + (f"?{urlencode(wanted)}" if wanted else "")
+
+
+def html(template: str, values: Mapping[str, Any]) -> str:
+    """A whole page, in the language ``lang`` of the values."""
+    return _environment(values.get("lang", "en")).get_template(template).render(values)
+
+
+def block(template: str, values: Mapping[str, Any], name: str = "live") -> str:
+    """One block of a page."""
+    found = _environment(values.get("lang", "en")).get_template(template)
+    return "".join(found.blocks[name](found.new_context(dict(values))))
+
+
+def as_json(value: Any) -> bytes:
+    """A page's values as JSON; whole numbers that browsers would round are text."""
+    found = msgspec.to_builtins(value, str_keys=True, enc_hook=_plain)
+    return json.dumps(_safe(found), ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).decode("utf-8", "backslashreplace")
+    return plain(str(value))
+
+
+def _safe(value: Any) -> Any:
+    match value:
+        case bool():
+            return value
+        case int():
+            return value if abs(value) < _SAFE_INTEGER else str(value)
+        case dict():
+            return {key: _safe(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_safe(one) for one in value]
+    return value
+
+
+@functools.cache
+def _environment(language: str) -> jinja2.Environment:
+    unknown = Markup(_UNKNOWN).format(said(_UNKNOWN_TITLE, language))
+
+    def shown(value: Any) -> Any:
+        if isinstance(value, Markup):
+            return unknown if value == UNKNOWN else value
+        return said(value, language) if isinstance(value, Sentence) else value
+
+    def term(value: Any) -> Any:
+        return value if isinstance(value, Markup) else said(str(value), language, is_term=True)
+
+    found = jinja2.Environment(
+        loader=jinja2.PackageLoader("rmqkit.console.html"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=None if language == "en" else shown,
+    )
+    found.filters |= {
+        "number": number,
+        "rate": rate,
+        "size": size,
+        "span": span,
+        "time": time,
+        "clean": lambda text: clean(shown(text)),
+        "breakable": lambda text: breakable(shown(text)),
+        "text": term,
+        "percent": lambda value: UNKNOWN if value is None else f"{value:.0%}",
+    }
+    found.tests["unknown"] = lambda value: value is None
+    found.globals["_"] = _
+    found.globals["m"] = found.get_template("macros.html").module  # blocks rendered alone know no imports of the page
+    return found
+
+
+def number(value: float | None) -> str | Markup:
+    """A count with its thousands."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+
+
+def rate(value: float | None) -> str | Markup:
+    """Something per second."""
+    if value is None:
+        return UNKNOWN
+    digits = 0 if value >= 100 or value == int(value) else 1
+    return f"{value:,.{digits}f}/s"
+
+
+def size(value: float | None) -> str | Markup:
+    """Bytes in the largest unit that keeps them above one."""
+    if value is None:
+        return UNKNOWN
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:,.0f} {unit}" if unit == "B" or value >= 100 else f"{value:,.1f} {unit}"
+        value /= 1024
+    return f"{value:,.1f} TiB"
+
+
+def span(ms: float | None) -> str | Markup:
+    """A span of time."""
+    return UNKNOWN if ms is None else span_text(ms) if ms >= 1000 or ms == 0 else f"{ms:.0f} ms"
+
+
+def time(ms: int | None, *, with_ms: bool = False) -> Markup:
+    """A time in UTC; browsers show their own zone beside it."""
+    if not ms or ms < 0:
+        return UNKNOWN
+    try:
+        at = datetime.fromtimestamp(ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return Markup("{}").format(f"{ms} ms")
+    machine = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    text = f"{at:%Y-%m-%d %H:%M:%S}" + (f".{ms % 1000:03}" if with_ms else "")
+    return Markup('<time datetime="{}">{}<span class="zone"> UTC</span></time>').format(machine, text)
+
+
+_BREAKS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[_.;,:/@#=+])(?=[^_.;,:/@#=+])")
+
+
+def breakable(text: object) -> Markup:
+    """A clean text that a narrow column breaks between its words, as in ``diskSpace|Ratio`` and ``10.0.0.1@|7``."""
+    return Markup("<wbr>").join(_BREAKS.split(clean(text)))
+
+
+def clean(text: object) -> str:
+    """A text without characters that would turn its direction or hide it."""
+    return "".join(
+        one if one in "\n\t" or unicodedata.category(one) not in ("Cc", "Cf", "Cs") else f"\\u{ord(one):04x}"
+        for one in str(text)
+    )

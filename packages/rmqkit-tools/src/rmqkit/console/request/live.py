@@ -1,0 +1,195 @@
+"""Server-sent events: a page's refreshes, and the rows of a tail.
+
+A refresh renders the page's ``live`` block again and sends it when it changed. The next one begins after that.
+A comment every 15 s keeps the connection open; after an hour the stream ends, and the browser opens another. 100
+streams at a time, 5 tails of one user and 20 in all. A browser that goes away ends its stream at the next write.
+A console that ends ends all of them at once; browsers ask again until the next one is there.
+
+A tail starts after the rows that its page shows: ``after`` has the offset at which the page ended in each queue. Each
+event of rows has an id of this form, and a browser that connects again continues there (`offsets_text`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+from starlette.responses import StreamingResponse
+
+from rmqkit.admin.tail import AdminPuller, Start, Tail, Wanted
+from rmqkit.console.html import render
+from rmqkit.console.request.request import Ask, Fault, Page
+from rmqkit.console.request.state import Hub
+from rmqkit.errors import RmqError
+from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.sentences import _
+
+STREAMS_MAX, TAILS_MAX, TAILS_A_USER = 100, 20, 5
+STREAM_S, TAIL_S, HEARTBEAT_S = 3_600.0, 900.0, 15.0
+ROWS_A_SECOND, QUEUES_MAX = 50, 64
+
+
+def refreshes(
+    ask: Ask, view: Callable[[], Awaitable[Page]], values: Callable[[Page], dict[str, object]]
+) -> StreamingResponse:
+    """The refreshes of a page, for as long as somebody looks. Raises Fault: too many streams are open."""
+    hub = ask.console
+
+    async def events() -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        end, before, pause_s = loop.time() + STREAM_S, "", 1.0
+        yield b"retry: 3000\n\n"
+        while loop.time() < end and not hub.ending.is_set():
+            try:
+                page = await view()
+                text, pause_s = render.block(page.template, values(page)), max(1.0, page.live_s)
+                # The age of the snapshot stands in the status line, outside of the block: what ticks is no change.
+                mark = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
+                if mark != before:
+                    before = mark
+                    yield _event("live", text)
+                yield _event("status", str(hub.clock.now_ms()))
+                if page.live_s <= 0:
+                    break
+            except (RmqError, Fault) as error:
+                yield _event("trouble", str(error))
+            async for beat in _pause(hub, pause_s):
+                yield beat
+        if not hub.ending.is_set():
+            yield _event("end", "")
+
+    return _response(ask, "page", events(), STREAMS_MAX, STREAMS_MAX)
+
+
+async def _sleep(hub: Hub, seconds: float) -> None:
+    """Wait so long, or until the console ends."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await hub.ending.wait()
+
+
+async def _pause(hub: Hub, seconds: float) -> AsyncIterator[bytes]:
+    while seconds > 0 and not hub.ending.is_set():
+        await _sleep(hub, min(seconds, HEARTBEAT_S))
+        seconds -= HEARTBEAT_S
+        if seconds > 0:
+            yield b": still here\n\n"
+
+
+def offsets_text(offsets: Mapping[str, int]) -> str:
+    """Return the offsets of queues as ``broker:queue=offset,…``; nothing for more queues than an address has room."""
+    return ",".join(f"{queue}={offset}" for queue, offset in offsets.items()) if len(offsets) <= QUEUES_MAX else ""
+
+
+def offsets_of(text: str) -> dict[str, int]:
+    """Return the opposite of `offsets_text`; what is not of that form is left out."""
+    pairs = (part.rpartition("=") for part in text.split(",")[:QUEUES_MAX])
+    return {queue: int(offset) for queue, __, offset in pairs if queue and offset.isdecimal() and len(offset) < 19}
+
+
+def _advance(offsets: dict[str, int], messages: list[ReceivedMessage]) -> None:
+    """Move offsets past messages; where none are known, none are added: a part of the queues would leave a hole."""
+    if offsets:
+        offsets.update((f"{one.broker_name}:{one.queue_id}", one.queue_offset + 1) for one in messages)
+
+
+def tail_rows(
+    ask: Ask, topic: str, wanted: Wanted, rows_html: Callable[[list[ReceivedMessage]], Awaitable[str]]
+) -> StreamingResponse:
+    """The rows of a topic as they come, at most 50 a second; the others are counted.
+    Raises Fault: too many tails are open."""
+    say = ask.say
+    offsets = offsets_of(ask.request.headers.get("last-event-id") or ask.text("after"))
+
+    async def events() -> AsyncIterator[bytes]:
+        waiting: deque[ReceivedMessage] = deque(maxlen=ROWS_A_SECOND)
+        came, notes = 0, deque[str](maxlen=8)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + TAIL_S
+        yield b"retry: 3000\n\n"
+
+        async def follow(tail: Tail) -> None:
+            nonlocal came
+            while True:
+                messages = await tail.next()
+                came += len(messages)
+                _advance(offsets, messages)
+                waiting.extend(messages)
+
+        try:
+            async with Tail(AdminPuller(ask.admin.calls), topic, Start(), wanted, notes.append, dict(offsets)) as tail:
+                task = asyncio.create_task(follow(tail), name="console tail")
+                try:
+                    shown, beat = 0, 0.0
+                    since = _("following") if offsets else _("following: messages stored from now on are shown")
+                    yield _event("status", say(since))
+                    while loop.time() < end and not task.done():
+                        await _sleep(ask.console, 1.0)
+                        if ask.console.ending.is_set():
+                            return
+                        beat += 1.0
+                        for note in iter(lambda: notes.popleft() if notes else None, None):
+                            yield _event("status", say(note))
+                        if waiting:
+                            rows = list(waiting)
+                            waiting.clear()
+                            shown += len(rows)
+                            yield _event("rows", await rows_html(rows), offsets_text(offsets))
+                            if came > shown:
+                                yield _event("dropped", f"{came - shown:,}")
+                            beat = 0.0
+                        elif beat >= HEARTBEAT_S:
+                            beat = 0.0
+                            yield b": still here\n\n"
+                    if task.done():
+                        task.result()
+                finally:
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+            yield _event("end", say(_("the tail ends after 15 minutes: load the page again to go on")))
+        except RmqError as error:
+            yield _event("end", say(str(error)))
+
+    return _response(ask, "tail", events(), TAILS_MAX, TAILS_A_USER)
+
+
+def _response(ask: Ask, kind: str, events: AsyncIterator[bytes], whole_max: int, own_max: int) -> StreamingResponse:
+    """Return the events as a response. The events may use the request's connection; it is given back when they end."""
+    hub, keys = ask.console, (kind, f"{kind} {ask.user.name}")
+    if hub.streams.get(keys[0], 0) >= whole_max or hub.streams.get(keys[1], 0) >= own_max:
+        raise Fault(
+            429,
+            _("Too many streams"),
+            _(
+                "{own} streams of one user are open at a time, {all} in all: close some",
+                own=own_max,
+                all=whole_max,
+            ),
+        )
+
+    async def counted() -> AsyncIterator[bytes]:
+        # Counted with the first event and not before: of a response that never begins nobody would count down again.
+        for key in keys:
+            hub.streams[key] = hub.streams.get(key, 0) + 1
+        try:
+            async for event in events:
+                yield event
+        finally:
+            for key in keys:
+                hub.streams[key] -= 1
+            with contextlib.suppress(RuntimeError):
+                await events.aclose()  # type: ignore[attr-defined]
+            ask.close()
+
+    return StreamingResponse(counted(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+
+def _event(name: str, text: str, event_id: str = "") -> bytes:
+    # A bare CR ends a line of an event stream, too: what follows one in a message's key would be a field of its own.
+    lines = "".join(f"data: {line}\n" for line in re.split(r"\r\n|\r|\n", text))
+    own = f"id: {event_id}\n" if event_id else ""
+    return f"event: {name}\n{own}{lines}\n".encode("utf-8", "replace")

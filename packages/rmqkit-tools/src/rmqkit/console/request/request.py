@@ -1,0 +1,352 @@
+"""What a view gets, `Ask`, and what it returns, `Page`; and the errors that are pages of their own.
+
+A view is a coroutine function from `Ask` to `Page`. Its ``values`` are the page: as HTML through a template, as JSON
+as they are. Lists come from the watcher's snapshot; whatever asks a broker goes through `Ask.admin`, which is signed as
+the user who asks and refuses changes to those who may only read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+from markupsafe import Markup
+from msgspec import Struct, field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rmqkit.admin import Admin
+from rmqkit.admin.health import Snapshot
+from rmqkit.console.access.confirmations import Review, difference
+from rmqkit.console.access.logins import Role, User
+from rmqkit.console.hooks import OwnPage
+from rmqkit.console.html import translation
+from rmqkit.console.html.render import Link
+from rmqkit.console.request.state import Env, Hub
+from rmqkit.errors import RmqError
+from rmqkit.sentences import _, joined
+
+ROWS = 100
+"""Rows on a page of a list."""
+FORM_BYTES_MAX = 6 << 20
+
+
+class Fault(Exception):
+    """A request that gets an error page. ``status`` is HTTP's."""
+
+    def __init__(self, status: int, title: str, text: str, near: list[tuple[str, str]] | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+        self.title = title
+        self.text = text
+        self.near = near or []
+
+
+class Page(Struct, kw_only=True):
+    """What a view found out.
+
+    Attributes:
+        template: which file of ``templates``.
+        title: the page's heading.
+        values: names for the template, and the page as JSON.
+        more: names for the template alone.
+        live_s: seconds between refreshes; 0: it does not change by itself.
+        command: the same on the command line.
+        status: of the answer.
+        crumbs: where the page is, text and address.
+    """
+
+    template: str
+    title: str
+    values: dict[str, Any]
+    more: dict[str, Any] = field(default_factory=dict)
+    live_s: float = 0.0
+    command: str = ""
+    status: int = 200
+    crumbs: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Part(Struct, rename="camel"):
+    """A part of a page that may fail alone: its value, or what went wrong."""
+
+    value: Any = None
+    trouble: str = ""
+
+
+class Rows(Struct, rename="camel", kw_only=True):
+    """A page of a list: ``rows`` of all ``matched`` ones, of which there are ``total`` without the filter."""
+
+    rows: list[Any]
+    number: int
+    pages: int
+    matched: int
+    total: int
+
+
+class Ask:
+    """One request. ``form`` is what was posted, ``params`` the names in the path, ``query`` those behind the ``?``."""
+
+    def __init__(self, console: Hub, request: Request, user: User, env: Env | None, params: Mapping[str, str]) -> None:
+        self.console = console
+        self.request = request
+        self.user = user
+        self.params = params
+        self.query: dict[str, str] = dict(parse_qsl(request.url.query, keep_blank_values=True))
+        self.form: dict[str, str] = {}
+        self.link = Link(request.scope.get("root_path", ""), env.name if env is not None else "")
+        self._env = env
+        self._admin: Admin | None = None
+
+    @property
+    def env(self) -> Env:
+        """The cluster that the address names."""
+        assert self._env is not None, "a view outside of any cluster asks for none"
+        return self._env
+
+    @property
+    def has_env(self) -> bool:
+        return self._env is not None
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What the watcher knows."""
+        return self.env.watcher.snapshot
+
+    @property
+    def language(self) -> str:
+        """Of the page's texts: what the user chose, or the browser asks for."""
+        return translation.chosen(
+            self.request.cookies.get("rmq_lang", ""), self.request.headers.get("accept-language", "")
+        )
+
+    def say(self, text: str) -> str:
+        """Return a sentence in the user's language."""
+        return translation.said(text, self.language)
+
+    @property
+    def admin(self) -> Admin:
+        """The user's connection to the cluster, until `close`. What it knows of routes is fetched again."""
+        if self._admin is None:
+            self._admin = self.console.borrow(self.env, self.user, may_change=self.may_change)
+        self._admin.calls.forget()
+        return self._admin
+
+    def close(self) -> None:
+        """Give the connection back, if there is one: the request is answered, or its stream has ended."""
+        if self._admin is not None:
+            self.console.give_back(self._admin)
+            self._admin = None
+
+    @property
+    def may_change(self) -> bool:
+        return self.user.role.may_change and not self.console.read_only
+
+    @property
+    def hides_bodies(self) -> bool:
+        """Whether bodies are not shown to this user."""
+        return self.console.hides_all_bodies or (self.console.hide_bodies and not self.user.role.may_change)
+
+    @property
+    def address(self) -> str:
+        """Where the request came from."""
+        return self.request.client.host if self.request.client else "?"
+
+    def text(self, name: str, default: str = "") -> str:
+        """A word behind the ``?``."""
+        return self.query.get(name, default).strip()
+
+    def number(self, name: str, default: int, low: int = 0, high: int = (1 << 62)) -> int:
+        """A number behind the ``?``, within bounds. Raises Fault: it is none."""
+        text = self.text(name)
+        if not text:
+            return default
+        if not text.lstrip("-").isdecimal() or len(text) > 20:
+            raise Fault(
+                400,
+                _("Not a number"),
+                _("{name}={text} must be a whole number from {low} on", name=name, text=text, low=low),
+            )
+        return min(max(int(text), low), high)
+
+    async def read_form(self) -> None:
+        """Take what was posted. Raises Fault: it is too large, or no form."""
+        kind = self.request.headers.get("content-type", "application/x-www-form-urlencoded").partition(";")[0]
+        if kind.strip() not in ("application/x-www-form-urlencoded", ""):
+            raise Fault(
+                415,
+                _("Not a form"),
+                _("content type {kind} is not taken: post application/x-www-form-urlencoded", kind=kind),
+            )
+        parts, size = [], 0
+        async for chunk in self.request.stream():
+            size += len(chunk)
+            if size > FORM_BYTES_MAX:
+                raise Fault(413, _("Too much"), _("a form may have {most:,} bytes", most=FORM_BYTES_MAX))
+            parts.append(chunk)
+        self.form = dict(
+            parse_qsl(b"".join(parts).decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=200)
+        )
+
+    def audit(self, action: str, target: str, outcome: str, detail: str = "") -> None:
+        env = self._env.name if self._env is not None else ""
+        self.console.audit.write(self.user.name, self.address, env, action, target, outcome, detail)
+
+    @property
+    def may_administer(self) -> bool:
+        """Whether more than sending is not refused here: of a cluster's user the broker decides."""
+        return self.may_change and (self.user.role is Role.ADMIN or self.user.credentials is not None)
+
+    def require_change(self, action: str, target: str, *, is_sending: bool = False) -> None:
+        """Raises Fault: this user, or this console, only reads, or only sends; the audit has it."""
+        if self.may_change if is_sending else self.may_administer:
+            return
+        why = _("{user} is a viewer", user=self.user.name)
+        if self.console.read_only:
+            why = _("this console is read-only")
+        elif self.may_change:
+            why = _("{user} is an operator, who sends messages", user=self.user.name)
+        self.audit(action, target, "refused", why)
+        raise Fault(
+            403,
+            _("Not allowed"),
+            _("{action} to {target} was not done: {why}", action=_(action), target=target, why=why),
+        )
+
+    def review(self, review: Review, token: str = "", trouble: str = "") -> Page:
+        """The page on which a change is looked at before it is confirmed."""
+        values = {
+            "action": review.action,
+            "target": review.target,
+            "rows": review.rows,
+            "requests": review.requests,
+            "typed": review.typed,
+            "moves": review.moves,
+            "warning": review.warning,
+            "trouble": trouble,
+            "token": token or self.console.reviews.open(review),
+        }
+        return Page(
+            template="review.html",
+            title=_("Review: {action}", action=_(review.action)),
+            values=values,
+            more={"back": review.back},
+            command=review.command,
+            status=400 if trouble else 200,
+        )
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the form confirms what was confirmed before: what it was of may be gone."""
+        review = self.console.reviews.find(self.form.get("review", ""), self.user.name)
+        return review is not None and review.done is not None
+
+    async def confirmed(self, token: str) -> Page:
+        """Do what was reviewed, once; whoever comes again sees the result of the first time.
+        Raises Fault: the review is not there any more, or what it was of has changed."""
+        review = self.console.reviews.find(token, self.user.name)
+        if review is None:
+            raise Fault(
+                409, _("Review again"), _("this review is too old, or was of somebody else: fill in the form again")
+            )
+        if review.typed and self.form.get("typed", "").strip() != review.typed:
+            return self.review(review, token, _("type {typed} to confirm it", typed=review.typed))
+        if review.done is None:
+            # No await since it was looked for: who clicks twice finds this future, and nothing is done twice.
+            review.done = asyncio.get_running_loop().create_future()
+            # Before it is done: what a crash cuts off has left a line.
+            self.audit(review.action, review.target, "intent", joined("; ", review.requests))
+            try:
+                await self._check_unchanged(review)
+                result = await review.run()
+            except BaseException as error:
+                outcome = "refused" if isinstance(error, Fault) else "failed"
+                self.audit(review.action, review.target, outcome, str(error) or type(error).__name__)
+                is_kept = isinstance(error, RmqError | Fault)
+                review.done.set_exception(error if is_kept else RmqError(str(error) or _("it was cut off")))
+                # Taken once here, or asyncio complains of an error that nobody waited for.
+                review.done.exception()
+                raise
+            self.audit(review.action, review.target, "done", _outcome(result))
+            review.done.set_result(result)
+            if self.has_env:
+                self.env.watcher.refresh()
+        # Who goes away must not cancel what others wait for.
+        result = await asyncio.shield(review.done)
+        values = {"action": review.action, "target": review.target, "result": _shown(result)}
+        more = {"back": review.back, "sent": result if hasattr(result, "queue_offset") else None}
+        return Page(
+            template="done.html",
+            title=_("Done: {action}", action=_(review.action)),
+            values=values,
+            more=more,
+            command=review.command,
+        )
+
+    async def _check_unchanged(self, review: Review) -> None:
+        """Raises Fault: somebody changed it since it was reviewed."""
+        if review.look is not None and (lines := difference(review.seen, await review.look())):
+            raise Fault(
+                409,
+                _("Changed since you looked"),
+                _("{target}: {lines}: look at it again", target=review.target, lines=joined("; ", lines)),
+            )
+
+
+def _shown(result: Any) -> Any:
+    """What a change returned, with names as in JSON."""
+    match result:
+        case Struct():
+            values = (getattr(result, name) for name in result.__struct_fields__)
+            return dict(zip(result.__struct_encode_fields__, values, strict=True))
+        case list():
+            return [_shown(one) for one in result]
+    return result
+
+
+def _outcome(result: Any) -> str:
+    if hasattr(result, "send_result"):
+        return _(
+            "{result} {id} on {broker}:{queue}@{offset}",
+            result=result.send_result,
+            id=result.msg_id,
+            broker=result.broker_name,
+            queue=result.queue_id,
+            offset=result.queue_offset,
+        )
+    return getattr(result, "consume_result", "") or _("done")
+
+
+View = Callable[[Ask], Awaitable[Page | Response]]
+
+
+async def part(asking: Awaitable[Any]) -> Part:
+    """A part's value, or why it is not there; the rest of the page stays."""
+    try:
+        return Part(await asking)
+    except TimeoutError:
+        return Part(None, _("no answer in time"))
+    except RmqError as error:
+        return Part(None, str(error))
+
+
+def own_page(page: OwnPage, content: str | Markup, values: dict[str, Any] | None = None) -> Page:
+    """A page in the console's frame. ``content`` is text, or HTML as ``Markup``, without styles or scripts in it;
+    ``values`` are the page as JSON."""
+    return Page(
+        template="own.html",
+        title=page.title,
+        values={} if values is None else values,
+        more={"content": content},
+        live_s=page.live_s,
+    )
+
+
+def rows_of(ask: Ask, rows: list[Any], total: int) -> Rows:
+    """The rows of the page that the address names."""
+    pages = max(1, -(-len(rows) // ROWS))
+    number = min(ask.number("page", 1, 1), pages)
+    return Rows(
+        rows=rows[(number - 1) * ROWS : number * ROWS], number=number, pages=pages, matched=len(rows), total=total
+    )

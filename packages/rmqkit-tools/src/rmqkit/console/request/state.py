@@ -1,0 +1,283 @@
+"""What all requests share: the clusters and their watchers, connections of users, sessions, reviews, the audit."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rmqkit.admin import Admin
+from rmqkit.admin import read_only as refuse_changes
+from rmqkit.admin.health import Snapshot
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.console.access.audit import Audit
+from rmqkit.console.access.confirmations import Reviews
+from rmqkit.console.access.logins import FileUsers, Sessions, Tries, User
+from rmqkit.console.alerts.rules import Alerts
+from rmqkit.console.hooks import Hooks, installed
+from rmqkit.console.jobs import Job, Jobs
+from rmqkit.console.request.routes import OUTSIDE
+from rmqkit.console.watch.history import History
+from rmqkit.console.watch.watcher import Watcher
+from rmqkit.errors import SettingsError
+from rmqkit.protocol.command import Command
+from rmqkit.remoting.authentication import Credentials
+from rmqkit.remoting.tasks import Tasks
+from rmqkit.remoting.tls import ClientTls
+from rmqkit.sentences import _
+
+__all__ = ["Cost", "Env", "Hub"]
+
+COOKIE = "rmq_console"
+TIMEOUT_MS = 3_000.0
+ADMINS_MAX = 200
+
+
+class Cost(Struct):
+    """What the console sent a server: requests and bytes in all, and a second's requests of the last minute."""
+
+    requests: int = 0
+    sent_bytes: int = 0
+    began_ms: float = 0.0
+    recent: list[float] = []
+
+    def add(self, now_ms: float, size: int) -> None:
+        self.requests += 1
+        self.sent_bytes += size
+        self.recent.append(now_ms)
+        if len(self.recent) > 2_000:
+            del self.recent[:1_000]
+
+    def per_second(self, now_ms: float) -> float:
+        """Requests a second, over the last minute or since the first one."""
+        self.recent[:] = [at for at in self.recent if now_ms - at < 60_000]
+        return len(self.recent) / max(1.0, min(60.0, (now_ms - self.began_ms) / 1000))
+
+
+class Env:
+    """One cluster: its name servers, the watcher, and what it cost. ``name`` is the first word of its addresses."""
+
+    def __init__(self, name: str, name_servers: str, hub: Hub) -> None:
+        self.name = name
+        self.name_servers = name_servers
+        self.costs: dict[str, Cost] = {}
+        self.clock = hub.clock
+        self.watcher = Watcher(hub.new_admin(self, None, may_change=False))
+        self.history = History(hub.state_file(name, name_servers, "history"), hub.clock)
+        self.alerts = Alerts(name, hub.state_file(name, name_servers, "alerts.json"), hub.clock)
+        self.watcher.followers += [self.history.follow, self.look]
+
+    def start(self) -> None:
+        self.watcher.start()
+        self.history.start()
+        self.alerts.start()
+
+    async def close(self) -> None:
+        await self.watcher.close()
+        await self.history.close()
+        await self.alerts.close()
+
+    async def look(self, snapshot: Snapshot) -> None:
+        """A follower: have the rules look at a snapshot."""
+        self.watcher.is_needed = self.alerts.is_needed
+        self.alerts.look(snapshot)
+
+    def count(self, address: str, command: Command) -> None:
+        """A guard: count a request."""
+        now_ms = self.clock.monotonic_ms()
+        cost = self.costs.setdefault(address, Cost(began_ms=now_ms, recent=[]))
+        cost.add(now_ms, len(command.payload) + 100)
+
+
+class Hub:
+    """The state of a console; `rmqkit.console.server.app.Console` says what each argument is. Loop only."""
+
+    def __init__(
+        self,
+        env: str | Mapping[str, str],
+        *,
+        read_only: bool = False,
+        login: bool = False,
+        users: Path | None = None,
+        authorize: Callable[[Request], User | None] | None = None,
+        credentials: Credentials | None = None,
+        tls: ClientTls | None = None,
+        hide_bodies: bool = False,
+        hide_all_bodies: bool = False,
+        host_names: Sequence[str] = (),
+        audit: Path | None = None,
+        state: Path | None = None,
+        rules: Path | None = None,
+        jobs: Path | None = None,
+        banner: str = "",
+        is_secure: bool = False,
+        hooks: Sequence[object] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        timeout_ms: float = TIMEOUT_MS,
+    ) -> None:
+        self.clock = clock
+        self.read_only = read_only
+        self.needs_login = login or users is not None
+        self.is_cluster_login = login
+        self.file_users = None if users is None else FileUsers(users)
+        self.hide_bodies, self.hides_all_bodies = hide_bodies, hide_all_bodies
+        self.banner = banner
+        self.version = version("rmqkit")
+        self.began_ms = clock.now_ms()
+        self.sessions, self.tries = Sessions(clock), Tries(clock)
+        self.reviews = Reviews(clock)
+        self.streams: dict[str, int] = {}
+        self.ending = asyncio.Event()
+        self.last_sent: dict[tuple[str, str, str], dict[str, str]] = {}
+        self.authorize = authorize
+        self._credentials, self._tls, self._timeout_ms = credentials, tls, timeout_ms
+        self.host_names = frozenset(name.lower() for name in host_names)
+        self.is_secure = is_secure
+        self._admins: dict[tuple[str, str, str, bool], Admin] = {}
+        self._borrowed: Counter[Admin] = Counter()
+        self._closing = Tasks()
+        self._state, self._has_names = state, not isinstance(env, str)
+        self.envs = {name: Env(name, servers, self) for name, servers in _named(env).items()}
+        if rules is not None:
+            for one in self.envs.values():
+                one.alerts.take(rules)
+        self._is_started = False
+        self.hooks = Hooks(self, installed() if hooks is None else hooks)
+        self.jobs = Jobs(jobs, credentials=credentials, tls=tls, told=self._note_job)
+        self.audit = Audit(audit, clock)  # last: what is wrong with the rest leaves no file open
+
+    # -- life
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    def start(self) -> None:
+        """Start the watchers and what follows them, if they have not started."""
+        if not self._is_started:
+            self._is_started = True
+            for env in self.envs.values():
+                env.start()
+            if not self.read_only:
+                self.jobs.resume_own({env.name: env.name_servers for env in self.envs.values()})
+
+    async def close(self) -> None:
+        """Stop the watchers and what jobs send, write what is kept, and close every connection."""
+        # First: jobs tell the audit what became of them, which is closed last.
+        await self.jobs.close()
+        for env in self.envs.values():
+            await env.close()
+        await asyncio.gather(self._closing.finish(), *(admin.close() for admin in self._admins.values()))
+        self.audit.close()
+
+    def state_file(self, name: str, name_servers: str, kind: str) -> Path | None:
+        """Where something of a cluster is kept. A cluster without a name of its own is told by its name servers."""
+        if self._state is None:
+            return None
+        own = name if self._has_names else f"{name}-{re.sub(r'[^A-Za-z0-9.-]+', '_', name_servers)[:120]}"
+        return self._state / f"{own}.{kind}"
+
+    # -- for views
+
+    def _note_job(self, job: Job, outcome: str, detail: str) -> None:
+        self.audit.write(job.user, "", job.env, _("replay dead letters"), job.group, outcome, detail)
+
+    def new_admin(self, env: Env, user: User | None, *, may_change: bool) -> Admin:
+        """A connection to a cluster, counted, and guarded where it may only read."""
+
+        def guard(address: str, command: Command) -> None:
+            if not may_change:
+                refuse_changes(address, command)
+            env.count(address, command)
+
+        signing = (user.credentials if user is not None else None) or self._credentials
+        admin = Admin(
+            env.name_servers,
+            timeout_ms=self._timeout_ms,
+            tls=self._tls,
+            credentials=signing,
+            clock=self.clock,
+            guard=guard,
+        )
+        if user is None:
+            self._admins[env.name, "", "", False] = admin
+        return admin
+
+    def borrow(self, env: Env, user: User, *, may_change: bool) -> Admin:
+        """Return the connection of a user. It stays open until `give_back`."""
+        signing = user.credentials
+        # The guard is the connection's, so a viewer must never get an operator's; and with the secret in it, nobody who
+        # only knows the name gets what another has proven.
+        key = (
+            env.name,
+            "user:" + (signing.access_key if signing else ""),
+            signing.secret_key if signing else "",
+            may_change,
+        )
+        admin = self._admins.pop(key, None) or self.new_admin(env, user, may_change=may_change)
+        self._admins[key] = admin
+        self._borrowed[admin] += 1
+        self._close_old()
+        return admin
+
+    def give_back(self, admin: Admin) -> None:
+        """Count down the requests that use a connection; the last one lets it be closed."""
+        # A connection is given back once for each time it was borrowed.
+        assert self._borrowed[admin] > 0
+        self._borrowed[admin] -= 1
+        if not self._borrowed[admin]:
+            del self._borrowed[admin]
+        self._close_old()
+
+    def _close_old(self) -> None:
+        """Close the connections that were used longest ago, beyond `ADMINS_MAX`, and that no request uses now."""
+        of_users = [key for key in self._admins if key[1]]  # not the watchers'
+        over = len(of_users) - ADMINS_MAX
+        if over <= 0:
+            return
+        idle = [key for key in of_users if self._admins[key] not in self._borrowed]
+        for key in idle[:over]:
+            self._closing.start(self._admins.pop(key).close(), "console-connection")
+
+    # -- sessions
+
+    @property
+    def cookie(self) -> str:
+        # With this prefix browsers refuse the cookie unless it is secure and of this host alone: no neighbour can plant
+        # one.
+        return f"__Host-{COOKIE}" if self.is_secure else COOKIE
+
+    def begin_session(self, response: Response, user: User) -> None:
+        """Put a new session's cookie into an answer."""
+        response.set_cookie(
+            self.cookie, self.sessions.begin(user), httponly=True, samesite="strict", secure=self.is_secure, path="/"
+        )
+
+    def end_session(self, request: Request, response: Response) -> None:
+        self.sessions.end(request.cookies.get(self.cookie, ""))
+        response.delete_cookie(self.cookie, path="/", secure=self.is_secure, httponly=True, samesite="strict")
+
+
+def _named(env: str | Mapping[str, str]) -> dict[str, str]:
+    """Clusters by name. Raises SettingsError: a name cannot stand in an address, or there is none."""
+    found = {"local": env} if isinstance(env, str) else dict(env)
+    if not found:
+        raise SettingsError("the console needs the name servers of a cluster: -n HOST:PORT")
+    for name in found:
+        if name in OUTSIDE or not name or "/" in name or name != quote(name, safe=""):
+            raise SettingsError(
+                _("cluster name {name!r} cannot stand in an address: use letters, digits, - and _", name=name)
+            )
+    return found

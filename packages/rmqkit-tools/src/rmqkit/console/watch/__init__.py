@@ -1,0 +1,1 @@
+"""The snapshot of each cluster, its figures, and their history."""

@@ -1,0 +1,641 @@
+"""Figures over time in one SQLite file per cluster: no database server, nothing to set up.
+
+=======  ==============================================  ========  ==========  ===============================
+step     of                                              block     kept for    a slot holds
+=======  ==============================================  ========  ==========  ===============================
+10 s     brokers, and the 200 groups furthest behind     1 h       6 h         the last figure in it
+1 min    all series                                      1 h       7 d         the last figure in it
+15 min   all series                                      1 d       90 d        the highest figure in it
+=======  ==============================================  ========  ==========  ===============================
+
+The block under way is in memory, an ``array`` of 64-bit slots per series; a slot is a figure, unknown (-1: it was asked
+and nobody told), or missing (-2: nobody asked). Every 5 minutes, and when the console ends, blocks are written in one
+transaction. A kill loses what was not written: at most 5 minutes, which then are a hole. After a start the block under
+way is read back and goes on.
+
+A row of the file is the block of 256 series, a *chunk*: the differences from slot to slot (the first one from missing),
+zigzag, the first slots of all series before the second ones, eight bytes each, little-endian. All lowest bytes come
+first, then all that are next to them, and so on while one is not 0; each of these planes is deflated. So a figure that
+stays costs nothing, and one that changes by hundreds a byte and a quarter for each slot.
+
+The file is kept at `FILE_BYTES_MAX`: 12,000 series that change all the time fit in it for 90 days of quarters of an
+hour and 4 of minutes (``make measure-history``). The oldest blocks of minutes go first, until they are one day's, then
+the oldest of all. 12,000 series take 17 MB of memory.
+
+A damaged file is given another name and a new one begins; what happened stands in ``trouble``, which pages show. A
+second console cannot open the file: it says so, and keeps in memory what it sees. All calls of SQLite run in one
+thread; the rest is loop only. Source: console.md §4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import sqlite3
+import sys
+import zlib
+from array import array
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from operator import sub
+from pathlib import Path
+from typing import TypeVar
+
+from msgspec import MsgspecError, Struct, msgpack
+
+from rmqkit.admin.health import Snapshot
+from rmqkit.clock import Clock
+from rmqkit.console.access.audit import close_to_others
+from rmqkit.console.html.charts import Point
+from rmqkit.console.watch import figures
+from rmqkit.console.watch.figures import FIGURES
+from rmqkit.sentences import _
+
+__all__ = ["HOUR_MS", "History", "column", "packed", "slots_of", "unpacked"]
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+WRITE_S, LOCK_S = 300.0, 1.0
+FILE_BYTES_MAX = 256 << 20
+_ROOM_BYTES = 32 << 20
+"""Left free for the next write, and its log beside the file."""
+SERIES_MAX = 20_000
+SYNCHRONOUS = "NORMAL"
+"""SQLite's: a power cut may take the last write, and leaves the file whole."""
+FINE_GROUPS = 200
+GAP_MS = 150_000
+"""Points this far apart are joined: a console that nobody looks at asks once a minute."""
+UNKNOWN, MISSING = -1, -2
+_VALUE_MAX = 1 << 61
+_CHUNK = 256
+_VERSION = 2
+_FINISHED_MAX = 4
+STEP = 512
+"""Figures of a snapshot that are kept in one turn of the event loop."""
+
+Key = tuple[str, str]
+Block = dict[Key, "array[int]"]
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class Level(Struct, frozen=True):
+    """One resolution. All in ms."""
+
+    step: int
+    block: int
+    kept: int
+
+    @property
+    def slots(self) -> int:
+        return self.block // self.step
+
+
+LEVELS = (
+    Level(10_000, HOUR_MS, 6 * HOUR_MS),
+    Level(60_000, HOUR_MS, 7 * DAY_MS),
+    Level(15 * 60_000, DAY_MS, 90 * DAY_MS),
+)
+_FINE, _MINUTES, _LONG = range(len(LEVELS))
+
+
+def column(slots: array[int]) -> array[int]:
+    """What a chunk holds of the slots of one series."""
+    if slots.count(slots[0]) == len(slots):
+        return array("q", [(slots[0] - MISSING) << 1]) + array("q", bytes(8 * len(slots) - 8))
+    differences = map(sub, slots, itertools.chain((MISSING,), slots))
+    return array("q", [one << 1 if one >= 0 else ~(one << 1) for one in differences])
+
+
+def slots_of(column: array[int]) -> array[int]:
+    """The slots of one series in a chunk. Raises ValueError: it is damaged."""
+    try:
+        differences = [one >> 1 if one & 1 == 0 else ~(one >> 1) for one in column]
+        return array("q", list(itertools.accumulate(differences, initial=MISSING))[1:])
+    except OverflowError as error:
+        raise ValueError(str(error)) from None
+
+
+def packed(chunk: array[int]) -> bytes:
+    """A chunk as it is stored."""
+    plain = _swapped(chunk).tobytes()
+    planes = -(-max(chunk).bit_length() // 8)
+    return msgpack.encode([zlib.compress(plain[number::8], 6) for number in range(planes)])
+
+
+def unpacked(stored: bytes, slots: int) -> array[int]:
+    """A chunk of blocks with so many slots. Raises ValueError: it is damaged."""
+    plain = bytearray(8 * slots * _CHUNK)
+    try:
+        for number, deflated in enumerate(msgpack.decode(stored, type=list[bytes])):
+            plane = zlib.decompressobj().decompress(deflated, slots * _CHUNK + 1)
+            if number > 7 or len(plane) != slots * _CHUNK:
+                raise ValueError(f"plane {number} of {len(plane)} bytes in place of {slots * _CHUNK}")
+            plain[number::8] = plane
+    except (MsgspecError, zlib.error) as error:
+        raise ValueError(str(error)) from None
+    return _swapped(array("q", bytes(plain)))
+
+
+def _swapped(values: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        values = values[:]
+        values.byteswap()
+    return values
+
+
+class _Damaged(Exception):
+    """The file is no history, or SQLite finds that it is broken."""
+
+
+class _Level:
+    """What is in memory of one resolution: the block under way, and those that are not written yet."""
+
+    def __init__(self, level: Level) -> None:
+        self.level = level
+        self.start = 0
+        self._blank = array("q", [MISSING]) * level.slots
+        self.current: Block = {}
+        self.finished: list[tuple[int, Block]] = []
+
+    def put(self, at_ms: int, key: Key, value: int, *, is_highest: bool) -> bool:
+        """Fill a slot. False: there are too many series."""
+        level = self.level
+        start = at_ms - at_ms % level.block
+        if start != self.start:
+            if self.start - level.block <= start < self.start:
+                return True  # the wall clock went back over the beginning of a block: these slots are written
+            self.end(start)
+        slots = self.current.get(key)
+        if slots is None:
+            if len(self.current) >= SERIES_MAX:
+                return False
+            slots = self.current[key] = self._blank[:]
+        slot = (at_ms - start) // level.step
+        slots[slot] = max(slots[slot], value) if is_highest else value
+        return True
+
+    def end(self, start: int) -> None:
+        """Begin another block."""
+        if self.current:
+            self.finished.append((self.start, self.current))
+        self.start, self.current = start, {}
+
+    def blocks(self) -> list[tuple[int, Block]]:
+        return [*self.finished, (self.start, self.current)]
+
+
+class Kept(Struct, rename="camel", kw_only=True):
+    """What the history is, for people: the file and its bytes, or empty and 0 for memory alone."""
+
+    file: str
+    file_bytes: int
+    series: int
+    oldest_ms: int | None
+    written_ms: int | None
+    trouble: str
+
+
+class History:
+    """The history of one cluster.
+
+    Args:
+        path: its file; None: in memory alone, which is the block under way.
+    """
+
+    def __init__(self, path: Path | None, clock: Clock) -> None:
+        self.path = path
+        self.trouble = ""
+        self.bytes_max = FILE_BYTES_MAX
+        self._clock = clock
+        self._levels = [_Level(level) for level in LEVELS]
+        self._names: set[Key] = set()
+        self._ids: dict[Key, int] = {}
+        self._last: dict[int, int] = {}
+        self._filled: set[tuple[int, int]] = set()
+        self._file: sqlite3.Connection | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._written_ms: int | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._opened = asyncio.Event()
+
+    # -- life
+
+    def start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="console history")
+
+    async def close(self) -> None:
+        """Write what is not written, and let the file go."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._thread is not None:
+            await self.write(self._clock.now_ms())
+            await self._in_thread(self._close)
+            self._thread.shutdown(wait=False)
+            self._thread = None
+
+    async def _run(self) -> None:
+        await self.open()
+        while True:
+            await asyncio.sleep(WRITE_S)
+            await self.write(self._clock.now_ms())
+
+    async def open(self) -> None:
+        """Open the file and go on with its blocks under way. A trouble leaves the history in memory."""
+        if self.path is not None:
+            self._thread = ThreadPoolExecutor(1, "console history")
+            try:
+                for level, start, block in await self._in_thread(self._open, self._clock.now_ms()):
+                    self._go_on(level, start, block)
+                self._names |= set(self._ids)
+            except (OSError, sqlite3.Error) as error:
+                self.trouble = _(
+                    "history file {path} cannot be used ({error}): figures are in memory alone",
+                    path=self.path,
+                    error=error,
+                )
+                _log.warning("%s", self.trouble)
+        self._opened.set()
+
+    def _go_on(self, level: _Level, start: int, block: Block) -> None:
+        """Take a block out of the file; what came meanwhile is newer."""
+        if level.start not in (0, start):
+            return
+        level.start = start
+        for key, slots in block.items():
+            _fill(level.current.setdefault(key, array("q", [MISSING]) * level.level.slots), slots)
+
+    # -- figures come
+
+    async def follow(self, snapshot: Snapshot) -> None:
+        """Keep the figures of a snapshot; of many in steps, between which the event loop goes on. A series begins with
+        its first known figure."""
+        groups, is_full = 0, False
+        for number, (figure, name, value) in enumerate(figures.told(snapshot), 1):
+            if number % STEP == 0:
+                await asyncio.sleep(0)
+            if value is None and (figure, name) not in self._names:
+                continue
+            known = FIGURES.get(figure)
+            if known is not None and not known.is_kept:
+                continue
+            groups += figure == "lag"
+            is_fine = figure != "put" and groups <= FINE_GROUPS
+            kept = UNKNOWN if value is None else min(_VALUE_MAX, max(0, round(value * (known.scale if known else 1))))
+            is_full |= not self.put(snapshot.at_ms, figure, name, kept, is_fine=is_fine)
+        if is_full and not self.trouble:
+            self.trouble = _("there are more than {most:,} series: what is above has no history", most=SERIES_MAX)
+
+    def put(self, at_ms: int, figure: str, name: str, value: int, *, is_fine: bool = False) -> bool:
+        """Keep one scaled figure. False: there are too many series."""
+        key = figure, name
+        self._names.add(key)
+        fine, minutes, long = self._levels
+        if is_fine:
+            fine.put(at_ms, key, value, is_highest=False)
+        return minutes.put(at_ms, key, value, is_highest=False) and long.put(at_ms, key, value, is_highest=True)
+
+    # -- figures go
+
+    def names(self, figure: str, begin: str = "") -> list[str]:
+        """What has a history of a figure, of those whose name begins so."""
+        return sorted(name for known, name in self._names if known == figure and name.startswith(begin))
+
+    async def read(self, figure: str, name: str, begin_ms: int, end_ms: int) -> tuple[int, list[Point]]:
+        """The step in ms, and the points of a series between two times: None where it was unknown, and once in each
+        stretch in which nobody asked."""
+        await self._opened.wait()
+        key, now_ms = (figure, name), self._clock.now_ms()
+        found: dict[int, tuple[int, int]] = {}
+        for one in reversed(self._levels):  # what is finer takes the place of what it is a part of
+            step = one.level.step
+            if one.level is LEVELS[_LONG] or now_ms - begin_ms <= one.level.kept:
+                finer = await self._slots(one, key, begin_ms, end_ms)
+                parts = {at - at % coarse.step for coarse in LEVELS if coarse.step > step for at in finer}
+                found = {at: told for at, told in found.items() if at not in parts or told[0] <= step}
+                found |= {at: (step, value) for at, value in finer.items()}
+        scale = FIGURES[figure].scale if figure in FIGURES else 1
+        points: list[Point] = []
+        before_ms = 0
+        for at in sorted(found):
+            step, value = found[at]
+            if points and at - points[-1][0] > max(GAP_MS, 2 * before_ms) and points[-1][1] is not None:
+                points.append((points[-1][0] + before_ms, None))
+            points.append((at, None if value < 0 else value / scale if scale > 1 else value))
+            before_ms = step
+        return min((step for step, __ in found.values()), default=LEVELS[_LONG].step), points
+
+    async def _slots(self, level: _Level, key: Key, begin_ms: int, end_ms: int) -> dict[int, int]:
+        """What is known of a series at one resolution, by time."""
+        block, step = level.level.block, level.level.step
+        starts = range(begin_ms - begin_ms % block, end_ms + 1, block)
+        blocks: dict[int, array[int]] = {}
+        if self._file is not None:
+            try:
+                blocks = await self._in_thread(self._select, level.level, list(starts), key)
+            except sqlite3.Error as error:
+                await self._failed(error)
+        blocks |= {start: one[key] for start, one in level.blocks() if key in one and start in starts}
+        return {
+            at: value
+            for start, slots in blocks.items()
+            for at, value in zip(range(start, start + block, step), slots, strict=True)
+            if value != MISSING and begin_ms <= at <= end_ms
+        }
+
+    async def kept(self) -> Kept:
+        """What there is."""
+        size, oldest = 0, None
+        if self._file is not None:
+            try:
+                size, oldest = await self._in_thread(self._measure)
+            except sqlite3.Error as error:
+                await self._failed(error)
+        return Kept(
+            file=str(self.path) if self._file is not None else "",
+            file_bytes=size,
+            series=len(self._names),
+            oldest_ms=oldest,
+            written_ms=self._written_ms,
+            trouble=self.trouble,
+        )
+
+    # -- the file
+
+    async def write(self, now_ms: int) -> None:
+        """Write all blocks that are in memory. What the disk refuses is tried again the next time; of blocks that have
+        ended, the last four of each resolution are kept for that."""
+        for one in self._levels:
+            if one.start <= now_ms - one.level.block:  # nobody fills it any more
+                one.end(now_ms - now_ms % one.level.block)
+        if self._file is not None:
+            taken = [
+                (one.level, start, list(block.items()))
+                for one in self._levels
+                for start, block in one.blocks()
+                if block and start > now_ms - one.level.kept - one.level.block
+            ]
+            # Counted before the await: blocks that end while the thread writes are not written yet.
+            done = [len(one.finished) for one in self._levels]
+            try:
+                await self._in_thread(self._store, taken, now_ms)
+                self._written_ms = now_ms
+                for one, count in zip(self._levels, done, strict=True):
+                    self._filled -= {(one.level.step, start) for start, __ in one.finished[:count]}
+                    del one.finished[:count]
+            except sqlite3.Error as error:
+                await self._failed(error)
+        for one in self._levels:
+            if self.path is not None and len(one.finished) > _FINISHED_MAX:
+                self.trouble = _(
+                    "history file {path} was not written for hours: the oldest figures are lost", path=self.path
+                )
+            del one.finished[:-_FINISHED_MAX]
+        self._names &= set().union(*(one.current for one in self._levels)) | set(self._ids)
+
+    async def _failed(self, error: sqlite3.Error) -> None:
+        """A read or a write failed: begin anew beside a damaged file; whatever else it is may be over the next time."""
+        if not _is_damage(error):
+            self.trouble = _(
+                "history file {path}: {error}; what it has is not shown, and it is tried again",
+                path=self.path,
+                error=error,
+            )
+            _log.warning("%s", self.trouble)
+            return
+        try:
+            await self._in_thread(self._begin_anew, str(error))
+        except (OSError, sqlite3.Error) as other:
+            self._file, self.trouble = (
+                None,
+                _(
+                    "history file {path} is damaged ({error}) and stays: {other}",
+                    path=self.path,
+                    error=error,
+                    other=other,
+                ),
+            )
+            _log.warning("%s", self.trouble)
+
+    async def _in_thread(self, function: Callable[..., T], *args: object) -> T:
+        assert self._thread is not None, "only a history with a file asks it"
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    def _open(self, now_ms: int) -> list[tuple[_Level, int, Block]]:
+        """Connect, check, and read the blocks under way."""
+        try:
+            self._connect()
+            assert self._file is not None
+            if (found := self._file.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                raise _Damaged(found)
+            return self._under_way(now_ms)
+        except (_Damaged, ValueError, sqlite3.DatabaseError) as error:
+            if isinstance(error, sqlite3.Error) and not _is_damage(error):
+                self._close()
+                raise
+            self._begin_anew(str(error))
+            return []
+
+    def _connect(self) -> None:
+        assert self.path is not None
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        close_to_others(self.path)  # SQLite gives its other files the same mode
+        self._file = file = sqlite3.connect(self.path, timeout=LOCK_S)
+        file.execute("PRAGMA locking_mode = EXCLUSIVE")  # one console writes; nobody else has to see its log
+        file.execute("PRAGMA journal_mode = WAL")
+        file.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
+        version = file.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, _VERSION):
+            raise _Damaged(_("it has version {version}, and this console knows {ours}", version=version, ours=_VERSION))
+        with file:
+            file.execute(
+                "CREATE TABLE IF NOT EXISTS series"
+                " (id INTEGER PRIMARY KEY, figure TEXT NOT NULL, name TEXT NOT NULL, last INTEGER NOT NULL,"
+                " UNIQUE (figure, name))"
+            )
+            file.execute(
+                "CREATE TABLE IF NOT EXISTS block (step INTEGER, start INTEGER, chunk INTEGER, slots BLOB,"
+                " PRIMARY KEY (step, start, chunk)) WITHOUT ROWID"
+            )
+            file.execute(f"PRAGMA user_version = {_VERSION}")
+        self._read_series()
+
+    def _read_series(self) -> None:
+        assert self._file is not None
+        rows = self._file.execute("SELECT * FROM series").fetchall()
+        self._ids = {(figure, name): number for number, figure, name, __ in rows}
+        self._last = {number: last for number, __, __, last in rows}
+
+    def _under_way(self, now_ms: int) -> list[tuple[_Level, int, Block]]:
+        assert self._file is not None
+        keys = {number: key for key, number in self._ids.items()}
+        found = []
+        for memory in self._levels:
+            level = memory.level
+            start = now_ms - now_ms % level.block
+            block: Block = {}
+            for chunk, stored in self._chunks(level, start).items():
+                columns = unpacked(stored, level.slots)
+                for place in range(_CHUNK):
+                    if (key := keys.get(chunk * _CHUNK + place)) and any(one := columns[place::_CHUNK]):
+                        block[key] = slots_of(one)
+            found.append((memory, start, block))
+        return found
+
+    def _chunks(self, level: Level, start: int) -> dict[int, bytes]:
+        """What is stored of a block."""
+        assert self._file is not None
+        where = "SELECT chunk, slots FROM block WHERE step = ? AND start = ?"
+        return dict(self._file.execute(where, (level.step, start)))
+
+    def _begin_anew(self, why: str) -> None:
+        """Give a damaged file another name, for who wants to look at it, and begin one."""
+        assert self.path is not None
+        self._close()
+        aside = self.path.with_name(f"{self.path.name}.damaged-{self._clock.now_ms()}")
+        for end in ("", "-wal"):
+            if (old := self.path.with_name(self.path.name + end)).exists():
+                old.replace(aside.with_name(aside.name + end))
+        self._connect()
+        self.trouble = _(
+            "history file {path} was damaged ({why}): it is kept as {name}, and a new one began",
+            path=self.path,
+            why=why,
+            name=aside.name,
+        )
+        _log.warning("%s", self.trouble)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file, self._ids, self._last, self._filled = None, {}, {}, set()
+
+    def _select(self, level: Level, starts: list[int], key: Key) -> dict[int, array[int]]:
+        if self._file is None or (number := self._ids.get(key)) is None:
+            return {}
+        marks = ",".join("?" * len(starts))
+        chunk, place = divmod(number, _CHUNK)
+        rows = self._file.execute(
+            f"SELECT start, slots FROM block WHERE step = ? AND chunk = ? AND start IN ({marks})",
+            (level.step, chunk, *starts),
+        )
+        found = {}
+        for start, stored in rows:
+            try:
+                found[start] = slots_of(unpacked(stored, level.slots)[place::_CHUNK])
+            except ValueError as error:
+                self.trouble = _(
+                    "history file {path}: a block of {key} of {name} cannot be read: {error}",
+                    path=self.path,
+                    key=key[0],
+                    name=key[1],
+                    error=error,
+                )
+                _log.warning("%s", self.trouble)
+        return found
+
+    def _store(self, taken: list[tuple[Level, int, list[tuple[Key, array[int]]]]], now_ms: int) -> None:
+        """Make room, then write blocks, in one transaction."""
+        if self._file is None:
+            return
+        file, before = self._file, (dict(self._ids), dict(self._last), set(self._filled))
+        try:
+            with file:
+                self._store_all(taken, now_ms)
+        except BaseException:
+            self._ids, self._last, self._filled = before  # as the file has them
+            raise
+        file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _store_all(self, taken: list[tuple[Level, int, list[tuple[Key, array[int]]]]], now_ms: int) -> None:
+        assert self._file is not None
+        for level in LEVELS:
+            ended = now_ms - level.kept - level.block
+            self._file.execute("DELETE FROM block WHERE step = ? AND start <= ?", (level.step, ended))
+        while self._used_bytes() > self.bytes_max - _ROOM_BYTES and self._drop_oldest(now_ms):
+            pass
+        for level, start, block in taken:
+            self._store_block(level, start, block)
+        ended = now_ms - LEVELS[_LONG].kept - 2 * LEVELS[_LONG].block
+        if self._file.execute("DELETE FROM series WHERE last < ?", (ended,)).rowcount:
+            self._read_series()
+
+    def _store_block(self, level: Level, start: int, block: list[tuple[Key, array[int]]]) -> None:
+        """Put series into what is stored of a block; of others there it stays as it is."""
+        assert self._file is not None
+        is_first, stored = (level.step, start) not in self._filled, self._chunks(level, start)
+        self._filled.add((level.step, start))
+        chunks: dict[int, array[int]] = {}
+        for key, slots in block:
+            number = self._number(key, start)
+            chunk, place = divmod(number, _CHUNK)
+            if chunk not in chunks:
+                chunks[chunk] = array("q", bytes(8 * level.slots * _CHUNK))
+                with contextlib.suppress(ValueError, KeyError):  # damaged: what is written now takes its place
+                    chunks[chunk] = unpacked(stored[chunk], level.slots)
+            columns = chunks[chunk]
+            if is_first and any(older := columns[place::_CHUNK]):
+                with contextlib.suppress(ValueError):
+                    _fill(slots, slots_of(older))  # after the clock stepped it may have been written before
+            columns[place::_CHUNK] = column(slots[:])  # a copy: the loop goes on filling slots
+        rows = [(level.step, start, chunk, packed(columns)) for chunk, columns in chunks.items()]
+        self._file.executemany("INSERT OR REPLACE INTO block VALUES (?, ?, ?, ?)", rows)
+
+    def _number(self, key: Key, start: int) -> int:
+        """The number of a series. It stays as long as a block may have it: that of another would tell of both."""
+        assert self._file is not None
+        if (number := self._ids.get(key)) is None:
+            where = "INSERT INTO series (figure, name, last) VALUES (?, ?, ?)"
+            number = self._file.execute(where, (*key, start)).lastrowid
+            assert number is not None
+            self._ids[key] = number
+        elif start >= self._last[number] + DAY_MS:
+            self._file.execute("UPDATE series SET last = ? WHERE id = ?", (start, number))
+        else:
+            return number
+        self._last[number] = start
+        return number
+
+    def _used_bytes(self) -> int:
+        assert self._file is not None
+        pages, free, size = (
+            self._file.execute(f"PRAGMA {what}").fetchone()[0] for what in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
+
+    def _oldest(self) -> list[tuple[int, int]]:
+        """Start and step of the oldest block of each resolution, the finest first."""
+        assert self._file is not None
+        where = "SELECT min(start), step FROM block WHERE step = ?"
+        found = [self._file.execute(where, (level.step,)).fetchone() for level in LEVELS]
+        return [one for one in found if one[0] is not None]
+
+    def _drop_oldest(self, now_ms: int) -> bool:
+        """Delete a block of all series: the oldest of the finest resolution with one that is older than a day, or the
+        oldest of all. False: there is nothing to delete."""
+        assert self._file is not None
+        if not (oldest := self._oldest()):
+            return False
+        chosen = next((one for one in oldest if one[0] < now_ms - DAY_MS), min(oldest))
+        self._file.execute("DELETE FROM block WHERE start = ? AND step = ?", chosen)
+        return True
+
+    def _measure(self) -> tuple[int, int | None]:
+        assert self.path is not None
+        oldest = self._oldest() if self._file is not None else []
+        return self.path.stat().st_size, min(oldest)[0] if oldest else None
+
+
+def _fill(slots: array[int], older: array[int]) -> None:
+    """Put older figures where there are none."""
+    for slot, value in enumerate(slots):
+        if value == MISSING:
+            slots[slot] = older[slot]
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
