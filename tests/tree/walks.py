@@ -54,7 +54,15 @@ PULL = {
     "subscription": "*",
     "subVersion": "0",
 }
-TOLD = ("store/dispatcher._tell", "broker/statistics", "broker/counts", "clock", "remoting/tasks", "broker/delay/timer")
+TOLD = (
+    "store/dispatcher._tell",
+    "broker/statistics",
+    "broker/counts",
+    "broker/recorder",
+    "clock",
+    "remoting/tasks",
+    "broker/delay/timer",
+)
 REVIVE_QUEUES = 8
 POP = {
     "consumerGroup": "g",

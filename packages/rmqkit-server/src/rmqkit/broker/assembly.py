@@ -46,6 +46,7 @@ from rmqkit.broker.pop.service import PopService
 from rmqkit.broker.pull.handler import PullHandlers
 from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.broker.pull.query import QueryHandlers
+from rmqkit.broker.recorder import Recorder
 from rmqkit.broker.registration import Registration
 from rmqkit.broker.replication.copies import waits_for_copies
 from rmqkit.broker.replication.master import HaMaster
@@ -73,7 +74,7 @@ from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import Answering, Router
 from rmqkit.remoting.tls import ClientTls, ServerTls
 from rmqkit.settings import Configuration
-from rmqkit.store.message_store import DispatchRequest, InnerMessage, MessageStore, PutResult
+from rmqkit.store.message_store import DispatchRequest, MessageStore
 from rmqkit.store.settings import FlushDiskType, StoreSettings, parse_delay_levels
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ class Assembly:
             copies_timeout_ms=lambda: settings.slave_timeout_ms,
         )
         statistics = Statistics(store, settings.cluster_name, clock, topics.is_system)
+        recorder = Recorder(statistics, self.counts)
         ops = OpMessages(store, identity.store_host, clock, body_bytes_max=settings.transaction_op_bytes_max)
         self.context = BrokerContext(
             settings=settings,
@@ -186,12 +188,13 @@ class Assembly:
                 long_polling,
                 clock,
                 flushes=self._is_sync,
-                on_delivered=self._level_delivered,
+                on_delivered=recorder.delivered,
                 dead_letters=DeadLetters(store, topics.ensure),
             ),
             statistics=statistics,
+            recorder=recorder,
             counts=self.counts,
-            timer=self._make_timer(store, topics, long_polling, statistics)
+            timer=self._make_timer(store, topics, long_polling, recorder)
             if store_settings.timer_wheel_enable
             else None,
             pop=pop,
@@ -349,7 +352,7 @@ class Assembly:
         return archive
 
     def _make_timer(
-        self, store: MessageStore, topics: TopicTable, long_polling: LongPolling, statistics: Statistics
+        self, store: MessageStore, topics: TopicTable, long_polling: LongPolling, recorder: Recorder
     ) -> Timer | None:
         if not self.store_settings.timer_wheel_enable:
             return None
@@ -359,7 +362,7 @@ class Assembly:
             long_polling,
             self.clock,
             flushes=self._is_sync,
-            on_delivered=statistics.moved,
+            on_delivered=recorder.moved,
             dead_letters=DeadLetters(store, topics.ensure),
             copied_offset=lambda: -1 if self.master is None else self.master.copies.replicated_offset(2),
         )
@@ -386,12 +389,6 @@ class Assembly:
     def _flushed(self, durable_offset: int, error: OSError | None) -> None:
         """A flush round ended; called from the flush thread."""
         (self.durability if self.slave is None else self.slave.log).flushed(durable_offset, error)
-
-    def _level_delivered(self, message: InnerMessage, put: PutResult) -> None:
-        """A message whose delay level is over was put where it belongs."""
-        self.context.statistics.delivered(message, put)
-        if self.counts is not None:
-            self.counts.delivered(message, put)
 
     def _topics_changed(self, topics: list[TopicConfig]) -> None:
         if self.registration is not None:

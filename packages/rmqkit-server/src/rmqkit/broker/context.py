@@ -42,6 +42,7 @@ from rmqkit.broker.handlers import OwnAddress
 from rmqkit.broker.older import OlderMessages
 from rmqkit.broker.pop.service import PopService
 from rmqkit.broker.pull.long_polling import LongPolling
+from rmqkit.broker.recorder import Recorder
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.statistics import Statistics
 from rmqkit.broker.tables.clients import ClientTable, QueueLocks
@@ -96,6 +97,7 @@ class BrokerContext:
     durability: Durability | None
     queue_locks: QueueLocks
     schedule: Schedule
+    recorder: Recorder
     statistics: Statistics
     ops: OpMessages
     transactions: OpenTransactions

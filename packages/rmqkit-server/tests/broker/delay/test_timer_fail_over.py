@@ -39,6 +39,11 @@ async def send(brokers, name, seconds):
         assert answer.code == 0, answer.remark
 
 
+async def deliver_nothing(until_ms):
+    """A delivery loop for a master that stops before its messages are due."""
+    return False
+
+
 def delivered(brokers, name):
     store = brokers.context(name).store
     return sorted(int(record.body) for queue_id in (0, 1) for record in read_all(store, "T", queue_id))
@@ -58,7 +63,7 @@ async def test_a_slave_that_becomes_master_delivers_every_message_once(tmp_path)
         for name in ("a-0", "a-1"):
             await brokers.start(name)
         await create(brokers, "a-0")
-        brokers.context("a-0").timer._dequeue.run = lambda until_ms: False  # however slow the machine is
+        brokers.context("a-0").timer._dequeue.run = deliver_nothing  # however slow the machine is
         await send(brokers, "a-0", 2)
         await known_to_the_slave(brokers)
         await brokers.crash("a-0")
@@ -76,7 +81,7 @@ async def test_an_acting_master_puts_them_at_another_broker_and_they_do_not_come
         for name in ("a-0", "a-1", "b-0"):
             await brokers.start(name)
         await create(brokers, "a-0", "b-0")
-        brokers.context("a-0").timer._dequeue.run = lambda until_ms: False
+        brokers.context("a-0").timer._dequeue.run = deliver_nothing
         await send(brokers, "a-0", 1)
         await known_to_the_slave(brokers)
         await brokers.crash("a-0")

@@ -28,17 +28,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import groupby
 
 from rmqkit.broker.delay.destination import Destination
-from rmqkit.broker.delay.wheel import Broken, Refused, TimerState
+from rmqkit.broker.delay.wheel import Broken, TimerState
 from rmqkit.broker.messages import TIMER_NAMES, message_from
 from rmqkit.clock import Clock
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.properties import find_property, in_stored_order, java_hash
 from rmqkit.protocol.record import Record
-from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, PutStatus
+from rmqkit.store.message_store import InnerMessage, MessageStore
 from rmqkit.store.timer.log import NONE, ROLL, Unit
 
 __all__ = ["Dequeue"]
@@ -53,7 +52,6 @@ _DELETE_KEY = property_names.TIMER_DELETE_KEY.encode()
 _UNIQ_KEY = property_names.UNIQ_KEY.encode()
 _ROLL_TIMES = b"TIMER_ROLL_TIMES"
 _has_new_name = re.compile(rb"TIMER_(?:EN|DE)QUEUE_MS\x01|" + re.escape(property_names.PROPERTY_CRC.encode())).search
-_INNER_NUM = property_names.INNER_NUM.encode()
 
 _NOT_NEEDED = (
     *TIMER_NAMES,
@@ -116,43 +114,33 @@ class Dequeue:
         """The units of the second under delivery that are done."""
         return self._due.done if self._due is not None else ()
 
-    def run(self, until_ms: float) -> bool:
-        """Deliver for a while; whether there is more. Raises Refused: to be tried again.
-        Raises Broken: a unit or its record is not where it has to be; nothing is lost when all is made anew."""
+    async def run(self, until_ms: float) -> bool:
+        """Deliver for a while. Return whether there is more. Raises Refused: a message needs another try.
+        Raises Broken: a unit or its record is not where it has to be; nothing is lost if all is rebuilt."""
         while (due := self._next(until_ms)) is not None:
-            for _, group in groupby(due, _alike):
-                self._put(list(group))
-            if self._clock.monotonic_ms() >= until_ms:
-                return True
-        return False
-
-    async def run_remote(self, until_ms: float) -> bool:
-        """`run`, but put at other brokers. Raises Refused: some are not stored there, to be tried again.
-        Raises Broken: as `run`."""
-        while (due := self._next(until_ms, is_away=True)) is not None:
-            # All or nothing of a run is done with: some may come twice, when others were not stored.
-            stored = await self._destination.put_remote([one.message for one in due if one is not None])
-            if not all(stored):
-                raise Refused(f"{stored.count(False)} of {len(stored)} messages are not put at another broker")
-            for one in due:
-                if one is not None:
-                    self._state.dequeued[one.topic] += 1
             if due:
-                self._done(due)
+                handed = await self._destination.put([None if one is None else one.message for one in due])
+                # Messages after the first that is not stored are delivered again, also those that another broker has.
+                if passed := handed.passed:
+                    self._done(due[:passed])
+                if handed.failure is not None:
+                    raise handed.failure
             if self._clock.monotonic_ms() >= until_ms:
                 return True
         return False
 
     def deliver_at_once(self, record: Record) -> None:
-        """Put a message that is due before it was on the wheel. Raises Refused: to be tried again."""
+        """Store a message here that is due before it was on the wheel. Raises Refused: it needs another try."""
         ready = None if self._is_changed(record) else self._ready(record, _AT_ONCE, is_roll=False)
         self._changed.discard(record.physical_offset)
         if ready is not None:
-            self._put_one(ready)
+            if (failure := self._destination.put_here([ready.message]).failure) is not None:
+                raise failure
+            self._state.dequeued[ready.topic] += 1
 
     # ---- finding
 
-    def _next(self, until_ms: float, *, is_away: bool = False) -> list[_Ready | None] | None:
+    def _next(self, until_ms: float) -> list[_Ready | None] | None:
         """The next messages of one second, None in the place of those not to be delivered; nothing when the time is up.
         None when all seconds that are over were delivered."""
         state, looks = self._state, 0
@@ -172,7 +160,7 @@ class Dequeue:
         if not due.positions:
             self._end_second()
             return []
-        return self._found(due, due.positions[: -_RUN - 1 : -1], is_away=is_away)
+        return self._found(due, due.positions[: -_RUN - 1 : -1])
 
     def _walk(self, due: _Due, until_ms: float) -> bool:
         """Go along a slot's chain; whether its end was reached."""
@@ -208,17 +196,17 @@ class Dequeue:
             due.deleted.add(_deleted_name(record, key))
         return True
 
-    def _found(self, due: _Due, positions: Sequence[int], *, is_away: bool) -> list[_Ready | None]:
+    def _found(self, due: _Due, positions: Sequence[int]) -> list[_Ready | None]:
         """What is to be put for units, None for nothing; their records are read in one piece where that can be."""
         state = self._state
         units = [state.files.log.unit(position) for position in positions]
         copies = state.copies([(-1, 0) if unit is None else (unit.physical_offset, unit.size) for unit in units])
         return [
-            None if unit is None else self._at(due, unit, state.decoded(copy, unit.physical_offset), is_away=is_away)
+            None if unit is None else self._at(due, unit, state.decoded(copy, unit.physical_offset))
             for unit, copy in zip(units, copies, strict=True)
         ]
 
-    def _at(self, due: _Due, unit: Unit, record: Record | None, *, is_away: bool) -> _Ready | None:
+    def _at(self, due: _Due, unit: Unit, record: Record | None) -> _Ready | None:
         """What is to be put for a unit; None for nothing."""
         if record is None:
             is_expired = unit.physical_offset < self._store.min_physical_offset
@@ -230,7 +218,7 @@ class Dequeue:
         if self._state.was_delivered(due.time_ms, record.queue_offset) or self._is_changed(record):
             return None
         is_roll = bool(unit.magic & ROLL)
-        if is_roll and is_away:
+        if is_roll and self._destination.is_remote:
             return self._sent_again(record)
         ready = self._ready(record, unit.write_ms, is_roll=is_roll)
         if ready is not None and _hash_of(ready.topic) != unit.topic_hash:
@@ -301,37 +289,7 @@ class Dequeue:
         changes[property_names.TIMER_DELIVER_MS] = str(int(time) + self._state.precision_ms)
         return _Ready(message_from(record, topic=place[0], queue_id=place[1], changes=changes), place[0], is_roll=True)
 
-    # ---- putting
-
-    def _put(self, group: list[_Ready | None]) -> None:
-        """Put messages with one write where that can be, else one by one. Raises Refused: not all of them are put."""
-        run = [one for one in group if one is not None]
-        stored = None
-        if len(run) > 1 and _INNER_NUM not in run[0].message.properties:
-            for one in run:
-                one.message.index_keys()
-            stored = self._store.put_run([one.message for one in run])
-        if stored is None:
-            for each in group:
-                if each is not None:
-                    self._put_one(each)
-                self._done([each])
-            return
-        for one, at in zip(run, stored, strict=True):
-            end = at.physical_offset + at.size
-            self._state.dequeued[one.topic] += 1
-            if not one.is_roll:
-                self._destination.delivered(
-                    one.message, PutResult(PutStatus.OK, at.physical_offset, end, at.queue_offset, at.store_timestamp)
-                )
-        self._done(group)
-
-    def _put_one(self, ready: _Ready) -> None:
-        put = self._destination.put(ready.message, is_delivery=not ready.is_roll)
-        if put is not None and put.status is not PutStatus.OK:
-            raise Refused(f"{put.status.value} {put.reason}")
-        if put is not None:
-            self._state.dequeued[ready.topic] += 1
+    # ---- after delivery
 
     def _done(self, group: list[_Ready | None]) -> None:
         """Take messages off the second that is delivered, the oldest of it."""
@@ -345,7 +303,9 @@ class Dequeue:
         due.done.extend(due.positions[-len(group) :])
         # Behind the put: a refusal in between leaves them, and they are put again.
         del due.positions[-len(group) :]
-        self._state.count(Counter([one.topic for one in group if one is not None]), -1)
+        topics = Counter([one.topic for one in group if one is not None])
+        self._state.dequeued.update(topics)
+        self._state.count(topics, -1)
         if not due.positions:
             self._end_second()
 
@@ -381,11 +341,3 @@ def _deleted_name(record: Record, key: bytes) -> bytes:
 @lru_cache(maxsize=4096)
 def _hash_of(topic: str) -> int:
     return java_hash(topic)
-
-
-def _alike(ready: _Ready | None) -> tuple[bytes, bytes, bool] | None:
-    """What messages that are put with one write have in common."""
-    if ready is None:
-        return None
-    message = ready.message
-    return message.born_host, message.store_host, _INNER_NUM in message.properties

@@ -1,11 +1,16 @@
-"""Where messages go that are due, by a delay level or at a time: into the own log, or to another broker's master.
+"""The place that due messages are delivered to: the broker's own log, or another broker's master.
 
 =======================  ==============================================================================================
-REAL_TOPIC, REAL_QID     say where; without them a message is dropped and logged
-master                   `Destination.put`; what the store refuses for now is tried again by whoever asked
-acting master            has no log to put messages into: `Destination.put_remote` hands them to `RemotePut`
-can never be stored      goes to `DeadLetters`: the reference tries it for ever, and holds up what is behind it
+REAL_TOPIC, REAL_QID     name the topic and the queue; a message without them is dropped and logged
+master                   stores the messages in its log at once, a run of one sender with one write
+acting master            has no log to store messages in: it sends them to other brokers (`RemotePut`), all of a batch
+                         concurrently
+can never be stored      goes to `DeadLetters`: the reference tries it for ever and holds up the messages after it
 =======================  ==============================================================================================
+
+The delivery loops of the delay levels and of the timer are written once, as coroutines. `Destination.put` is the only
+place where they can wait, and it never waits while messages are stored here. `Destination.run` therefore runs a loop to
+its end at once for a master, without a task, and starts a task for an acting master.
 
 Loop only. Source: behaviour.md §9.2, §9.3, §10.5.
 """
@@ -14,38 +19,66 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from itertools import groupby, takewhile
+from typing import Any
 
 from rmqkit.broker.dead_letters import DeadLetters, is_hopeless
 from rmqkit.protocol import properties as property_names
+from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record
+from rmqkit.remoting.tasks import Tasks
 from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, PutStatus
 
-__all__ = ["Destination", "OnDelivered", "RemotePut"]
+__all__ = ["Destination", "Handed", "OnDelivered", "Refused", "RemotePut"]
 
 RemotePut = Callable[[InnerMessage], Awaitable[bool]]
-"""Puts a message at another broker; whether it is stored there."""
+"""Sends a message to another broker and returns whether that broker stored it."""
 
 OnDelivered = Callable[[InnerMessage, PutResult], None]
-"""Called with every message that was put where it belongs, and where it is."""
+"""Called with every message that was stored in its real topic, and its position."""
 
 _REAL_TOPIC = property_names.REAL_TOPIC.encode()
 _REAL_QUEUE_ID = property_names.REAL_QUEUE_ID.encode()
+_INNER_NUM = property_names.INNER_NUM.encode()
 
 _log = logging.getLogger(__name__)
 
 
-class Destination:
-    """Puts messages where they belong.
+class Refused(Exception):
+    """The store, the disk or another broker accepts no message now. The caller tries again."""
 
-    Args:
-        kind: what logs call these messages.
-        dead_letters: get what can never be stored; without a table of topics, if it is None.
+
+@dataclass(slots=True)
+class Handed:
+    """The result of handing a batch to a destination.
 
     Attributes:
-        remote_put: puts a message at another broker; None where the own log takes them.
-        end_offset: the end of the last message that was put into the own log.
+        stored: for each message, whether it needs no further try.
+        failure: why a message needs one; None when all are stored.
+    """
+
+    stored: list[bool]
+    failure: Exception | None = None
+
+    @property
+    def passed(self) -> int:
+        """The number of messages before the first that needs another try."""
+        return sum(takewhile(bool, self.stored))
+
+
+class Destination:
+    """Stores due messages in their real topics, here or at other brokers.
+
+    Args:
+        kind: the name of these messages in logs.
+        dead_letters: store messages that can never be stored; None makes dead letters without a table of topics.
+
+    Attributes:
+        remote_put: sends a message to another broker; None where the own log stores messages.
+        end_offset: the end of the last message that was stored in the own log.
     """
 
     def __init__(
@@ -55,11 +88,17 @@ class Destination:
         self._dead_letters = dead_letters or DeadLetters(store, lambda topic, queue_count: None)
         self._kind = kind
         self._on_delivered = on_delivered
+        self._tasks = Tasks()
         self.remote_put: RemotePut | None = None
         self.end_offset = 0
 
+    @property
+    def is_remote(self) -> bool:
+        """Return whether messages go to other brokers."""
+        return self.remote_put is not None
+
     def place_of(self, record: Record, *, forbidden: bytes | None = None) -> tuple[str, int] | None:
-        """Topic and queue that a message is for; None when it names none, or the ``forbidden`` topic."""
+        """Return the topic and queue that a message is for; None if it names none, or the ``forbidden`` topic."""
         topic = find_property(record.properties, _REAL_TOPIC)
         queue_id = find_property(record.properties, _REAL_QUEUE_ID)
         if topic is None or queue_id is None or not queue_id.isdigit() or topic == forbidden:
@@ -69,24 +108,96 @@ class Destination:
             return None
         return topic.decode("utf-8", "replace"), int(queue_id)
 
-    def put(self, message: InnerMessage, *, is_delivery: bool = True) -> PutResult | None:
-        """Put a message into the own log; None when it can never be stored, and is in the dead letters. What is
-        refused is to be tried again. Raises StoreUnavailable: the same."""
+    # ---- delivery loops
+
+    def run(self, delivery: Coroutine[Any, Any, None], name: str) -> None:
+        """Run a delivery loop: to its end at once where messages are stored here, otherwise in a task."""
+        if self.is_remote:
+            self._tasks.start(delivery, name)
+            return
+        try:
+            delivery.send(None)
+        except StopIteration:
+            return
+        raise AssertionError("a delivery into the own log never waits")
+
+    async def finish(self) -> None:
+        """Wait until the delivery loops that run in tasks have ended."""
+        await self._tasks.finish()
+
+    # ---- messages
+
+    async def put(self, messages: Sequence[InnerMessage | None]) -> Handed:
+        """Store messages here at once, or send them to other brokers. None stands for a message that needs nothing."""
+        if self.remote_put is not None:
+            return await self._send(messages, self.remote_put)
+        # One wake-up of readers for all of them: a put alone would run the listeners.
+        with self._store.batch():
+            return self.put_here(messages)
+
+    def put_here(self, messages: Sequence[InnerMessage | None]) -> Handed:
+        """Store messages in the own log in their order, up to the first that the store does not accept now."""
+        passed, failure = 0, None
+        try:
+            for _, alike in groupby(messages, _alike):
+                group = list(alike)
+                if self._put_run(group):
+                    passed += len(group)
+                    continue
+                for message in group:
+                    if message is not None:
+                        self._put_one(message)
+                    passed += 1
+        except Exception as error:  # noqa: BLE001 - the caller needs to know which messages were stored before it
+            failure = error
+        stored = [index < passed or message is None for index, message in enumerate(messages)]
+        return Handed(stored, failure)
+
+    def _put_run(self, group: Sequence[InnerMessage | None]) -> bool:
+        """Store messages that are `_alike` with one write. Return False, with nothing stored, if that is impossible."""
+        run = [message for message in group if message is not None]
+        if len(run) < 2 or _INNER_NUM in run[0].properties:
+            return False
+        for message in run:
+            message.index_keys()
+        arrivals = self._store.put_run(run)
+        if arrivals is None:
+            return False
+        for message, at in zip(run, arrivals, strict=True):
+            end = at.physical_offset + at.size
+            self._stored(message, PutResult(PutStatus.OK, at.physical_offset, end, at.queue_offset, at.store_timestamp))
+        return True
+
+    def _put_one(self, message: InnerMessage) -> None:
+        """Store a message, in the dead letters if its topic can never accept it. Raises Refused: to be tried again.
+        Raises StoreUnavailable: the same."""
         put = self._store.put(message)
         if is_hopeless(put):
-            return self._dead_letters.put(message, put, self._kind)
-        if put.status is PutStatus.OK:
-            self.end_offset = put.end_offset
-            if is_delivery:
-                self.delivered(message, put)
-        return put
+            refused = self._dead_letters.put(message, put, self._kind)
+            if refused is not None:
+                raise Refused(f"{refused.status.value} {refused.reason}")
+        elif put.status is not PutStatus.OK:
+            raise Refused(f"{put.status.value} {put.reason}")
+        else:
+            self._stored(message, put)
 
-    def delivered(self, message: InnerMessage, put: PutResult) -> None:
-        """Say that a message is where it belongs."""
-        if self._on_delivered is not None:
+    def _stored(self, message: InnerMessage, put: PutResult) -> None:
+        self.end_offset = put.end_offset
+        # A message that is parked again in the timer topic is not delivered yet.
+        if self._on_delivered is not None and message.topic != TIMER_TOPIC:
             self._on_delivered(message, put)
 
-    async def put_remote(self, messages: Sequence[InnerMessage]) -> list[bool]:
-        """Put messages at other brokers, all at a time; which of them are stored there."""
-        assert self.remote_put is not None, "an acting master puts messages at other brokers"
-        return await asyncio.gather(*map(self.remote_put, messages))
+    async def _send(self, messages: Sequence[InnerMessage | None], remote_put: RemotePut) -> Handed:
+        """Send messages to other brokers, all of them concurrently."""
+        answers = iter(await asyncio.gather(*(remote_put(message) for message in messages if message is not None)))
+        stored = [message is None or next(answers) for message in messages]
+        refused = stored.count(False)
+        failure = Refused(f"{refused} of {len(stored)} messages are not put at another broker") if refused else None
+        return Handed(stored, failure)
+
+
+def _alike(message: InnerMessage | None) -> tuple[bytes, bytes, bool] | None:
+    """Return the facts that messages stored with one write have in common."""
+    if message is None:
+        return None
+    return message.born_host, message.store_host, _INNER_NUM in message.properties

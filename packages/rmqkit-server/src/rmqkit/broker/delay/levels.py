@@ -30,15 +30,15 @@ Loop only. Source: behaviour.md §9.2; store.md §9.5, §18.1.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from rmqkit.broker.dead_letters import DeadLetters
-from rmqkit.broker.delay.destination import Destination, OnDelivered, RemotePut
+from rmqkit.broker.delay.destination import Destination, OnDelivered, Refused, RemotePut
 from rmqkit.broker.messages import message_from, to_delay_level
 from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
 from rmqkit.clock import Clock
@@ -47,9 +47,8 @@ from rmqkit.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC
 from rmqkit.protocol.record import Record, decode_record
 from rmqkit.protocol.schemas.brokers import DelayOffsets
 from rmqkit.protocol.schemas.topics import DataVersion
-from rmqkit.remoting.tasks import Tasks
 from rmqkit.store.files import JsonFile
-from rmqkit.store.message_store import InnerMessage, MessageStore, PutStatus
+from rmqkit.store.message_store import InnerMessage, MessageStore
 
 __all__ = ["Schedule"]
 
@@ -83,7 +82,8 @@ class _Level:
         waits_for: the offset behind the entry that the level waits for; -1 without one.
         waits_skew_ms: wall time less the loop's time when the level began to wait for that entry.
         ahead: entries that were read and not delivered yet, the one at ``offset`` first.
-        is_away: whether the first of them are on their way to other brokers.
+        is_busy: whether the first of them are being delivered.
+        stored: the offsets of those that are stored already, after one that is not.
     """
 
     number: int
@@ -93,7 +93,8 @@ class _Level:
     waits_for: int = -1
     waits_skew_ms: float = 0.0
     ahead: deque[_Entry] = field(default_factory=deque)
-    is_away: bool = False
+    is_busy: bool = False
+    stored: set[int] = field(default_factory=set)
 
     @property
     def queue_id(self) -> int:
@@ -139,7 +140,6 @@ class Schedule:
         self._skew_ms = self._skew_before_ms = -_NEVER
         self._is_running = False
         self._destination = Destination(store, "delayed", on_delivered, dead_letters)
-        self._away = Tasks()
 
     def schedule(self, message: InnerMessage, level: int) -> InnerMessage:
         """A message as it is stored until it is due; levels above the last count as the last."""
@@ -233,6 +233,7 @@ class Schedule:
             level.look_at_ms = 0.0
             # Read for an offset that may have moved since.
             level.ahead.clear()
+            level.stored.clear()
         if self._is_file_missing and pending:
             _log.warning(
                 "%s is missing, and so is its backup: %d messages of %s are delivered when they are due, also those"
@@ -253,7 +254,7 @@ class Schedule:
     async def stop_remote(self) -> None:
         """`stop`, and wait for what is on its way: the offsets say then what was delivered."""
         self.stop()
-        await self._away.finish()
+        await self._destination.finish()
 
     def _look_at(self, at_ms: float) -> None:
         """Have a round at a time of the loop."""
@@ -276,46 +277,58 @@ class Schedule:
         due = deque(sorted((level for level in levels if level.look_at_ms <= now_ms), key=lambda one: one.look_at_ms))
         while due and self._clock.monotonic_ms() < until_ms:
             level = due.popleft()
-            try:
-                if self._deliver_run(level):
-                    level.look_at_ms = now_ms
-                    due.append(level)
-            except Exception:  # noqa: BLE001 - the outer edge of a level's work: logged, and tried again later
-                _log.exception("delay level %d: cannot deliver entry %d", level.number, level.offset)
-                level.look_at_ms = now_ms + _BROKEN_MS
+            # From here on each path sets a time, or has a message wake the level: nothing else does.
+            level.look_at_ms = _NEVER
+            if not level.is_busy:
+                level.is_busy = True
+                self._destination.run(self._deliver(level, now_ms), f"delay level {level.number}")
+            if level.look_at_ms <= now_ms:
+                due.append(level)
         if self._flushes and self._destination.end_offset != end_offset:
             self._store.request_flush()
         at_ms = min(level.look_at_ms for level in levels)
         if at_ms < _NEVER:
             self._look_at(now_ms if due else max(at_ms, now_ms + _PAUSE_MS_MIN))
 
-    def _deliver_run(self, level: _Level) -> bool:
-        """Deliver a level's next messages; whether more may be due. Otherwise it says when to look again."""
-        # From here on each way out says when, or has a message wake the level: nothing else does.
-        level.look_at_ms = _NEVER
-        if level.is_away:
-            return False
+    async def _deliver(self, level: _Level, now_ms: float) -> None:
+        """Deliver a level's next messages and set the time at which the level is looked at again: ``now_ms`` if more
+        may be due."""
+        try:
+            if await self._deliver_run(level):
+                level.look_at_ms = now_ms
+        except Refused:
+            # The same messages again, for ever: a later one would be out of order, and the refused one lost.
+            level.look_at_ms = _loop_ms() + _RETRY_MS
+        except Exception:  # noqa: BLE001 - the outer edge of a level's work: logged, and tried again later
+            _log.exception("delay level %d: cannot deliver entry %d", level.number, level.offset)
+            level.look_at_ms = _loop_ms() + _BROKEN_MS
+        level.is_busy = False
+        # A round in which nothing waits looks at all levels when it ends.
+        if self._destination.is_remote and level.look_at_ms < _NEVER:
+            self._look_at(level.look_at_ms)
+
+    async def _deliver_run(self, level: _Level) -> bool:
+        """Deliver a level's next messages. Return whether more may be due; if not, the level knows when to look again.
+        Raises Refused: some of them need another try."""
         if not level.ahead:
             level.ahead.extend(self._store.entries(SCHEDULE_TOPIC, level.queue_id, level.offset, count_max=_RUN))
         if not level.ahead:
             return self._find_next(level)
-        if self._destination.remote_put is not None:
-            return self._send_run(level)
         now_ms = self._clock.now_ms()
-        while level.ahead:
-            following, physical_offset, size, _ = entry = level.ahead[0]
-            if not self._is_due(level, entry, now_ms):
-                return False
-            message = self._message(level, physical_offset, size)
-            put = None if message is None else self._destination.put(message)
-            # The same again, for ever: to go on would deliver the level out of order and lose this one.
-            if put is not None and put.status is not PutStatus.OK:
-                level.look_at_ms = _loop_ms() + _RETRY_MS
-                return False
-            assert following > level.offset, "the offset of a level never falls"
-            level.offset = following
-            level.ahead.popleft()
-        return True
+        due = list(takewhile(lambda entry: self._is_due(level, entry, now_ms), level.ahead))
+        has_later = len(due) < len(level.ahead)
+        handed = await self._destination.put(
+            [None if entry[0] in level.stored else self._message(level, entry[1], entry[2]) for entry in due]
+        )
+        # Up to the first that is not stored. After a restart those after it are delivered again, and none is lost.
+        passed = handed.passed
+        for _ in range(passed):
+            assert level.ahead[0][0] > level.offset, "the offset of a level never falls"
+            level.offset = level.ahead.popleft()[0]
+        level.stored = {due[at][0] for at in range(passed, len(due)) if handed.stored[at]}
+        if handed.failure is not None:
+            raise handed.failure
+        return not has_later
 
     def _due_ms(self, level: _Level, entry: _Entry) -> int:
         """Return the wall time at which an entry is due; 0 for an entry that does not say it."""
@@ -353,44 +366,6 @@ class Schedule:
         if skew_ms < self._skew_ms - _STEP_MS_MIN:
             self._skew_before_ms = self._skew_ms
         self._skew_ms = skew_ms
-
-    def _send_run(self, level: _Level) -> bool:
-        """Have the due ones of the entries read put at other brokers; the level says when to look again."""
-        now_ms = self._clock.now_ms()
-        due = list(itertools.takewhile(lambda entry: self._is_due(level, entry, now_ms), level.ahead))
-        if due:
-            level.look_at_ms = _NEVER
-            level.is_away = True
-            self._away.start(self._send(level, due), f"delay level {level.number}")
-        return False
-
-    async def _send(self, level: _Level, due: list[_Entry]) -> None:
-        """Put messages at other brokers until all are stored or it stops; the offset moves past the stored ones."""
-        messages = ((index, self._message(level, at, size)) for index, (_, at, size, _) in enumerate(due))
-        waiting = {index: message for index, message in messages if message is not None}
-        passed, pause_ms = 0, 0
-        try:
-            while passed < len(due) and (self._is_running or not pause_ms):
-                await asyncio.sleep(pause_ms / 1000)
-                stored = await self._destination.put_remote(list(waiting.values()))
-                waiting = {
-                    index: waiting[index]
-                    for index, is_stored in zip(list(waiting), stored, strict=True)
-                    if not is_stored
-                }
-                # Up to the first that is not stored: those behind it come again after a restart, none is lost.
-                while passed < min(waiting, default=len(due)):
-                    assert level.ahead[0][0] > level.offset, "the offset of a level never falls"
-                    level.offset = level.ahead.popleft()[0]
-                    passed += 1
-                pause_ms = _RETRY_MS
-            level.look_at_ms = 0.0
-        except Exception:  # noqa: BLE001 - the outer edge of a level's work: logged, and tried again later
-            _log.exception("delay level %d: cannot put entry %d at another broker", level.number, level.offset)
-            level.look_at_ms = _loop_ms() + _BROKEN_MS
-        finally:
-            level.is_away = False
-            self._look_at(level.look_at_ms)
 
     def _record(self, level: _Level, physical_offset: int, size: int) -> Record | None:
         stored = self._store.log.copy(physical_offset, size)

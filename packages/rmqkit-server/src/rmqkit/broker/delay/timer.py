@@ -34,9 +34,9 @@ from msgspec.structs import replace
 
 from rmqkit.broker.dead_letters import DeadLetters
 from rmqkit.broker.delay.dequeue import Dequeue
-from rmqkit.broker.delay.destination import Destination, OnDelivered, RemotePut
+from rmqkit.broker.delay.destination import Destination, OnDelivered, Refused, RemotePut
 from rmqkit.broker.delay.survey import Survey
-from rmqkit.broker.delay.wheel import INTEGER, Broken, Enqueue, Late, Refused, TimerState
+from rmqkit.broker.delay.wheel import INTEGER, Broken, Enqueue, Late, TimerState
 from rmqkit.broker.durability import Refusal
 from rmqkit.broker.messages import TIMER_NAMES, to_timer
 from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
@@ -45,7 +45,6 @@ from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.schemas.brokers import TimerCheckpoint, TimerMetrics, encode_timer_checkpoint
-from rmqkit.remoting.tasks import Tasks
 from rmqkit.store.message_store import InnerMessage, MessageStore
 from rmqkit.store.settings import StoreSettings
 
@@ -127,7 +126,6 @@ class Timer:
         self._is_held = False
         self._is_running = False
         self.is_follower = False
-        self._away = Tasks()
         self._is_away = False
         self._handle: asyncio.TimerHandle | None = None
         self._wake_ms = 0.0
@@ -357,7 +355,7 @@ class Timer:
     async def stop_remote(self) -> None:
         """Follow the master again, when what is on its way has arrived: the state says then what was delivered."""
         self.stop()
-        await self._away.finish()
+        await self._destination.finish()
         self.state.keep_progress()
         self.follow()
 
@@ -374,24 +372,17 @@ class Timer:
     def _round(self) -> None:
         """Put messages on the wheel and deliver those that are due, for a few ms."""
         self._handle = None
+        # A round that stores here has ended when this returns. A wake-up during it means another round.
+        self._is_away = self._destination.is_remote
+        self._destination.run(self._work(), "timed messages")
+
+    async def _work(self) -> None:
         state, now_ms = self.state, self._clock.now_ms()
-        wait_ms = float(state.precision_ms - now_ms % state.precision_ms)
+        wait_ms = min(float(state.precision_ms - now_ms % state.precision_ms), 1000.0)
         try:
-            if state.needs_survey and self._has_to_survey():
-                self._look_in(0)
-                return
-            # One wake-up of readers for all that a round puts: each put alone would run the listeners.
-            with self._store.batch():
-                has_more = self._begin_second(state.floor(now_ms))
-                # Before delivery: a marker that came in time has to be on the wheel when the second of its message is
-                # walked.
-                has_more |= self._fill(self._clock.monotonic_ms() + _FILL_MS_MAX)
-                self._end_seconds()
-                if not self.is_follower and self._destination.remote_put is None:
-                    has_more |= self._dequeue.run(self._clock.monotonic_ms() + _DELIVER_MS_MAX)
-            wait_ms = 0.0 if has_more else min(wait_ms, 1000.0)
-            if self._destination.remote_put is None:
-                self._refusal = ""
+            if await self._proceed(now_ms):
+                wait_ms = 0.0
+            self._refusal = ""
         except Refused as refused:
             wait_ms = self._refused(refused)
         except Broken as broken:
@@ -401,11 +392,24 @@ class Timer:
             wait_ms = _BROKEN_MS
         if self._flushes and state.is_changed:
             self._store.request_flush()
-        if self._destination.remote_put is not None and state.read_ms < state.write_ms:
-            self._is_away = True
-            self._away.start(self._round_remote(wait_ms), "timed messages")
-        else:
-            self._look_in(wait_ms)
+        self._is_away = False
+        self._look_in(wait_ms)
+
+    async def _proceed(self, now_ms: int) -> bool:
+        """Survey, fill the wheel and deliver, for a few ms. Return whether there is more to do at once."""
+        state = self.state
+        if state.needs_survey and self._has_to_survey():
+            return True
+        # One wake-up of readers for all that a round puts: each put alone would run the listeners.
+        with self._store.batch():
+            has_more = self._begin_second(state.floor(now_ms))
+            # Before delivery: a marker that came in time has to be on the wheel when the second of its message is
+            # walked.
+            has_more |= self._fill(self._clock.monotonic_ms() + _FILL_MS_MAX)
+            self._end_seconds()
+        if self.is_follower:
+            return has_more
+        return await self._dequeue.run(self._clock.monotonic_ms() + _DELIVER_MS_MAX) or has_more
 
     def _has_to_survey(self) -> bool:
         """Go on with the survey of a topic that is read again; whether there is more of it."""
@@ -459,21 +463,6 @@ class Timer:
         """Have the seconds before the one that has begun delivered when what came before it is on the wheel."""
         if self.is_follower or self.state.queue_offset >= self._backlog_end:
             self.state.begin_second(self._begun_ms, is_follower=self.is_follower)
-
-    async def _round_remote(self, wait_ms: float) -> None:
-        try:
-            if await self._dequeue.run_remote(self._clock.monotonic_ms() + _DELIVER_MS_MAX):
-                wait_ms = 0.0
-            self._refusal = ""
-        except Refused as refused:
-            wait_ms = self._refused(refused)
-        except Broken as broken:
-            wait_ms = self._begin_anew(broken)
-        except Exception:  # noqa: BLE001 - as in a round
-            _log.exception("cannot put timed messages at other brokers")
-            wait_ms = _BROKEN_MS
-        self._is_away = False
-        self._look_in(wait_ms)
 
     def _refused(self, why: Refused) -> float:
         """Log why messages wait, once while it lasts; how long until the next try."""

@@ -40,6 +40,7 @@ from functools import lru_cache
 
 import msgspec
 
+from rmqkit.broker.delay.destination import Refused
 from rmqkit.clock import Clock
 from rmqkit.errors import RecordCorrupt, StoreMismatch
 from rmqkit.metrics import Histogram, histogram
@@ -55,7 +56,7 @@ from rmqkit.store.timer.check import Waiting
 from rmqkit.store.timer.files import TimerFiles
 from rmqkit.store.timer.log import DELETE, NONE, PLAIN, ROLL, Unit
 
-__all__ = ["INTEGER", "Broken", "Enqueue", "Late", "Refused", "TimerState"]
+__all__ = ["INTEGER", "Broken", "Enqueue", "Late", "TimerState"]
 
 INTEGER = re.compile(rb"[+-]?[0-9]{1,18}")
 _CHUNK = 256
@@ -70,10 +71,6 @@ _DELETE_KEY = property_names.TIMER_DELETE_KEY.encode()
 _Entry = tuple[int, int, int, int | None]
 
 _log = logging.getLogger(__name__)
-
-
-class Refused(Exception):
-    """The store or the disk takes nothing now."""
 
 
 class Broken(Exception):

@@ -27,13 +27,12 @@ import asyncio
 import logging
 import os
 import random
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.timer import Timer, schedule_timed
@@ -44,7 +43,6 @@ from rmqkit.broker.durability import (
     Durability,
     Outcome,
     Refusal,
-    Release,
     put_refusal,
 )
 from rmqkit.broker.handlers import Handlers, OwnAddress, answers, by_global_number, when_published
@@ -56,8 +54,8 @@ from rmqkit.broker.messages import (
     to_half,
     to_priority,
 )
+from rmqkit.broker.recorder import Recorder
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.broker.statistics import Statistics
 from rmqkit.broker.tables.clients import ClientTable, QueueLocks
 from rmqkit.broker.tables.groups import GroupTable
 from rmqkit.broker.tables.topics import TopicTable
@@ -92,9 +90,6 @@ from rmqkit.store.long_batch import LongBatch, is_long
 from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, PutStatus
 from rmqkit.store.settings import StoreSettings, delay_level
 
-if TYPE_CHECKING:
-    from rmqkit.broker.counts import Counts
-
 __all__ = ["RefusalHandlers", "SendContext", "SendHandlers"]
 
 _log = logging.getLogger(__name__)
@@ -117,14 +112,13 @@ class SendContext(Protocol):
 
     clients: ClientTable
     clock: Clock
-    counts: Counts | None
     durability: Durability | None
     groups: GroupTable
     identity: OwnAddress
     queue_locks: QueueLocks
     schedule: Schedule
+    recorder: Recorder
     settings: BrokerSettings
-    statistics: Statistics
     store: MessageStore
     store_settings: StoreSettings
     timer: Timer | None
@@ -375,9 +369,7 @@ class SendHandlers(Handlers[SendContext]):
         if waits and self._lacks_replicas:
             return self._refuse(command, *NOT_ENOUGH_REPLICAS)
         put = self._context.store.put(kept)
-        self._context.statistics.sent_one(kept, put, self._context.clock.monotonic_ms() - connection.active_ms)
-        if self._context.counts is not None:
-            self._context.counts.put(kept, put)
+        self._context.recorder.stored(kept, put, self._context.clock.monotonic_ms() - connection.active_ms)
         answer = {  # SendMessageResponse, spelled out: one call in place of a dozen
             "msgId": offset_id(kept.store_host, put.physical_offset),
             "queueId": str(self._context.topics.static.everywhere(header.topic, queue_id)),
@@ -439,9 +431,7 @@ class SendHandlers(Handlers[SendContext]):
             return self._store_long_batch(connection, command, message, unique_key, waits=waits)
         put = self._context.store.put_batch(message)
         ms = self._context.clock.monotonic_ms() - connection.active_ms
-        self._context.statistics.sent_one(message, put, ms, len(put.physical_offsets))
-        if self._context.counts is not None:
-            self._context.counts.put_batch(message, put)
+        self._context.recorder.stored_batch(message, put, ms)
         ids = offset_ids(message.store_host, put.physical_offsets)
         return self._answer_batch(connection, command, message, put, unique_key, ids, waits=waits)
 
@@ -475,9 +465,8 @@ class SendHandlers(Handlers[SendContext]):
             self._long_batches -= 1
             # Also where the put failed: a connection that stays held is never read again.
             connection.go_on()
-        self._context.statistics.sent_one(message, put, self._context.clock.monotonic_ms() - since_ms, count)
-        if self._context.counts is not None:
-            self._context.counts.put(message, put, batch.count)
+        ms = self._context.clock.monotonic_ms() - since_ms
+        self._context.recorder.stored_long_batch(message, put, ms, count, batch.count)
         return self._answer_batch(connection, command, message, put, unique_key, ids, waits=waits)
 
     def _answer_batch(
@@ -608,8 +597,7 @@ class SendRun:
         self._broker_name = context.settings.broker_name
         self._told = told
         self._durability = context.durability
-        self._statistics = context.statistics
-        self._counts = context.counts
+        self._recorder = context.recorder
         self._monotonic_ms = context.clock.monotonic_ms
         self._pieces = {code: answer_pieces(self._store_host, told, code) for code in CODES.values()}
         self._stored = self._pieces[ResponseCode.SUCCESS]
@@ -645,13 +633,6 @@ class SendRun:
             request = Command(RequestCode.SEND_MESSAGE_V2, opaque)
             connection.send(reply(request, ResponseCode.SYSTEM_ERROR, reason, fields=self._told))
 
-    @staticmethod
-    def _count_late(
-        counts: Counts, codes: Counter[int], since_ms: float, release: Release, outcome: Outcome, reason: str
-    ) -> None:
-        release(outcome, reason)
-        counts.answered_late(codes, CODES[outcome], since_ms)
-
     def _store_all(self, connection: Connection, sends: Sends) -> bool:
         """Store some messages with one write and answer them; False when they have to be handled one by one."""
         durability = self._durability
@@ -674,32 +655,14 @@ class SendRun:
         if end_offset is None:
             return False
         ms = self._monotonic_ms() - connection.active_ms
-        for topic, queue_id, count, record_bytes in sends.queues:
-            if sends.is_batch:
-                self._statistics.batch_sent(topic, queue_id, record_bytes, ms, count)
-            else:
-                self._statistics.sent(topic, record_bytes, ms, count)
         if durability is None or durability.has(end_offset):
             connection.send_frame(sends.answers(*self._stored))
-            self._count(sends, ms)
+            self._recorder.sends(sends, ms)
             return True
-        release: Release = partial(self._answer_late, connection, sends)
-        if self._counts is not None:
-            codes: Counter[int] = Counter()
-            for _, code, _, sizes in sends.kinds:
-                codes[code] += len(sizes)
-            release = partial(self._count_late, self._counts, codes, connection.active_ms, release)
-            self._count(sends, None)
+        answer = partial(self._answer_late, connection, sends)
+        release = self._recorder.waiting_sends(sends, ms, connection.active_ms, answer)
         durability.hold(end_offset, release, answers=len(sends.opaques))
         return True
-
-    def _count(self, sends: Sends, ms: float | None) -> None:
-        if self._counts is None:
-            return
-        if sends.is_batch:
-            self._counts.batch(sends, ms)
-        else:
-            self._counts.sends(sends.kinds, ms)
 
     def _keep(self, sends: Sends, asked: list[tuple[int, int]]) -> bool:
         """Give those that ask for a time to the timer; False when it does not simply keep all of them."""

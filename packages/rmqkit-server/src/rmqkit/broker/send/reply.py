@@ -118,9 +118,7 @@ class ReplyHandlers(Handlers[SendContext]):
         put = self._context.store.put(message)
         if put.status is not PutStatus.OK:
             return None
-        self._context.statistics.sent_one(message, put, 0.0)
-        if self._context.counts is not None:
-            self._context.counts.put(message, put)
+        self._context.recorder.stored(message, put, 0.0)
         if self._context.durability is not None and not self._context.durability.has(put.end_offset):
             outcome, _ = await self._context.durability.wait(put.end_offset)
             if outcome is Outcome.FAILED:

@@ -111,9 +111,7 @@ class SendBackHandlers(Handlers[SendContext]):
         if put.status is not PutStatus.OK:
             return reply(command, ResponseCode.SYSTEM_ERROR, put.status.value)
         owner = decode_fields(command).get("Owner", "null")
-        self._context.statistics.sent_back(message, put, topic=topic, group=group, owner=owner)
-        if self._context.counts is not None:
-            self._context.counts.given_up(message)
+        self._context.recorder.sent_back(message, put, topic=topic, group=group, owner=owner)
         # Whatever WAIT says: the consumer moves its offset past the message as soon as it has the answer.
         if self._context.durability is None or self._context.durability.has(put.end_offset):
             return reply(command)

@@ -179,7 +179,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
         put = self._context.store.put(kept)
         if put.status is not PutStatus.OK:
             return reply(command, *put_refusal(put, self._store_settings.message_bytes_max))
-        self._context.statistics.moved(kept, put)
+        self._context.recorder.moved(kept, put)
         self._decided(half, transaction, open_offset, TRANSACTION_COMMIT)
         if self._context.durability is None:
             return reply(command)
@@ -194,8 +194,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
         # without its commit would be a message that is lost.
         assert half.topic == names.HALF_TOPIC, "only half messages are decided"
         self._open.decided(half, transaction, open_offset, decision)
-        if self._context.counts is not None:
-            self._context.counts.decided(half, is_commit=decision == TRANSACTION_COMMIT)
+        self._context.recorder.decided(half, is_commit=decision == TRANSACTION_COMMIT)
 
     async def _answer_when_durable(self, durability: Durability, command: Command, end_offset: int) -> Command:
         outcome, reason = await durability.wait(end_offset)

@@ -29,14 +29,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import Durability
 from rmqkit.broker.messages import real_place
+from rmqkit.broker.recorder import Recorder
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.broker.statistics import Statistics
 from rmqkit.broker.tables.clients import ClientTable
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
@@ -51,9 +51,6 @@ from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_MASK, Record, decode_record
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import StoreSettings
-
-if TYPE_CHECKING:
-    from rmqkit.broker.counts import Counts
 
 __all__ = ["OpenTransactions", "Transaction", "TransactionContext", "transaction_of"]
 
@@ -75,13 +72,12 @@ class TransactionContext(Protocol):
 
     clients: ClientTable
     clock: Clock
-    counts: Counts | None
     durability: Durability | None
     offsets: OffsetTable
     ops: OpMessages
+    recorder: Recorder
     schedule: Schedule
     settings: BrokerSettings
-    statistics: Statistics
     store: MessageStore
     store_settings: StoreSettings
     timer: Timer | None

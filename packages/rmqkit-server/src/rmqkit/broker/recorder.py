@@ -1,0 +1,122 @@
+"""The one place that is notified when messages are stored, delivered, given back or decided.
+
+Two readers show what happened. Both keep tables of their own, because their keys and their numbers differ:
+
+================  =========================================  ==========================================================
+reader            shows                                      exists
+================  =========================================  ==========================================================
+`Statistics`      Apache's rates per minute, hour and day    always
+`Counts`          Prometheus counters and histograms         only with an exporter
+================  =========================================  ==========================================================
+
+Messages that are stored together are recorded with one call. What only one of the readers counts (pulls, check points,
+flushes) is reported to that reader directly; the exporter reads the messages given to groups from `Statistics`.
+Loop only. Source: behaviour.md §9.10.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rmqkit.broker.durability import CODES, Outcome, Release
+from rmqkit.broker.statistics import Statistics
+from rmqkit.protocol.core import Sends
+from rmqkit.protocol.record import Record
+from rmqkit.store.message_store import InnerMessage, PutResult
+
+if TYPE_CHECKING:
+    from rmqkit.broker.counts import Counts
+
+__all__ = ["Recorder"]
+
+
+class Recorder:
+    """Records events for the statistics and for the exporter's counters.
+
+    Args:
+        counts: None without an exporter.
+    """
+
+    def __init__(self, statistics: Statistics, counts: Counts | None) -> None:
+        self._statistics = statistics
+        self._counts = counts
+
+    # ---- sends
+
+    def sends(self, sends: Sends, ms: float) -> None:
+        """Record plain sends that were stored with one write and answered, and the ms since they were read."""
+        self._enter(sends, ms, ms)
+
+    def waiting_sends(self, sends: Sends, ms: float, since_ms: float, release: Release) -> Release:
+        """Record plain sends whose answers wait. Return the release that also records the answers.
+        ``since_ms``: monotonic time at which they were read."""
+        self._enter(sends, ms, None)
+        if self._counts is None:
+            return release
+        codes: Counter[int] = Counter()
+        for _, code, _, sizes in sends.kinds:
+            codes[code] += len(sizes)
+        return partial(self._released, self._counts, codes, since_ms, release)
+
+    def _enter(self, sends: Sends, ms: float, answered_ms: float | None) -> None:
+        statistics, counts = self._statistics, self._counts
+        if sends.is_batch:
+            for topic, queue_id, count, record_bytes in sends.queues:
+                statistics.batch_sent(topic, queue_id, record_bytes, ms, count)
+            if counts is not None:
+                counts.batch(sends, answered_ms)
+            return
+        for topic, _, count, record_bytes in sends.queues:
+            statistics.sent(topic, record_bytes, ms, count)
+        if counts is not None:
+            counts.sends(sends.kinds, answered_ms)
+
+    @staticmethod
+    def _released(
+        counts: Counts, codes: Counter[int], since_ms: float, release: Release, outcome: Outcome, reason: str
+    ) -> None:
+        release(outcome, reason)
+        counts.answered_late(codes, CODES[outcome], since_ms)
+
+    def stored(self, message: InnerMessage, put: PutResult, ms: float) -> None:
+        """Record one message that the store accepted or refused, and the ms since its request was read."""
+        self._statistics.sent_one(message, put, ms)
+        if self._counts is not None:
+            self._counts.put(message, put)
+
+    def stored_batch(self, message: InnerMessage, put: PutResult, ms: float) -> None:
+        """Record the body of a batch like `stored`."""
+        self._statistics.sent_one(message, put, ms, len(put.physical_offsets))
+        if self._counts is not None:
+            self._counts.put_batch(message, put)
+
+    def stored_long_batch(self, message: InnerMessage, put: PutResult, ms: float, records: int, messages: int) -> None:
+        """Record a long batch like `stored`. It is one record in an inner batch queue, however many messages it has."""
+        self._statistics.sent_one(message, put, ms, records)
+        if self._counts is not None:
+            self._counts.put(message, put, messages)
+
+    # ---- messages that the broker stores again
+
+    def moved(self, message: InnerMessage, put: PutResult) -> None:
+        """Record a message that the broker stored in its real topic."""
+        self._statistics.moved(message, put)
+
+    def delivered(self, message: InnerMessage, put: PutResult) -> None:
+        """Record a message whose delay level is over like `moved`."""
+        self._statistics.delivered(message, put)
+        if self._counts is not None:
+            self._counts.delivered(message, put)
+
+    def sent_back(self, message: InnerMessage, put: PutResult, *, topic: str, group: str, owner: str) -> None:
+        """Record a message that a group gave back."""
+        self._statistics.sent_back(message, put, topic=topic, group=group, owner=owner)
+        if self._counts is not None:
+            self._counts.given_up(message)
+
+    def decided(self, half: Record, *, is_commit: bool) -> None:
+        """Record the end of a transaction."""
+        if self._counts is not None:
+            self._counts.decided(half, is_commit=is_commit)
