@@ -36,7 +36,7 @@ check: $(STAMP) ## format, lint, types, import contracts
 	@echo "check: types"
 	@$(BIN)/mypy --no-error-summary
 	@echo "check: import contracts"
-	@rm -rf .cache/joined && mkdir -p .cache/joined && cp -r packages/*/src/. .cache/joined && rm .cache/joined/rmqkit/__init__.pyi
+	@rm -rf .cache/joined && mkdir -p .cache/joined && cp -r packages/*/src/rmqkit .cache/joined && rm .cache/joined/rmqkit/__init__.pyi
 	@PYTHONPATH=.cache/joined $(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
 
 .PHONY: ready measure-history
