@@ -116,24 +116,28 @@ class Http2Stream:
         is_request_whole: whether the peer has sent all.
         waits_for_whole: whether nothing can be done before; False for a stream of requests.
         is_over: whether nothing can be written any more.
+        asked_bytes, incomplete_bytes, pending_bytes: of a request that is whole, or not whole; of an answer that waits.
+        declared_bytes, received_bytes: the size of the request by its headers, -1 for none, and so far.
+        receive_window: how many bytes the peer may send.
+        extra_window: how many bytes may be sent to the peer beyond ``initial_window`` of the connection.
     """
 
     __slots__ = (
-        "_connection", "_declared", "_extra_window", "_pending", "_pending_bytes", "_received", "_tail", "_unread",
-        "_window", "_written", "asked_bytes", "id", "incomplete_bytes", "is_over", "is_request_whole", "since_ms",
-        "waits_for_whole",
+        "_connection", "_pending", "_tail", "_unread", "_written", "asked_bytes", "declared_bytes", "extra_window",
+        "id", "incomplete_bytes", "is_over", "is_request_whole", "pending_bytes", "receive_window", "received_bytes",
+        "since_ms", "waits_for_whole",
     )  # fmt: skip
 
     def __init__(self, connection: Http2Connection, stream_id: int, since_ms: float) -> None:
         self._connection = connection
         # What it may send beyond the initial window of the connection, which the peer may change at any time.
-        self._extra_window = 0
-        self._window = STREAM_WINDOW
+        self.extra_window = 0
+        self.receive_window = STREAM_WINDOW
         self._unread = 0
-        self._received = 0
-        self._declared = -1
+        self.received_bytes = 0
+        self.declared_bytes = -1
         self._pending: deque[bytes] | None = None
-        self._pending_bytes = 0
+        self.pending_bytes = 0
         self._tail: bytes | None = None
         self._written: asyncio.Future[None] | None = None
         self.id = stream_id
@@ -173,14 +177,14 @@ class Http2Stream:
 
     def keep(self, count: int) -> None:
         """Note that some bytes of the request are kept until there are more; 0 when they are not any more."""
-        self._connection._keep(self, count)
+        self._connection.keep(self, count)
 
     def take(self, count: int) -> None:
         """Let the peer send as much again, as it was read; without it a stream stops at `STREAM_WINDOW`."""
         self._unread += count
         if self._unread >= STREAM_WINDOW // 2 and not self.is_request_whole and not self.is_over:
-            self._connection._put(frame(WINDOW_UPDATE, 0, self.id, self._unread.to_bytes(4)))
-            self._window += self._unread
+            self._connection.put(frame(WINDOW_UPDATE, 0, self.id, self._unread.to_bytes(4)))
+            self.receive_window += self._unread
             self._unread = 0
 
     @property
@@ -188,15 +192,15 @@ class Http2Stream:
         """How many bytes of the answer's body would leave at once."""
         if self._pending is not None:
             return 0
-        return min(self._extra_window + self._connection._initial_window, self._connection._send_window)
+        return min(self.extra_window + self._connection.initial_window, self._connection.send_window)
 
     def write_headers(self, block: bytes, *, ends: bool = False) -> None:
         """Send headers; nothing happens when it is over."""
         if not self.is_over:
             assert len(block) <= FRAME_BYTES_MAX, "every peer takes a frame of that size"
-            self._connection._put(frame(HEADERS, END_HEADERS | END_STREAM if ends else END_HEADERS, self.id, block))
+            self._connection.put(frame(HEADERS, END_HEADERS | END_STREAM if ends else END_HEADERS, self.id, block))
             if ends:
-                self._connection._answered(self)
+                self._connection.answered(self)
 
     def write_data(self, data: bytes) -> bool:
         """Send some of the answer's body as soon as the peer's windows allow it; whether they did at once."""
@@ -204,38 +208,38 @@ class Http2Stream:
             return True
         connection = self._connection
         size = len(data)
-        window = min(self._extra_window + connection._initial_window, connection._send_window)
+        window = min(self.extra_window + connection.initial_window, connection.send_window)
         if self._pending is None and size <= window and size <= connection.frame_bytes_max:
             # Both windows give, here and below: bytes taken from one alone are never granted again, and in the end
             # everything stands still.
-            self._extra_window -= size
-            connection._send_window -= size
-            connection._put(_HEAD.pack(size >> 8, size & 0xFF, DATA, 0, self.id))
-            connection._put(data)
+            self.extra_window -= size
+            connection.send_window -= size
+            connection.put(_HEAD.pack(size >> 8, size & 0xFF, DATA, 0, self.id))
+            connection.put(data)
             return True
         if self._pending is None:
             self._pending = deque()
         self._pending.append(data)
-        self._pending_bytes += size
+        self.pending_bytes += size
         connection.pending_bytes += size
         # Who waits for the connection's window keeps its turn: those before it have waited longer.
-        if self.id not in connection._waiting:
-            self._send_pending(connection)
+        if not connection.is_in_turn(self):
+            self.send_pending(connection)
         return self._pending is None
 
     def write_answer(self, head: bytes, data: bytes, tail: bytes) -> None:
         """Headers, body and trailers of an answer that is whole."""
         connection, size = self._connection, len(data)
-        window = min(self._extra_window + connection._initial_window, connection._send_window)
+        window = min(self.extra_window + connection.initial_window, connection.send_window)
         if self.is_over or size > window or size > connection.frame_bytes_max:
             self.write_headers(head)
             self.write_data(data)
             self.write_tail(tail)
             return
-        self._extra_window -= size
-        connection._send_window -= size
+        self.extra_window -= size
+        connection.send_window -= size
         stream_id = self.id.to_bytes(4)
-        connection._put(
+        connection.put(
             b"".join(
                 (
                     *(_start(len(head), HEADERS, END_HEADERS), stream_id, head),
@@ -244,7 +248,7 @@ class Http2Stream:
                 )
             )
         )
-        connection._answered(self)
+        connection.answered(self)
 
     def write_tail(self, block: bytes) -> None:
         """End the answer with trailers, behind what waits."""
@@ -270,40 +274,39 @@ class Http2Stream:
     def reset(self, code: ErrorCode = ErrorCode.CANCEL) -> None:
         """End the stream; nobody is told but the peer."""
         if not self.is_over:
-            self._connection._reset(self.id, code)
-            self._connection._forget(self)
+            self._connection.reset(self, code)
 
     # -- what the connection does
 
-    def _over(self) -> None:
+    def close(self) -> None:
+        """End the stream: nothing can be written any more."""
         self.is_over = True
         self._pending = self._tail = None
         if self._written is not None and not self._written.done():
             self._written.set_result(None)
 
-    def _send_pending(self, connection: Http2Connection) -> None:
+    def send_pending(self, connection: Http2Connection) -> None:
         """Send what the windows allow; noted is whose window it waits for, the connection's or its own."""
         pending = self._pending
         assert pending, "only who waits for a window is asked"
         while pending:
-            own = self._extra_window + connection._initial_window
+            own = self.extra_window + connection.initial_window
             # Pieces have bytes, five at least with gRPC: an empty one would look like a window without room for ever.
-            size = min(own, connection._send_window, connection.frame_bytes_max, len(pending[0]))
+            size = min(own, connection.send_window, connection.frame_bytes_max, len(pending[0]))
             if size <= 0:
-                # Its own window first: in ``_waiting`` it would be asked again with every update of the connection, and
-                # have nothing to use it for.
-                waiting = connection._stuck if own <= 0 else connection._waiting
-                waiting[self.id] = self
+                # Its own window first: otherwise every update of the connection's window would ask the stream again,
+                # which could not use it.
+                connection.wait_for_window(self, is_own=own <= 0)
                 return
             data = pending.popleft()
             if size < len(data):
                 pending.appendleft(data[size:])
                 data = data[:size]
-            self._extra_window -= size
-            connection._send_window -= size
-            self._pending_bytes -= size
+            self.extra_window -= size
+            connection.send_window -= size
+            self.pending_bytes -= size
             connection.pending_bytes -= size
-            connection._put(frame(DATA, 0, self.id, data))
+            connection.put(frame(DATA, 0, self.id, data))
         self._pending = None
         if self._written is not None and not self._written.done():
             self._written.set_result(None)
@@ -325,6 +328,7 @@ class Http2Connection(Link):
         frame_bytes_max: the largest frame that the client takes.
         pending_bytes: what waits for the client's windows.
         taken: set while the client does not read; done when it does again.
+        initial_window, send_window: what may be sent on a new stream, and on all streams together.
     """
 
     def __init__(
@@ -359,7 +363,7 @@ class Http2Connection(Link):
         self._block_of = 0
         self._block_ends_stream = False
         self._last_id = 0
-        self._send_window = self._initial_window = 65_535
+        self.send_window = self.initial_window = 65_535
         self._window = 65_535
         self._unread = 0
         self._asked_bytes = 0
@@ -398,9 +402,9 @@ class Http2Connection(Link):
             (_INITIAL_WINDOW, STREAM_WINDOW),
             (_MAX_HEADER_LIST, _HEADER_BYTES_MAX),
         )
-        self._put(frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*one) for one in settings)))
+        self.put(frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*one) for one in settings)))
         # SETTINGS change the windows of streams alone: without this the connection's stays at 65,535 bytes.
-        self._put(frame(WINDOW_UPDATE, 0, 0, (CONNECTION_WINDOW - self._window).to_bytes(4)))
+        self.put(frame(WINDOW_UPDATE, 0, 0, (CONNECTION_WINDOW - self._window).to_bytes(4)))
         self._window = CONNECTION_WINDOW
 
     def plain_received(self, data: bytes) -> None:
@@ -444,7 +448,7 @@ class Http2Connection(Link):
     def probe(self) -> None:
         """PING: a client that does not answer is gone."""
         heard_ms = self.active_ms
-        self._put(frame(PING, 0, 0, bytes(8)))
+        self.put(frame(PING, 0, 0, bytes(8)))
         self.flush()
         self.active_ms = heard_ms  # what we write says nothing of the client
 
@@ -460,7 +464,7 @@ class Http2Connection(Link):
         self._stuck.clear()
         self.pending_bytes = 0
         for stream in streams.values():
-            stream._over()
+            stream.close()
             stream.cut()
 
     def _let_writers_go_on(self) -> None:
@@ -549,8 +553,8 @@ class Http2Connection(Link):
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a header block is not whole when another frame comes")
         if not self._has_settings and kind != SETTINGS:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"the first frame is of type {kind}, not SETTINGS")
-        if kind < len(_HANDLERS):
-            _HANDLERS[kind](self, flags, stream_id, payload)
+        if kind < len(self._HANDLERS):
+            self._HANDLERS[kind](self, flags, stream_id, payload)
         else:
             self._count_labour()  # a type that is not known is none of our business
 
@@ -571,15 +575,15 @@ class Http2Connection(Link):
                 return  # it was on its way when we ended the stream
             self._must_be_open(stream_id)
             raise Http2Error(ErrorCode.STREAM_CLOSED, f"DATA on stream {stream_id}, which has ended")
-        stream._window -= size
-        if stream._window < 0:
+        stream.receive_window -= size
+        if stream.receive_window < 0:
             raise _StreamError(ErrorCode.FLOW_CONTROL_ERROR)
         if flags & PADDED:
             payload = _unpadded(payload)
             # Nobody reads the padding: it is granted again at once.
             stream.take(size - len(payload))
         if payload:
-            stream._received += len(payload)
+            stream.received_bytes += len(payload)
             stream.received(payload)
         elif not flags & END_STREAM:
             self._count_labour()
@@ -588,12 +592,12 @@ class Http2Connection(Link):
         self._grant()
 
     def _request_ended(self, stream: Http2Stream) -> None:
-        if 0 <= stream._declared != stream._received:
+        if 0 <= stream.declared_bytes != stream.received_bytes:
             raise _StreamError(ErrorCode.PROTOCOL_ERROR)
         stream.is_request_whole = True
-        self._keep(stream, 0)
-        stream.asked_bytes = stream._received
-        self._asked_bytes += stream._received
+        self.keep(stream, 0)
+        stream.asked_bytes = stream.received_bytes
+        self._asked_bytes += stream.received_bytes
         stream.ended()
 
     def _headers(self, flags: int, stream_id: int, payload: bytes) -> None:
@@ -654,7 +658,7 @@ class Http2Connection(Link):
         usual = None if self._read_usual is None else self._read_usual(headers)
         declared = _check_request(headers) if usual is None else -1
         stream = self._make_stream(self, stream_id, self.active_ms)
-        stream._declared = declared
+        stream.declared_bytes = declared
         stream.is_request_whole = ends
         # Before it is told: it may answer at once, and `_forget` has to find it.
         self._streams[stream_id] = stream
@@ -667,7 +671,7 @@ class Http2Connection(Link):
         if ends:
             self._request_ended(stream)
         else:
-            self._keep(stream, 0)
+            self.keep(stream, 0)
 
     def _decode(self, block: bytes) -> Headers:
         try:
@@ -683,8 +687,8 @@ class Http2Connection(Link):
         if not stream_id:
             if not more:
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
-            self._send_window += more
-            if self._send_window > _WINDOW_MAX:
+            self.send_window += more
+            if self.send_window > _WINDOW_MAX:
                 raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is over 2^31 - 1")
             self._has_more_window = True
             return
@@ -693,13 +697,13 @@ class Http2Connection(Link):
             # It was on its way when the stream ended.
             self._must_be_open(stream_id)
             return
-        stream._extra_window += more
+        stream.extra_window += more
         if not more:
             raise _StreamError(ErrorCode.PROTOCOL_ERROR)
-        if stream._extra_window + self._initial_window > _WINDOW_MAX:
+        if stream.extra_window + self.initial_window > _WINDOW_MAX:
             raise _StreamError(ErrorCode.FLOW_CONTROL_ERROR)
         if self._stuck.pop(stream_id, None) is not None:
-            stream._send_pending(self)
+            stream.send_pending(self)
 
     def _settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
@@ -716,7 +720,7 @@ class Http2Connection(Link):
                     raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, f"an initial window of {value}")
                 # It moves the windows of open streams as well, below zero if need be (RFC 9113 §6.9.2): so they keep
                 # only what they have beyond it.
-                self._initial_window = value
+                self.initial_window = value
                 # At the end of the turn, once: to look at all streams for each frame would be a way to keep us busy.
                 self._waiting.update(self._stuck)
                 self._stuck.clear()
@@ -728,7 +732,7 @@ class Http2Connection(Link):
                 self.frame_bytes_max = min(value, 1 << 20)
             elif key == _ENABLE_PUSH and value > 1:
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}")
-        self._put(frame(SETTINGS, ACK, 0))
+        self.put(frame(SETTINGS, ACK, 0))
 
     def _ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
@@ -737,7 +741,7 @@ class Http2Connection(Link):
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
         if not flags & ACK:
             self._count_labour()
-            self._put(frame(PING, ACK, 0, payload))
+            self.put(frame(PING, ACK, 0, payload))
 
     def _peer_reset(self, flags: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -791,11 +795,11 @@ class Http2Connection(Link):
 
     def _go_away(self, code: ErrorCode, text: str) -> None:
         debug = text.encode("utf-8", "replace")[:200]
-        self._put(frame(GOAWAY, 0, 0, self._last_id.to_bytes(4) + code.to_bytes(4) + debug))
+        self.put(frame(GOAWAY, 0, 0, self._last_id.to_bytes(4) + code.to_bytes(4) + debug))
 
     # -- what is kept
 
-    def _keep(self, stream: Http2Stream, count: int) -> None:
+    def keep(self, stream: Http2Stream, count: int) -> None:
         """Note how many bytes of a request are kept that is not whole."""
         if stream.waits_for_whole and not stream.is_request_whole:
             count += _STREAM_BYTES
@@ -817,32 +821,46 @@ class Http2Connection(Link):
     def _grant(self) -> None:
         """Let the peer send as much again, unless too much of what it asked is not answered."""
         if self._unread >= CONNECTION_WINDOW // 2 and self._asked_bytes <= _ASKED_BYTES_HIGH:
-            self._put(frame(WINDOW_UPDATE, 0, 0, self._unread.to_bytes(4)))
+            self.put(frame(WINDOW_UPDATE, 0, 0, self._unread.to_bytes(4)))
             self._window += self._unread
             self._unread = 0
 
     # -- writing
 
-    def _put(self, data: bytes) -> None:
+    def put(self, data: bytes) -> None:
+        """Send a frame with the others of this turn."""
         self._unsent.append(data)
         if not self._flush_due:
             self._flush_soon()
 
     def _send_waiting(self) -> None:
         """Send what waits for the connection's window, in turn, while there is some of it."""
-        while self._waiting and self._send_window > 0:
+        while self._waiting and self.send_window > 0:
             stream = self._waiting.pop(next(iter(self._waiting)))
-            stream._send_pending(self)
+            stream.send_pending(self)
 
-    def _answered(self, stream: Http2Stream) -> None:
+    def answered(self, stream: Http2Stream) -> None:
         """Know that an answer is whole."""
         self._labour -= self._labour > 0
         if not stream.is_request_whole:
             self._reset(stream.id, ErrorCode.NO_ERROR)  # what else it would say is not read
         self._forget(stream)
 
+    def reset(self, stream: Http2Stream, code: ErrorCode) -> None:
+        """End a stream; only the peer is notified."""
+        self._reset(stream.id, code)
+        self._forget(stream)
+
+    def is_in_turn(self, stream: Http2Stream) -> bool:
+        """Whether a stream waits for the connection's window."""
+        return stream.id in self._waiting
+
+    def wait_for_window(self, stream: Http2Stream, *, is_own: bool) -> None:
+        """Have a stream send more when its own window, or the connection's, allows it."""
+        (self._stuck if is_own else self._waiting)[stream.id] = stream
+
     def _reset(self, stream_id: int, code: ErrorCode) -> None:
-        self._put(frame(RST_STREAM, 0, stream_id, code.to_bytes(4)))
+        self.put(frame(RST_STREAM, 0, stream_id, code.to_bytes(4)))
         self._resets[stream_id] = None
         if len(self._resets) > _RESET_KEPT:
             del self._resets[next(iter(self._resets))]
@@ -860,30 +878,29 @@ class Http2Connection(Link):
             return
         self._waiting.pop(stream.id, None)
         self._stuck.pop(stream.id, None)
-        self.pending_bytes -= stream._pending_bytes
-        stream._pending_bytes = 0
+        self.pending_bytes -= stream.pending_bytes
+        stream.pending_bytes = 0
         self._incomplete_bytes -= stream.incomplete_bytes
         stream.incomplete_bytes = 0
         self._asked_bytes -= stream.asked_bytes
         stream.asked_bytes = 0
         assert self.pending_bytes >= 0 <= self._asked_bytes, "more was let go than was kept"
-        stream._over()
+        stream.close()
         self._grant()
 
-
-# By the type of a frame.
-_HANDLERS: tuple[Callable[[Http2Connection, int, int, bytes], None], ...] = (
-    Http2Connection._data,
-    Http2Connection._headers,
-    Http2Connection._priority,
-    Http2Connection._peer_reset,
-    Http2Connection._settings,
-    Http2Connection._push_promise,
-    Http2Connection._ping,
-    Http2Connection._peer_goes,
-    Http2Connection._window_update,
-    Http2Connection._continuation,
-)
+    # By the type of a frame.
+    _HANDLERS = (
+        _data,
+        _headers,
+        _priority,
+        _peer_reset,
+        _settings,
+        _push_promise,
+        _ping,
+        _peer_goes,
+        _window_update,
+        _continuation,
+    )
 
 
 def _unpadded(payload: bytes) -> bytes:
