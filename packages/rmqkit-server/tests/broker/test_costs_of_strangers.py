@@ -468,7 +468,7 @@ def test_a_long_batch_does_not_hold_the_loop_and_later_sends_of_its_connection_s
 
 
 def test_only_so_many_long_batches_are_under_way(beside, monkeypatch):
-    monkeypatch.setattr("rmqkit.broker.send.handler._LONG_BATCHES_MAX", 2)
+    monkeypatch.setattr("rmqkit.broker.send.long_batch._UNDER_WAY_MAX", 2)
 
     def program(cluster, connect):
         address, _ = broker_of(cluster)

@@ -51,7 +51,8 @@ from rmqkit.broker.registration import Registration
 from rmqkit.broker.replication.copies import waits_for_copies
 from rmqkit.broker.replication.master import HaMaster
 from rmqkit.broker.replication.role import ReplicationHandlers, SlaveRole
-from rmqkit.broker.send.handler import RefusalHandlers, SendHandlers
+from rmqkit.broker.send.handler import SendHandlers
+from rmqkit.broker.send.refusals import RefusalHandlers
 from rmqkit.broker.send.reply import ReplyHandlers
 from rmqkit.broker.send.send_back import SendBackHandlers
 from rmqkit.broker.settings import BrokerRole, BrokerSettings

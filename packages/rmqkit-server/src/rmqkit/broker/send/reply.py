@@ -11,7 +11,7 @@ import random
 
 from rmqkit.broker.durability import REJECTED, Outcome
 from rmqkit.broker.handlers import Handlers, answers
-from rmqkit.broker.send.handler import NO_BODY, SendChecks, SendContext, decode_v1, decode_v2, stamps_of
+from rmqkit.broker.send.checks import NO_BODY, SendChecks, SendContext, decode_v1, decode_v2, stamps_of
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.errors import PeerRefused, RemotingError
 from rmqkit.protocol import properties as property_names

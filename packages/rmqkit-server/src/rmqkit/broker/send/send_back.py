@@ -16,7 +16,7 @@ from collections.abc import Awaitable
 from rmqkit.broker.durability import CODES, Outcome
 from rmqkit.broker.handlers import Handlers, answers
 from rmqkit.broker.messages import changed, message_from
-from rmqkit.broker.send.handler import SendContext, tries_max
+from rmqkit.broker.send.checks import SendContext, tries_max
 from rmqkit.broker.transaction.half import record_at
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
