@@ -53,7 +53,7 @@ test: ready ## check, then the tests that need Python alone, and Java for Spark:
 	@$(PYTEST) $(PROCESSES) $(SHORT) "not slow" $(ARGS)
 
 .PHONY: slow
-slow: $(STAMP) ## the tests that `make test` leaves out: programs of ours under load and kills, clusters of Spark and its commands, the built site, the benches
+slow: $(STAMP) ## the tests that `make test` leaves out: programs of ours under load and kills, clusters of Spark and its commands, pages of the documents with Spark, the examples, the built site, the benches
 	@$(PYTEST) $(PROCESSES) --ignore=tests/interop -m slow $(ARGS)
 
 interop: $(STAMP) ## the tests beside Apache's brokers and clients, Go, Node and C++; skipped, with the reason, where these are missing

@@ -41,6 +41,7 @@ def test_a_page_does_what_it_says(name: str, blocks: list[Block], tmp_path: Path
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 @pytest.mark.timeout(_SECONDS_MAX)
 @pytest.mark.parametrize(("name", "blocks"), list(_runs(with_spark=True)))
 def test_a_page_with_spark_does_what_it_says(

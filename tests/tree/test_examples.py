@@ -89,6 +89,7 @@ def test_every_example_is_run():
     assert {path.name for path in EXAMPLES.glob("*.py")} - others <= PRINTS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRINTS)
 def test_an_example_prints_what_it_is_for(namesrv, name):
     command = [sys.executable, "-c", PATIENT, str(EXAMPLES / name), namesrv]

@@ -17,6 +17,7 @@ from rmqkit.admin.timeline import timeline
 from rmqkit.console import Console
 from rmqkit.console.alerts.rules import Alert, Rule
 from rmqkit.console.html import translation
+from rmqkit.console.html.render import _environment
 from rmqkit.console.views import explain
 from rmqkit.console.views.alerts import limit
 from rmqkit.console.watch.figures import FIGURES
@@ -35,7 +36,9 @@ ENGLISH = re.compile(r"[A-Za-z']+(?: [a-z']+){2,}")
 
 
 def left(text: str) -> list[str]:
-    """English that is left in a page, or a sentence: outside of commands, bodies and what somebody typed."""
+    """English that is left in a page, or a sentence: outside of commands, bodies, what somebody typed, and
+    descriptions of settings that nobody has translated yet."""
+    text = re.sub(r'<span lang="en">[^<]*</span>', " ", text)
     text = re.sub(r"<(code|pre|script|style|option|textarea)\b.*?</\1>", " ", text, flags=re.DOTALL)
     told = re.findall(r'\b(?:aria-label|title|data-label|data-text-[\w-]+)="([^"]*)"', text)
     bare = re.sub(r"rmq [a-z]+[^；，。)）]*", " ", html.unescape("\n".join((re.sub(r"<[^>]*>", "\n", text), *told))))
@@ -111,6 +114,13 @@ def test_alerts_of_every_figure_are_told_in_chinese(figure: str) -> None:
     for text in (limit(rule, alert), rule.words):
         other = translation.said(text, "zh")
         assert re.search("[\u4e00-\u9fff]", other) and "some-name" in other + "some-name" and not left(other), other
+
+
+def test_a_setting_that_nobody_has_translated_is_marked_as_english() -> None:
+    described = _environment("zh").filters["described"]
+    assert described("probes & beeps of a broker") == '<span lang="en">probes &amp; beeps of a broker</span>'
+    assert _environment("en").filters["described"]("probes & beeps") == "probes & beeps"
+    assert re.search("[\u4e00-\u9fff]", described("address to listen on"))
 
 
 async def test_no_page_has_an_english_sentence_left(tmp_path: Path) -> None:

@@ -31,7 +31,14 @@ from rmqkit.client.consumer.subscribe import Subscribing
 from rmqkit.client.pop import consumer as pop_consumer
 from rmqkit.client.producer import producer, transaction
 from rmqkit.client.runtime.lifecycle import Client
-from rmqkit.client.runtime.process import Portal, calling_on_signals, closing_order, portal, register_after_fork
+from rmqkit.client.runtime.process import (
+    Portal,
+    calling_on_signals,
+    closing_order,
+    portal,
+    register_after_fork,
+    starting_order,
+)
 from rmqkit.errors import ClientError
 from rmqkit.protocol.message import ReceivedMessage
 
@@ -125,7 +132,7 @@ def run(*clients: _Blocking) -> None:
     asked = threading.Event()
     with calling_on_signals(asked.set):
         try:
-            for client in clients:
+            for client in starting_order(clients):
                 if client.is_new and not asked.is_set():
                     client.start()
             # With a time, as a wait without one keeps signals away on Windows.

@@ -12,6 +12,7 @@ import pytest
 
 import rmqkit
 from rmqkit import ClientError, Message, Producer, PullConsumer, PushConsumer, sync
+from rmqkit.client.runtime import process
 from tests.client.inside import runtime_of
 from tests.client.peers import Cluster, standalone, until
 from tests.waiting import SECONDS
@@ -62,13 +63,14 @@ async def main():
 
     @consumer.on("T")
     async def handle(message):
+        await producer.send(Message(topic="Begun", body=b"x"))
         print("begun", flush=True)
         while not may_end.exists():
             await asyncio.sleep(0.01)
         await producer.send(Message(topic="Done", body=b"x"))
         print("handled", flush=True)
 
-    await rmqkit.run(producer, consumer)
+    await rmqkit.run(consumer, producer)
     print("closed", flush=True)
 
 asyncio.run(main())
@@ -80,13 +82,14 @@ producer = sync.Producer("P", name_server)
 
 @consumer.on("T")
 def handle(message):
+    producer.send(Message(topic="Begun", body=b"x"))
     print("begun", flush=True)
     while not may_end.exists():
         time.sleep(0.01)
     producer.send(Message(topic="Done", body=b"x"))
     print("handled", flush=True)
 
-sync.run(producer, consumer)
+sync.run(consumer, producer)
 print("closed", flush=True)
 """
 
@@ -163,6 +166,12 @@ async def test_what_is_started_already_is_only_closed_and_a_start_that_fails_clo
         with pytest.raises(ClientError, match="producer group PG exists"):
             await rmqkit.run(producer, closed, twin)
         assert producer.is_closed and closed.is_closed and twin.is_closed
+
+
+def test_producers_start_before_consumers_and_close_after_them():
+    consumer, first, second = PushConsumer("G", "a:1"), Producer("P", "a:1"), Producer("Q", "a:1")
+    assert process.starting_order([consumer, first, second]) == [first, second, consumer]
+    assert process.closing_order([first, consumer, second]) == [[consumer], [first, second]]
 
 
 @pytest.mark.real_time

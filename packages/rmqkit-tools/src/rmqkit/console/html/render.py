@@ -104,6 +104,10 @@ def _environment(language: str) -> jinja2.Environment:
     def term(value: Any) -> Any:
         return value if isinstance(value, Markup) else said(str(value), language, is_term=True)
 
+    def described(value: str) -> Any:
+        other = said(value, language, is_term=True)
+        return other if language == "en" or other != value else Markup('<span lang="en">{}</span>').format(value)
+
     found = jinja2.Environment(
         loader=jinja2.PackageLoader("rmqkit.console.html"),
         autoescape=True,
@@ -121,6 +125,7 @@ def _environment(language: str) -> jinja2.Environment:
         "clean": lambda text: clean(shown(text)),
         "breakable": lambda text: breakable(shown(text)),
         "text": term,
+        "described": described,
         "percent": lambda value: UNKNOWN if value is None else f"{value:.0%}",
     }
     found.tests["unknown"] = lambda value: value is None

@@ -70,9 +70,9 @@ async def run(*clients: Runs) -> None:
 
         asyncio.run(rmqkit.run(consumer, producer))
 
-    The clients are started if necessary. On the signal, consumers stop taking messages, wait for their handlers, save
-    their offsets and leave the group. Producers close after them. The function also returns when all clients are closed
-    in another way. A second signal ends the process at once.
+    The clients are started if necessary, producers first. On the signal, consumers stop taking messages, wait for their
+    handlers, save their offsets and leave the group. Producers close after them. The function also returns when all
+    clients are closed in another way. A second signal ends the process at once.
 
     Raises ClientError: it is not called in the main thread, which alone gets signals, or it has no clients.
     Raises NoRoute: as `start` of the clients."""
@@ -99,7 +99,7 @@ async def run(*clients: Runs) -> None:
 
 
 async def _start_and_wait(clients: Sequence[Runs]) -> None:
-    for client in clients:
+    for client in starting_order(clients):
         if client.is_new:
             await client.start()
     for client in clients:
@@ -115,6 +115,12 @@ def closing_order(clients: Sequence[C]) -> list[list[C]]:
     """Split clients into those that close first, and those that close after them."""
     first = [client for client in clients if not client.closes_last]
     return [first, [client for client in clients if client.closes_last]]
+
+
+def starting_order(clients: Sequence[C]) -> list[C]:
+    """Put producers before consumers, whose handlers are called before their start returns."""
+    first, last = closing_order(clients)
+    return [*last, *first]
 
 
 @contextlib.contextmanager
