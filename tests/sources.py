@@ -55,10 +55,15 @@ def joined(to: Path) -> Path:
     return to
 
 
+def modules_of_tests() -> Iterator[Path]:
+    """Every module below the folders of tests."""
+    for folder in (ROOT / "tests", *sorted((ROOT / "packages").glob("*/tests"))):
+        yield from sorted(folder.rglob("*.py"))
+
+
 def files_of_tests() -> Iterator[Path]:
     """Every file of tests: of the packages, and of what joins them."""
-    for folder in (ROOT / "tests", *sorted((ROOT / "packages").glob("*/tests"))):
-        yield from sorted(folder.rglob("test_*.py"))
+    yield from (path for path in modules_of_tests() if path.name.startswith("test_"))
 
 
 def room(file: str) -> str:

@@ -11,13 +11,13 @@ import ast
 import io
 import json
 import tokenize
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from tests.sources import modules, package_of, place
+from tests.sources import modules, modules_of_tests, package_of, place
 
 _BLANK = {tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.ENCODING}
 
@@ -87,6 +87,41 @@ def together(files: list[FileFigures]) -> RoomFigures:
         comment_percent=round(100 * sum(file.comments for file in files) / max(1, code), 1),
         asserts_per_1000=round(1000 * sum(file.asserts for file in files) / max(1, code), 1),
     )
+
+
+LINES_MAX = 60
+REASON = "# Long: "
+"""A comment that begins so, on the line above a function, says why the function has more than `LINES_MAX` lines."""
+
+
+def long_functions(path: Path) -> list[str]:
+    """Return the functions of a file that are longer than `LINES_MAX`, without a reason in place."""
+    text = path.read_text()
+    lines = text.splitlines()
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            is_long = (node.end_lineno or node.lineno) - node.lineno + 1 > LINES_MAX
+            if is_long and not lines[first - 2].strip().startswith(REASON):
+                found.append(f"{path.name}:{node.lineno} {node.name}")
+    return found
+
+
+_OWN = {"self", "cls", "os", "sys"}
+
+
+def foreign_privates(path: Path) -> list[str]:
+    """Return the accesses of a file to private attributes of other objects: `other._name`."""
+    return [
+        f"{path.name}:{node.lineno} {ast.unparse(node)}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and not (isinstance(node.value, ast.Name) and node.value.id in _OWN)
+        and not (isinstance(node.value, ast.Call) and ast.unparse(node.value) == "super()")
+    ]
 
 
 def imports() -> dict[str, set[str]]:
@@ -171,6 +206,13 @@ def main() -> None:
     print(f"circles: {len(found)}")
     for group in found:
         print("  " + ", ".join(group))
+    long = [one for path in modules() for one in long_functions(path)]
+    print(f"functions over {LINES_MAX} lines without a reason in place: {len(long)}")
+    for one in long:
+        print("  " + one)
+    for name, paths in (("src", modules()), ("tests", modules_of_tests())):
+        count = Counter(path.name for path in paths for _ in foreign_privates(path))
+        print(f"private attributes of others, in {name}: {count.total()}, most in {dict(count.most_common(5))}")
 
 
 if __name__ == "__main__":

@@ -186,6 +186,7 @@ class RocketConfig(BrokerConfig):
 class RocketRegistrator(Registrator[ReceivedMessage, RocketConfig]):
     """Makes subscribers and publishers, of a broker or of a router."""
 
+    # Long: it declares FastStream's options and ours.
     def subscriber(  # type: ignore[override]
         self,
         topic: str,
@@ -304,6 +305,7 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[ReceivedMessage, Producer, R
             certificates in the settings.
     """
 
+    # Long: it declares FastStream's options and ours.
     def __init__(
         self,
         name_servers: str | None = None,

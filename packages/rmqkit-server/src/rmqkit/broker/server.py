@@ -140,6 +140,7 @@ class Broker:
 
     # -- inside
 
+    # Long: the order of a start in one place, each stop beside what it stops.
     async def _start(self) -> None:
         settings = self._settings
         settings.broker_name = settings.broker_name or socket.gethostname()

@@ -54,6 +54,7 @@ Moment = datetime | int | str
 """A time: a datetime (without a zone: local), ms since the epoch, or ISO text."""
 
 
+# Long: it declares and describes its options.
 def dataset(
     store: str | PathLike[str],
     *,

@@ -115,6 +115,7 @@ class MessageStore:
         put, put_run, put_sends, put_batch, prepare, put_long_batch, batch: those of `Appender`.
     """
 
+    # Long: the parts of a store, in the order in which they need each other.
     def __init__(
         self,
         root: Path,
@@ -309,6 +310,7 @@ class MessageStore:
     def _abort_path(self) -> Path:
         return self.root / "abort"
 
+    # Long: each step of a recovery needs the one before.
     def _recover(self, is_clean: bool) -> LogEnd:
         """Bring log and queues into agreement. Source: store.md §12."""
         log, queues = self.log, self.queues

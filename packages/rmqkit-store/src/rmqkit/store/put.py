@@ -364,6 +364,7 @@ class Appender:
         self.dispatcher.submit_parts(batch.parts(self._delays_ms))
         return PutResult(PutStatus.OK, physical_offset, physical_offset + batch.size, first, now)
 
+    # Long: the hot path, one loop without a call for each message.
     def put_run(self, messages: Sequence[InnerMessage]) -> list[DispatchRequest] | None:
         """Append plain messages of one sender with one write: what `put` does for each of them, in their order.
         Returns what the dispatcher got; None, with nothing done, when they have to be put one by one: one of them is

@@ -26,6 +26,7 @@ app = typer.Typer(name="console", invoke_without_command=True, add_completion=Fa
 _OPTIONS = {name: option for name, option in COMMON.items() if name != "as_json"}
 
 
+# Long: it declares the command's options.
 @app.callback()
 @with_options(_OPTIONS)
 def console(

@@ -44,6 +44,7 @@ class Begin(enum.Enum):
 _START = {Begin.BEGINNING: StartFrom.FIRST_OFFSET, Begin.END: StartFrom.NEW_MESSAGES}
 
 
+# Long: it declares the command's options.
 @app.command()
 @with_options(COMMON)
 def consume(

@@ -50,6 +50,7 @@ _SECONDS = len("2026-01-31 12:00:00")
 _BODY_CHARS = 28
 
 
+# Long: it declares the command's options.
 @app.command()
 @with_options(COMMON)
 def replay(

@@ -78,6 +78,7 @@ def from_line(text: bytes, template: PlacedMessage) -> PlacedMessage:
     return replace(template, **{**undelayed, **fields})
 
 
+# Long: it declares the command's options.
 @app.command()
 @with_options(COMMON)
 def send(

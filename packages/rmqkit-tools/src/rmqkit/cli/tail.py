@@ -37,6 +37,7 @@ _OFFSET_DIGITS_MAX = 12
 """A number with more digits is a time in ms."""
 
 
+# Long: it declares the command's options.
 @app.command()
 @with_options(COMMON)
 def tail(

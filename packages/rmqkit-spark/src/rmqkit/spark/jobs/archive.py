@@ -102,6 +102,7 @@ class Archived(Struct):
     segments: list[SegmentCounts] = field(default_factory=list)
 
 
+# Long: it declares and describes its options.
 def archive(
     spark: SparkSession,
     path: str,

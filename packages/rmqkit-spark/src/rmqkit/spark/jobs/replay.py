@@ -94,6 +94,7 @@ class _Chunk(Struct):
     messages: dict[str, int]
 
 
+# Long: it declares and describes its options.
 def replay(
     spark: SparkSession,
     path: str,

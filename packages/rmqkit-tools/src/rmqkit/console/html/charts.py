@@ -72,6 +72,7 @@ class Mark(Struct):
     text: str
 
 
+# Long: one drawing, from its axis to its table.
 def line_chart(
     title: str,
     unit: str,

@@ -69,6 +69,7 @@ def state_folder() -> Path:
     return Path(state) / "rmqkit"
 
 
+# Long: the order of a start and of a stop in one place.
 async def serve(
     console: Console,
     host: str,

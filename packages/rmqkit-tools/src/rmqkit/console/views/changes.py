@@ -126,6 +126,7 @@ def _topic_fields(config: TopicConfig) -> list[Field]:
     ]  # fmt: skip
 
 
+# Long: one review: the form's values, what changes, what is sent.
 async def _topic_review(
     ask: Ask, name: str, given: dict[str, str], configs: Mapping[str, TopicConfig], form: Form
 ) -> Review:
@@ -275,6 +276,7 @@ async def edit_group(ask: Ask) -> Page:
     return await _group(ask, name, configs, _("Edit {name}", name=name), ask.link("groups", name))
 
 
+# Long: one form and its review.
 async def _group(ask: Ask, known: str, configs: Mapping[str, SubscriptionGroupConfig], title: str, back: str) -> Page:
     admin = ask.admin
     shown = next(iter(configs.values()), SubscriptionGroupConfig())
@@ -423,6 +425,7 @@ _MOVES = {
 }
 
 
+# Long: one form and its review.
 async def offsets(ask: Ask) -> Page:
     """A group's offsets on a topic moved, with a preview queue by queue."""
     name, admin = ask.params["g"], ask.admin

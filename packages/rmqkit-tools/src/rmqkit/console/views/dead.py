@@ -110,6 +110,7 @@ async def _kinds(ask: Ask, name: str, by: str) -> Kinds:
         return Kinds(group=name, by=by, kinds=[], examined=0, total=0, is_whole=True, troubles=[])
 
 
+# Long: one review: the form's values, what is replayed, what is sent.
 async def _review(ask: Ask, form: Form, name: str, by: str, given: dict[str, str]) -> Review:
     admin = ask.admin
     kinds = given["kinds"].split("\n") if given["kinds"] else []

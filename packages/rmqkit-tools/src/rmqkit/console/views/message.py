@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -203,91 +204,88 @@ def _download(ask: Ask, message: ReceivedMessage) -> Response:
 
 async def _acted(ask: Ask, message: ReceivedMessage) -> Page:
     """Send it again, copy it to another topic, or give it to a client: a review first."""
-    action, admin = ask.form.get("action", ""), ask.admin
+    action = ask.form.get("action", "")
     if token := ask.form.get("review"):
         ask.require_change(_("change"), message.msg_id, is_sending=True)
         return await ask.confirmed(token)
-    about = [
-        (_("Message"), message.msg_id),
-        (
-            _("Stored in"),
-            _(
-                "{topic}, {broker} queue {queue} offset {offset:,}",
-                topic=message.topic,
-                broker=message.broker_name,
-                queue=message.queue_id,
-                offset=message.queue_offset,
-            ),
-        ),
-    ]
+    if action not in _REVIEWS:
+        raise Fault(400, _("What?"), _("action {action!r} must be resend, copy or push", action=action))
+    stored = _(
+        "{topic}, {broker} queue {queue} offset {offset:,}",
+        topic=message.topic,
+        broker=message.broker_name,
+        queue=message.queue_id,
+        offset=message.queue_offset,
+    )
+    about = [(_("Message"), message.msg_id), (_("Stored in"), stored)]
     back = ask.link("topics", message.topic, "at", message.broker_name, message.queue_id, message.queue_offset)
-    common: dict[str, Any] = {"user": ask.user.name, "env": ask.env.name, "back": back}
-    if action == "resend":
-        ask.require_change(_("send again"), message.topic, is_sending=True)
-        return ask.review(
-            Review(
-                action=_("send again"),
-                target=message.topic,
-                rows=[
-                    *about,
-                    (_("To"), _("any queue of {topic}", topic=message.topic)),
-                    (_("Unique key"), _("{id}, as it has", id=message.msg_id)),
-                ],
-                requests=[
-                    _("SEND_MESSAGE_V2 (310) to {topic}: every group of the topic gets it again", topic=message.topic)
-                ],
-                command=f"rmq admin message resend {message.msg_id} -t {message.topic}",
-                run=lambda: admin.messages.resend(message),
-                **common,
-            )
-        )
-    if action == "copy":
-        target = ask.form.get("to", "").strip()
-        ask.require_change(_("copy"), target, is_sending=True)
-        await admin.calls.route(target)  # a send to a topic without a route might create it
-        copy = Message(
-            topic=target,
-            body=message.body,
-            tags=message.tags,
-            keys=message.keys,
-            properties=own_properties(message.properties),
-        )
-        return ask.review(
-            Review(
-                action=_("copy"),
-                target=target,
-                rows=[*about, (_("To"), _("any queue of {target}, with a new unique key", target=target))],
-                requests=[_("SEND_MESSAGE_V2 (310) to {target}", target=target)],
-                command=f"rmq replay {message.topic} --to {target}",
-                run=lambda: admin.messages.send(copy),
-                **common,
-            )
-        )
-    if action == "push":
-        group, __, client = ask.form.get("client", "").partition(" ")
-        ask.require_change(_("give to a consumer"), f"{group} {client}", is_sending=True)
-        if not group or not client:
-            raise Fault(400, _("Which client?"), _("choose a client of a group that is online"))
-        return ask.review(
-            Review(
-                action=_("give to a consumer"),
-                target=f"{group} {client}",
-                rows=[
-                    *about,
-                    (_("Group"), group),
-                    (_("Client"), client),
-                    (_("Its handler"), _("runs now, once; no offset moves")),
-                ],
-                requests=[
-                    _(
-                        "CONSUME_MESSAGE_DIRECTLY (309) to {broker}, which asks {client}",
-                        broker=message.broker_name,
-                        client=client,
-                    )
-                ],
-                command=f"rmq admin message push {message.msg_id} {message.topic} {group} -d {client}",
-                run=lambda: admin.messages.push(message, group, client),
-                **common,
-            )
-        )
-    raise Fault(400, _("What?"), _("action {action!r} must be resend, copy or push", action=action))
+    proposed = await _REVIEWS[action](ask, message)
+    rows = [*about, *proposed.pop("rows")]
+    return ask.review(Review(user=ask.user.name, env=ask.env.name, back=back, rows=rows, **proposed))
+
+
+async def _resend(ask: Ask, message: ReceivedMessage) -> dict[str, Any]:
+    ask.require_change(_("send again"), message.topic, is_sending=True)
+    return {
+        "action": _("send again"),
+        "target": message.topic,
+        "rows": [
+            (_("To"), _("any queue of {topic}", topic=message.topic)),
+            (_("Unique key"), _("{id}, as it has", id=message.msg_id)),
+        ],
+        "requests": [
+            _("SEND_MESSAGE_V2 (310) to {topic}: every group of the topic gets it again", topic=message.topic)
+        ],
+        "command": f"rmq admin message resend {message.msg_id} -t {message.topic}",
+        "run": lambda: ask.admin.messages.resend(message),
+    }
+
+
+async def _copy(ask: Ask, message: ReceivedMessage) -> dict[str, Any]:
+    target = ask.form.get("to", "").strip()
+    ask.require_change(_("copy"), target, is_sending=True)
+    await ask.admin.calls.route(target)  # a send to a topic without a route might create it
+    copy = Message(
+        topic=target,
+        body=message.body,
+        tags=message.tags,
+        keys=message.keys,
+        properties=own_properties(message.properties),
+    )
+    return {
+        "action": _("copy"),
+        "target": target,
+        "rows": [(_("To"), _("any queue of {target}, with a new unique key", target=target))],
+        "requests": [_("SEND_MESSAGE_V2 (310) to {target}", target=target)],
+        "command": f"rmq replay {message.topic} --to {target}",
+        "run": lambda: ask.admin.messages.send(copy),
+    }
+
+
+async def _push(ask: Ask, message: ReceivedMessage) -> dict[str, Any]:
+    group, __, client = ask.form.get("client", "").partition(" ")
+    ask.require_change(_("give to a consumer"), f"{group} {client}", is_sending=True)
+    if not group or not client:
+        raise Fault(400, _("Which client?"), _("choose a client of a group that is online"))
+    asked = _(
+        "CONSUME_MESSAGE_DIRECTLY (309) to {broker}, which asks {client}", broker=message.broker_name, client=client
+    )
+    return {
+        "action": _("give to a consumer"),
+        "target": f"{group} {client}",
+        "rows": [
+            (_("Group"), group),
+            (_("Client"), client),
+            (_("Its handler"), _("runs now, once; no offset moves")),
+        ],
+        "requests": [asked],
+        "command": f"rmq admin message push {message.msg_id} {message.topic} {group} -d {client}",
+        "run": lambda: ask.admin.messages.push(message, group, client),
+    }
+
+
+_REVIEWS: dict[str, Callable[[Ask, ReceivedMessage], Awaitable[dict[str, Any]]]] = {
+    "resend": _resend,
+    "copy": _copy,
+    "push": _push,
+}

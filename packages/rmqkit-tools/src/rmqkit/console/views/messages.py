@@ -15,6 +15,7 @@ from msgspec import Struct
 from starlette.responses import RedirectResponse, Response
 
 from rmqkit.admin.listing import Budget, page
+from rmqkit.admin.listing import Page as Listed
 from rmqkit.admin.tail import Span, Wanted
 from rmqkit.console.access.confirmations import Review
 from rmqkit.console.html import render
@@ -108,17 +109,7 @@ async def search(ask: Ask) -> Page | Response:
     more: dict[str, Any] = {"asked": ask.query, "newest_first": newest_first, "stops": _STOPS}
     if key:
         messages = await ask.admin.messages.by_key(topic, key, begin_ms=span.begin_ms, end_ms=span.end_ms, count_max=64)
-        matched = [one for one in messages if span.test()(one)]
-        values: dict[str, Any] = {
-            "name": topic,
-            "messages": await message_rows(ask, matched),
-            "examined": len(messages),
-            "total": None,
-            "reachedMs": None,
-            "stopped": "end",
-            "troubles": [],
-            "cursor": "",
-        }
+        found = Listed(messages=[one for one in messages if span.test()(one)], examined=len(messages))
     else:
         found = await page(
             ask.admin.calls,
@@ -129,19 +120,18 @@ async def search(ask: Ask) -> Page | Response:
             cursor=ask.text("cursor"),
             budget=Budget(),
         )
-        matched = found.messages
-        values = {
-            "name": topic,
-            "messages": await message_rows(ask, matched),
-            "examined": found.examined,
-            "total": found.total,
-            "reachedMs": found.reached_ms,
-            "stopped": found.stopped,
-            "troubles": found.troubles,
-            "cursor": found.cursor,
-        }
+    values: dict[str, Any] = {
+        "name": topic,
+        "messages": await message_rows(ask, found.messages),
+        "examined": found.examined,
+        "total": None if key else found.total,
+        "reachedMs": found.reached_ms,
+        "stopped": found.stopped,
+        "troubles": found.troubles,
+        "cursor": found.cursor,
+    }
     if saved:
-        return _saved(ask, topic, matched, saved)
+        return _saved(ask, topic, found.messages, saved)
     return Page(
         template="messages.html",
         title=_("Messages of {topic}", topic=topic),
