@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import field
 
-from rmqkit.broker.replication.members import HaAddresses
+from rmqkit.broker.ha_addresses import HaAddresses
 from rmqkit.errors import SettingsError
 from rmqkit.metrics import EXPORTER_PROMISES
 from rmqkit.remoting.address import AdminAddresses

@@ -10,8 +10,9 @@ import socket
 import pytest
 import uvloop
 
+from rmqkit.broker.ha_addresses import HaAddresses
 from rmqkit.broker.replication.master import HaMaster
-from rmqkit.broker.replication.members import HaAddresses, Members
+from rmqkit.broker.replication.members import Members
 from rmqkit.broker.replication.role import warn_of_ha_port
 from rmqkit.broker.replication.slave import HaSlave
 from rmqkit.broker.settings import BrokerRole, BrokerSettings

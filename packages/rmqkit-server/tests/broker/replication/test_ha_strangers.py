@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rmqkit.broker.replication.members import HaAddresses
+from rmqkit.broker.ha_addresses import HaAddresses
 from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.namesrv.server import KV_FILE, NameServer

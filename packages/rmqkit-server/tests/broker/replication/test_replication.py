@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from rmqkit.broker.replication.members import HaAddresses
+from rmqkit.broker.ha_addresses import HaAddresses
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields, decode_header, request

@@ -1,16 +1,4 @@
-"""Who may follow a master's log, and whose copies count: ``haAllowedAddresses`` and the members of the broker's group.
-
-The protocol of the HA port has no hand-shake and knows no users: an address is all there is to go by, and under TLS the
-certificate (`rmqkit.broker.replication.master`).
-
-==================  =========================================================================================
-``haAllowedAddresses``  who is sent the log
-==================  =========================================================================================
-``loopback``        this machine's programs
-``members``         brokers of the same name, at the addresses that the name servers know
-``any``             everybody, as at Apache's brokers
-10.1.2.3, 10.1.0.0/16  an address, a network
-==================  =========================================================================================
+"""Who may follow a master's log, and whose copies count: `HaAddresses` and the members of the broker's group.
 
 A copy counts when it is a member's, or when the list names the address itself (or says ``any``). Of one address so many
 copies count as members have it. Without name servers nobody knows the members: then all that are allowed count.
@@ -37,24 +25,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
 from rmqkit.clock import Clock
-from rmqkit.remoting.address import AdminAddresses, IpAddress, ip_of, resolved
+from rmqkit.remoting.address import IpAddress, ip_of, resolved
 from rmqkit.remoting.tasks import Tasks, keep_doing
 
-__all__ = ["AskMembers", "HaAddresses", "Members"]
+__all__ = ["AskMembers", "Members"]
 
 _log = logging.getLogger(__name__)
 
 # Asks the name servers for the addresses of the other brokers of this name; None: there is no news.
 AskMembers = Callable[[], Awaitable[set[str] | None]]
 
-_MEMBERS = "members"
-_LOOPBACK = "loopback"
 _REMEMBERED_MS = 600_000.0
 _NOBODY_PAUSE_MS, _PAUSE_MS = 2000.0, 10_000.0
 _GAP_MS = 250.0
@@ -62,46 +47,6 @@ _UNLIMITED = 1 << 30
 _NETWORK_BITS = {4: 24, 6: 64}
 _SIGNED_MAX = 1024
 _WARNED_MAX = 256
-
-
-class HaAddresses:
-    """The value of ``haAllowedAddresses``, made from its text.
-    Raises ValueError: a part is no address; the text names it."""
-
-    __slots__ = ("_allowed", "_named", "_text", "has_members")
-
-    def __init__(self, text: str = "loopback;members") -> None:
-        self._text = text.strip()
-        parts = [part.lower() for part in re.split(r"[\s,;]+", self._text) if part]
-        if not parts:
-            raise ValueError("must name members, loopback, any, or addresses and networks such as 10.1.0.0/16")
-        self.has_members = _MEMBERS in parts
-        try:
-            self._allowed = _addresses(part for part in parts if part != _MEMBERS)
-            self._named = _addresses(part for part in parts if part not in (_MEMBERS, _LOOPBACK))
-        except ValueError as error:
-            raise ValueError(str(error).replace("neither loopback", "neither members, loopback")) from None
-
-    def __str__(self) -> str:
-        return self._text
-
-    def include(self, address: IpAddress) -> bool:
-        """Whether an address may follow, whoever has it."""
-        return self._allowed is not None and self._allowed.include([address])
-
-    def name(self, address: IpAddress) -> bool:
-        """Whether the operator names an address, so that its copies count; ``loopback`` alone does not."""
-        return self._named is not None and self._named.include([address])
-
-    @property
-    def is_local(self) -> bool:
-        """Whether nobody else than this machine is allowed, but for members."""
-        return self._allowed is None or self._allowed.is_local
-
-
-def _addresses(parts: Iterable[str]) -> AdminAddresses | None:
-    text = ";".join(parts)
-    return AdminAddresses(text) if text else None
 
 
 class _Member(Struct):
