@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.tree.house import circles, imports
 
-KNOWN = {"rmqkit.remoting.connection", "rmqkit.cli.serve"}
+KNOWN = {"rmqkit.remoting.connection", "rmqkit.cli.servers.serve"}
 """The first module of circles that are still to be cut; nothing may be added."""
 
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 from starlette.responses import RedirectResponse, Response
 
-from rmqkit.admin.listing import Budget, page
+from rmqkit.admin.messages.listing import Budget, page
 from rmqkit.admin.tail import Span, Wanted
 from rmqkit.console.access.confirmations import Review
 from rmqkit.console.html import render
