@@ -29,7 +29,7 @@ from rmqkit import settings as configuration
 from rmqkit.broker.settings import PROMISES, WITHOUT_EFFECT, BrokerSettings
 from rmqkit.broker.unused_settings import UNUSED
 from rmqkit.cli import app
-from rmqkit.cli.logging_setup import LoggingSettings
+from rmqkit.cli.servers.logging_setup import LoggingSettings
 from rmqkit.client.runtime import settings as client
 from rmqkit.console.request.routes import ROUTES
 from rmqkit.metrics import ExporterSettings
@@ -326,7 +326,9 @@ def _errors_of(code: int) -> str:
 # ---------------------------------------------------------------- Python
 
 ADMIN = (
-    "clusters topics brokers groups messages clients dead access explain causes timeline health survey listing settings"
+    "cluster.clusters cluster.topics cluster.brokers cluster.groups messages.messages cluster.clients replay.dead"
+    " cluster.access explain diagnosis.causes diagnosis.timeline diagnosis.health diagnosis.survey messages.listing"
+    " cluster.settings"
 ).split()
 API: dict[str, tuple[str, str, Sequence[str]]] = {
     "rmqkit": (
@@ -358,7 +360,7 @@ lists the settings of servers, too.""",
     "admin": (
         "Administration",
         "`from rmqkit.admin import Admin`. Its coroutines do what `rmq admin` does, and return structs.",
-        ("rmqkit.admin", *(f"rmqkit.admin.{noun}" for noun in ADMIN)),
+        ("rmqkit.admin", *(f"rmqkit.admin.{module}" for module in ADMIN)),
     ),
     "console": (
         "Web console",

@@ -41,7 +41,7 @@ import msgspec
 from bench.commands.loaded import TIMEOUT_MS, cpu_seconds, create_topic, expect
 from bench.commands.served import serve_standalone
 from rmqkit.admin import Admin
-from rmqkit.cli.serve import settle
+from rmqkit.cli.servers.serve import settle
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.console.watch.history import History
 from rmqkit.console.watch.watcher import Watcher

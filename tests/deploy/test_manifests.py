@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from rmqkit import PushConsumerSettings
-from rmqkit.admin import doctor
+from rmqkit.admin.diagnosis import doctor
 from rmqkit.settings import parse_properties
 from tests.deploy.chart import CASES, path_of
 from tests.deploy.images import IMAGES, STAGES, instruction, user_of_image

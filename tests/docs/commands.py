@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from rmqkit.__main__ import main
-from rmqkit.cli import profiles
+from rmqkit.cli.frame import profiles
 
 SECONDS = 60
 _as_users_have_it = profiles.resolved
@@ -21,8 +21,8 @@ def resolved(context: Any, option: Any, value: Any) -> Any:
     value = _as_users_have_it(context, option, value)
     is_default = option.name == "timeout_ms" and value == option.get_default(context)
     # By now it was imported by commands that use it; the others do without what that costs.
-    if "rmqkit.admin.sending" in sys.modules:
-        sys.modules["rmqkit.admin.sending"].SILENT_SECONDS = SECONDS  # type: ignore[attr-defined]
+    if "rmqkit.admin.messages.sending" in sys.modules:
+        sys.modules["rmqkit.admin.messages.sending"].SILENT_SECONDS = SECONDS  # type: ignore[attr-defined]
     return 1000 * SECONDS if is_default else value
 
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rmqkit.admin import sending
-from rmqkit.cli import profiles
-from rmqkit.cli.admin import frame
+from rmqkit.admin.messages import sending
+from rmqkit.cli.frame import nouns, profiles
 from tests.cli.in_process import rmq
 from tests.docs import commands
 from tests.docs.blocks import Block, PageError, blocks_of, differs
@@ -171,7 +170,7 @@ def test_a_command_of_a_page_has_time(tmp_path, monkeypatch, chosen, timeout_ms)
     with PageRun(tmp_path, free_ports()) as run:
         run.run(*page(tmp_path, text))
     got: dict[str, object] = {}
-    monkeypatch.setattr(frame, "_run", lambda operation, given, options: got.update(options))
+    monkeypatch.setattr(nouns, "_run", lambda operation, given, options: got.update(options))
     monkeypatch.setattr(profiles, "resolved", commands.resolved)
     monkeypatch.setattr(sending, "SILENT_SECONDS", 2)
     assert rmq("admin", "cluster", "list", *chosen).returncode == 0

@@ -19,7 +19,7 @@ import pytest
 
 from rmqkit import Message
 from rmqkit.admin import Admin
-from rmqkit.admin.groups import END_MS
+from rmqkit.admin.cluster.groups import END_MS
 from rmqkit.console import Console
 from rmqkit.console.alerts.rules import Rule
 from rmqkit.console.watch import watcher

@@ -30,7 +30,7 @@ from rmqkit import (
     StartFrom,
 )
 from rmqkit.admin import Admin
-from rmqkit.admin.causes import Cause, Explanation
+from rmqkit.admin.diagnosis.causes import Cause, Explanation
 from rmqkit.admin.explain import At, Explainer, Key
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.client.consumer.allocate import averagely

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.unused_settings import UNUSED, UnusedSettings
-from rmqkit.cli.sources import BROKER
+from rmqkit.cli.servers.sources import BROKER
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, request
 from rmqkit.proxy.remote.users import ProxyUserSettings

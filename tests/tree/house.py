@@ -109,17 +109,23 @@ def long_functions(path: Path) -> list[str]:
 
 
 _OWN = {"self", "cls", "os", "sys"}
+_PUBLIC = {"_asdict", "_fields", "_make", "_replace"}
 
 
 def foreign_privates(path: Path) -> list[str]:
-    """Return the accesses of a file to private attributes of other objects: `other._name`."""
+    """Return the accesses of a file to private attributes of other objects: `other._name`. The documented names of
+    named tuples and enums, as `_replace` and `_value_`, are public."""
+    tree = ast.parse(path.read_text())
+    own = _OWN | {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     return [
         f"{path.name}:{node.lineno} {ast.unparse(node)}"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
         and not node.attr.startswith("__")
-        and not (isinstance(node.value, ast.Name) and node.value.id in _OWN)
+        and not node.attr.endswith("_")
+        and node.attr not in _PUBLIC
+        and not (isinstance(node.value, ast.Name) and node.value.id in own)
         and not (isinstance(node.value, ast.Call) and ast.unparse(node.value) == "super()")
     ]
 

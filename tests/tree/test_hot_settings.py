@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.cli.logging_setup import LoggingSettings
+from rmqkit.cli.servers.logging_setup import LoggingSettings
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.settings import setting_table
 from rmqkit.store.settings import StoreSettings

@@ -22,8 +22,8 @@ import pytest
 import typer
 
 from rmqkit.cli import app
-from rmqkit.cli import replay as replaying
-from rmqkit.cli.admin import frame
+from rmqkit.cli.frame import nouns
+from rmqkit.cli.messages import replay as replaying
 from rmqkit.errors import REMARKS, REMEDIES
 from rmqkit.settings import setting_table
 from tests.client.peers import standalone
@@ -115,7 +115,7 @@ def accepts(words: list[str]) -> bool:
         made = command.make_context(context.info_name, rest, parent=context.parent)
         if words[0] in ("admin", "replay"):
             with (
-                mock.patch.object(frame, "_run", note),
+                mock.patch.object(nouns, "_run", note),
                 mock.patch.object(replaying, "run", note),
                 contextlib.redirect_stdout(io.StringIO()),
             ):
@@ -179,7 +179,7 @@ def test_the_texts_are_found_and_wrong_commands_are_not_accepted() -> None:
 
 def settings() -> set[str]:
     """The keys of all settings, of servers and clients."""
-    from rmqkit.cli.sources import BROKER, NAMESRV
+    from rmqkit.cli.servers.sources import BROKER, NAMESRV
     from rmqkit.client.runtime.settings import ProducerSettings, PullConsumerSettings, PushConsumerSettings
 
     clients = (ProducerSettings, PullConsumerSettings, PushConsumerSettings)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rmqkit.admin.clients import heard, verdict
+from rmqkit.admin.cluster.clients import heard, verdict
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.pop.consumer import PopConsumer
 from rmqkit.client.producer.producer import Producer

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rmqkit.admin import Admin
-from rmqkit.admin.dead import check_by, grouped, kind_of
-from rmqkit.admin.listing import Budget
-from rmqkit.admin.replay import Selection, preview
+from rmqkit.admin.messages.listing import Budget
+from rmqkit.admin.replay.dead import check_by, grouped, kind_of
+from rmqkit.admin.replay.replay import Selection, preview
 from rmqkit.errors import SettingsError, UnknownName
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request

@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from rmqkit.admin import Admin
-from rmqkit.admin.causes import Cause, Facts, Lookup, Place, Transaction, judge
+from rmqkit.admin.diagnosis.causes import Cause, Facts, Lookup, Place, Transaction, judge
 from rmqkit.admin.explain import At, Explainer, Key, explain
-from rmqkit.admin.messages import TraceRow
+from rmqkit.admin.messages.messages import TraceRow
 from rmqkit.client.producer.producer import Producer
 from rmqkit.errors import SettingsError, UnknownName
 from rmqkit.filter import SQL92, TAG, subscription

@@ -9,7 +9,7 @@ import pytest
 
 from rmqkit import Message
 from rmqkit.admin import Admin
-from rmqkit.admin.filters import apply_filter, parse_properties
+from rmqkit.admin.messages.filters import apply_filter, parse_properties
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.cli.admin import filters as command
 from rmqkit.errors import SettingsError

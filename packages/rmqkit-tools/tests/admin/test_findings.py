@@ -11,8 +11,8 @@ import pytest
 
 from rmqkit import Message, PopConsumer, Producer, PushConsumer, StartFrom
 from rmqkit.admin import Admin
-from rmqkit.admin.health import Finding, Severity, findings
-from rmqkit.admin.survey import survey, well_text
+from rmqkit.admin.diagnosis.health import Finding, Severity, findings
+from rmqkit.admin.diagnosis.survey import survey, well_text
 from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.client.producer.transaction import TransactionProducer, TransactionState
@@ -255,7 +255,7 @@ async def test_a_healthy_cluster_under_load_has_no_findings_for_ten_minutes(tmp_
 
 
 async def test_one_look_claims_nothing_of_lags(tmp_path: Path) -> None:
-    from rmqkit.admin.survey import look
+    from rmqkit.admin.diagnosis.survey import look
 
     async with World.running(tmp_path) as world:
         await lag(world)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.admin.clients import Clients
-from rmqkit.admin.groups import END_MS
+from rmqkit.admin.cluster.clients import Clients
+from rmqkit.admin.cluster.groups import END_MS
 from rmqkit.errors import PeerRefused, UnknownName
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import ConsumerRunningInfo, MessageQueue, PopProcessQueueInfo

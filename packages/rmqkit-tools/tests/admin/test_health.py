@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from rmqkit.admin.brokers import GroupProgress
-from rmqkit.admin.clients import FleetRow, ProducerRow, fleet
-from rmqkit.admin.clusters import BrokerRow
-from rmqkit.admin.groups import GroupLag, lags, movements
-from rmqkit.admin.health import (
+from rmqkit.admin.cluster.brokers import GroupProgress
+from rmqkit.admin.cluster.clients import FleetRow, ProducerRow, fleet
+from rmqkit.admin.cluster.clusters import BrokerRow
+from rmqkit.admin.cluster.groups import GroupLag, lags, movements
+from rmqkit.admin.diagnosis.health import (
     BrokerState,
     GroupState,
     Severity,
@@ -20,7 +20,7 @@ from rmqkit.admin.health import (
     span_text,
     topic_kind,
 )
-from rmqkit.admin.survey import well_text
+from rmqkit.admin.diagnosis.survey import well_text
 from rmqkit.protocol.schemas.brokers import HaConnectionInfo, HaRuntimeInfo
 from rmqkit.protocol.schemas.clients import ClientConnection, ConsumerConnection, SubscriptionData
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rmqkit.admin import Admin
-from rmqkit.admin.listing import Budget, Page, page
+from rmqkit.admin.messages.listing import Budget, Page, page
 from rmqkit.admin.tail import Span
 from rmqkit.errors import ClientError, SettingsError, UnknownName
 from rmqkit.protocol.codes import RequestCode

@@ -10,8 +10,8 @@ from functools import partial
 import msgspec
 import pytest
 
-from rmqkit.admin.replay import Audit, Picked, Replay, Selection, State, origin
-from rmqkit.admin.sending import Stop
+from rmqkit.admin.messages.sending import Stop
+from rmqkit.admin.replay.replay import Audit, Picked, Replay, Selection, State, origin
 from rmqkit.client.observe.hooks import SendResult, SendStatus
 from rmqkit.errors import ConnectionLost, MessageIllegal, SendFailed, SettingsError
 from rmqkit.protocol.schemas.clients import MessageQueue

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rmqkit.admin.sending import CHUNK_COUNT, SILENT_SECONDS, Pace, send_chunk
+from rmqkit.admin.messages.sending import CHUNK_COUNT, SILENT_SECONDS, Pace, send_chunk
 from rmqkit.client.observe.hooks import SendResult, SendStatus
 from rmqkit.client.observe.status import BrokerStatus
 from rmqkit.client.producer.selectors import PlacedMessage
@@ -161,7 +161,7 @@ async def test_the_pace_is_held_on_the_whole(monkeypatch):
     async def sleep(seconds):
         pauses.append(round(seconds, 3))
 
-    monkeypatch.setattr("rmqkit.admin.sending.asyncio.sleep", sleep)
+    monkeypatch.setattr("rmqkit.admin.messages.sending.asyncio.sleep", sleep)
     pace = Pace(100, StandingClock())
     await pace.passed(10)
     await pace.passed(5)

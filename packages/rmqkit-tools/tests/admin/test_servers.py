@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from rmqkit.admin import Admin, Done
-from rmqkit.admin.brokers import _progress
-from rmqkit.admin.topics import Assigned, TopicStats, TopicUse, permission_of
+from rmqkit.admin.cluster.brokers import _progress
+from rmqkit.admin.cluster.topics import Assigned, TopicStats, TopicUse, permission_of
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.errors import NoNameServer, PeerRefused, SettingsError, UnknownName
 from rmqkit.protocol.codes import RequestCode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmqkit.admin.settings import compared, described
+from rmqkit.admin.cluster.settings import compared, described
 from rmqkit.settings import SECRET
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rmqkit import Message, Producer
 from rmqkit.admin import Admin
-from rmqkit.admin.stores import Segment, forecast, segments, store_of, usable
+from rmqkit.admin.cluster.stores import Segment, forecast, segments, store_of, usable
 from rmqkit.cli.admin import servers as command
 from rmqkit.standalone import Standalone
 from rmqkit.store.offline import check

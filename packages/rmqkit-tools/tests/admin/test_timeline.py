@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.admin.causes import Cause, Facts, judge
-from rmqkit.admin.timeline import Event, merged, timeline
+from rmqkit.admin.diagnosis.causes import Cause, Facts, judge
+from rmqkit.admin.diagnosis.timeline import Event, merged, timeline
 from tests.admin.test_explain import (
     CASES,
     HALF,

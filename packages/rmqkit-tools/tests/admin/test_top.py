@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.admin.clusters import BrokerRow
-from rmqkit.admin.top import GroupRow, QueueEnds, QueueOffset, Sampler, Snapshot, TopicRow, compare
+from rmqkit.admin.cluster.clusters import BrokerRow
+from rmqkit.admin.diagnosis.top import GroupRow, QueueEnds, QueueOffset, Sampler, Snapshot, TopicRow, compare
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.admin.things import make_topic, send

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.admin.messages import traces_of
+from rmqkit.admin.messages.messages import traces_of
 from rmqkit.errors import UnknownName
 from rmqkit.protocol.trace import (
     EndTransactionTrace,

@@ -12,11 +12,11 @@ import pytest
 
 from rmqkit import Message, PopConsumer, Producer, TransactionProducer, TransactionState
 from rmqkit.admin import Admin
-from rmqkit.admin.listing import Budget
-from rmqkit.admin.waiting import pending_pops, undecided
+from rmqkit.admin.messages.listing import Budget
+from rmqkit.admin.messages.waiting import pending_pops, undecided
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.cli.admin import waiting as command
-from rmqkit.cli.admin.frame import View, show
+from rmqkit.cli.frame.nouns import View, show
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.console import Console
 from rmqkit.metrics import ExporterType

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from rmqkit.admin import Admin
-from rmqkit.admin.messages import Sent
+from rmqkit.admin.messages.messages import Sent
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.message import ReceivedMessage as Received
 from rmqkit.protocol.schemas.clients import MessageQueue

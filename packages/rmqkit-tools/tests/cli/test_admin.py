@@ -139,7 +139,7 @@ def test_watching_asks_again():
         serving({RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: count}) as address,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr("rmqkit.cli.admin.frame._pause", interrupt)
+        patch.setattr("rmqkit.cli.frame.nouns._pause", interrupt)
         done = rmq("topic", "list", "-n", address, "--watch", "5", "--json")
     assert (done.exit_code, done.stdout, stopped) == (0, '["T1"]\n["T2"]\n', [5, 5])
 
@@ -160,7 +160,7 @@ def test_watching_asks_again():
     ],
 )
 def test_shells_complete_commands_and_live_names(words, incomplete, found, monkeypatch):
-    monkeypatch.setattr("rmqkit.cli.admin.frame._COMPLETION_MS", 1000 * SECONDS_MAX)  # how fast is not the question
+    monkeypatch.setattr("rmqkit.cli.frame.nouns._COMPLETION_MS", 1000 * SECONDS_MAX)  # how fast is not the question
     with serving(answering(MASTER)) as address:
         line = " ".join(["rmq", *words, incomplete])
         env = {

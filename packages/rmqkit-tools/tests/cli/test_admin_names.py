@@ -13,7 +13,7 @@ import typer
 from rmqkit.admin import Admin
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.cli import app
-from rmqkit.cli.admin.frame import LIVE_TOPICS, confirm, show
+from rmqkit.cli.frame.nouns import LIVE_TOPICS, confirm, show
 from rmqkit.errors import RmqError, UnknownName
 from rmqkit.protocol.names import is_of_applications
 from tests.cli.in_process import rmq
@@ -71,7 +71,7 @@ def test_a_name_that_is_not_there_is_answered_with_those_of_applications(namesrv
 
 
 def test_shells_complete_system_topics_only_where_no_other_fits(namesrv, monkeypatch):
-    monkeypatch.setattr("rmqkit.cli.admin.frame._COMPLETION_MS", 60_000.0)
+    monkeypatch.setattr("rmqkit.cli.frame.nouns._COMPLETION_MS", 60_000.0)
 
     class Given:
         params = {"name_servers": namesrv}  # noqa: RUF012 - as typer has it

@@ -61,7 +61,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def pause(seconds: float) -> None:
         asked.append(seconds)
 
-    monkeypatch.setattr("rmqkit.admin.survey._pause", pause)
+    monkeypatch.setattr("rmqkit.admin.diagnosis.survey._pause", pause)
     return asked
 
 
@@ -75,7 +75,7 @@ def test_findings_say_what_is_wrong_and_what_nobody_told(world: tuple[str, str],
 def test_findings_end_with_a_code_of_their_own(
     world: tuple[str, str], at_once: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmqkit.admin.health.LAG_COUNT", 5)
+    monkeypatch.setattr("rmqkit.admin.diagnosis.health.LAG_COUNT", 5)
     done = rmq("admin", "cluster", "findings", "-n", world[0], "--json")
     (found,) = json.loads(done.stdout)["findings"]
     assert done.returncode == ExitCode.FINDINGS == 8
@@ -95,7 +95,7 @@ def test_a_question_without_an_answer_is_no_success(
     async def refuse(*_: Any) -> Any:
         raise RmqError("not today")
 
-    monkeypatch.setattr("rmqkit.admin.dead.Dead.groups", refuse)
+    monkeypatch.setattr("rmqkit.admin.replay.dead.Dead.groups", refuse)
     done = rmq("admin", "cluster", "findings", "-n", world[0])
     assert (done.returncode, "not known: dead letters: not today" in done.stdout) == (8, True)
     assert "not everything could be asked" in done.stdout

@@ -113,7 +113,7 @@ def test_what_cannot_be_done_is_one_line_and_an_exit_code(namesrv, monkeypatch, 
 
 
 def test_who_gets_no_queue_is_told_why(tmp_path, monkeypatch):
-    monkeypatch.setattr("rmqkit.cli.consume._PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("rmqkit.cli.messages.consume._PATIENCE_SECONDS", 0.0)
     broker = BrokerSettings(listen_port=0, bind_address="127.0.0.1", broker_name="broker-a", auto_create_group=False)
     with standalone(tmp_path, broker=broker) as address:
         assert run("send", "Closed", "x", "-n", address).returncode == 0

@@ -15,10 +15,10 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from rmqkit.admin import doctor
-from rmqkit.admin.doctor import Host, State, Target
+from rmqkit.admin.diagnosis import doctor
+from rmqkit.admin.diagnosis.doctor import Host, State, Target
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.cli.doctor import app
+from rmqkit.cli.servers.doctor import app
 from rmqkit.errors import ConnectFailed
 from rmqkit.extras import install
 from rmqkit.protocol.core import FORMAT

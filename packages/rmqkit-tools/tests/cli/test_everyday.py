@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from rmqkit.admin import Admin
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.cli import app
-from rmqkit.cli.send import from_line
+from rmqkit.cli.messages.send import from_line
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import PlacedMessage
@@ -155,7 +155,7 @@ def test_json_lines_say_more_than_options_and_bad_ones_are_counted(rmq, stored, 
 
 def test_who_waits_for_a_broker_is_told_for_which(rmq, namesrv, monkeypatch):
     rmq("send", "Waited", "x", "--queue", 0)
-    monkeypatch.setattr("rmqkit.admin.sending.SILENT_SECONDS", 0.0)  # before any broker could answer
+    monkeypatch.setattr("rmqkit.admin.messages.sending.SILENT_SECONDS", 0.0)  # before any broker could answer
     for place in ([], ["--queue", "broker-a:0"]):
         lines = CliRunner().invoke(app, ["send", "Waited", "x", "--json", *place]).stderr.splitlines()
         who = "broker broker-a" if place else "a broker that takes the topic"

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rmqkit.__main__ import main
-from rmqkit.admin.causes import Cause, Explanation, Fact
+from rmqkit.admin.diagnosis.causes import Cause, Explanation, Fact
 from rmqkit.cli.admin.message import page
 
 FOUND = Explanation(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmqkit.cli.logging_setup import LogFormat, LoggingSettings, LogLevels, reopen, set_up
+from rmqkit.cli.servers.logging_setup import LogFormat, LoggingSettings, LogLevels, reopen, set_up
 from rmqkit.errors import SettingsError
 
 LOG = logging.getLogger("rmqkit.tests")

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from rmqkit.broker.unused_settings import UnusedSettings
-from rmqkit.cli import serve
-from rmqkit.cli.sources import BROKER, Sources, options_of
+from rmqkit.cli.servers import serve
+from rmqkit.cli.servers.sources import BROKER, Sources, options_of
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command

@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from rmqkit.cli import app
-from rmqkit.cli.admin import frame
-from rmqkit.cli.profiles import file_path, read
+from rmqkit.cli.frame import nouns
+from rmqkit.cli.frame.profiles import file_path, read
 from rmqkit.errors import ExitCode
 from tests.cli.in_process import rmq
 from tests.client.peers import standalone
@@ -37,7 +37,7 @@ def asked(monkeypatch):
 
     def ask(*arguments: str) -> dict:
         got = {}
-        monkeypatch.setattr(frame, "_run", lambda operation, given, options: got.update(options))
+        monkeypatch.setattr(nouns, "_run", lambda operation, given, options: got.update(options))
         done = rmq("admin", "cluster", "list", *arguments)
         assert done.returncode == 0, done.stderr
         return got
@@ -210,11 +210,11 @@ def test_a_secret_that_cannot_be_had_is_told(tmp_path):
 
 def test_names_are_completed_and_live_names_come_from_the_profile(namesrv):
     add("here", servers=namesrv)
-    assert frame.PROFILE_NAMES("h") == ["here"]
+    assert nouns.PROFILE_NAMES("h") == ["here"]
     command = typer.main.get_command(app)
     context = command.make_context("rmq", ["send", "--profile", "here"], resilient_parsing=True)
     send = command.get_command(context, "send")
     below = send.make_context("send", ["--profile", "here"], parent=context, resilient_parsing=True)
-    assert frame.LIVE_TOPICS(below, "Or") == ["Orders"]
+    assert nouns.LIVE_TOPICS(below, "Or") == ["Orders"]
     file_path().write_text("{")
-    assert frame.PROFILE_NAMES("") == []
+    assert nouns.PROFILE_NAMES("") == []

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from rmqkit import Message, Producer, PushConsumer, StartFrom
 from rmqkit.admin import Admin
-from rmqkit.cli import serve
-from rmqkit.cli.shards import Shard, check_layout, check_settings, shard_settings
-from rmqkit.cli.sources import BROKER
+from rmqkit.cli.servers import serve
+from rmqkit.cli.servers.shards import Shard, check_layout, check_settings, shard_settings
+from rmqkit.cli.servers.sources import BROKER
 from rmqkit.errors import RmqError, SettingsError, StoreMismatch
 from rmqkit.settings import Configuration, Given, parse_properties
 from rmqkit.testing import StandingClock

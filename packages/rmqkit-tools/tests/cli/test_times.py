@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rmqkit.cli.printing import time_ms
+from rmqkit.cli.frame.printing import time_ms
 from rmqkit.errors import SettingsError
 from rmqkit.testing.clock import StandingClock
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.admin.clusters import BrokerRow
-from rmqkit.admin.top import GroupRow, Report, TopicRow
+from rmqkit.admin.cluster.clusters import BrokerRow
+from rmqkit.admin.diagnosis.top import GroupRow, Report, TopicRow
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.cli.printing import clip
-from rmqkit.cli.top import Sort, screen, sorted_by
+from rmqkit.cli.admin.top import Sort, screen, sorted_by
+from rmqkit.cli.frame.printing import clip
 from tests.cli.in_process import rmq
 from tests.client.peers import standalone
 
@@ -134,7 +134,7 @@ def _at_once(monkeypatch):
     async def no_pause(seconds):
         await asyncio.sleep(0)
 
-    monkeypatch.setattr("rmqkit.cli.top._pause", no_pause)
+    monkeypatch.setattr("rmqkit.cli.admin.top._pause", no_pause)
 
 
 @pytest.mark.usefixtures("_at_once")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rmqkit.cli.admin import frame
+from rmqkit.cli.frame import nouns
 from rmqkit.remoting import tls
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings
 from tests.certificates import OPENSSL, REASON, make_certificate
@@ -21,10 +21,10 @@ NOBODY = ("-n", "127.0.0.1:1")
 
 @pytest.fixture(autouse=True)
 def nothing_said() -> Iterator[None]:
-    for one in (frame._warn_unverified, tls._warn_unverified):
+    for one in (nouns._warn_unverified, tls._warn_unverified):
         one.cache_clear()
     yield
-    for one in (frame._warn_unverified, tls._warn_unverified):
+    for one in (nouns._warn_unverified, tls._warn_unverified):
         one.cache_clear()
 
 
@@ -48,7 +48,7 @@ def test_without_tls_nothing_is_said() -> None:
 
 def test_a_completion_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
     context = SimpleNamespace(params={"name_servers": "127.0.0.1:1", "tls": True})
-    assert frame.LIVE_TOPICS(context, "") == []
+    assert nouns.LIVE_TOPICS(context, "") == []
     assert capfd.readouterr() == ("", "")
 
 

@@ -111,7 +111,7 @@ def test_clients_send_tail_and_admin_work(tmp_path: Path) -> None:
 
 
 def test_sizes_are_shown_in_tables() -> None:
-    program = "\nfrom rmqkit.cli.printing import cell\nprint(cell('bodyBytes', 1536), cell('storeSize', 200))"
+    program = "\nfrom rmqkit.cli.frame.printing import cell\nprint(cell('bodyBytes', 1536), cell('storeSize', 200))"
     assert asyncio.run(run(program)) == (0, "1.5 KiB 200 B\n", "")
 
 

@@ -15,7 +15,7 @@ from babel.messages.extract import extract
 from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po, write_po
 
-from rmqkit.admin.settings import settings_types
+from rmqkit.admin.cluster.settings import settings_types
 from rmqkit.console.html.translation import LANGUAGES
 from rmqkit.settings import setting_table
 from tests.sources import FOLDERS, modules, place

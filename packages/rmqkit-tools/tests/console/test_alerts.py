@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from msgspec import Struct, field
 
-from rmqkit.admin.health import Snapshot
+from rmqkit.admin.diagnosis.health import Snapshot
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.console import Console
 from rmqkit.console.access.logins import Role, User

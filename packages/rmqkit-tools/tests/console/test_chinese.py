@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from rmqkit.admin.causes import Cause, Facts, judge
-from rmqkit.admin.clients import FleetRow
-from rmqkit.admin.health import Snapshot, findings
-from rmqkit.admin.timeline import timeline
+from rmqkit.admin.cluster.clients import FleetRow
+from rmqkit.admin.diagnosis.causes import Cause, Facts, judge
+from rmqkit.admin.diagnosis.health import Snapshot, findings
+from rmqkit.admin.diagnosis.timeline import timeline
 from rmqkit.console import Console
 from rmqkit.console.alerts.rules import Alert, Rule
 from rmqkit.console.html import translation

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rmqkit.admin import Admin
-from rmqkit.admin.listing import page
+from rmqkit.admin.messages.listing import page
 from rmqkit.admin.tail import Span
 from rmqkit.console import Console
 from rmqkit.console.access.logins import Role, User

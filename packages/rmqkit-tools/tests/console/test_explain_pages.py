@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rmqkit.admin.causes import Cause, Facts, judge
-from rmqkit.admin.timeline import timeline
+from rmqkit.admin.diagnosis.causes import Cause, Facts, judge
+from rmqkit.admin.diagnosis.timeline import timeline
 from rmqkit.console import Console
 from rmqkit.console.views import explain
 from tests.admin.test_explain import CASES

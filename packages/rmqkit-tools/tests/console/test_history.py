@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.admin import Admin
-from rmqkit.admin.clusters import BrokerRow
-from rmqkit.admin.health import BrokerState, GroupState, Snapshot, TopicState
+from rmqkit.admin.cluster.clusters import BrokerRow
+from rmqkit.admin.diagnosis.health import BrokerState, GroupState, Snapshot, TopicState
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.console import Console
 from rmqkit.console.html.charts import Line, Mark, line_chart

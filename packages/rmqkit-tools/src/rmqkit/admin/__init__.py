@@ -26,38 +26,36 @@ from rmqkit.remoting.tls import ClientTls
 from rmqkit.sentences import _
 
 if TYPE_CHECKING:
-    from rmqkit.admin.access import Access
-    from rmqkit.admin.brokers import Brokers
-    from rmqkit.admin.clients import Clients
-    from rmqkit.admin.clusters import Clusters, NameServers
-    from rmqkit.admin.dead import Dead
-    from rmqkit.admin.filters import Filters
-    from rmqkit.admin.groups import Groups, Offsets
-    from rmqkit.admin.messages import Messages
-    from rmqkit.admin.stores import Stores
-    from rmqkit.admin.topics import Topics
-    from rmqkit.admin.waiting import Waiting
+    from rmqkit.admin.cluster.access import Access
+    from rmqkit.admin.cluster.brokers import Brokers
+    from rmqkit.admin.cluster.clients import Clients
+    from rmqkit.admin.cluster.clusters import Clusters, NameServers
+    from rmqkit.admin.cluster.groups import Groups, Offsets
+    from rmqkit.admin.cluster.stores import Stores
+    from rmqkit.admin.cluster.topics import Topics
+    from rmqkit.admin.messages.filters import Filters
+    from rmqkit.admin.messages.messages import Messages
+    from rmqkit.admin.messages.waiting import Waiting
+    from rmqkit.admin.replay.dead import Dead
 
 __all__ = ["Admin", "AdminCalls", "Done", "Guard", "read_only"]
 
 _NOUNS = {
-    "clusters": "Clusters",
-    "topics": "Topics",
-    "brokers": "Brokers",
-    "name_servers": "NameServers",
-    "groups": "Groups",
-    "offsets": "Offsets",
-    "messages": "Messages",
-    "clients": "Clients",
-    "dead": "Dead",
-    "access": "Access",
-    "waiting": "Waiting",
-    "stores": "Stores",
-    "filters": "Filters",
+    "clusters": ("cluster.clusters", "Clusters"),
+    "topics": ("cluster.topics", "Topics"),
+    "brokers": ("cluster.brokers", "Brokers"),
+    "name_servers": ("cluster.clusters", "NameServers"),
+    "groups": ("cluster.groups", "Groups"),
+    "offsets": ("cluster.groups", "Offsets"),
+    "messages": ("messages.messages", "Messages"),
+    "clients": ("cluster.clients", "Clients"),
+    "dead": ("replay.dead", "Dead"),
+    "access": ("cluster.access", "Access"),
+    "waiting": ("messages.waiting", "Waiting"),
+    "stores": ("cluster.stores", "Stores"),
+    "filters": ("messages.filters", "Filters"),
 }
-"""The class of each."""
-_MODULES = {"name_servers": "clusters", "offsets": "groups"}
-"""Where it is not in the module of the same name."""
+"""Noun → its module and class."""
 
 
 class Admin:
@@ -115,6 +113,7 @@ class Admin:
         """A noun, when it is first asked for."""
         if name not in _NOUNS:
             raise AttributeError(_("Admin has no {name}: it has {nouns}", name=name, nouns=", ".join(_NOUNS)))
-        noun = getattr(import_module(f"rmqkit.admin.{_MODULES.get(name, name)}"), _NOUNS[name])(self.calls)
+        module, of_noun = _NOUNS[name]
+        noun = getattr(import_module(f"rmqkit.admin.{module}"), of_noun)(self.calls)
         setattr(self, name, noun)
         return noun

@@ -1,4 +1,4 @@
-"""Why a message was not consumed by a group: `explain` finds out the facts, `rmqkit.admin.causes` judges them.
+"""Why a message was not consumed by a group: `explain` finds the facts, `rmqkit.admin.diagnosis.causes` judges them.
 
 =============================  =========================================================================================
 what is asked                  where
@@ -8,7 +8,7 @@ its copies, by unique key      QUERY_MESSAGE in the topics of retries, dead lett
 when it comes (again)          QUERY_CONSUME_QUEUE: entries of delay queues hold the time; timers have a property
 how far the group is           QUERY_CONSUMER_OFFSET, and its clients
 what it was given              VIEW_BROKER_STATS_DATA
-the group and its clients      GET_ALL_SUBSCRIPTIONGROUP_CONFIG (asking for the one creates it), `rmqkit.admin.clients`
+the group and its clients      GET_ALL_SUBSCRIPTIONGROUP_CONFIG (asking for one creates it), `admin.cluster.clients`
 =============================  =========================================================================================
 
 Asking changes nothing. What a broker does not tell is left out of the evidence. Source: behaviour.md §9.9.
@@ -25,8 +25,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from rmqkit.admin import Admin
-from rmqkit.admin.causes import Explanation, Facts, Place, Transaction, judge
-from rmqkit.admin.messages import traces_of
+from rmqkit.admin.diagnosis.causes import Explanation, Facts, Place, Transaction, judge
+from rmqkit.admin.messages.messages import traces_of
 from rmqkit.admin.tail import readers
 from rmqkit.errors import PeerRefused, ProtocolError, RemotingError, SettingsError, UnknownName
 from rmqkit.protocol import names

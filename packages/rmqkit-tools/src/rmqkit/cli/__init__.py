@@ -27,23 +27,23 @@ _EVERYWHERE = {"admin", "top", "send", "tail", "consume", "explain", "profile"}
 _HELP_NAMES = ["-h", "--help"]
 
 _MODULES = {
-    "standalone": "serve",
-    "namesrv": "serve",
-    "broker": "serve",
-    "proxy": "serve",
-    "console": "console",
-    "doctor": "doctor",
+    "standalone": "servers.serve",
+    "namesrv": "servers.serve",
+    "broker": "servers.serve",
+    "proxy": "servers.serve",
+    "console": "servers.console",
+    "doctor": "servers.doctor",
     "bench": "bench",
     "admin": "admin",
-    "top": "top",
-    "send": "send",
-    "tail": "tail",
-    "consume": "consume",
-    "replay": "replay",
+    "top": "admin.top",
+    "send": "messages.send",
+    "tail": "messages.tail",
+    "consume": "messages.consume",
+    "replay": "messages.replay",
     "explain": "admin.message",
     "profile": "profile",
-    "store": "store",
-    "archive": "archive",
+    "store": "servers.store",
+    "archive": "servers.archive",
 }
 
 _OTHERS = {"pipeline": "spark"}

@@ -11,8 +11,8 @@ import msgspec
 import typer
 from typer.core import TyperGroup
 
-from rmqkit.cli.admin.frame import PROFILE_NAMES, Yes, confirm, show
-from rmqkit.cli.profiles import NAME, VARIABLE, Profile, described, read, write
+from rmqkit.cli.frame.nouns import PROFILE_NAMES, Yes, confirm, show
+from rmqkit.cli.frame.profiles import NAME, VARIABLE, Profile, described, read, write
 from rmqkit.errors import SettingsError
 
 _HELP = """Keep clusters by name: their name servers, users and TLS files.

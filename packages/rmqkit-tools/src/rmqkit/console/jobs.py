@@ -4,15 +4,15 @@
 file in the folder            has
 ============================  =======================================================================================
 ``<id>.json``                 what is to be done, by whom, and how far it got as a whole (`Job`)
-``<id>.state.json``           how far each queue is (`rmqkit.admin.replay.State`), written after each chunk
+``<id>.state.json``           how far each queue is (`rmqkit.admin.replay.replay.State`), written after each chunk
 ``<id>.audit.jsonl``          a line for each message: where it was, where it went, or why no broker took it
 ``<id>.lock``                 held by the process that runs it, so that two consoles do not send the same messages
-``<group>-….replayed.json``   the dead letters of a group that jobs have sent (`rmqkit.admin.replayed.Replayed`)
+``<group>-….replayed.json``   the dead letters of a group that jobs have sent (`rmqkit.admin.replay.replayed.Replayed`)
 ============================  =======================================================================================
 
 A console that was killed has sent a part of a chunk that the state does not have: the next one looks for these messages
-in their target before it sends them, so none is lost and none is there twice (`rmqkit.admin.replay`). It goes on by
-itself where requests go out as the console's own user. What a user of the cluster began waits for somebody to resume
+in their target before it sends them, so none is lost and none is there twice (`rmqkit.admin.replay.replay`). It goes on
+by itself where requests go out as the console's own user. What a user of the cluster began waits for somebody to resume
 it: the secret is nowhere but in memory.
 
 Without a target, a job sends dead letters only to the group they belong to. A later job skips what earlier jobs have
@@ -36,9 +36,9 @@ from msgspec import Struct, field, to_builtins
 from msgspec.structs import asdict
 
 from rmqkit.admin import Admin
-from rmqkit.admin.replay import Audit, Replay, Selection, State, TopicSource
-from rmqkit.admin.replayed import GroupProducer, Replayed, Retries, file_name
-from rmqkit.admin.sending import Pace, Stop
+from rmqkit.admin.messages.sending import Pace, Stop
+from rmqkit.admin.replay.replay import Audit, Replay, Selection, State, TopicSource
+from rmqkit.admin.replay.replayed import GroupProducer, Replayed, Retries, file_name
 from rmqkit.admin.tail import TOOLS_GROUP
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.producer.producer import Producer

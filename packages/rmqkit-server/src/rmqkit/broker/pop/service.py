@@ -190,7 +190,7 @@ class WaitingPop:
     retry: Callable[[bool], None]
     wants: Callable[[DispatchRequest], bool]
     look_at_ms: int | None = None
-    _timer: asyncio.TimerHandle | None = field(default=None, init=False)
+    timer: asyncio.TimerHandle | None = field(default=None, init=False)
 
 
 _Several = dict[WaitingPop, None]
@@ -236,7 +236,7 @@ class PopLongPolling:
         self._count += 1
         at_ms = held.until_ms if held.look_at_ms is None else min(held.until_ms, held.look_at_ms)
         seconds = max(0, at_ms - self._clock.now_ms()) / 1000
-        held._timer = self._loop.call_later(seconds, self._check_waiting, held)
+        held.timer = self._loop.call_later(seconds, self._check_waiting, held)
         return True
 
     def arrived(self, requests: Sequence[DispatchRequest]) -> None:
@@ -321,8 +321,8 @@ class PopLongPolling:
 
     def _drop(self, held: WaitingPop) -> None:
         self._woken.pop(held, None)
-        assert held._timer is not None, "it was held"
-        held._timer.cancel()
+        assert held.timer is not None, "it was held"
+        held.timer.cancel()
         for topic in _topics_of(held):
             groups = self._waiting[topic]
             del groups[held.group][held]

@@ -49,6 +49,10 @@ class WaitingPull:
         retry: reads once more and answers, whatever comes of it.
         wants: a further test of what arrived.
         group: whose pull it is.
+        key: its topic and queue, while it is held.
+        slot: number of the time at which its wait ends.
+        was_passed_by: its filter refused what arrived.
+        is_gone: its connection is closed.
     """
 
     connection: Connection | None
@@ -58,10 +62,10 @@ class WaitingPull:
     retry: Callable[[], None]
     wants: Callable[[DispatchRequest], bool] | None = None
     group: str = ""
-    _key: tuple[str, int] = ("", 0)
-    _slot: int = 0
-    _was_passed_by: bool = False
-    _is_gone: bool = False
+    key: tuple[str, int] = ("", 0)
+    slot: int = 0
+    was_passed_by: bool = False
+    is_gone: bool = False
 
 
 _Several = dict[WaitingPull, None]
@@ -91,7 +95,7 @@ class LongPolling:
 
     def hold(self, topic: str, queue_id: int, held: WaitingPull) -> None:
         """Keep a pull until a message for it comes or its time is up."""
-        held._key = key = (topic, queue_id)
+        held.key = key = (topic, queue_id)
         waiting = self._queues.setdefault(key, {})
         assert held not in waiting, "a pull waits once, until it is answered"
         waiting[held] = None
@@ -144,7 +148,7 @@ class LongPolling:
             self._count -= len(several)
             assert self._count >= 0, "each pull of a client counts once"
             for held in several:
-                held._is_gone = True
+                held.is_gone = True
             self._do_all(several, self._drop)
 
     # -- inside
@@ -161,7 +165,7 @@ class LongPolling:
         """Answer a pull if a message is for it."""
         if (held.codes is None or stored.tags_code in held.codes) and (held.wants is None or held.wants(stored)):
             self._answer(held)
-        elif not held._was_passed_by:
+        elif not held.was_passed_by:
             self._pass_by(held)
 
     def _answer_all(self, several: Iterable[WaitingPull]) -> None:
@@ -175,26 +179,26 @@ class LongPolling:
                 act(held)
 
     def _answer(self, held: WaitingPull) -> None:
-        if held._is_gone or held not in self._queues.get(held._key, ()):
+        if held.is_gone or held not in self._queues.get(held.key, ()):
             return  # the answer to another one closed its connection
         # Dropped first: its answer may close the connection, which drops all that wait there.
         self._drop(held)
         try:
             held.retry()
         except Exception:  # noqa: BLE001 - the outer edge of a held request: a fault of one must not reach a sender
-            _log.exception("cannot answer a held pull of %s", held._key)
+            _log.exception("cannot answer a held pull of %s", held.key)
 
     def _drop(self, held: WaitingPull) -> None:
-        _discard(self._queues, held._key, held)
-        if held.connection is not None and not held._is_gone:
+        _discard(self._queues, held.key, held)
+        if held.connection is not None and not held.is_gone:
             self._count -= 1
             assert self._count >= 0, "each pull of a client counts once"
             _discard(self._connections, held.connection, held)
         self._leave_slot(held)
 
     def _pass_by(self, held: WaitingPull) -> None:
-        held._was_passed_by = True
-        if held._is_gone or held not in self._queues.get(held._key, ()):
+        held.was_passed_by = True
+        if held.is_gone or held not in self._queues.get(held.key, ()):
             return
         soon_ms = self._clock.monotonic_ms() + PASSED_BY_MS
         if soon_ms < held.until_ms:
@@ -202,7 +206,7 @@ class LongPolling:
             self._end_by(held, soon_ms)
 
     def _leave_slot(self, held: WaitingPull) -> None:
-        slot = self._slots.get(held._slot)
+        slot = self._slots.get(held.slot)
         if slot is None:
             return
         several, timer = slot
@@ -211,13 +215,13 @@ class LongPolling:
         # end soon stay, for the next pull: a timer for each would cost more.
         if not several and timer.when() > self._loop.time() + _KEPT_SECONDS:
             timer.cancel()
-            del self._slots[held._slot]
+            del self._slots[held.slot]
 
     def _end_by(self, held: WaitingPull, at_ms: float) -> None:
         """Put a pull into the slot of its end; a new slot sets its timer."""
         now_ms = self._clock.monotonic_ms()
         # One further than the end lies in: a slot's timer fires where it begins, which must not be before the end.
-        held._slot = number = int(min(max(at_ms, now_ms), now_ms + _WAIT_MS_MAX)) // _SLOT_MS + 1
+        held.slot = number = int(min(max(at_ms, now_ms), now_ms + _WAIT_MS_MAX)) // _SLOT_MS + 1
         slot = self._slots.get(number)
         if slot is None:
             seconds = (number * _SLOT_MS - now_ms) / 1000

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmqkit.cli.printing import jsonable, time_ms
-from rmqkit.cli.store import Config, print_report, print_report_json, settings_of
+from rmqkit.cli.frame.printing import jsonable, time_ms
+from rmqkit.cli.servers.store import Config, print_report, print_report_json, settings_of
 from rmqkit.spark.commands.session import (
     LOCAL,
     Conf,

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress as ProgressBar
 
 from rmqkit.arrow.fs import RemotePath, exists, resolve
-from rmqkit.cli.printing import cell, jsonable, print_table
+from rmqkit.cli.frame.printing import cell, jsonable, print_table
 from rmqkit.errors import RmqError, SettingsError, StoreError
 
 if TYPE_CHECKING:

@@ -44,8 +44,8 @@ class PropertyColumns:
         self.joined = b"".join((_PAD, b"\x02".join(strings), _PAD))
         self._octets = np.frombuffer(self.joined, "u1")
         bytes_each = np.fromiter(map(len, strings), "i8", len(strings)) + 1
-        self._starts: Ints = np.cumsum(bytes_each) - bytes_each + len(_PAD)
-        self._found: dict[bytes, _Values] = {}
+        self.starts: Ints = np.cumsum(bytes_each) - bytes_each + len(_PAD)
+        self.found: dict[bytes, _Values] = {}
 
     @classmethod
     def of_keys(cls, keys: Sequence[Keys]) -> PropertyColumns:
@@ -53,12 +53,12 @@ class PropertyColumns:
         values = list(chain.from_iterable(keys))
         assert len(values) == len(NAMES) * len(keys), "each record has a value, or an empty one, of each name"
         columns = cls(values)
-        starts = columns._starts
+        starts = columns.starts
         ends = starts + np.fromiter(map(len, values), "i8", len(values))
         for column, name in enumerate(NAMES):
             at, end = starts[column :: len(NAMES)], ends[column :: len(NAMES)]
             rows = np.flatnonzero(end > at)
-            columns._found[name] = rows, at[rows], end[rows]
+            columns.found[name] = rows, at[rows], end[rows]
         return columns
 
     @functools.cached_property
@@ -76,8 +76,8 @@ class PropertyColumns:
     def values(self, name: bytes) -> _Values:
         """The value of a property in the records that have it; the last one that is not empty.
         Of the name the last eight bytes and its length are compared."""
-        if name in self._found:
-            return self._found[name]
+        if name in self.found:
+            return self.found[name]
         octets = self._octets
         name_ends, entry_ends, before = self._separators
         # Eight bytes are one comparison for all names at once; those they do not tell apart have another length.
@@ -88,9 +88,9 @@ class PropertyColumns:
         at = at[octets[at - 2 - len(name)] == 2]
         end = entry_ends[np.searchsorted(entry_ends, at)]
         at, end = at[end > at], end[end > at]
-        rows = np.searchsorted(self._starts, at, "right") - 1
+        rows = np.searchsorted(self.starts, at, "right") - 1
         is_last = np.append(np.diff(rows) > 0, True)[: len(rows)]
-        self._found[name] = found = rows[is_last], at[is_last], end[is_last]
+        self.found[name] = found = rows[is_last], at[is_last], end[is_last]
         return found
 
     def keys(self, topics: Sequence[str | None], topic: Ints, *, with_tags: bool) -> tuple[Ints, Ints]:

@@ -34,19 +34,19 @@ class Ranges:
     """Ascending ranges of numbers that do not touch."""
 
     def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._ends: list[int] = []
+        self.starts: list[int] = []
+        self.ends: list[int] = []
 
     def add(self, start: int, end: int) -> None:
         """Add a range; one that does not follow those before it is left out."""
         assert start <= end, "a range goes forwards"
-        if self._ends and start < self._ends[-1]:
+        if self.ends and start < self.ends[-1]:
             return
-        if self._ends and start == self._ends[-1]:
-            self._ends[-1] = end
+        if self.ends and start == self.ends[-1]:
+            self.ends[-1] = end
         else:
-            self._starts.append(start)
-            self._ends.append(end)
+            self.starts.append(start)
+            self.ends.append(end)
 
     def add_where(self, is_member: NDArray[np.bool_], start: int) -> None:
         """Add the numbers of the true elements of an array whose first element stands for a number."""
@@ -56,18 +56,18 @@ class Ranges:
 
     def join(self, others: Ranges) -> None:
         """Add ranges that follow these."""
-        for start, end in zip(others._starts, others._ends, strict=True):
+        for start, end in zip(others.starts, others.ends, strict=True):
             self.add(start, end)
 
     def end_of(self, number: int) -> int:
         """Where the range that holds a number ends; the number itself when none holds it."""
-        i = bisect_right(self._starts, number) - 1
-        return max(number, self._ends[i]) if i >= 0 else number
+        i = bisect_right(self.starts, number) - 1
+        return max(number, self.ends[i]) if i >= 0 else number
 
     def gaps(self, start: int, end: int) -> Ints:
         """The numbers in between that no range holds."""
         held = np.zeros(end - start, bool)
-        for low, high in zip(self._starts, self._ends, strict=True):
+        for low, high in zip(self.starts, self.ends, strict=True):
             held[max(0, low - start) : max(0, high - start)] = True
         return np.flatnonzero(~held) + start
 

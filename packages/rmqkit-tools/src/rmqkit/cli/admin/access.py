@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from rmqkit.admin import Admin
-from rmqkit.admin.access import ACTIONS, UserRow, may, subject_of
 from rmqkit.admin.calls import Done
-from rmqkit.cli.admin.frame import Broker, Named, Noun, View, Yes, confirm
+from rmqkit.admin.cluster.access import ACTIONS, UserRow, may, subject_of
+from rmqkit.cli.frame.nouns import Broker, Named, Noun, View, Yes, confirm
 from rmqkit.errors import UnknownName
 
 USER = Noun("user", "Users of ACL 2.0: list, create, change and delete them. Each broker keeps its own users.")

@@ -8,8 +8,8 @@ import typer
 from msgspec import Struct
 
 from rmqkit.admin import Admin
-from rmqkit.admin.clients import GroupStatus, ProducerRow
-from rmqkit.cli.admin.frame import Broker, Cluster, Group, Named, Noun, View
+from rmqkit.admin.cluster.clients import GroupStatus, ProducerRow
+from rmqkit.cli.frame.nouns import Broker, Cluster, Group, Named, Noun, View
 from rmqkit.protocol.codes import version_name
 from rmqkit.protocol.schemas.clients import ClientConnection, ConsumerConnection, ConsumerRunningInfo, MessageQueue
 

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from rmqkit.admin import Admin
-from rmqkit.admin.dead import BY, DeadGroup
-from rmqkit.cli.admin.frame import Group, Noun, View
-from rmqkit.cli.printing import time_text
+from rmqkit.admin.replay.dead import BY, DeadGroup
+from rmqkit.cli.frame.nouns import Group, Noun, View
+from rmqkit.cli.frame.printing import time_text
 
 DEAD = Noun("dead", "Dead letters: list the groups that have them, and the kinds of messages among them.")
 

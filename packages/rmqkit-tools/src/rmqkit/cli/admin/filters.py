@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from rmqkit.admin import Admin
-from rmqkit.admin.filters import MESSAGES_MAX, FilterTest, apply_filter, parse_properties
-from rmqkit.cli.admin.frame import Noun, View
+from rmqkit.admin.messages.filters import MESSAGES_MAX, FilterTest, apply_filter, parse_properties
+from rmqkit.cli.frame.nouns import Noun, View
 from rmqkit.filter import SQL92
 from rmqkit.filter.sql92 import Part
 

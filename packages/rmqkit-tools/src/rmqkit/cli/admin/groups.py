@@ -9,9 +9,9 @@ import msgspec
 import typer
 
 from rmqkit.admin import Admin
-from rmqkit.admin.groups import END_MS, Moved, QueueMove, lags
-from rmqkit.cli.admin.frame import Broker, Cluster, Group, Named, Noun, Topic, View, Yes, confirm
-from rmqkit.cli.printing import time_ms
+from rmqkit.admin.cluster.groups import END_MS, Moved, QueueMove, lags
+from rmqkit.cli.frame.nouns import Broker, Cluster, Group, Named, Noun, Topic, View, Yes, confirm
+from rmqkit.cli.frame.printing import time_ms
 from rmqkit.protocol.schemas.groups import GroupRetryPolicy, SubscriptionGroupConfig
 
 GROUP = Noun("group", "Consumer groups: list, create and configure them, and show their progress.")
@@ -150,7 +150,7 @@ async def group_lags(admin: Admin, broker: Broker = None, cluster: Cluster = Non
     """Show how far every group is behind on each of its topics, as a count and as an age, the furthest first.
 
     Each master is asked once for all groups. Apache's brokers read their store to answer."""
-    from rmqkit.admin.health import span_text
+    from rmqkit.admin.diagnosis.health import span_text
 
     masters = await admin.calls.masters(cluster, broker)
     stats = await admin.calls.fan_out(masters.values(), admin.brokers.consume_stats)

@@ -13,13 +13,13 @@ from msgspec import UNSET, Struct, UnsetType
 
 from rmqkit.admin import Admin
 from rmqkit.admin.tail import Span, listed
-from rmqkit.cli.admin.frame import Broker, Group, Named, Noun, Topic, View, command_of
-from rmqkit.cli.printing import time_ms
+from rmqkit.cli.frame.nouns import Broker, Group, Named, Noun, Topic, View, command_of
+from rmqkit.cli.frame.printing import time_ms
 from rmqkit.errors import UnknownName
 from rmqkit.protocol.message import Message, ReceivedMessage
 
 if TYPE_CHECKING:
-    from rmqkit.admin.causes import Explanation
+    from rmqkit.admin.diagnosis.causes import Explanation
 
 
 MESSAGE = Noun("message", "Messages: find, list, send and trace them, or hand one to a consumer.")
@@ -174,7 +174,7 @@ async def page_of_messages(
 
     It looks at no more than 20,000 messages, 64 MiB or 3 s, then says how far it came. Use `rmq admin message list`
     for all of them."""
-    from rmqkit.admin.listing import page
+    from rmqkit.admin.messages.listing import page
 
     span = Span(
         begin_ms=time_ms(begin),
@@ -206,9 +206,9 @@ async def timeline_of(
     """Show a message's life from its stored copies: sent, delayed, stored, retried, given up. Needs no traces.
 
     With a group, also what is known of the group's tries."""
+    from rmqkit.admin.diagnosis.timeline import timeline
     from rmqkit.admin.explain import Explainer
-    from rmqkit.admin.timeline import timeline
-    from rmqkit.cli.printing import time_text
+    from rmqkit.cli.frame.printing import time_text
 
     explainer = Explainer(admin, topic, group)
     found = await (explainer.facts(id) if group else explainer.stored(await admin.messages.find(id, topic)))
@@ -297,7 +297,7 @@ async def trace(
     ] = "RMQ_SYS_TRACE_TOPIC",
 ) -> object:
     """Show the trace of a message: who sent it, who handled it, and with what result."""
-    from rmqkit.admin.messages import traces_of
+    from rmqkit.admin.messages.messages import traces_of
 
     return await traces_of(admin.messages, id, trace_topic)
 
@@ -356,7 +356,7 @@ async def _listed(admin: Admin, topic: str, span: Span, limit: int | None) -> As
 
 
 def _line(message: ReceivedMessage) -> str:
-    from rmqkit.cli.printing import body_text, time_text
+    from rmqkit.cli.frame.printing import body_text, time_text
 
     place = f"{message.broker_name}:{message.queue_id} {message.queue_offset}"
     words = [f"tags={message.tags}"] if message.tags else []

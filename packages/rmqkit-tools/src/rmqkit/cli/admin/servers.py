@@ -11,18 +11,18 @@ import typer
 from msgspec import UNSET
 
 from rmqkit.admin import Admin
-from rmqkit.admin.brokers import GroupProgress
 from rmqkit.admin.calls import Done
-from rmqkit.admin.clusters import BrokerRow
-from rmqkit.admin.topics import permission_of
-from rmqkit.cli.admin.frame import Broker, BrokerName, Cluster, Key, Named, Noun, Value, View
+from rmqkit.admin.cluster.brokers import GroupProgress
+from rmqkit.admin.cluster.clusters import BrokerRow
+from rmqkit.admin.cluster.topics import permission_of
+from rmqkit.cli.frame.nouns import Broker, BrokerName, Cluster, Key, Named, Noun, Value, View
 from rmqkit.errors import ExitCode, UnknownName
 from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
 
 if TYPE_CHECKING:
-    from rmqkit.admin.brokers import TestSend
-    from rmqkit.admin.health import Finding
-    from rmqkit.admin.stores import Store
+    from rmqkit.admin.cluster.brokers import TestSend
+    from rmqkit.admin.cluster.stores import Store
+    from rmqkit.admin.diagnosis.health import Finding
 
 
 Amount = Annotated[int, typer.Option("-a", "--amount", min=1, help="Number of messages per topic.")]
@@ -58,7 +58,7 @@ async def settings(admin: Admin, broker: Broker = None, cluster: Cluster = None,
 
 def described_view(servers: Mapping[str, Mapping[str, str]], only: str) -> View:
     """Settings by server, explained."""
-    from rmqkit.admin.settings import compared, described
+    from rmqkit.admin.cluster.settings import compared, described
 
     if only not in ("", "changed", "differs"):
         raise typer.BadParameter(f"--only {only} must be changed or differs")
@@ -161,7 +161,7 @@ async def store(admin: Admin, broker: Broker = None, cluster: Cluster = None) ->
 
 
 def _store(one: Store) -> list[object]:
-    from rmqkit.cli.printing import time_text
+    from rmqkit.cli.frame.printing import time_text
 
     if one.trouble:
         return [f"{one.broker}: {one.trouble}"]
@@ -259,9 +259,9 @@ async def findings(
 
     The exit code is 0 if nothing is wrong, and 8 if there are findings (notes do
     not count) or if a question was not answered."""
-    from rmqkit.admin.health import Severity
-    from rmqkit.admin.health import findings as found_in
-    from rmqkit.admin.survey import survey, well_text
+    from rmqkit.admin.diagnosis.health import Severity
+    from rmqkit.admin.diagnosis.health import findings as found_in
+    from rmqkit.admin.diagnosis.survey import survey, well_text
 
     if sys.stderr.isatty():
         print(f"rmq: looking twice, {apart_s:g} s apart", file=sys.stderr, flush=True)
@@ -280,7 +280,7 @@ async def findings(
 @CLUSTER.verb("clients", watch=True)
 async def clients(admin: Admin, cluster: Cluster = None) -> View:
     """List every connected client: language, version, address, and the groups it produces and consumes for."""
-    from rmqkit.admin.survey import everybody
+    from rmqkit.admin.diagnosis.survey import everybody
     from rmqkit.protocol.codes import version_name
 
     found = await everybody(admin, cluster)

@@ -8,9 +8,9 @@ import typer
 
 from rmqkit.admin import Admin
 from rmqkit.admin.calls import Done
-from rmqkit.admin.topics import Assigned, TopicStats, permission_of
-from rmqkit.cli.admin.frame import Broker, Cluster, Named, Noun, Topic, View, Yes, confirm
+from rmqkit.admin.cluster.topics import Assigned, TopicStats, permission_of
 from rmqkit.cli.admin.servers import Amount, BodyBytes, Pause, round_trips
+from rmqkit.cli.frame.nouns import Broker, Cluster, Named, Noun, Topic, View, Yes, confirm
 
 TOPIC = Noun("topic", "Topics: list, create, configure and inspect them.")
 

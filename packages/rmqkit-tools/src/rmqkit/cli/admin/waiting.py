@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rmqkit.admin import Admin
-from rmqkit.admin.health import span_text
-from rmqkit.admin.waiting import Delays
-from rmqkit.cli.admin.frame import Broker, Noun, View
-from rmqkit.cli.printing import time_text
+from rmqkit.admin.diagnosis.health import span_text
+from rmqkit.admin.messages.waiting import Delays
+from rmqkit.cli.frame.nouns import Broker, Noun, View
+from rmqkit.cli.frame.printing import time_text
 
 WAITING = Noun("waiting", "What waits inside brokers: delays, transactions, popped messages.")
 

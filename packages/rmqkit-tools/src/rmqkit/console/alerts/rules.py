@@ -42,7 +42,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct, field
 
-from rmqkit.admin.health import Snapshot
+from rmqkit.admin.diagnosis.health import Snapshot
 from rmqkit.clock import Clock
 from rmqkit.console.alerts.channels import NAME, Channel, Event, deliver
 from rmqkit.console.html.render import clean

@@ -20,7 +20,7 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
-from rmqkit.admin.health import span_text
+from rmqkit.admin.diagnosis.health import span_text
 from rmqkit.console.html.translation import said
 from rmqkit.sentences import Sentence, _, plain
 

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rmqkit.admin import Admin
-from rmqkit.admin.health import Snapshot
+from rmqkit.admin.diagnosis.health import Snapshot
 from rmqkit.console.access.confirmations import Review, difference
 from rmqkit.console.access.logins import Role, User
 from rmqkit.console.hooks import OwnPage

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from rmqkit.admin import Admin
 from rmqkit.admin import read_only as refuse_changes
-from rmqkit.admin.health import Snapshot
+from rmqkit.admin.diagnosis.health import Snapshot
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.console.access.audit import Audit
 from rmqkit.console.access.confirmations import Reviews

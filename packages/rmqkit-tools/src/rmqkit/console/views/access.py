@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from rmqkit.admin.access import ACTIONS, UserRow, may, subject_of
+from rmqkit.admin.cluster.access import ACTIONS, UserRow, may, subject_of
 from rmqkit.console.access.confirmations import Review
 from rmqkit.console.request.forms import Field, Form, change, chosen_brokers, where
 from rmqkit.console.request.request import Ask, Page, Part, part

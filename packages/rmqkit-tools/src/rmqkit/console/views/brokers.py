@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rmqkit.admin.health import BrokerState
-from rmqkit.admin.settings import Compared, SettingRow, compared, described
-from rmqkit.admin.stores import Forecast, forecast
+from rmqkit.admin.cluster.settings import Compared, SettingRow, compared, described
+from rmqkit.admin.cluster.stores import Forecast, forecast
+from rmqkit.admin.diagnosis.health import BrokerState
 from rmqkit.console.request.request import Ask, Page, Part, part
 from rmqkit.console.views import history
 from rmqkit.errors import UnknownName

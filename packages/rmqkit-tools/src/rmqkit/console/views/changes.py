@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from rmqkit.admin.groups import END_MS, QueueMove
-from rmqkit.admin.settings import described
+from rmqkit.admin.cluster.groups import END_MS, QueueMove
+from rmqkit.admin.cluster.settings import described
 from rmqkit.console.access.confirmations import Review
 from rmqkit.console.request.forms import Field, Form, change, chosen_brokers, flag, number, pairs, where
 from rmqkit.console.request.request import Ask, Page, part

@@ -7,9 +7,9 @@ from typing import Any
 from msgspec import structs
 from starlette.responses import FileResponse, Response
 
-from rmqkit.admin.dead import BY, Kinds
-from rmqkit.admin.replay import Preview, preview
-from rmqkit.admin.replayed import Retries, other_readers
+from rmqkit.admin.replay.dead import BY, Kinds
+from rmqkit.admin.replay.replay import Preview, preview
+from rmqkit.admin.replay.replayed import Retries, other_readers
 from rmqkit.console.access.confirmations import Review
 from rmqkit.console.jobs import Job, Progress, Status
 from rmqkit.console.request.forms import Field, Form, change

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rmqkit.admin.causes import judge
+from rmqkit.admin.diagnosis.causes import judge
+from rmqkit.admin.diagnosis.timeline import timeline
 from rmqkit.admin.explain import At, Explainer, Key
-from rmqkit.admin.timeline import timeline
 from rmqkit.console.request.request import Ask, Fault, Page
 from rmqkit.errors import RmqError
 from rmqkit.sentences import _

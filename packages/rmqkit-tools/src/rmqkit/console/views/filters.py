@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmqkit.admin.filters import FilterTest, apply_filter, parse_properties
+from rmqkit.admin.messages.filters import FilterTest, apply_filter, parse_properties
 from rmqkit.console.request.request import Ask, Page
 from rmqkit.errors import RmqError, SettingsError
 from rmqkit.filter import SQL92, TAG

@@ -8,9 +8,9 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from rmqkit.admin.clients import GroupStatus
-from rmqkit.admin.groups import GroupProgress
-from rmqkit.admin.health import GroupState, group_findings
+from rmqkit.admin.cluster.clients import GroupStatus
+from rmqkit.admin.cluster.groups import GroupProgress
+from rmqkit.admin.diagnosis.health import GroupState, group_findings
 from rmqkit.console.request.request import Ask, Page, part, rows_of
 from rmqkit.console.views import history
 from rmqkit.console.views.topics import QUEUES_MAX, config_rows

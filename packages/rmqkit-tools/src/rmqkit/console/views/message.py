@@ -11,10 +11,10 @@ import msgspec
 from msgspec import Struct
 from starlette.responses import Response
 
-from rmqkit.admin.causes import Cause, Explanation, Facts, judge
+from rmqkit.admin.diagnosis.causes import Cause, Explanation, Facts, judge
+from rmqkit.admin.diagnosis.timeline import Event, merged, timeline
 from rmqkit.admin.explain import At, Explainer
-from rmqkit.admin.messages import TraceRow, traces_of
-from rmqkit.admin.timeline import Event, merged, timeline
+from rmqkit.admin.messages.messages import TraceRow, traces_of
 from rmqkit.console.access.confirmations import Review
 from rmqkit.console.html import render
 from rmqkit.console.request.request import Ask, Fault, Page, part

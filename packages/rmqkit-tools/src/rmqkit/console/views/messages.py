@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Struct
 from starlette.responses import RedirectResponse, Response
 
-from rmqkit.admin.listing import Budget, page
-from rmqkit.admin.listing import Page as Listed
+from rmqkit.admin.messages.listing import Budget, page
+from rmqkit.admin.messages.listing import Page as Listed
 from rmqkit.admin.tail import Span, Wanted
 from rmqkit.console.access.confirmations import Review
 from rmqkit.console.html import render

@@ -11,7 +11,7 @@ from msgspec import Struct
 from starlette.responses import RedirectResponse, Response
 
 from rmqkit.admin import Admin
-from rmqkit.admin.health import findings
+from rmqkit.admin.diagnosis.health import findings
 from rmqkit.console.access import logins
 from rmqkit.console.access.logins import Role, User
 from rmqkit.console.access.security import is_own_path

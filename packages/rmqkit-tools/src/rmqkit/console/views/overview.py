@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from rmqkit.admin.health import Snapshot, findings
+from rmqkit.admin.diagnosis.health import Snapshot, findings
 from rmqkit.console.request.request import Ask, Page
 from rmqkit.console.views import alerts, history
 from rmqkit.sentences import _

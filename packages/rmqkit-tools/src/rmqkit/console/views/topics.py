@@ -10,10 +10,10 @@ from typing import Any
 from msgspec import UNSET, Struct
 from msgspec.structs import asdict
 
-from rmqkit.admin.health import TopicState
-from rmqkit.admin.listing import Budget, page
+from rmqkit.admin.cluster.topics import QueueStatus
+from rmqkit.admin.diagnosis.health import TopicState
+from rmqkit.admin.messages.listing import Budget, page
 from rmqkit.admin.tail import Span
-from rmqkit.admin.topics import QueueStatus
 from rmqkit.console.request.request import Ask, Page, part, rows_of
 from rmqkit.console.views import history
 from rmqkit.errors import UnknownName

@@ -35,7 +35,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from rmqkit.admin.health import Snapshot, span_text
+from rmqkit.admin.diagnosis.health import Snapshot, span_text
 from rmqkit.console.html import render
 from rmqkit.sentences import _
 

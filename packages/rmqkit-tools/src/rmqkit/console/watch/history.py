@@ -42,7 +42,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from rmqkit.admin.health import Snapshot
+from rmqkit.admin.diagnosis.health import Snapshot
 from rmqkit.clock import Clock
 from rmqkit.console.access.audit import close_to_others
 from rmqkit.console.html.charts import Point

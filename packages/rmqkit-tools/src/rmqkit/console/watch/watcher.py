@@ -36,12 +36,12 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from rmqkit.admin import Admin
-from rmqkit.admin.brokers import GroupProgress
-from rmqkit.admin.clients import ProducerRow, fleet
-from rmqkit.admin.clusters import BrokerRow
-from rmqkit.admin.groups import GroupLag, Movement, lags, movements
-from rmqkit.admin.health import BrokerState, GroupState, Snapshot, TopicState, clock_skew_ms, topic_kind
-from rmqkit.admin.survey import add_popped, name_server_troubles, oldest_half
+from rmqkit.admin.cluster.brokers import GroupProgress
+from rmqkit.admin.cluster.clients import ProducerRow, fleet
+from rmqkit.admin.cluster.clusters import BrokerRow
+from rmqkit.admin.cluster.groups import GroupLag, Movement, lags, movements
+from rmqkit.admin.diagnosis.health import BrokerState, GroupState, Snapshot, TopicState, clock_skew_ms, topic_kind
+from rmqkit.admin.diagnosis.survey import add_popped, name_server_troubles, oldest_half
 from rmqkit.errors import PeerRefused, RmqError
 from rmqkit.protocol import names
 from rmqkit.protocol.codes import RequestCode, ResponseCode

@@ -1,0 +1,1 @@
+"""Faults of a cluster and of its machines, and causes why a message was not consumed."""

@@ -1,0 +1,817 @@
+"""Why a group did not consume a message: a pure verdict over `Facts`.
+
+The rules are asked in this order; the first that has an answer names the cause.
+
+===================  ============================================================================================
+rule                 causes
+===================  ============================================================================================
+nothing stored       expired, not stored, wrong kind of id, not in this cluster, wrong topic
+dead letter          dead letter
+scheduled            delayed, recalled, retrying; clock skew
+half message         transaction pending, rolled back, given up; clock skew
+broadcasting         broadcasting, broadcast forbidden
+group is past it     consumed, filtered by tag or SQL92, subscriptions differ, skipped, popped
+closed               group unknown or disabled, read forbidden, topic not readable, queue not read, nobody online
+not wanted           subscriptions differ, not subscribed, filtered by tag or SQL92
+not shared out       queue has no owner
+waiting              retrying, waiting
+===================  ============================================================================================
+
+A broker knows what a group was given and how far it says it is, not what handlers made of it. So sentences say "is
+past it", and "succeeded" only where a trace says so.
+
+A message may be stored several times under its unique key: half, scheduled, in its topic, to be retried, dead. Each is
+a record of its own, in a topic of its own.
+Source: behaviour.md §3.4, §3.7, §4, §5, §6.1, §8, §9.1–9.3; remoting.md §7.4.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from msgspec import Struct, field
+
+from rmqkit.admin.messages.messages import TraceRow
+from rmqkit.client.observe.status import utc
+from rmqkit.filter import codes_of, is_tag_type, matches_tags
+from rmqkit.protocol import names
+from rmqkit.protocol import properties as prop
+from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.properties import java_hash
+from rmqkit.protocol.schemas.clients import (
+    ConsumerConnection,
+    ConsumerRunningInfo,
+    MessageQueue,
+    ProcessQueueInfo,
+    SubscriptionData,
+)
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.protocol.schemas.topics import Permission
+from rmqkit.sentences import _, capital, joined, marked
+
+__all__ = ["Cause", "Explanation", "Fact", "Facts", "Lookup", "Place", "Transaction", "judge"]
+
+_SKEW_MS = 5_000
+"""Clocks that differ by less are alike: a send may take that long."""
+_LATE_MS = 5_000
+"""A message is late that was not delivered so long after its time."""
+_SHOWN = 5
+
+
+class Cause(enum.StrEnum):
+    """Why a message was not consumed, and what to do; CONSUMED is the healthy one."""
+
+    remedy: str
+
+    def __new__(cls, text: str, remedy: str) -> Cause:
+        cause = str.__new__(cls, text)
+        cause._value_, cause.remedy = text, remedy
+        return cause
+
+    CONSUMED = marked("consumed"), marked("none needed; to see what handlers make of messages, switch traces on")
+    FILTERED_BY_TAG = (
+        marked("filtered by tag"),
+        marked("change the subscription of all its clients, or the tag that is sent"),
+    )
+    FILTERED_BY_SQL92 = (
+        marked("filtered by SQL92"),
+        marked("change the subscription of all its clients, or the properties"),
+    )
+    SUBSCRIPTIONS_DIFFER = (
+        marked("subscriptions differ"),
+        marked("give all clients of the group the same subscriptions"),
+    )
+    NOT_SUBSCRIBED = (
+        marked("not subscribed"),
+        marked("have the group's clients subscribe to {topic}, or ask about the group that does"),
+    )
+    NO_CONSUMER_ONLINE = (
+        marked("no consumer online"),
+        marked("start one; if one runs, see in its log whether it connects"),
+    )
+    GROUP_UNKNOWN = (marked("group unknown"), marked("look at the name; a consumer that starts creates its group"))
+    GROUP_DISABLED = marked("group disabled"), marked("enable it: rmq admin group create {group} -s true")
+    READ_FORBIDDEN = marked("read forbidden"), marked("lift the group's forbidden bit of {topic}")
+    BROADCASTING = marked("broadcasting"), marked("look at the client that misses it, and at its offsets.json")
+    BROADCAST_FORBIDDEN = (
+        marked("broadcast forbidden"),
+        marked("allow it: rmq admin group create {group} -d true; or use CLUSTERING"),
+    )
+    TOPIC_NOT_READABLE = (
+        marked("topic not readable"),
+        marked(
+            "allow reading: rmq admin topic perm {topic} rw; or of the whole broker: rmq admin broker "
+            "perm rw -b {broker}"
+        ),
+    )
+    QUEUE_NOT_READ = (
+        marked("queue not read"),
+        marked("raise the read queues until it is empty: rmq admin topic create {topic} -r NUMBER -w NUMBER"),
+    )
+    NO_OWNER = (
+        marked("queue has no owner"),
+        marked("look for clients with equal ids, or with unlike allocation strategies"),
+    )
+    WAITING = (
+        marked("waiting"),
+        marked("if it stays so, look at that client (rmq admin consumer status {group}), or add consumers"),
+    )
+    SKIPPED = marked("skipped"), marked("go back before the message: rmq admin offset reset {group} {topic} TIME")
+    POPPED = marked("popped"), marked("wait for the end of its invisible time: then it is acknowledged or comes again")
+    RETRYING = marked("retrying"), marked("see in the consumer's log why it failed, and mend the handler")
+    DEAD_LETTER = (
+        marked("dead letter"),
+        marked("mend the handler, then send the dead letters again: rmq replay --dlq {group}"),
+    )
+    DELAYED = marked("delayed"), marked("wait, or send it without a delay")
+    RECALLED = marked("recalled"), marked("send it again if it is wanted after all")
+    TRANSACTION_PENDING = (
+        marked("transaction pending"),
+        marked("have a producer of its group commit it or roll it back"),
+    )
+    ROLLED_BACK = marked("transaction rolled back"), marked("ask its producer why; send it again if it is wanted")
+    GIVEN_UP = marked("transaction given up"), marked("have producers of its group answer checks, and send it again")
+    CLOCK_SKEW = marked("clock skew"), marked("set the producer's clock, and send it again")
+    EXPIRED = marked("expired"), marked("keep messages longer (fileReservedTime), or consume sooner")
+    NOT_STORED = marked("not stored"), marked("look whether the send succeeded, and that the name is whole")
+    WRONG_KIND_OF_ID = marked("wrong kind of id"), marked("ask with --key, or with the id of one of them")
+    NOT_IN_CLUSTER = marked("not in this cluster"), marked("ask the name servers of the cluster it was sent to (-n)")
+    WRONG_TOPIC = marked("wrong topic"), marked("ask about the topic it is in")
+
+
+class Fact(Struct):
+    """One thing that was found out; ``source``: who told it."""
+
+    name: str
+    value: str | int
+    source: str
+
+
+class Explanation(Struct):
+    """The answer: a cause, a sentence for people, the facts it rests on, what to do."""
+
+    cause: Cause
+    sentence: str
+    evidence: list[Fact]
+    remedy: str
+
+
+_Verdict = tuple[Cause, str]
+
+
+def _broker(facts: Facts) -> str:
+    return facts.place.broker if facts.place is not None else "BROKER"
+
+
+def judge(facts: Facts) -> Explanation:
+    """The cause the facts show."""
+    cause, sentence = next(verdict for rule in _RULES if (verdict := rule(facts)) is not None)
+    remedy = _(cause.remedy, topic=facts.topic, group=facts.group, broker=_broker(facts))
+    return Explanation(cause, _("{sentence}.", sentence=capital(sentence)), list(_evidence(facts)), remedy)
+
+
+# -- nothing is in a queue
+
+
+def _nothing_stored(f: Facts) -> _Verdict | None:
+    if f.message is not None or f.copies:
+        return None
+    if (place := f.place) is None:
+        return _unknown_name(f, f.lookup)
+    if not place.max_offset and place.queue_id >= place.read_queues:
+        return Cause.NOT_STORED, _(
+            "{asked} is not stored: {place} does not exist, it reads {reads} there",
+            place=place,
+            reads=place.read_queues,
+            **f.named,
+        )
+    if place.offset >= place.max_offset:
+        return Cause.NOT_STORED, _(
+            "{asked} is not stored: {place} ends at offset {end:,}", place=place, end=place.max_offset, **f.named
+        )
+    end = _("past it, which does not tell whether it was read in time") if f.is_past else _("not past it")
+    return Cause.EXPIRED, _(
+        "{asked} is deleted: {place} begins at {begin:,} now; group {group} is {end}",
+        place=place,
+        begin=place.min_offset,
+        end=end,
+        **f.named,
+    )
+
+
+def _unknown_name(f: Facts, known: Lookup) -> _Verdict:
+    if known.elsewhere is not None:
+        return Cause.WRONG_TOPIC, _(
+            "{asked} is not in topic {topic}: it was stored in {other}", other=known.elsewhere.topic, **f.named
+        )
+    if known.as_key:
+        ids = list(dict.fromkeys(one.msg_id for one in known.as_key))
+        have = _("{count} of topic {topic}: {ids}", count=_messages(len(ids)), ids=", ".join(ids[:_SHOWN]), **f.named)
+        return Cause.WRONG_KIND_OF_ID, _(
+            "{asked} is named by a key, not by an id; it is that of {have}", asked=f.asked, have=have
+        )
+    if known.address and not known.is_known:
+        return Cause.NOT_IN_CLUSTER, _(
+            "{asked} is of broker {address}, which is not in this cluster, or down", address=known.address, **f.named
+        )
+    if known.log_min is not None and known.physical_offset < known.log_min:
+        return Cause.EXPIRED, _(
+            "{asked} is deleted: the log of {address} begins behind it by now", asked=f.asked, address=known.address
+        )
+    where = (
+        _("no message of {address} begins at that place", address=known.address)
+        if known.address
+        else _("no broker's index has it")
+    )
+    why = _("it was never stored, is deleted by now, or its broker is down")
+    return Cause.NOT_STORED, _("{asked} is not in topic {topic}: {where}; {why}", where=where, why=why, **f.named)
+
+
+def _half_message(f: Facts) -> _Verdict | None:
+    if f.message is not None or (found := f.transaction) is None:
+        return None
+    checked = _("{checks} of {limit} checks", checks=found.checks, limit=found.checks_max)
+    if found.is_given_up:
+        skew = found.half.store_timestamp - found.half.born_timestamp
+        if skew > _SKEW_MS and found.checks < found.checks_max:
+            why = _("it looks too old as its producer's clock is {span} behind the broker's", span=_span(skew))
+            return Cause.CLOCK_SKEW, _(
+                "the transaction of {asked} was given up after {checked}: {why}", checked=checked, why=why, **f.named
+            )
+        return Cause.GIVEN_UP, _(
+            "the transaction of {asked} was given up: no decision after {checked}", asked=f.asked, checked=checked
+        )
+    if found.is_ended:
+        return Cause.ROLLED_BACK, _(
+            "the transaction of {asked} was rolled back: it ended, and {topic} has nothing", **f.named
+        )
+    group = found.half.properties.get(prop.PRODUCER_GROUP, "?")
+    nobody = _("; no producer of group {group} is online to be asked", group=group) if found.producers == 0 else ""
+    return Cause.TRANSACTION_PENDING, _(
+        "the transaction of {asked} is pending: no end is recorded, {checked}{nobody}",
+        checked=checked,
+        nobody=nobody,
+        **f.named,
+    )
+
+
+def _dead(f: Facts) -> _Verdict | None:
+    if (dead := f.dead_letter) is None:
+        return None
+    return Cause.DEAD_LETTER, _(
+        "group {group} gave {asked} up: it failed {times} and is in {dead}",
+        times=_times(dead),
+        dead=dead.topic,
+        **f.named,
+    )
+
+
+def _scheduled(f: Facts) -> _Verdict | None:
+    if (copy := f.scheduled) is None:
+        return None
+    when = _("at a time that the broker did not tell") if f.due_ms is None else _("at {time}", time=utc(f.due_ms))
+    if f.due_ms is not None and f.due_ms < f.now_ms - _LATE_MS:
+        when = _("{when}, which is past: the broker does not deliver, or its clock is behind", when=when)
+    if copy.properties.get(prop.REAL_TOPIC) != f.topic:
+        retry = _("retry {times} of {limit}", times=copy.reconsume_times, limit=f.retries_max)
+        return Cause.RETRYING, _(
+            "group {group} failed to consume {asked}: {retry} comes {when}", retry=retry, when=when, **f.named
+        )
+    if any(prop.TIMER_DELETE_KEY in one.properties for one in f.copies):
+        return Cause.RECALLED, _("{asked} was recalled before its time came", asked=f.asked)
+    skew = copy.born_timestamp - copy.store_timestamp
+    if prop.TIMER_DELIVER_MS in copy.properties and abs(skew) > _SKEW_MS:
+        theirs = _(
+            "by the broker's clock; its producer's is {span} {value}",
+            span=_span(abs(skew)),
+            value=_("ahead") if skew > 0 else _("behind"),
+        )
+        return Cause.CLOCK_SKEW, _("{asked} will be delivered {when} {theirs}", asked=f.asked, when=when, theirs=theirs)
+    return Cause.DELAYED, _("{asked} is delayed: it will be delivered {when}", asked=f.asked, when=when)
+
+
+# -- it is in a queue
+
+
+def _broadcasting(f: Facts) -> _Verdict | None:
+    if f.connection is None or f.connection.message_model != "BROADCASTING":
+        return None
+    if f.config is not None and not f.config.consume_broadcast_enable:
+        return Cause.BROADCAST_FORBIDDEN, _(
+            "group {group} may not consume by broadcasting, and its clients try to", group=f.group
+        )
+    past = sum(f.place is not None and held.commit_offset > f.place.offset for held in f.owners.values())
+    clients = _(
+        "{past} of {count} clients online say that they are past {asked}", past=past, count=len(f.members), **f.named
+    )
+    return Cause.BROADCASTING, _(
+        "group {group} broadcasts, so that each client keeps an offset of its own; {clients}",
+        clients=clients,
+        **f.named,
+    )
+
+
+def _passed(f: Facts) -> _Verdict | None:
+    if any(one.status == "success" for one in f.traces):
+        return Cause.CONSUMED, _("group {group} consumed {asked}: a trace says that its handler succeeded", **f.named)
+    if not f.is_past or (place := f.place) is None:
+        return None
+    if f.retry is not None:
+        return Cause.CONSUMED, _(
+            "group {group} consumed {asked} on retry {number}, as it is past that and nothing came back",
+            number=f.retry.reconsume_times,
+            **f.named,
+        )
+    if (unwanted := _not_wanted(f)) is not None:
+        return unwanted
+    offsets = _("its offset is {at:,}, past {offset:,}", at=f.consumed_offset, offset=place.offset)
+    if f.is_fetched is False:
+        how = _("a reset, or a start from the last offset, does that")
+        given = _(
+            "{offsets}, and the broker gave it nothing of that queue since the message was stored", offsets=offsets
+        )
+        return Cause.SKIPPED, _("group {group} skipped {asked}: {given}; {how}", given=given, how=how, **f.named)
+    if acks := sum(f.waiting_acks.values()):
+        unknown = _(
+            "{count} of {place} await an acknowledgement, perhaps this one, too",
+            count=_popped(acks),
+            place=place,
+        )
+        return Cause.POPPED, _("group {group} popped past {asked}: {unknown}", unknown=unknown, **f.named)
+    unknown = _("what its handler made of it brokers do not record")
+    return Cause.CONSUMED, _(
+        "group {group} is past {asked}: {offsets}, and it did not come back; {unknown}",
+        offsets=offsets,
+        unknown=unknown,
+        **f.named,
+    )
+
+
+def _closed(f: Facts) -> _Verdict | None:
+    place = _place(f)
+    if f.config is None:
+        return Cause.GROUP_UNKNOWN, _("broker {broker} has no group {group}", broker=place.broker, group=f.group)
+    if not f.config.consume_enable:
+        return Cause.GROUP_DISABLED, _(
+            "group {group} is disabled on {broker} (consumeEnable=false)", group=f.group, broker=place.broker
+        )
+    if f.is_read_forbidden:
+        return Cause.READ_FORBIDDEN, _(
+            "group {group} is forbidden to read topic {topic} on {broker}", broker=place.broker, **f.named
+        )
+    if not place.perm & Permission.READ:
+        return Cause.TOPIC_NOT_READABLE, _(
+            "{topic} cannot be read on {broker}: its perm is {perm}",
+            topic=place.topic,
+            broker=place.broker,
+            perm=place.perm,
+        )
+    if place.queue_id >= place.read_queues:
+        return Cause.QUEUE_NOT_READ, _(
+            "nobody reads {place}: it has {count} there", place=place, count=_read_queues(place.read_queues)
+        )
+    if f.connection is None or not f.connection.connection_set:
+        known = f.consumed_offset
+        where = (
+            _("it has no offset there")
+            if known is None
+            else _("its offset is {known:,}, not past {offset:,}", known=known, offset=place.offset)
+        )
+        return Cause.NO_CONSUMER_ONLINE, _(
+            "no consumer of group {group} is online to get {asked}: {where}", where=where, **f.named
+        )
+    return None
+
+
+def _not_wanted(f: Facts) -> _Verdict | None:
+    """What subscriptions say; a retry comes to whom has the retry topic, whatever the tag."""
+    message, own = f.message, f.subscriptions
+    if f.connection is None or message is None or f.retry is not None:
+        return None
+    told = f.connection.subscription_table.get(f.topic)
+    if len({_expression(one) for one in own.values()}) > 1 and not all(_wants(one, message) for one in own.values()):
+        some = sorted(own.items())[:_SHOWN]
+        each = joined(", ", [_("{client} {what}", client=client, what=_expression(one)) for client, one in some])
+        return Cause.SUBSCRIPTIONS_DIFFER, _(
+            "the clients of group {group} subscribe to {topic} differently: {each}", each=each, **f.named
+        )
+    if told is None:  # it may have been subscribed when the group passed it
+        return (
+            None
+            if f.is_past
+            else (
+                Cause.NOT_SUBSCRIBED,
+                _("group {group} does not subscribe to topic {topic}", **f.named),
+            )
+        )
+    if _wants(told, message):
+        return None
+    is_tag = is_tag_type(told.expression_type)
+    has = _("its tag is {tags}", tags=message.tags or _("none")) if is_tag else _("its properties do not satisfy that")
+    wants = _("group {group} subscribes to {filter}, and {has}", group=f.group, filter=told.sub_string, has=has)
+    younger = _("the subscription is younger than the message, and may have been another when the group passed it")
+    is_younger = f.is_past and told.sub_version > message.store_timestamp
+    cause = Cause.FILTERED_BY_TAG if is_tag else Cause.FILTERED_BY_SQL92
+    why = joined("; ", [wants, younger] if is_younger else [wants])
+    return cause, _("{asked} is filtered: {why}", asked=f.asked, why=why)
+
+
+def _not_shared_out(f: Facts) -> _Verdict | None:
+    if f.owners or f.waiting_acks or not f.members or None in f.members.values():
+        return None
+    where = _("{place}, where {asked} is ({online} online)", place=_place(f), asked=f.asked, online=len(f.members))
+    return Cause.NO_OWNER, _("no client of group {group} holds {where}", group=f.group, where=where)
+
+
+def _waiting(f: Facts) -> _Verdict:
+    place = _place(f)
+    ahead = place.offset - max(f.consumed_offset or 0, place.min_offset)
+    where = (
+        _("behind {count} of {place}", count=_messages(ahead), place=place)
+        if ahead > 0
+        else _("as the next of {place}", place=place)
+    )
+    if f.retry is not None:
+        retry = _("retry {times} of {limit} of {asked}", times=f.retry.reconsume_times, limit=f.retries_max, **f.named)
+        return Cause.RETRYING, _("{asked} waits {where}: {why}", asked=retry, where=where, why=_holder(f, place))
+    return Cause.WAITING, _("{asked} waits {where}: {why}", asked=f.asked, where=where, why=_holder(f, place))
+
+
+def _holder(f: Facts, place: Place) -> str:
+    """Who has the queue, and what is in the way there."""
+    if not f.owners:
+        return (
+            _("{client} pops it", client=next(iter(f.waiting_acks)))
+            if f.waiting_acks
+            else _("its owner did not answer")
+        )
+    client, held = next(iter(f.owners.items()))
+    if held.cached_msg_count and held.cached_msg_min_offset <= place.offset <= held.cached_msg_max_offset:
+        count = _messages(held.cached_msg_count)
+        if held.cached_msg_min_offset == place.offset:
+            return _("{client} holds it, as the first of {count}, and has not finished it", client=client, count=count)
+        return _("{client} holds it, among {count}, and has not finished it", client=client, count=count)
+    info = f.members[client]
+    if info is not None and info.properties.get("PROP_CONSUMEORDERLY") == "true" and not held.locked:
+        return _("{client} consumes in order and has no lock of the queue", client=client)
+    pulled = (
+        _("its last pull was at {time}", time=utc(held.last_pull_timestamp))
+        if held.last_pull_timestamp
+        else _("it never pulled")
+    )
+    return _("{client} did not fetch it yet, {pulled}", client=client, pulled=pulled)
+
+
+_RULES: tuple[Callable[[Facts], _Verdict | None], ...] = (
+    *(_nothing_stored, _dead, _scheduled, _half_message),
+    *(_broadcasting, _passed, _closed, _not_wanted, _not_shared_out, _waiting),
+)
+
+
+# -- parts of sentences
+
+
+def _place(f: Facts) -> Place:
+    assert f.place is not None, "a message that is in a queue has a place"
+    return f.place
+
+
+def _messages(count: int) -> str:
+    return _("{count:,} message", count=count) if count == 1 else _("{count:,} messages", count=count)
+
+
+def _popped(count: int) -> str:
+    return _("{count:,} popped message", count=count) if count == 1 else _("{count:,} popped messages", count=count)
+
+
+def _read_queues(count: int) -> str:
+    return _("{count:,} read queue", count=count) if count == 1 else _("{count:,} read queues", count=count)
+
+
+def _times(message: ReceivedMessage) -> str:
+    return _("once") if message.reconsume_times == 1 else _("{times} times", times=message.reconsume_times)
+
+
+def _span(ms: int) -> str:
+    units = ((_("{count} days"), 86_400_000), (_("{count} hours"), 3_600_000), (_("{count} minutes"), 60_000))
+    known = next(((name, size) for name, size in units if ms >= 2 * size), None)
+    if known is None:
+        return f"{ms // 1000} s" if ms >= 2000 else f"{ms} ms"
+    return _(known[0], count=ms // known[1])
+
+
+def _expression(subscribed: SubscriptionData | None) -> str:
+    if subscribed is None:
+        return _("nothing")
+    is_tag = is_tag_type(subscribed.expression_type)
+    return " || ".join(sorted(subscribed.tags_set)) or "*" if is_tag else f"SQL92 {subscribed.sub_string}"
+
+
+def _wants(subscribed: SubscriptionData | None, message: ReceivedMessage) -> bool:
+    """Whether broker and client let a message through. An expression nobody can compile lets nothing through."""
+    if subscribed is None:
+        return False
+    if is_tag_type(subscribed.expression_type):
+        codes = codes_of(subscribed)
+        return (codes is None or java_hash(message.tags or "") in codes) and matches_tags(subscribed, message.tags)
+    from rmqkit.filter.sql92 import ExpressionRejected, compile_expression  # few groups need it, and it takes time
+
+    try:
+        expression = compile_expression(subscribed.sub_string)
+    except ExpressionRejected:
+        return False
+    return expression.matches(prop.encode_properties(message.properties))
+
+
+# -- evidence
+
+
+def _evidence(f: Facts) -> Iterator[Fact]:
+    """Every fact there is: the message, the queue, the group, its members."""
+    for one in filter(None, (f.message, f.lookup.elsewhere, *f.copies, *f.lookup.as_key[:_SHOWN])):
+        retried = _(", failed {times}", times=_times(one)) if one.reconsume_times else ""
+        at = _(
+            "{topic}, queue {queue}, offset {offset:,}{retried}, at {time}",
+            topic=one.topic,
+            queue=one.queue_id,
+            offset=one.queue_offset,
+            retried=retried,
+            time=utc(one.store_timestamp),
+        )
+        yield Fact(_("stored in"), at, _("broker {broker}", broker=one.broker_name))
+    if f.message is not None:
+        yield Fact(_("id"), f.message.msg_id, _("message"))
+        yield Fact(_("tag"), f.message.tags or _("none"), _("message"))
+        skew = f.message.born_timestamp - f.message.store_timestamp
+        if skew > _SKEW_MS:
+            yield Fact(
+                _("producer's clock"), _("{span} ahead of the broker's", span=_span(skew)), _("born and store time")
+            )
+    if f.due_ms is not None:
+        yield Fact(_("due"), utc(f.due_ms), _("queue entry"))
+    if (found := f.transaction) is not None:
+        yield Fact(
+            _("checks"),
+            _("{checks} of {limit}", checks=found.checks, limit=found.checks_max),
+            _("half message"),
+        )
+        yield Fact(_("its end"), _("recorded") if found.is_ended else _("not recorded"), _("op topic"))
+        yield Fact(_("producers online"), _("unknown") if found.producers is None else found.producers, _("broker"))
+    if (known := f.lookup).address:
+        yield Fact(
+            _("broker in the id"), known.address, _("in the cluster") if known.is_known else _("not in the cluster")
+        )
+        at = f"{known.physical_offset:,}"
+        if known.log_min is not None:
+            at = _("{at}, the log has {begin:,} to {end:,}", at=at, begin=known.log_min, end=known.log_max or 0)
+        yield Fact(_("place in its log"), at, _("id, runtime info"))
+    if known.brokers:
+        yield Fact(
+            _("asked"),
+            _(
+                "{brokers} about {topic} and {others} others",
+                brokers=", ".join(known.brokers),
+                others=known.topics_searched,
+                **f.named,
+            ),
+            _("indexes"),
+        )
+    if f.place is not None:
+        yield from _group_evidence(f, f.place)
+    for trace in f.traces:
+        yield Fact(
+            _("handler"),
+            _("{status}, began at {time}", status=trace.status, time=utc(trace.timestamp)),
+            _("trace of {host}", host=trace.client_host),
+        )
+
+
+def _group_evidence(f: Facts, place: Place) -> Iterator[Fact]:
+    broker, online = _("broker {broker}", broker=place.broker), f.connection
+    yield Fact(
+        _("its offset"),
+        _(
+            "{offset:,} of {begin:,} to {end:,} in {place}",
+            offset=place.offset,
+            begin=place.min_offset,
+            end=place.max_offset,
+            place=place,
+        ),
+        broker,
+    )
+    yield Fact(_("group's offset"), _("none") if place.committed is None else place.committed, broker)
+    if f.is_fetched is not None:
+        yield Fact(
+            _("given to it"), _("at least one message") if f.is_fetched else _("no message since it started"), broker
+        )
+    if f.config is not None:
+        yield Fact("consumeEnable", str(f.config.consume_enable).lower(), broker)
+    yield Fact(_("clients online"), len(online.connection_set) if online is not None else 0, _("brokers"))
+    if online is not None:
+        yield Fact(_("subscription"), _expression(online.subscription_table.get(f.topic)), _("brokers"))
+        named = (online.message_model, online.consume_type, online.consume_from_where)
+        model, how, start = (_((one or "").replace("CONSUME_", "").lower()) for one in named)
+        yield Fact(_("kind"), _("{model} {how} {start}", model=model, how=how, start=start), _("brokers"))
+    for client, info in list(f.members.items())[:_SHOWN]:
+        standing = _("did not answer") if info is None else _("does not hold the queue")
+        if client in f.waiting_acks:
+            standing = _("pops the queue, {count:,} await an acknowledgement", count=f.waiting_acks[client])
+        if info is not None and (held := f.owners.get(client)) is not None:
+            why = info.user_consumer_info.get(f"{place.topic} {place.broker} {place.queue_id}", "")
+            standing = _(
+                "holds the queue, is at {offset:,}, {count:,} unfinished",
+                offset=held.commit_offset,
+                count=held.cached_msg_count,
+            )
+            standing = joined("; ", [standing, why] if why else [standing])
+        yield Fact(_("client"), _("{client} {standing}", client=client, standing=standing), _("running info"))
+
+
+_CHECKS_MAX = 15
+
+
+class Place(Struct):
+    """Where in a queue the group meets the message: its own place, or that of its latest retry.
+
+    Attributes:
+        min_offset, max_offset: the queue's first offset that is stored, and one past its last.
+        committed: the group's offset at the broker, None if it has none.
+        perm: `Permission` bits of the topic there.
+    """
+
+    broker: str
+    topic: str
+    queue_id: int
+    offset: int
+    min_offset: int
+    max_offset: int
+    committed: int | None
+    perm: int
+    read_queues: int
+
+    def __str__(self) -> str:
+        return _("queue {queue} of {topic} on {broker}", queue=self.queue_id, topic=self.topic, broker=self.broker)
+
+
+class Transaction(Struct, kw_only=True):
+    """What became of a half message.
+
+    Attributes:
+        half: its latest copy; every check-back writes one.
+        is_given_up: whether a copy is in TRANS_CHECK_MAX_TIME_TOPIC.
+        is_ended: whether an op record says so, or the broker is past it.
+        checks_max: the broker's ``transactionCheckMax``.
+        producers: members of its producer group online, None when the broker did not say.
+    """
+
+    half: ReceivedMessage
+    is_given_up: bool = False
+    is_ended: bool = False
+    checks_max: int = _CHECKS_MAX
+    producers: int | None = None
+
+    @property
+    def checks(self) -> int:
+        """How often its producer was asked."""
+        text = self.half.properties.get(prop.TRANSACTION_CHECK_TIMES, "")
+        return int(text) if text.isdecimal() else 0
+
+
+class Lookup(Struct, kw_only=True):
+    """What else is known of a name under which nothing is stored in the topic.
+
+    Attributes:
+        address, physical_offset: what it says when it has the form of an offset message id.
+        is_known: whether a broker of the name servers has that address.
+        log_min, log_max: the bounds of that broker's log.
+        as_key: messages of the topic that have it as a key.
+        elsewhere: a message of that id in another topic.
+        topics_searched: how many other topics were searched.
+        brokers: whose indexes were asked.
+    """
+
+    address: str = ""
+    physical_offset: int = 0
+    is_known: bool = False
+    log_min: int | None = None
+    log_max: int | None = None
+    as_key: list[ReceivedMessage] = field(default_factory=list)
+    elsewhere: ReceivedMessage | None = None
+    topics_searched: int = 0
+    brokers: list[str] = field(default_factory=list)
+
+
+class Facts(Struct, kw_only=True):
+    """All that was found out.
+
+    Attributes:
+        asked: how the message was named, such as ``message 7F00…``.
+        message: the message in the topic.
+        copies: others with its unique key.
+        due_ms: when the latest scheduled copy is to be delivered.
+        place: see `Place`; also of an offset at which there is no message.
+        config: the group at the broker; None when it has none.
+        is_read_forbidden: whether the group is forbidden to read the topic.
+        connection: the members online and their subscriptions as brokers have them; None when nobody is.
+        members: what each says of itself by client id; None when it did not answer.
+        is_fetched: whether the broker's counters say that the group was given anything of the queue since the message
+            was stored; None when they cannot tell.
+        traces: what clients of the group told the trace topic about handling the message.
+    """
+
+    topic: str
+    group: str
+    asked: str
+    now_ms: int
+    message: ReceivedMessage | None = None
+    copies: list[ReceivedMessage] = field(default_factory=list)
+    due_ms: int | None = None
+    place: Place | None = None
+    config: SubscriptionGroupConfig | None = None
+    is_read_forbidden: bool = False
+    connection: ConsumerConnection | None = None
+    members: dict[str, ConsumerRunningInfo | None] = field(default_factory=dict)
+    is_fetched: bool | None = None
+    traces: list[TraceRow] = field(default_factory=list)
+    transaction: Transaction | None = None
+    lookup: Lookup = field(default_factory=Lookup)
+
+    @property
+    def retry(self) -> ReceivedMessage | None:
+        """Its latest copy that came to a retry topic of the group."""
+        return max((one for one in self.copies if one.topic.startswith(names.RETRY_PREFIX)), key=_age, default=None)
+
+    @property
+    def scheduled(self) -> ReceivedMessage | None:
+        """Its latest copy that waits for its time: that is not yet where it is to be delivered to."""
+        waiting = [one for one in self.copies if one.topic in (names.SCHEDULE_TOPIC, names.TIMER_TOPIC)]
+        latest = max(waiting, key=_age, default=None)
+        if latest is None or latest.properties.get(prop.REAL_TOPIC) == self.topic:
+            return latest if self.message is None else None
+        is_back = self.retry is not None and self.retry.reconsume_times >= latest.reconsume_times
+        return None if is_back else latest
+
+    @property
+    def dead_letter(self) -> ReceivedMessage | None:
+        """Its copy among the group's dead letters."""
+        return next((one for one in self.copies if one.topic.startswith(names.DLQ_PREFIX)), None)
+
+    @property
+    def owners(self) -> dict[str, ProcessQueueInfo]:
+        """The members that have the queue, and what they hold of it."""
+        if self.place is None:
+            return {}
+        queue = MessageQueue(self.place.topic, self.place.broker, self.place.queue_id)
+        held = {client: info.mq_table.get(queue) for client, info in self.members.items() if info is not None}
+        return {client: one for client, one in held.items() if one is not None and not one.droped}
+
+    @property
+    def waiting_acks(self) -> dict[str, int]:
+        """The members that pop the queue, and how many messages of it each did not acknowledge yet."""
+        if self.place is None:
+            return {}
+        popped = [MessageQueue(self.place.topic, self.place.broker, queue) for queue in (-1, self.place.queue_id)]
+        return {
+            client: sum(info.mq_pop_table[one].wait_ack_count for one in popped if one in info.mq_pop_table)
+            for client, info in self.members.items()
+            if info is not None and any(one in info.mq_pop_table for one in popped)
+        }
+
+    @property
+    def subscriptions(self) -> dict[str, SubscriptionData | None]:
+        """What each member that answered says it wants of the topic; None: it does not subscribe to it."""
+        return {
+            client: next((one for one in info.subscription_set if one.topic == self.topic), None)
+            for client, info in self.members.items()
+            if info is not None
+        }
+
+    @property
+    def consumed_offset(self) -> int | None:
+        """How far the group is: what the broker has, or an owner says, who tells the broker every 5 s."""
+        told = [held.commit_offset for held in self.owners.values() if held.commit_offset >= 0]
+        committed = self.place.committed if self.place is not None else None
+        return max(told if committed is None else (*told, committed), default=None)
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The values that most sentences have."""
+        return {"asked": self.asked, "group": self.group, "topic": self.topic}
+
+    @property
+    def is_past(self) -> bool:
+        """Whether the group is past the message."""
+        return self.place is not None and (self.consumed_offset or 0) > self.place.offset
+
+    @property
+    def retries_max(self) -> int:
+        """How many retries come before the dead letters: a client's own limit, or else the group's."""
+        told = [info.properties.get("maxReconsumeTimes", "") for info in self.members.values() if info is not None]
+        own = [int(text) for text in told if text.isdecimal()]
+        return min(own) if own else self.config.retry_max_times if self.config is not None else 16
+
+
+def _age(message: ReceivedMessage) -> tuple[int, int]:
+    return message.reconsume_times, message.store_timestamp

@@ -1,0 +1,491 @@
+"""The findings of a cluster: `findings` reads a `Snapshot` of what brokers reported, and sends no request.
+
+===========================  =======================================================================================
+finding                      when
+===========================  =======================================================================================
+name server does not answer  one of the configured addresses gave no answer
+broker does not answer       it is in the name servers' list, and gave no figures
+broker is gone               an earlier sample had it, and the name servers do not list it any more
+disk nearly full             `DISK_WARN` of the disk is used; from `DISK_BAD` on brokers delete early or refuse sends
+clock is wrong               it differs from this machine's clock by `CLOCK_WARN_MS`; bad from `CLOCK_BAD_MS` on
+broker takes no messages     a master says that it is not active
+master without a slave       slaves of its name are registered, and none is connected to it
+slave is behind              by more than `SLAVE_BYTES`
+half messages wait           the oldest one has waited for a decision longer than `HALF_AGE_MS`
+group falls back             messages of the first sample are not consumed at the second one, and its lag grew
+group is behind              the same without growth, if the lag is `LAG_COUNT` or its oldest message `LAG_AGE_MS` old
+popped messages pile up      more are in flight than in the first sample, and the oldest was popped `POP_AGE_MS` ago
+dead letters                 they grew since the first sample, or the last one is younger than `DEAD_AGE_MS`; a note
+                             for older ones
+versions mixed               brokers of one cluster run unlike versions
+client id twice              two hosts use one client id
+===========================  =======================================================================================
+
+A finding about a lag needs two samples (``compared_ms``). One sample shows neither growth nor progress: a busy group
+that keeps up has a lag at any moment, as consumers commit their offsets every 5 s. Between two samples that are further
+apart, a group that keeps up has consumed everything that the first one saw.
+
+Unknown is not zero: a figure that nobody reported is None, and no finding rests on it. The same rules serve
+``rmq admin cluster findings`` and the console's pages. Everything here is pure. Source: behaviour.md §1.5, §5, §9.10.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec import Struct, field
+
+from rmqkit.admin.cluster.clients import FleetRow
+from rmqkit.admin.cluster.clusters import BrokerRow
+from rmqkit.admin.cluster.groups import GroupLag, Movement
+from rmqkit.protocol import names
+from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.sentences import _
+
+__all__ = [
+    "BrokerState",
+    "Finding",
+    "GroupState",
+    "Severity",
+    "Snapshot",
+    "TopicState",
+    "clock_skew_ms",
+    "findings",
+    "group_findings",
+    "span_text",
+]
+
+DISK_WARN, DISK_BAD = 0.75, 0.85
+LAG_AGE_MS = 5 * 60_000
+LAG_COUNT = 10_000
+SLAVE_BYTES = 64 << 20
+CLOCK_WARN_MS, CLOCK_BAD_MS = 5_000, 60_000
+HALF_AGE_MS = 120_000
+"""Brokers ask producers for a decision every 30 or 60 s: two of these checks were not answered."""
+POP_AGE_MS = 30_000
+DEAD_AGE_MS = 24 * 3_600_000
+_GROWTH = 0.5
+"""Messages per second. A lag that changes less is steady."""
+
+
+class Severity(enum.StrEnum):
+    """How bad a finding is."""
+
+    BAD = "bad"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+class Finding(Struct, rename="camel", kw_only=True):
+    """One thing that is wrong.
+
+    Attributes:
+        text: a sentence for people.
+        kind: ``broker``, ``group``, ``topic`` or ``client``.
+        name: which one.
+        remedy: what to do, or empty.
+    """
+
+    severity: Severity
+    text: str
+    kind: str
+    name: str
+    remedy: str = ""
+
+
+class BrokerState(Struct, rename="camel", kw_only=True):
+    """A broker as it was told last.
+
+    Attributes:
+        row: its figures, as ``rmq admin cluster list`` has them.
+        figures: all of its runtime information; empty when it never answered.
+        ha: how replication is, None when it does not tell.
+        trouble: why there are no fresh figures, or empty.
+        since_ms: when it answered last.
+        half_since_ms: when the oldest half message was born that its check-back is not past; 0 when there is none, None
+            when it was not told.
+        skew_ms: by how much its clock is ahead of this machine's; None when it is not known.
+    """
+
+    row: BrokerRow
+    figures: dict[str, str] = field(default_factory=dict)
+    ha: HaRuntimeInfo | None = None
+    trouble: str = ""
+    since_ms: int | None = None
+    half_since_ms: int | None = None
+    skew_ms: int | None = None
+
+    @property
+    def is_master(self) -> bool:
+        return self.row.broker_id == 0
+
+
+class TopicState(Struct, rename="camel", kw_only=True):
+    """A topic over all brokers; figures that nobody told are None.
+
+    Attributes:
+        kind: ``normal``, ``retry``, ``dlq``, ``system``.
+        message_type: what it says of its messages, such as ``FIFO``.
+        stored: messages that are in its queues.
+        end: the sum of the offsets at which its queues end.
+        in_tps: messages per second put to it, between the last two looks.
+    """
+
+    name: str
+    kind: str = "normal"
+    message_type: str = ""
+    read_queues: int = 0
+    write_queues: int = 0
+    perm: int = 6
+    order: bool = False
+    brokers: list[str] = field(default_factory=list)
+    stored: int | None = None
+    end: int | None = None
+    in_tps: float | None = None
+    groups: list[str] = field(default_factory=list)
+    lag: int | None = None
+    behind_since_ms: int | None = None
+    differs: bool = False
+
+
+class GroupState(Struct, rename="camel", kw_only=True):
+    """A consumer group over all brokers; figures that nobody told are None.
+
+    Attributes:
+        late: messages that were there at the first sample, and are not consumed at the second one.
+        trend: messages per second by which its lag grows; negative while it catches up.
+        consumed: messages per second by which its committed offsets rise.
+        members: clients online.
+        popped: messages that its clients have popped and not acknowledged.
+        popped_since_ms: when the oldest of these was popped.
+        popped_grew: by how many messages ``popped`` rose since the first sample.
+        dead: dead letters that are stored.
+        dead_last_ms: when the last one was stored.
+        dead_grew: by how many that is more than when this was first known.
+    """
+
+    name: str
+    topics: list[str] = field(default_factory=list)
+    lag: int | None = None
+    behind_since_ms: int | None = None
+    late: int | None = None
+    trend: float | None = None
+    consumed: float | None = None
+    members: int | None = None
+    popped: int | None = None
+    popped_since_ms: int | None = None
+    popped_grew: int | None = None
+    consume_type: str = ""
+    message_model: str = ""
+    orderly: bool = False
+    enabled: bool = True
+    retry_max: int | None = None
+    dead: int | None = None
+    dead_last_ms: int | None = None
+    dead_grew: int | None = None
+    configs: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
+
+
+class Snapshot(Struct, rename="camel", kw_only=True):
+    """A cluster as it was known at one moment.
+
+    Attributes:
+        at_ms: when the last round of questions ended.
+        compared_ms: how long before that the first sample was taken; None when there was only one.
+        name_servers: why each of the configured name servers does not answer, or empty.
+        gone: brokers that the name servers do not list any more.
+        lags: how far each group is behind on each topic.
+        troubles: what could not be asked, by what it is.
+    """
+
+    at_ms: int = 0
+    compared_ms: float | None = None
+    name_servers: dict[str, str] = field(default_factory=dict)
+    gone: list[BrokerRow] = field(default_factory=list)
+    brokers: list[BrokerState] = field(default_factory=list)
+    topics: dict[str, TopicState] = field(default_factory=dict)
+    groups: dict[str, GroupState] = field(default_factory=dict)
+    lags: list[GroupLag] = field(default_factory=list)
+    clients: list[FleetRow] = field(default_factory=list)
+    troubles: dict[str, str] = field(default_factory=dict)
+
+
+def findings(snapshot: Snapshot) -> list[Finding]:
+    """Return what is wrong, the worst first."""
+    found = [
+        *_name_servers(snapshot),
+        *_brokers(snapshot),
+        *_replication(snapshot),
+        *(one for name in snapshot.groups for one in group_findings(snapshot, name)),
+        *_versions(snapshot),
+        *_clients(snapshot),
+    ]
+    order = list(Severity)
+    return sorted(found, key=lambda one: order.index(one.severity))
+
+
+def clock_skew_ms(figures: dict[str, str], here_ms: float) -> int | None:
+    """Return by how much a broker's clock is ahead of ours: it reports when it started, and for how long it runs, to
+    the second. None when it does not report that."""
+    parts = re.findall(r"(\d+) [dhms]", figures.get("runtime", ""))
+    boot = figures.get("bootTimestamp", "")
+    if len(parts) != 4 or not boot.isdecimal():
+        return None
+    days, hours, minutes, seconds = map(int, parts)
+    there_ms = int(boot) + (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000 + 500
+    return round(there_ms - here_ms)
+
+
+def _name_servers(snapshot: Snapshot) -> Iterator[Finding]:
+    for address, trouble in snapshot.name_servers.items():
+        if trouble:
+            yield Finding(
+                severity=Severity.BAD,
+                text=_("name server {address} does not answer: {trouble}", address=address, trouble=trouble),
+                kind="name server",
+                name=address,
+                remedy=_("start it: rmq namesrv --port {port}", port=address.rpartition(":")[2]),
+            )
+
+
+def _brokers(snapshot: Snapshot) -> Iterator[Finding]:
+    for broker in snapshot.brokers:
+        name, row = broker_label(broker.row), broker.row
+        about: dict[str, Any] = {"kind": "broker", "name": row.broker_name}
+        if broker.trouble:
+            remedy = _("look whether it runs and can be reached; its figures here are unknown")
+            text = _("{name} does not answer: {trouble}", name=name, trouble=broker.trouble)
+            if broker.since_ms:
+                age = span_text(snapshot.at_ms - broker.since_ms)
+                text = _("{name} does not answer, for {age}: {trouble}", name=name, age=age, trouble=broker.trouble)
+            yield Finding(severity=Severity.BAD, text=text, remedy=remedy, **about)
+            continue
+        if broker.skew_ms is not None and abs(broker.skew_ms) >= CLOCK_WARN_MS:
+            skew = span_text(abs(broker.skew_ms))
+            yield Finding(
+                severity=Severity.BAD if abs(broker.skew_ms) >= CLOCK_BAD_MS else Severity.WARNING,
+                text=_("the clock of {name} is {skew} ahead of this machine's", name=name, skew=skew)
+                if broker.skew_ms > 0
+                else _("the clock of {name} is {skew} behind this machine's", name=name, skew=skew),
+                remedy=_("delays and look-ups by time go wrong: run chrony on both machines"),
+                **about,
+            )
+        if row.disk_ratio >= DISK_WARN:
+            text = _("the disk of {name} is {ratio:.0%} full", name=name, ratio=row.disk_ratio)
+            severity = Severity.BAD if row.disk_ratio >= DISK_BAD else Severity.WARNING
+            yield Finding(
+                severity=severity, text=text, remedy=_("free space, or lower fileReservedTime (hours kept)"), **about
+            )
+        if broker.is_master and not row.active and broker.figures.get("brokerActive") == "false":
+            yield Finding(
+                severity=Severity.BAD,
+                text=_("{name} takes no messages", name=name),
+                remedy=_("look in its log why it does not write"),
+                **about,
+            )
+        if broker.half_since_ms and snapshot.at_ms - broker.half_since_ms >= HALF_AGE_MS:
+            age = span_text(snapshot.at_ms - broker.half_since_ms)
+            yield Finding(
+                severity=Severity.WARNING,
+                text=_("a half message on {name} has waited {age} for a decision", name=name, age=age),
+                remedy=_(
+                    "see whose it is: rmq admin waiting transactions -b {broker}; start its producers",
+                    broker=row.broker_name,
+                ),
+                **about,
+            )
+    for row in snapshot.gone:
+        yield Finding(
+            severity=Severity.BAD,
+            text=_(
+                "{broker} at {addr} is gone: the name servers do not list it any more",
+                broker=broker_label(row),
+                addr=row.addr,
+            ),
+            kind="broker",
+            name=row.broker_name,
+            remedy=_("look whether it runs and reaches the name servers"),
+        )
+
+
+def _replication(snapshot: Snapshot) -> Iterator[Finding]:
+    slaves = {one.row.broker_name for one in snapshot.brokers if not one.is_master}
+    for broker in snapshot.brokers:
+        name = broker.row.broker_name
+        about: dict[str, Any] = {"kind": "broker", "name": name}
+        if not broker.is_master or broker.ha is None or broker.trouble:
+            continue
+        if name in slaves and not broker.ha.ha_connection_info:
+            yield Finding(
+                severity=Severity.BAD,
+                text=_("{name} has slaves, and none is connected: messages have one copy", name=name),
+                remedy=_("look in the slave's log why it does not connect"),
+                **about,
+            )
+        for slave in broker.ha.ha_connection_info:
+            if slave.diff > SLAVE_BYTES:
+                text = _(
+                    "slave {addr} of {name} is {diff:,.0f} MiB behind",
+                    addr=slave.addr,
+                    name=name,
+                    diff=slave.diff / (1 << 20),
+                )
+                yield Finding(
+                    severity=Severity.WARNING, text=text, remedy=_("look at its disk and at the link to it"), **about
+                )
+
+
+def group_findings(snapshot: Snapshot, name: str) -> list[Finding]:
+    """Return what is wrong with one group, the worst first."""
+    group = snapshot.groups.get(name)
+    if group is None:
+        return []
+    found = [*_lag(snapshot, group), *_popped(snapshot, group), *_dead(snapshot, group)]
+    return sorted(found, key=lambda one: list(Severity).index(one.severity))
+
+
+def _lag(snapshot: Snapshot, group: GroupState) -> Iterator[Finding]:
+    lag, trend = group.lag or 0, group.trend or 0.0
+    # Whatever the first sample saw is consumed: the group keeps up, however large its lag is at the moment.
+    if not group.late or not lag:
+        return
+    age_ms = snapshot.at_ms - group.behind_since_ms if group.behind_since_ms else 0
+    is_falling = trend > _GROWTH
+    if not is_falling and lag < LAG_COUNT and age_ms < LAG_AGE_MS:
+        return
+    age = _(" and {age}", age=span_text(age_ms)) if age_ms >= 1000 else ""
+    how = (
+        _(", falling back by {trend:,.1f}/s", trend=trend)
+        if is_falling
+        else _(", catching up")
+        if trend < -_GROWTH
+        else ""
+    )
+    nobody = _("; none of its consumers is online") if group.members == 0 else ""
+    yield Finding(
+        severity=Severity.BAD if is_falling or group.members == 0 else Severity.WARNING,
+        text=_(
+            "group {name} is {lag:,} messages{age} behind{how}{nobody}",
+            name=group.name,
+            lag=lag,
+            age=age,
+            how=how,
+            nobody=nobody,
+        ),
+        kind="group",
+        name=group.name,
+        remedy=_("start its consumers")
+        if group.members == 0
+        else _("add consumers, or see what its handlers wait for: rmq admin consumer status {name}", name=group.name),
+    )
+
+
+def _popped(snapshot: Snapshot, group: GroupState) -> Iterator[Finding]:
+    if not group.popped or not group.popped_grew or group.popped_grew < 0 or group.popped_since_ms is None:
+        return
+    age_ms = snapshot.at_ms - group.popped_since_ms
+    if age_ms >= POP_AGE_MS:
+        yield Finding(
+            severity=Severity.WARNING,
+            text=_(
+                "group {name} has popped {popped:,} messages and not acknowledged them, the oldest for {age}; "
+                "{more:,} more than at the first look",
+                name=group.name,
+                popped=group.popped,
+                age=span_text(age_ms),
+                more=group.popped_grew,
+            ),
+            kind="group",
+            name=group.name,
+            remedy=_("see which ones: rmq admin waiting pop; their handlers are stuck, or do not acknowledge"),
+        )
+
+
+def _dead(snapshot: Snapshot, group: GroupState) -> Iterator[Finding]:
+    if not group.dead:
+        return
+    age_ms = snapshot.at_ms - group.dead_last_ms if group.dead_last_ms else None
+    last = _(", the last one {age} ago", age=span_text(age_ms)) if age_ms is not None else ""
+    grew = _(", {more:,} more than at the first look", more=group.dead_grew) if group.dead_grew else ""
+    is_recent = bool(group.dead_grew) or (age_ms is not None and age_ms < DEAD_AGE_MS)
+    yield Finding(
+        severity=Severity.WARNING if is_recent else Severity.NOTE,
+        text=_(
+            "group {name} has {dead:,} dead letters{last}{grew}", name=group.name, dead=group.dead, last=last, grew=grew
+        ),
+        kind="group",
+        name=group.name,
+        remedy=_(
+            "see why: rmq admin dead kinds {name}; mend its handler, then: rmq replay --dlq {name}", name=group.name
+        ),
+    )
+
+
+def add_movement(group: GroupState, moved: Movement, span_ms: float) -> None:
+    """Put into a group how it moved between two samples."""
+    group.late = moved.late
+    if span_ms > 0:
+        group.trend, group.consumed = moved.grew * 1000 / span_ms, moved.consumed * 1000 / span_ms
+
+
+def _versions(snapshot: Snapshot) -> Iterator[Finding]:
+    by_cluster: dict[str, set[str]] = {}
+    for broker in snapshot.brokers:
+        if broker.row.version:
+            by_cluster.setdefault(broker.row.cluster_name, set()).add(broker.row.version)
+    for cluster, versions in by_cluster.items():
+        if len(versions) > 1:
+            text = _(
+                "brokers of {cluster} have unlike versions: {versions}",
+                cluster=cluster,
+                versions=", ".join(sorted(versions)),
+            )
+            yield Finding(severity=Severity.NOTE, text=text, kind="broker", name="")
+
+
+def _clients(snapshot: Snapshot) -> Iterator[Finding]:
+    for client in snapshot.clients:
+        if client.is_doubled:
+            text = _(
+                "client id {client} is used from {addresses}",
+                client=client.client_id,
+                addresses=", ".join(sorted(client.addresses)),
+            )
+            remedy = _("give each process an instance name of its own: they take each other's queues")
+            yield Finding(severity=Severity.WARNING, text=text, kind="client", name=client.client_id, remedy=remedy)
+
+
+def broker_label(row: BrokerRow) -> str:
+    """A broker as people name it."""
+    return (
+        row.broker_name if row.broker_id == 0 else _("{broker} (slave {id})", broker=row.broker_name, id=row.broker_id)
+    )
+
+
+def span_text(ms: float) -> str:
+    """A span of time in at most two units: ``12 min``, ``3 d 4 h``."""
+    seconds = max(0, int(ms / 1000))
+    units = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+    parts = []
+    for name, size in units:
+        if seconds >= size:
+            parts.append(f"{seconds // size} {name}")
+            seconds %= size
+        elif parts:
+            break
+        if len(parts) == 2 or (parts and name == "min"):
+            break
+    return " ".join(parts) or "0 s"
+
+
+def topic_kind(name: str) -> str:
+    """Whether a topic is an application's, or what it is for."""
+    if name.startswith(names.RETRY_PREFIX):
+        return "retry"
+    if name.startswith(names.DLQ_PREFIX):
+        return "dlq"
+    return "system" if names.is_system_topic(name) else "normal"

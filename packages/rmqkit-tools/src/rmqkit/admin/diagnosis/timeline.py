@@ -1,0 +1,187 @@
+"""One message's life, told from its stored copies: no tracing is needed; traces add how long handlers took.
+
+RocketMQ stores a message again at every step, each time under its unique key: half, scheduled, in its topic, to be
+retried, dead. Each copy has the time at which it was stored, so that they make a timeline.
+
+==============  =====================================================================
+source          what it tells
+==============  =====================================================================
+the message     when and where it was born (the producer's clock), when it was stored
+a copy          half message, delay or timer, retry n, dead letter
+a queue entry   when a scheduled copy is due
+the group       whether it is past the message, as of now
+a trace         when a handler began, how long it took, how it ended
+==============  =====================================================================
+
+Everything here is pure. Source: behaviour.md §3, §5, §6, §9.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from rmqkit.admin.diagnosis.causes import Facts
+from rmqkit.admin.messages.messages import TraceRow
+from rmqkit.protocol import names
+from rmqkit.protocol import properties as prop
+from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.sentences import _
+
+__all__ = ["Event", "merged", "timeline"]
+
+_KINDS = {
+    names.HALF_TOPIC: _("stored as a half message: its transaction is open"),
+    names.TRANS_CHECK_MAX_TIME_TOPIC: _("transaction given up: nobody decided it"),
+    names.SCHEDULE_TOPIC: _("put aside for its delay"),
+    names.TIMER_TOPIC: _("put aside until its time"),
+}
+
+
+class Event(Struct, frozen=True, rename="camel"):
+    """One thing that happened to a message, or will.
+
+    Attributes:
+        at_ms: when, in ms since the epoch.
+        what: in words.
+        where: topic, broker, queue and offset, or empty.
+        who: the client or group it was, or empty.
+        source: what tells it.
+        is_due: whether it has not happened yet.
+    """
+
+    at_ms: int
+    what: str
+    where: str = ""
+    who: str = ""
+    source: str = ""
+    is_due: bool = False
+
+
+def timeline(facts: Facts) -> list[Event]:
+    """What happened to a message on its way to a group, in order; what is still to come stands last."""
+    return merged([_events(facts)])
+
+
+def merged(several: Iterable[Iterable[Event]]) -> list[Event]:
+    """The events of several timelines in order, each once."""
+    events = dict.fromkeys(event for events in several for event in events)
+    return sorted(events, key=lambda event: (event.is_due, event.at_ms))
+
+
+def _events(facts: Facts) -> Iterator[Event]:
+    stored = facts.message
+    copies = [one for one in (stored, *facts.copies) if one is not None]
+    if (first := min(copies, key=lambda one: one.store_timestamp, default=None)) is not None:
+        yield Event(first.born_timestamp, _("sent by its producer"), "", first.born_host, _("the message's born time"))
+    for copy in facts.copies:
+        yield _copy(copy, facts)
+    if stored is not None:
+        failed = _(", after {times} failed tries", times=stored.reconsume_times) if stored.reconsume_times else ""
+        where = place_text(stored)
+        yield Event(
+            stored.store_timestamp,
+            _("stored in {topic}{failed}", topic=stored.topic, failed=failed),
+            where,
+            "",
+            _("broker {broker}", broker=stored.broker_name),
+        )
+    yield from map(_trace, facts.traces)
+    if facts.due_ms is not None and facts.scheduled is not None:
+        is_due = facts.due_ms > facts.now_ms
+        what = _("will be delivered") if is_due else _("its time came")
+        yield Event(facts.due_ms, what, "", "", _("queue entry"), is_due)
+    yield from _standing(facts)
+
+
+def _copy(copy: ReceivedMessage, facts: Facts) -> Event:
+    what = _KINDS.get(copy.topic, "")
+    group = ""
+    if copy.topic.startswith(names.DLQ_PREFIX):
+        what, group = (
+            _(
+                "given up after {times} failed tries: it is a dead letter",
+                times=copy.reconsume_times,
+            ),
+            facts.group,
+        )
+    elif copy.topic.startswith(names.RETRY_PREFIX):
+        what, group = _("retry {times} can be consumed", times=copy.reconsume_times), facts.group
+    elif copy.topic in (names.SCHEDULE_TOPIC, names.TIMER_TOPIC) and copy.properties.get(
+        prop.REAL_TOPIC, facts.topic
+    ).startswith(names.RETRY_PREFIX):
+        what, group = (
+            _("failed and put aside: retry {times} comes later", times=copy.reconsume_times),
+            facts.group,
+        )
+    elif copy.topic == names.TIMER_TOPIC and prop.TIMER_DELETE_KEY in copy.properties:
+        what = _("recalled by its producer")
+    elif copy.topic == names.HALF_TOPIC and (checks := copy.properties.get(prop.TRANSACTION_CHECK_TIMES)):
+        what = _("half message: its producer was asked, check {checks}", checks=checks)
+    return Event(
+        copy.store_timestamp,
+        what or _("stored in {topic}", topic=copy.topic),
+        place_text(copy),
+        group,
+        _("broker {broker}", broker=copy.broker_name),
+    )
+
+
+def _trace(trace: TraceRow) -> Event:
+    took = "" if trace.cost_ms is None else _(" after {cost:,} ms", cost=trace.cost_ms)
+    again = _(", retry {number}", number=trace.retry_times) if trace.retry_times else ""
+    ended = _("{status}{took}", status=_(trace.status) if trace.status else "", took=took)
+    match trace.kind:
+        case "Sub":
+            what = _("handler began{again}: {ended}", again=again, ended=ended)
+        case "Pub":
+            what = _("send began{again}: {ended}", again=again, ended=ended)
+        case "EndTransaction":
+            what = _("transaction began{again}: {ended}", again=again, ended=ended)
+        case _other:
+            what = f"{trace.kind.lower()} began{again}: {ended}"
+    who = _("{group} at {host}", group=trace.group, host=trace.client_host) if trace.group else trace.client_host
+    return Event(trace.timestamp, what, "", who, _("trace"))
+
+
+def _standing(facts: Facts) -> Iterator[Event]:
+    """Where the group is now: brokers record no time at which it passed."""
+    place = facts.place
+    if place is None or (facts.message is None and facts.retry is None) or not facts.group:
+        return
+    where = _("{broker} queue {queue}", broker=place.broker, queue=place.queue_id)
+    if facts.is_past:
+        at = _(
+            "its offset is {at:,}, past {offset:,}",
+            at=facts.consumed_offset,
+            offset=place.offset,
+        )
+        yield Event(facts.now_ms, _("group is past it: {at}", at=at), where, facts.group, _("offsets, now"))
+    elif acks := sum(facts.waiting_acks.values()):
+        yield Event(
+            facts.now_ms,
+            _("{acks:,} popped messages of its queue are unacknowledged", acks=acks),
+            where,
+            facts.group,
+            _("clients"),
+        )
+    else:
+        ahead = max(0, place.offset - max(facts.consumed_offset or 0, place.min_offset))
+        yield Event(
+            facts.now_ms,
+            _("group has not come to it: {ahead:,} before it", ahead=ahead),
+            where,
+            facts.group,
+            _("offsets, now"),
+        )
+
+
+def place_text(message: ReceivedMessage) -> str:
+    """Where a stored message is."""
+    return _(
+        "{broker} queue {queue} offset {offset:,}",
+        broker=message.broker_name,
+        queue=message.queue_id,
+        offset=message.queue_offset,
+    )

@@ -1,0 +1,1 @@
+"""Messages that a cluster holds: find, list, filter and send them."""

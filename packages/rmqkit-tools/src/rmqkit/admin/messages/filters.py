@@ -1,0 +1,159 @@
+"""A filter tried out: what each part of a tag or SQL92 expression is for properties, or the last messages of a topic.
+
+Beside rmqkit's own verdict stands the broker's: it is pulled with the expression where the messages lie, and gives
+those it would deliver. It compares only the hash of a tag. Many brokers do not filter by SQL92
+(``enablePropertyFilter``): what they say of that is the ``trouble``. Source: behaviour.md §6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct, field
+
+from rmqkit.admin.calls import AdminCalls
+from rmqkit.admin.messages.listing import Budget, page
+from rmqkit.admin.tail import Span, pull_request, readers
+from rmqkit.errors import RmqError, SettingsError
+from rmqkit.filter import SQL92, TAG, matches_tags, subscription
+from rmqkit.filter.sql92 import ExpressionRejected, Part, compile_expression
+from rmqkit.protocol.message import ReceivedMessage, read_messages
+from rmqkit.protocol.properties import TAGS, encode_properties
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.rpc import PullStatus
+from rmqkit.sentences import _
+
+__all__ = ["EXPRESSION_MAX", "FilterTest", "Filters", "Tested", "apply_filter", "parse_properties"]
+
+EXPRESSION_MAX = 4_096
+MESSAGES_MAX = 200
+_BUDGET = Budget(messages=MESSAGES_MAX, body_bytes=8 << 20)
+_PULLS_MAX = 40
+
+
+class Tested(Struct, rename="camel", kw_only=True):
+    """What a filter makes of one message or some properties.
+
+    Attributes:
+        place: ``broker:queue:offset`` of a message, empty for properties.
+        wanted: whether it is delivered.
+        broker_says: whether the broker would deliver it; None: it was not asked, or does not tell.
+        part: the whole expression, with its parts.
+    """
+
+    place: str
+    wanted: bool
+    part: Part
+    broker_says: bool | None = None
+    properties: dict[str, str] = field(default_factory=dict)
+
+
+class FilterTest(Struct, rename="camel", kw_only=True):
+    """A filter and what it makes of messages, the newest first. ``trouble``: why brokers did not say theirs."""
+
+    expression: str
+    type: str
+    tested: list[Tested]
+    trouble: str = ""
+
+    @property
+    def differ(self) -> int:
+        """Messages of which the broker says something else."""
+        return sum(one.broker_says not in (None, one.wanted) for one in self.tested)
+
+
+def parse_properties(lines: str) -> dict[str, str]:
+    """Properties written as ``name=value`` lines. Raises SettingsError: a line has no name, or no ``=``."""
+    found: dict[str, str] = {}
+    for line in lines.splitlines():
+        if not line.strip():
+            continue
+        name, sign, value = line.partition("=")
+        if not sign or not name.strip():
+            raise SettingsError(_("property {line!r} must be NAME=VALUE", line=line.strip()[:80]))
+        found[name.strip()] = value.strip()
+    return found
+
+
+def apply_filter(expression: str, kind: str, properties: Mapping[str, str], place: str = "") -> Tested:
+    """What a filter makes of a message with some properties. Pure.
+    Raises SettingsError: it does not compile, is of no kind that brokers know, or has more than `EXPRESSION_MAX`
+    characters."""
+    if len(expression) > EXPRESSION_MAX:
+        raise SettingsError(
+            _(
+                "the expression has {count:,} characters: {most:,} are tested",
+                count=len(expression),
+                most=EXPRESSION_MAX,
+            )
+        )
+    if kind not in (TAG, SQL92):
+        raise SettingsError(_("type {kind} must be {tag} or {sql92}", kind=kind, tag=TAG, sql92=SQL92))
+    try:
+        if kind == SQL92:
+            compiled, packed = compile_expression(expression), encode_properties(properties)
+            part = compiled.explain(packed)
+            return Tested(place=place, wanted=compiled.matches(packed), part=part, properties=dict(properties))
+        data = subscription("*", expression)
+    except ExpressionRejected as error:
+        raise SettingsError(_("the expression is refused: {error}", error=error)) from None
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    tag = properties.get(TAGS)
+    parts = tuple(Part(one, tag == one) for one in data.tags_set or ())
+    wanted = matches_tags(data, tag)
+    return Tested(
+        place=place, wanted=wanted, part=Part(data.sub_string, wanted, tag, parts=parts), properties=dict(properties)
+    )
+
+
+class Filters:
+    """Tries filters on messages of a cluster; each method raises what `AdminCalls` raises."""
+
+    def __init__(self, calls: AdminCalls) -> None:
+        self._calls = calls
+
+    async def test(self, topic: str, expression: str, kind: str = SQL92, count: int = 50) -> FilterTest:
+        """A filter against the newest messages of a topic, at most `MESSAGES_MAX`.
+        Raises UnknownName: there is no such topic. Raises SettingsError: as `apply_filter`."""
+        apply_filter(expression, kind, {})
+        found = await page(self._calls, topic, Span(), count=min(count, MESSAGES_MAX), budget=_BUDGET)
+        told = FilterTest(expression=expression, type=kind, tested=[])
+        for message in found.messages:
+            place = f"{message.broker_name}:{message.queue_id}:{message.queue_offset}"
+            told.tested.append(apply_filter(expression, kind, message.properties, place))
+        try:
+            wanted = await self._broker_wants(topic, expression, kind, found.messages)
+        except RmqError as error:
+            told.trouble = str(error)
+            return told
+        for one, message in zip(told.tested, found.messages, strict=True):
+            at = message.broker_name or "", message.queue_id
+            one.broker_says = None if at not in wanted else message.queue_offset in wanted[at]
+        return told
+
+    async def _broker_wants(
+        self, topic: str, expression: str, kind: str, messages: Iterable[ReceivedMessage]
+    ) -> dict[tuple[str, int], set[int]]:
+        """Queue offsets that brokers give to a pull with the expression, of the queues that they read to the end."""
+        ranges: dict[tuple[str, int], tuple[int, int]] = {}
+        for one in messages:
+            key, at = (one.broker_name or "", one.queue_id), one.queue_offset
+            low, end = ranges.get(key, (at, at + 1))
+            ranges[key] = min(low, at), max(end, at + 1)
+        addresses, pulls = await readers(self._calls, topic), 0
+        wanted: dict[tuple[str, int], set[int]] = {}
+        for (broker, queue_id), (low, end) in ranges.items():
+            queue, at, got = MessageQueue(topic, broker, queue_id), low, set[int]()
+            while at < end and pulls < _PULLS_MAX:
+                header = pull_request(queue, at, expression, self._calls.clock.now_ms(), expression_type=kind)
+                pulled = await self._calls.pull(addresses[broker], header, self._calls.timeout_ms)
+                pulls += 1
+                body = pulled.body if pulled.status is PullStatus.FOUND else b""
+                got.update(one.queue_offset for one in read_messages(body))
+                if pulled.next_begin_offset <= at:
+                    break
+                at = pulled.next_begin_offset
+            if at >= end:
+                wanted[broker, queue_id] = got
+        return wanted

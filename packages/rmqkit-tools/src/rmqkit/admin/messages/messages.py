@@ -1,0 +1,429 @@
+"""Messages: found by id, key or place; sent, sent again, given to a consumer.
+
+``queryMsgById``, ``queryMsgByKey``, ``queryMsgByUniqueKey``, ``queryMsgByOffset``, ``sendMessage``, ``queryCq``. What
+clients wrote to the trace topic of a message: `traces_of` (``queryMsgTraceById``). By time: `rmqkit.admin.tail`.
+
+An id of 32 or 56 hexadecimal digits may be an *offset message id*, which names a broker and a place in its log, or a
+*unique key*, which is looked up in a topic's index; any other text may be a unique key alone. `Messages.find` tries
+what it can be. Source: behaviour.md §8.16, §9.7, §9.9; remoting.md §4.3.6, §4.4, §7.4.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping
+from operator import attrgetter
+
+from msgspec import Struct
+
+from rmqkit.admin.calls import AdminCalls
+from rmqkit.admin.cluster.brokers import STORED
+from rmqkit.admin.cluster.clients import Clients, tried
+from rmqkit.admin.tail import readers
+from rmqkit.errors import BodyError, ClientError, PeerRefused, SettingsError, UnknownName
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import decode_header, request
+from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.ids import UniqueKeys, decode_offset_id
+from rmqkit.protocol.message import Message, ReceivedMessage, read_messages
+from rmqkit.protocol.names import AUTO_CREATE_TOPIC, HALF_TOPIC, TRACE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from rmqkit.protocol.properties import SHARDING_KEY, own_properties
+from rmqkit.protocol.record import pack_host
+from rmqkit.protocol.schemas.clients import ConsumeDirectlyRequest, ConsumeMessageDirectlyResult, MessageQueue
+from rmqkit.protocol.schemas.pull import QueryConsumeQueueBody, QueryConsumeQueueRequest, QueryMessageRequest
+from rmqkit.protocol.schemas.send import ResumeCheckRequest, SendMessageResponse, SendMessageV2Request
+from rmqkit.protocol.trace import (
+    ConsumeReturn,
+    EndTransactionTrace,
+    PublishTrace,
+    SubscribeAfterTrace,
+    SubscribeBeforeTrace,
+    Trace,
+    decode_traces,
+)
+from rmqkit.remoting.address import join_address, split_address
+from rmqkit.remoting.client import expect_success
+from rmqkit.sentences import _, joined
+
+__all__ = ["Messages", "Sent", "TraceRow", "traces_of"]
+
+_FOREVER_MS = (1 << 63) - 1
+_UNIQUE_KEY_COUNT = 32
+_RELAY_TIMEOUT_MS = 15_000.0
+
+
+class Sent(Struct, rename="camel", kw_only=True):
+    """Where a message was stored; ``send_result`` is ``SEND_OK`` or how safe it is otherwise."""
+
+    broker_name: str
+    queue_id: int
+    send_result: str
+    msg_id: str
+    offset_msg_id: str
+    queue_offset: int
+
+
+class Messages:
+    """Operations on messages; each raises what `AdminCalls` raises."""
+
+    def __init__(self, calls: AdminCalls) -> None:
+        self._calls = calls
+        self._keys: UniqueKeys | None = None
+
+    # -- looking up
+
+    async def find(self, msg_id: str, topic: str = "", kind: str = "") -> ReceivedMessage:
+        """A message by its id. ``kind`` is ``offset`` or ``key`` where the id is to be taken so.
+        Raises UnknownName: there is none; its text says what the id was tried as.
+        Raises SettingsError: it is one message's offset message id and another one's unique key."""
+        found: dict[str, ReceivedMessage] = {}
+        misses: list[str] = []
+        if kind != "key":
+            at = await self._named_place(msg_id, misses)
+            if at is not None:
+                found[f"the offset message id of a message in topic {at.topic}"] = at
+        if topic and kind != "offset":
+            same = await self.by_key(topic, msg_id, is_unique=True)
+            if same and same[0].offset_msg_id not in [one.offset_msg_id for one in found.values()]:
+                found[f"the unique key of one in topic {topic}"] = same[0]
+            if not found:
+                misses.append(await self._miss_as_key(topic, msg_id))
+        elif kind != "offset":
+            misses.append(_("as a unique key it needs its topic: give it with -t"))
+        if len(found) > 1:
+            one, other = found
+            text = _(
+                "id {id} is {one} and {other}: say which with --kind offset or --kind key",
+                id=msg_id,
+                one=one,
+                other=other,
+            )
+            raise SettingsError(text)
+        if not found:
+            raise UnknownName("message", msg_id, _("the cluster"), remedy=joined("; ", misses))
+        return next(iter(found.values()))
+
+    async def by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        begin_ms: int = 0,
+        end_ms: int | None = None,
+        count_max: int = 64,
+        is_unique: bool = False,
+        brokers: Mapping[str, str] | None = None,
+    ) -> list[ReceivedMessage]:
+        """Messages with a key, or with a unique key, in the order they were stored.
+        ``brokers``, name → address, are asked instead of those of the topic's route. One that does not answer is left
+        out; its error is raised when no other has the message. Raises UnknownName: there is no such topic."""
+        asked = await readers(self._calls, topic) if brokers is None else brokers
+        header = QueryMessageRequest(
+            topic=topic,
+            key=key,
+            max_num=_UNIQUE_KEY_COUNT if is_unique else count_max,
+            begin_timestamp=begin_ms,
+            end_timestamp=_FOREVER_MS if end_ms is None else end_ms,
+            is_unique_key=is_unique or None,
+        )
+
+        async def query(address: str) -> bytes:
+            answer = await self._calls.call(address, request(RequestCode.QUERY_MESSAGE, header))
+            return b"" if answer.code == ResponseCode.QUERY_NOT_FOUND else expect_success(answer, address).payload
+
+        answers, failures = await tried(asked.values(), query)
+        several = [one for name, at in asked.items() for one in read_messages(answers.get(at, b""), name)]
+        # Brokers compare hashes, and two keys of one message may have the same.
+        wanted = [one for one in several if one.topic == topic and key in ([one.msg_id] if is_unique else one.keys)]
+        if failures and not wanted:
+            raise failures[0]
+        places = {(one.broker_name, one.queue_id, one.queue_offset): one for one in wanted}
+        return sorted(places.values(), key=attrgetter("store_timestamp", "physical_offset"))[:count_max]
+
+    async def at(self, topic: str, broker: str, queue_id: int, offset: int) -> ReceivedMessage:
+        """The message at an offset of a queue, also where its topic may not be read.
+        Raises UnknownName: the queue has no such offset."""
+        address = await self._calls.address(broker)
+        header = QueryConsumeQueueRequest(topic=topic, queue_id=queue_id, index=offset, count=1)
+        answer = await self._calls.call(address, request(RequestCode.QUERY_CONSUME_QUEUE, header))
+        body = answer.payload if answer.code == ResponseCode.SUCCESS else b""
+        for entry in decode_as(body, QueryConsumeQueueBody).queue_data or () if body else ():
+            for message in await self.at_place(address, entry.physic_offset):
+                if message.queue_offset == offset:
+                    message.broker_name = broker
+                    return message
+        queue = MessageQueue(topic, broker, queue_id)
+        low, high = [await ask(address, queue) for ask in (self._calls.min_offset, self._calls.max_offset)]
+        has = _("it has {low} to {high}", low=low, high=high - 1) if high > low else _("it has no messages")
+        raise UnknownName(
+            _("message at offset"),
+            str(offset),
+            _("queue {queue} of {topic} on {broker}", queue=queue_id, topic=topic, broker=broker),
+            remedy=has,
+        )
+
+    async def at_place(self, address: str, physical_offset: int) -> list[ReceivedMessage]:
+        """The message at a place in a broker's log, or those of a batch stored as one; none where none begins."""
+        try:
+            body = await self._calls.view_message(address, "", physical_offset)
+            return read_messages(body)
+        except PeerRefused as error:
+            if error.code != ResponseCode.SYSTEM_ERROR:
+                raise
+        except BodyError:  # Apache's brokers answer with whatever lies there
+            pass
+        return []
+
+    async def entries(
+        self, topic: str, queue_id: int, index: int, count: int = 10, *, broker: str | None = None, group: str = ""
+    ) -> QueryConsumeQueueBody:
+        """Entries of a queue's index from an offset on, and what a group's filter says to them; none of an empty queue.
+        Raises SettingsError: several brokers have the topic, and none is named.
+        Raises PeerRefused: there is no such queue. Raises UnknownName: it has no such offset."""
+        brokers = await self._calls.masters_of_topic(topic)
+        if broker is None and len(brokers) > 1:
+            raise SettingsError(
+                _(
+                    "on which broker? topic {topic} is on several, name one with -b: {brokers}",
+                    topic=topic,
+                    brokers=", ".join(brokers),
+                )
+            )
+        address = next(iter(brokers.values())) if broker is None else await self._calls.address(broker)
+        header = QueryConsumeQueueRequest(
+            topic=topic, queue_id=queue_id, index=index, count=count, consumer_group=group or None
+        )
+        answer = await self._calls.call(address, request(RequestCode.QUERY_CONSUME_QUEUE, header))
+        if not answer.payload and (low := await self._place_if_empty(address, topic, queue_id)) is not None:
+            return QueryConsumeQueueBody(min_queue_index=low, max_queue_index=low)
+        if not expect_success(answer, address).payload:
+            raise UnknownName("entry", str(index), address, remedy=answer.remark or _("the queue ends before it"))
+        return decode_as(answer.payload, QueryConsumeQueueBody)
+
+    async def _place_if_empty(self, address: str, topic: str, queue_id: int) -> int | None:
+        """Where the next message of an empty queue goes; None: it has messages, or its topic has no such queue.
+        A broker knows no queue before its first message."""
+        known = (await self._calls.route(topic)).queue_datas
+        if not any(0 <= queue_id < max(one.read_queue_nums, one.write_queue_nums) for one in known):
+            return None
+        queue, calls = MessageQueue(topic, "", queue_id), self._calls
+        low, high = await calls.min_offset(address, queue), await calls.max_offset(address, queue)
+        return low if low >= high else None
+
+    # -- acting on it
+
+    async def push(self, message: ReceivedMessage, group: str, client_id: str) -> ConsumeMessageDirectlyResult:
+        """Have a client of a group handle a message now. Raises UnknownName: that client is not in the group."""
+        members = [one.client_id for one in (await Clients(self._calls).consumers(group)).connection_set]
+        if client_id not in members:
+            raise UnknownName("client", client_id or _("without an id"), _("group {group}", group=group), members)
+        header = ConsumeDirectlyRequest(
+            consumer_group=group, client_id=client_id, msg_id=message.offset_msg_id, topic=message.topic
+        )
+        code = RequestCode.CONSUME_MESSAGE_DIRECTLY
+        answer = await self._calls.ask(await self._home(message), code, header, timeout_ms=_RELAY_TIMEOUT_MS)
+        return decode_as(answer.payload, ConsumeMessageDirectlyResult)
+
+    async def send(self, message: Message, *, broker: str | None = None, queue_id: int | None = None) -> Sent:
+        """Send a message to any queue, or to a certain broker or queue.
+        Raises UnknownName: there is no such topic. Raises ClientError: it has no such queue to send to."""
+        from rmqkit.client.producer.encode import encode_message
+        from rmqkit.client.runtime.routes import publish_queues
+        from rmqkit.client.runtime.settings import ProducerSettings
+
+        queues = [
+            queue
+            for queue in publish_queues(message.topic, await self._calls.route(message.topic))
+            if broker in (None, queue.broker_name) and queue_id in (None, queue.queue_id)
+        ]
+        if not queues:
+            wanted = "queue" if queue_id is None else _("queue {id}", id=queue_id)
+            if broker:
+                wanted = _("{queue} on {broker}", queue=wanted, broker=broker)
+            look = _("look with rmq admin topic route {topic}", topic=message.topic)
+            raise ClientError(
+                _("topic {topic} has no {wanted} to send to: {look}", topic=message.topic, wanted=wanted, look=look)
+            )
+        queue = random.choice(queues)
+        prepared = encode_message(message, message.msg_id or self._next_key(), ProducerSettings())
+        header = SendMessageV2Request(
+            producer_group="CLIENT_INNER_PRODUCER",
+            topic=message.topic,
+            default_topic=AUTO_CREATE_TOPIC,
+            default_topic_queue_nums=4,
+            queue_id=queue.queue_id,
+            sys_flag=prepared.sys_flag,
+            born_timestamp=self._calls.clock.now_ms(),
+            flag=prepared.flag,
+            properties=prepared.properties,
+        )
+        address = await self._calls.address(queue.broker_name)
+        answer = await self._calls.call(address, request(RequestCode.SEND_MESSAGE_V2, header, prepared.body))
+        if answer.code not in STORED:
+            raise PeerRefused(answer.code, answer.remark, address)
+        stored = decode_header(answer, SendMessageResponse)
+        return Sent(
+            broker_name=queue.broker_name,
+            queue_id=stored.queue_id,
+            send_result=STORED[answer.code],
+            msg_id=prepared.msg_id,
+            offset_msg_id=stored.msg_id,
+            queue_offset=stored.queue_offset,
+        )
+
+    async def resend(self, message: ReceivedMessage) -> Sent:
+        """Send a stored message again to its topic, with the unique key it has, so that consumers can tell."""
+        again = Message(
+            topic=message.topic,
+            body=message.body,
+            tags=message.tags,
+            keys=message.keys,
+            properties=own_properties(message.properties),
+            sharding_key=message.properties.get(SHARDING_KEY),
+            flag=message.flag,
+            msg_id=message.msg_id,
+        )
+        return await self.send(again)
+
+    async def resume(self, msg_id: str) -> ReceivedMessage:
+        """Have the producer of a half message asked anew what became of its transaction, although the broker gave up.
+        Takes its offset message id, or its unique key. Raises UnknownName: there is no such half message."""
+        brokers = await self._calls.masters()
+        copies = [
+            message  # each check of a half message stores it once more
+            for topic in (HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC)
+            for message in await self.by_key(topic, msg_id, is_unique=True, brokers=brokers)
+        ]
+        found = copies[-1] if copies else await self.find(msg_id, kind="offset")
+        header = ResumeCheckRequest(topic=found.topic, msg_id=found.offset_msg_id)
+        await self._calls.ask(await self._home(found), RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
+        return found
+
+    # -- inside
+
+    async def _named_place(self, msg_id: str, misses: list[str]) -> ReceivedMessage | None:
+        """The message that an offset message id names; what is wrong goes to ``misses``."""
+        try:
+            ip, port, physical_offset = decode_offset_id(msg_id)
+        except ValueError:
+            misses.append(_("it is no offset message id, which has 32 or 56 hexadecimal digits"))
+            return None
+        if not 0 < port < 1 << 16:
+            misses.append(_("it is no offset message id, its port would be {port}", port=port))
+            return None
+        address = join_address(ip, port)
+        known = {
+            one
+            for data in (await self._calls.cluster()).broker_addr_table.values()
+            for one in data.broker_addrs.values()
+        }
+        if address not in known:
+            misses.append(
+                _("as an offset message id it is of {address}, which no broker of the cluster has", address=address)
+            )
+            return None
+        for message in await self.at_place(address, physical_offset) if physical_offset >= 0 else ():
+            if message.offset_msg_id == msg_id.upper():
+                (message.broker_name,) = await self._calls.masters(broker=address)
+                return message
+        misses.append(
+            _(
+                "as an offset message id it is of {address}, which has no message at {offset}",
+                address=address,
+                offset=physical_offset,
+            )
+        )
+        return None
+
+    async def _miss_as_key(self, topic: str, msg_id: str) -> str:
+        """What to say of an id that is no unique key of a topic."""
+        count = len(await self.by_key(topic, msg_id))
+        if count:
+            return _(
+                "as a key topic {topic} has it {count} times: rmq admin message by-key {topic} {id}",
+                topic=topic,
+                count=count,
+                id=msg_id,
+            )
+        return _("topic {topic} has no message with that unique key or key", topic=topic)
+
+    async def _home(self, message: ReceivedMessage) -> str:
+        """The master that has a message; who stored it may be another one, of before a slave took over."""
+        return (await self._calls.masters()).get(message.broker_name or "", message.store_host)
+
+    def _next_key(self) -> str:
+        if self._keys is None:
+            host = pack_host("127.0.0.1", 0)[:4]
+            self._keys = UniqueKeys(host, os.getpid(), random.getrandbits(32))
+        return self._keys.next(self._calls.clock.now_ms())
+
+
+class TraceRow(Struct, rename="camel", kw_only=True):
+    """One act on a message; the begin and the end of handling it are one ``Sub``."""
+
+    kind: str
+    group: str
+    client_host: str
+    timestamp: int
+    cost_ms: int | None = None
+    status: str = ""
+    retry_times: int | None = None
+
+
+async def traces_of(messages: Messages, msg_id: str, trace_topic: str = TRACE_TOPIC) -> list[TraceRow]:
+    """The traces of a message, found by its unique key, in order of time.
+    Raises UnknownName: nothing, or the topic does not exist, as no client traces."""
+    try:
+        written = await messages.by_key(trace_topic, msg_id)
+    except UnknownName as error:
+        raise UnknownName("topic", trace_topic, error.asked, remedy=_("no client has traced anything yet")) from None
+    told = [
+        (message, trace)  # a handler's begin and end may be in two messages
+        for message in written
+        for trace in _readable(message)
+        if trace.msg_id == msg_id
+    ]
+    ends = {trace.request_id: trace for __, trace in told if isinstance(trace, SubscribeAfterTrace)}
+    begun = {trace.request_id for __, trace in told if isinstance(trace, SubscribeBeforeTrace)}
+    rows = [
+        _row(message, trace, ends.get(trace.request_id) if isinstance(trace, SubscribeBeforeTrace) else trace)
+        for message, trace in told
+        if not (isinstance(trace, SubscribeAfterTrace) and trace.request_id in begun)
+    ]
+    if not rows:
+        remedy = _("clients trace with enable_trace, and tell it some seconds later")
+        raise UnknownName(_("trace of message"), msg_id, _("topic {topic}", topic=trace_topic), remedy=remedy)
+    return sorted(rows, key=lambda row: row.timestamp)
+
+
+def _readable(message: ReceivedMessage) -> list[Trace]:
+    """What a message of the trace topic tells; nothing when it cannot be read."""
+    try:
+        return decode_traces(message.body)
+    except BodyError:
+        return []
+
+
+def _row(message: ReceivedMessage, begin: Trace, end: Trace | None) -> TraceRow:
+    row = TraceRow(
+        kind=str(begin.__struct_config__.tag).removesuffix("Before").removesuffix("After"),
+        group=begin.group or "",
+        client_host=split_address(message.born_host)[0],
+        timestamp=begin.timestamp or message.born_timestamp,
+        retry_times=begin.retry_times if isinstance(begin, SubscribeBeforeTrace) else None,
+    )
+    match end:
+        case None:
+            row.status = _("under way")
+        case SubscribeAfterTrace():
+            names = {int(code): code.name.lower().replace("_", " ") for code in ConsumeReturn}
+            row.cost_ms, row.status = end.cost_ms, names.get(end.context_code, str(end.context_code))
+        case EndTransactionTrace():
+            row.status = end.state or ""
+        case PublishTrace():
+            row.cost_ms, row.client_host = end.cost_ms, end.client_host or row.client_host
+            row.status = "success" if end.success else "failed"
+        case _:
+            row.status = "success" if getattr(end, "success", False) else "failed"
+    return row

@@ -1,0 +1,1 @@
+"""Options, output and connections that commands share."""

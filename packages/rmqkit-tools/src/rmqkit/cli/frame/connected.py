@@ -1,0 +1,182 @@
+"""What ``rmq send``, ``rmq tail`` and ``rmq replay`` share: options, a connection, a clean end, and counting."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import msgspec
+
+from rmqkit.cli.frame.nouns import LOCAL, admin_of, drop_output, silence, tls_settings
+from rmqkit.clock import SYSTEM_CLOCK
+from rmqkit.errors import RmqError, UnknownName
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from rmqkit.admin.messages.sending import Stop
+    from rmqkit.client.runtime.runtime import ClientRuntime
+    from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings
+
+INTERRUPTED = 130
+"""The exit code of what Ctrl-C ended, as shells have it."""
+
+_ROUTE_INTERVAL_MS = 2000
+
+C = TypeVar("C", bound="ClientSettings")
+
+
+def note(text: str) -> None:
+    """A line on stderr for a person."""
+    print(f"rmq: {text}", file=sys.stderr, flush=True)
+
+
+def note_wait(who: str, up_to_ms: int) -> None:
+    """Tell a person why nothing happens."""
+    note(f"waiting for {who}, up to {up_to_ms / 1000:g} s")
+
+
+def run(work: Callable[[Stop], Coroutine[Any, Any, None]]) -> bool:
+    """Run what a command does; False when Ctrl-C, SIGTERM, or who read its output ended it.
+    Raises RmqError: a file cannot be read or written, and whatever the work raises."""
+    from rmqkit.admin.messages.sending import Stop
+
+    async def main() -> bool:
+        stop = Stop()
+        _on_signals(stop.ask)
+        try:
+            await work(stop)
+        except asyncio.CancelledError:
+            if not stop.is_asked:
+                raise
+            return False
+        return True
+
+    silence()
+    try:
+        return asyncio.run(main())
+    except BrokenPipeError:
+        drop_output()
+        return False
+    except OSError as error:
+        raise RmqError(f"cannot read or write {error.filename or 'a file or the output'}: {error.strerror}") from None
+
+
+def _on_signals(ask: Callable[[], object]) -> None:
+    """Have SIGINT and SIGTERM call a function on the running loop, also where loops cannot watch signals (Windows)."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            loop.add_signal_handler(number, ask)
+        except NotImplementedError:
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(ask))
+
+
+def client_settings(kind: type[C], options: Mapping[str, Any], **more: Any) -> C:
+    """Settings of a client that connects as the common options say."""
+    tls: dict[str, Any] = msgspec.structs.asdict(tls_settings(options))
+    tls |= {name: options.get(name) or "" for name in ("access_key", "secret_key", "security_token")}
+    return kind(**tls, api_timeout_ms=options["timeout_ms"], route_interval_ms=_ROUTE_INTERVAL_MS, **more)
+
+
+def sending_settings(options: Mapping[str, Any], *, message_bytes_max: int) -> ProducerSettings:
+    """Settings of a producer that rides out the restart of a broker, as producers of programs do; the common option
+    ``--timeout`` is for one try."""
+    from rmqkit.client.runtime.settings import ProducerSettings
+
+    timeout_ms = options["timeout_ms"]
+    budget_ms = max(ProducerSettings().send_timeout_ms, timeout_ms)
+    return client_settings(
+        ProducerSettings,
+        options,
+        send_timeout_ms=budget_ms,
+        try_timeout_ms=timeout_ms,
+        message_bytes_max=message_bytes_max,
+    )
+
+
+@asynccontextmanager
+async def runtime_for(
+    topic: str | None, options: Mapping[str, Any], *, must_exist: bool = True
+) -> AsyncIterator[ClientRuntime]:
+    """The connections of a command, after a look whether a name server is there and knows the topic.
+    Raises UnknownName: it does not, and must. Raises RmqError: no name server answers."""
+    from rmqkit.client.runtime.runtime import ClientRuntime
+    from rmqkit.client.runtime.settings import ClientSettings
+
+    async with admin_of(options) as admin:
+        try:
+            await (admin.calls.topic_names() if topic is None else admin.calls.route(topic))
+        except UnknownName:
+            if must_exist:
+                raise
+    runtime = ClientRuntime(options["name_servers"] or LOCAL, settings=client_settings(ClientSettings, options))
+    await runtime.start()
+    try:
+        yield runtime
+    finally:
+        await runtime.close()
+
+
+class Tally:
+    """Counts messages, on a bar on stderr when a person looks at it; a context manager.
+
+    Args:
+        verb: what is done, as ``sending``.
+        total: how many there will be, when that is known.
+        is_shown: whether there may be a bar.
+    """
+
+    def __init__(self, verb: str, total: int | None, *, is_shown: bool) -> None:
+        self.sent = self.failed = 0
+        self.first_failure: RmqError | None = None
+        self._verb, self.total = verb, total
+        self._bar: Progress | None = None
+        self._is_shown = is_shown and sys.stderr.isatty()
+        self._started_ms = SYSTEM_CLOCK.monotonic_ms()
+
+    def __enter__(self) -> Self:
+        self._started_ms = SYSTEM_CLOCK.monotonic_ms()
+        if self._is_shown:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[counts]}"))
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+            self._bar.add_task(self._verb, total=self.total, counts="")
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def add(self, sent: int, failures: list[RmqError]) -> None:
+        """So many more were sent, and could not be."""
+        self.sent += sent
+        self.failed += len(failures)
+        self.first_failure = self.first_failure or next(iter(failures), None)
+        if self._bar is not None:
+            of = "" if self.total is None else f" of {self.total:,}"
+            failed = f", {self.failed:,} failed" if self.failed else ""
+            counts = f"{self.sent:,}{of}, {self.rate:,.0f}/s{failed}"
+            self._bar.update(self._bar.task_ids[0], completed=self.sent + self.failed, counts=counts)
+
+    @property
+    def seconds(self) -> float:
+        return max(0.001, (SYSTEM_CLOCK.monotonic_ms() - self._started_ms) / 1000)
+
+    @property
+    def rate(self) -> float:
+        """Messages a second."""
+        return self.sent / self.seconds
+
+    def line(self, where: str, *, has_cause: bool = True) -> str:
+        """What was done, in one line; ``has_cause``: with what the first failure said."""
+        cause = f", the first because: {self.first_failure}" if has_cause else ""
+        failed = f"; {self.failed:,} failed{cause}" if self.failed else ""
+        return f"sent {self.sent:,} to {where} in {self.seconds:.2f} s, {self.rate:,.0f}/s{failed}"

@@ -1,0 +1,415 @@
+"""What all verbs of ``rmq admin`` share: options for servers and security, the connection, tables and JSON.
+
+A verb is a coroutine function; it gets an `Admin` and its own options, and returns what it found out. The frame adds
+the common options, runs it, and prints the result:
+
+========================  ====================================  =========================================
+returned                  people see                            ``--json``
+========================  ====================================  =========================================
+text                      the line                              {"done": "text"}
+list of texts             a line each                           the list
+struct                    its fields, one a line                the object
+list of structs or dicts  a table, a column per field           the list of objects
+list of `Done`            a line for each server                the list of objects
+dict                      key and value, one a line             the object
+`View`                    its parts, each one of the above      its ``value``
+async iterator            each as it comes                      a line each
+========================  ====================================  =========================================
+
+JSON spells fields as Java's tools do (camel case).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import itertools
+import logging
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+import typer
+from msgspec import Struct
+from typer.core import TyperGroup
+
+from rmqkit.admin import Admin
+from rmqkit.admin.calls import Done
+from rmqkit.cli.frame import profiles
+from rmqkit.errors import RmqError
+from rmqkit.remoting.authentication import Credentials
+from rmqkit.remoting.tls import ClientTls, ClientTlsSettings
+from rmqkit.sentences import plain
+
+LOCAL = "127.0.0.1:9876"
+_COMPLETION_MS = 500.0
+_NOWHERE = logging.NullHandler()
+_pause = asyncio.sleep
+
+
+class View(Struct):
+    """A result with a form for programs and another for people; the command ends with ``exit_code``."""
+
+    value: Any
+    parts: Sequence[Any]
+    exit_code: int = 0
+
+
+class Named:
+    """A parameter that may be given by position (``TopicA``) or by option (``-t TopicA``), as in Java's tool."""
+
+    def __init__(self, *names: str, help: str, complete: Callable[..., Any] | None = None) -> None:  # noqa: A002
+        self.names = names
+        self.help = help
+        self.complete = complete
+
+    def argument(self, name: str) -> Any:
+        return typer.Argument(metavar=name.upper(), help=self.help, show_default=False, autocompletion=self.complete)
+
+    def option(self) -> Any:
+        return typer.Option(*self.names, show_default=False, hidden=True, autocompletion=self.complete)
+
+
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")]
+
+
+def confirm(what: str, *, yes: bool) -> None:
+    """Ask a person at a terminal whether to do something; a script, which has none, is not asked.
+    Raises RmqError: the answer is not yes."""
+    if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    print(f"{what}? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise RmqError("nothing was changed; --yes does not ask")
+
+
+def _names_of(asking: Callable[[Admin, str], Awaitable[Sequence[str]]]) -> Callable[..., list[str]]:
+    """Completes with names that a name server tells; none when it does not answer quickly."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        async def ask() -> Sequence[str]:
+            async with asyncio.timeout(_COMPLETION_MS / 1000.0), admin_of(ctx.params, is_quiet=True) as admin:
+                return await asking(admin, incomplete)
+
+        try:
+            return [name for name in asyncio.run(ask()) if name.startswith(incomplete)]
+        except Exception:  # noqa: BLE001 - whatever is wrong, a shell that completes must not show it
+            return []
+
+    return complete
+
+
+async def _topics(admin: Admin, incomplete: str) -> Sequence[str]:
+    own = await admin.calls.own_topic_names()
+    return own if any(name.startswith(incomplete) for name in own) else await admin.calls.topic_names()
+
+
+async def _groups(admin: Admin, incomplete: str) -> Sequence[str]:
+    return sorted({group for table in (await admin.groups.tables()).values() for group in table})
+
+
+async def _clusters(admin: Admin, incomplete: str) -> Sequence[str]:
+    return sorted((await admin.calls.cluster()).cluster_addr_table)
+
+
+async def _brokers(admin: Admin, incomplete: str) -> Sequence[str]:
+    return sorted((await admin.calls.cluster()).broker_addr_table)
+
+
+LIVE_TOPICS = _names_of(_topics)
+Topic = Annotated[str, Named("-t", "--topic", help="Topic name.", complete=LIVE_TOPICS)]
+LIVE_GROUPS = _names_of(_groups)
+Group = Annotated[str, Named("-g", "--group", help="Consumer group name.", complete=LIVE_GROUPS)]
+_BROKER, _CLUSTER = "Broker, by name or host:port.", "Cluster name; the command asks all its masters."
+_LIVE_BROKERS, _LIVE_CLUSTERS = _names_of(_brokers), _names_of(_clusters)
+Broker = Annotated[
+    str | None, typer.Option("-b", "--broker", help=_BROKER, show_default=False, autocompletion=_LIVE_BROKERS)
+]
+Cluster = Annotated[
+    str | None, typer.Option("-c", "--cluster", help=_CLUSTER, show_default=False, autocompletion=_LIVE_CLUSTERS)
+]
+BrokerName = Annotated[str, Named("-b", "--broker", help=_BROKER, complete=_LIVE_BROKERS)]
+Key = Annotated[str, Named("-k", "--key", help="Name of the key.")]
+Value = Annotated[str, Named("-v", "--value", help="New value.")]
+
+
+def _profile_names(incomplete: str) -> list[str]:
+    try:
+        return [name for name in sorted(profiles.read().profiles) if name.startswith(incomplete)]
+    except RmqError:  # a shell that completes must not show it
+        return []
+
+
+PROFILE_NAMES = _profile_names
+
+
+def _chosen(context: typer.Context, value: str | None) -> str | None:
+    return profiles.choose(context, value)
+
+
+def _resolved(context: typer.Context, option: typer.CallbackParam, value: Any) -> Any:
+    return profiles.resolved(context, option, value)
+
+
+def _common(kind: Any, default: Any, names: str, text: str, **more: Any) -> tuple[Any, Any]:
+    """An option's annotation and default."""
+    more = {"rich_help_panel": "Connection and output", "callback": _resolved, **more}
+    return Annotated[kind, typer.Option(*names.split(), help=text, show_default=False, **more)], default
+
+
+_SERVERS = f"Name servers, as host:port;host:port (default {LOCAL})."
+_PROFILE: dict[str, Any] = {"callback": _chosen, "is_eager": True, "autocompletion": PROFILE_NAMES}
+COMMON: dict[str, tuple[Any, Any]] = {
+    "profile": _common(
+        str | None, None, "--profile", "Profile of the cluster (rmq profile).", envvar=profiles.VARIABLE, **_PROFILE
+    ),
+    "name_servers": _common(str, LOCAL, "-n --name-servers", _SERVERS, envvar="NAMESRV_ADDR"),
+    "as_json": _common(bool, False, "--json", "Print JSON."),
+    "timeout_ms": _common(int, 5000, "--timeout", "Timeout of each request in ms (default 5000).", min=1),
+    "access_key": _common(
+        str, "", "--access-key", "User name (access key) that signs the requests.", envvar="RMQ_ACCESS_KEY"
+    ),
+    "secret_key": _common(str, "", "--secret-key", "Secret key of that user.", envvar="RMQ_SECRET_KEY"),
+    "security_token": _common(
+        str, "", "--security-token", "Security token to send with the signature.", envvar="RMQ_SECURITY_TOKEN"
+    ),
+    "tls": _common(bool, False, "--tls", "Encrypt every connection. Nothing is verified without --tls-ca."),
+    "tls_ca": _common(str, "", "--tls-ca", "PEM file of the CA. Server certificates are verified against it."),
+    "tls_cert": _common(str, "", "--tls-cert", "PEM file of the client certificate."),
+    "tls_key": _common(str, "", "--tls-key", "PEM file of the private key of that certificate."),
+}
+_WATCH = {"watch_s": _common(float, None, "--watch", "Repeat the command every N seconds until Ctrl-C.", min=0.1)}
+
+
+def admin_of(options: Mapping[str, Any], *, is_quiet: bool = False) -> Admin:
+    """The connection the common options ask for. Raises SettingsError: they do not fit together."""
+    access_key, token = options.get("access_key"), options.get("security_token")
+    secret, tls = options.get("secret_key") or "", tls_settings(options, is_quiet=is_quiet)
+    return Admin(
+        options.get("name_servers") or LOCAL,
+        timeout_ms=options.get("timeout_ms") or 5000,
+        tls=ClientTls(tls) if tls.tls_enable else None,
+        credentials=Credentials(access_key=access_key, secret_key=secret, security_token=token or None)
+        if access_key
+        else None,
+    )
+
+
+def tls_settings(options: Mapping[str, Any], *, is_quiet: bool = False) -> ClientTlsSettings:
+    """Return the TLS settings of the common options; files imply TLS.
+    Without a CA, a person is warned once. With --json, standard error has nothing but an error's line."""
+    trusted, certificate = options.get("tls_ca") or "", options.get("tls_cert") or ""
+    if (options.get("tls") or certificate) and not trusted and not (is_quiet or options.get("as_json")):
+        _warn_unverified()
+    return ClientTlsSettings(
+        tls_enable=bool(options.get("tls") or trusted or certificate),
+        tls_verify_server=bool(trusted),
+        tls_trusted=trusted,
+        tls_certificate=certificate,
+        tls_key=options.get("tls_key") or "",
+    )
+
+
+@functools.cache
+def _warn_unverified() -> None:
+    what = "TLS without a CA encrypts and verifies nothing: any program can answer in the place of a server"
+    print(f"rmq: {what}; to verify servers, give --tls-ca FILE, the PEM file of their CA", file=sys.stderr, flush=True)
+
+
+class Noun:
+    """A noun of ``rmq admin``, to which verbs are added."""
+
+    def __init__(self, name: str, help: str) -> None:  # noqa: A002
+        self.app = typer.Typer(cls=TyperGroup, name=name, help=help, no_args_is_help=True, add_completion=False)
+        self.app.callback()(lambda: None)
+
+    def verb(self, name: str, *, watch: bool = False) -> Callable[[Any], Any]:
+        """Make a coroutine function a verb; its docstring is the help. ``watch``: it can be repeated."""
+
+        def add(operation: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+            self.app.command(name, help=inspect.getdoc(operation))(command_of(operation, watch=watch))
+            return operation
+
+        return add
+
+
+def command_of(operation: Callable[..., Awaitable[Any]], *, watch: bool) -> Callable[..., None]:
+    """The function typer calls: the operation's parameters but the first, and the common ones."""
+    hints = get_type_hints(operation, include_extras=True)
+    own = list(inspect.signature(operation).parameters.values())[1:]
+    common = {**COMMON, **(_WATCH if watch else {})}
+    named = {one.name: mark for one in own if (mark := _mark(hints[one.name])) is not None}
+    parameters = []
+    for one in own:
+        annotation, default = hints[one.name], None if one.default is one.empty else one.default
+        if one.name in named:
+            annotation = Annotated[str | None, named[one.name].argument(one.name)]
+            parameters.append((f"{one.name}_option", Annotated[str | None, named[one.name].option()], None))
+            default = None
+        elif one.default is one.empty:
+            default = one.empty
+        parameters.append((one.name, annotation, default))
+    parameters += [(name, annotation, default) for name, (annotation, default) in common.items()]
+
+    def command(**given: Any) -> None:
+        options = {name: given.pop(name) for name in common}
+        _place(named, {one.name: one.default for one in own}, given)
+        _run(operation, given, options)
+
+    signature = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, annotation, default in parameters
+    ]
+    command.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
+    command.__annotations__ = {name: annotation for name, annotation, _ in parameters}
+    return command
+
+
+def _mark(annotation: Any) -> Named | None:
+    marks = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+    return next((mark for mark in marks if isinstance(mark, Named)), None)
+
+
+def _place(named: Mapping[str, Named], defaults: Mapping[str, Any], given: dict[str, Any]) -> None:
+    """Give each named parameter what its option says, and the others what stands there, in order."""
+    placed = [given.pop(name) for name in named]
+    rest = [text for text in placed if text is not None]
+    for name, mark in named.items():
+        option = given.pop(f"{name}_option")
+        given[name] = option if option is not None else rest.pop(0) if rest else defaults[name]
+        if given[name] is inspect.Parameter.empty:
+            raise typer.BadParameter(f"give {name.upper()}, or {mark.names[0]} {name.upper()}")
+    if rest:
+        raise typer.BadParameter(f"unexpected extra argument: {rest[0]}")
+
+
+def _run(operation: Callable[..., Awaitable[Any]], given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    watch_s = options.get("watch_s")
+
+    async def run() -> int:
+        async with admin_of(options) as admin:
+            while True:
+                result = await operation(admin, **given)
+                async for one in result if isinstance(result, AsyncIterator) else _alone(result):
+                    show(one, as_json=options["as_json"], clear=watch_s is not None)
+                if watch_s is None:
+                    return result.exit_code if isinstance(result, View) else 0
+                await _pause(watch_s)
+                admin.calls.forget()
+
+    silence()
+    try:
+        if code := asyncio.run(run()):
+            raise typer.Exit(code)
+    except KeyboardInterrupt:
+        if watch_s is None:
+            raise
+    except BrokenPipeError:
+        drop_output()
+
+
+def silence() -> None:
+    """What is wrong is told by the command itself, in one line: what libraries log goes nowhere."""
+    logging.getLogger("rmqkit").addHandler(_NOWHERE)
+
+
+def drop_output() -> None:
+    """Whoever read stdout has seen enough: the rest, also what is buffered, goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+async def _alone(result: Any) -> AsyncIterator[Any]:
+    yield result
+
+
+def show(result: Any, *, as_json: bool, clear: bool = False) -> None:
+    """Print what a verb returned; ``clear`` the terminal before."""
+    if as_json:
+        value = result.value if isinstance(result, View) else {"done": result} if isinstance(result, str) else result
+        print(msgspec.json.encode(value, enc_hook=plain).decode(), flush=True)
+        return
+    if clear and sys.stdout.isatty():
+        print("\x1b[H\x1b[2J", end="")
+    for part in result.parts if isinstance(result, View) else [result]:
+        _show(part)
+
+
+def _show(part: Any) -> None:
+    if isinstance(part, str):
+        print(part, flush=True)
+    elif isinstance(part, Struct):
+        _show({name.replace("_", " "): _text(name, getattr(part, name)) for name in part.__struct_fields__})
+    elif isinstance(part, Mapping):
+        width = max(map(len, map(str, part)), default=0)
+        for key, value in part.items():
+            _show(f"{key:<{width}}  {_text(str(key), value)}".rstrip())
+    elif part and isinstance(part[0], Done):
+        for one in part:
+            print(f"{one.where}: {one.done}", flush=True)
+    elif part and isinstance(part[0], Struct):
+        _show_table([{name: getattr(row, name) for name in row.__struct_fields__} for row in part])
+    elif part and isinstance(part[0], Mapping):
+        _show_table(part)
+    else:
+        for line in part:
+            _show(str(line))
+
+
+def _show_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Aligned columns, numbers to the right, columns without anything in them left out."""
+    fields = [name for name in rows[0] if any(row[name] not in ("", None) for row in rows)]
+    numbers = [all(type(row[name]) in (int, float) for row in rows) for name in fields]
+    lines = [[name.replace("_", " ").upper() for name in fields]]
+    lines += [[_text(name, row[name]) for name in fields] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = [[[text] for text in line] for line in lines]
+    if sys.stdout.isatty():
+        shown, widths = _fitted(lines, widths, numbers)
+    for row in shown:
+        for line in itertools.zip_longest(*row, fillvalue=""):
+            aligned = [
+                text.rjust(width) if right else text.ljust(width)
+                for text, width, right in zip(line, widths, numbers, strict=True)
+            ]
+            print(_GAP.join(aligned).rstrip(), flush=True)
+
+
+def _fitted(lines: list[list[str]], widths: list[int], numbers: list[bool]) -> tuple[list[list[list[str]]], list[int]]:
+    """Fit a table to the terminal, and return the lines of each cell. Sentences are wrapped; long names lose their
+    middle. Numbers, times, addresses and other cells that begin with a digit stay whole."""
+    from rmqkit.cli.frame.printing import clip, fitting
+
+    prose = [any(line[place].count(" ") > 1 for line in lines[1:]) for place in range(len(widths))]
+    names = [
+        place
+        for place, is_number in enumerate(numbers)
+        if not is_number and (prose[place] or not any(line[place][:1].isdigit() for line in lines[1:]))
+    ]
+    taken = sum(widths) - sum(widths[place] for place in names) + len(_GAP) * (len(widths) - 1)
+    fitted = dict(
+        zip(names, fitting([widths[n] for n in names], shutil.get_terminal_size().columns - taken), strict=True)
+    )
+    widths = [fitted.get(place, width) for place, width in enumerate(widths)]
+
+    def cell(text: str, place: int) -> list[str]:
+        return (textwrap.wrap(text, widths[place]) or [""]) if prose[place] else [clip(text, widths[place])]
+
+    return [[cell(text, place) for place, text in enumerate(line)] for line in lines], widths
+
+
+_GAP = "  "
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if value is msgspec.UNSET:
+        return ""
+    from rmqkit.cli.frame.printing import cell
+
+    return cell(name, value)

@@ -1,0 +1,130 @@
+"""``rmq consume TOPIC --group G``: messages as a member of a consumer group, one a line.
+
+A message is consumed when its line is written, and only then: the group's offset never passes one that was not printed.
+What a kill leaves uncommitted is printed again by the next member, as with every consumer (at least once). Messages of
+the group that come again (retries) are printed, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from rmqkit.admin.messages.sending import Stop
+from rmqkit.cli import with_options
+from rmqkit.cli.admin.message import shown
+from rmqkit.cli.frame.connected import client_settings, note, run, runtime_for
+from rmqkit.cli.frame.nouns import COMMON, LIVE_GROUPS, LIVE_TOPICS
+from rmqkit.cli.messages.tail import FIELDS, LINE_FORMAT, check_format, columns_for, line_text
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
+from rmqkit.protocol.schemas.clients import MessageQueue
+
+app = typer.Typer(name="consume", add_completion=False)
+
+_PATIENCE_SECONDS = 5.0
+"""Without a queue for so long a member is told what may be the cause."""
+
+
+class Begin(enum.Enum):
+    """Where a group begins in a queue that it has no offset in: at the first message, or behind the last."""
+
+    BEGINNING = "beginning"
+    END = "end"
+
+
+_START = {Begin.BEGINNING: StartFrom.FIRST_OFFSET, Begin.END: StartFrom.NEW_MESSAGES}
+
+
+# Long: it declares the command's options.
+@app.command()
+@with_options(COMMON)
+def consume(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, autocompletion=LIVE_TOPICS)],
+    group: Annotated[str, typer.Option("-g", "--group", help="Consumer group to join.", autocompletion=LIVE_GROUPS)],
+    begin: Annotated[Begin, typer.Option("--from", help="Where a group without an offset begins.")] = Begin.BEGINNING,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this number of messages.", show_default=False)
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--for", metavar="SECONDS", min=0, help="Stop after this number of seconds.", show_default=False),
+    ] = None,
+    tags: Annotated[str, typer.Option(help='Only messages with these tags: "a || b".', show_default=False)] = "*",
+    sql: Annotated[
+        str | None, typer.Option(help="Only messages that match this SQL92 expression.", show_default=False)
+    ] = None,
+    line_format: Annotated[
+        str, typer.Option("--format", help=f"Format of each line. Fields: {', '.join(FIELDS)}.")
+    ] = LINE_FORMAT,
+    is_whole: Annotated[
+        bool, typer.Option("--whole", help="Show whole bodies. By default a terminal shows what fits on the line.")
+    ] = False,
+    **options: Any,
+) -> None:
+    """Consume messages as a member of a group, until Ctrl-C. Printed messages count as consumed.
+
+    The members of the group share the queues, so all of them must have the same topics, tags and SQL expressions.
+    Messages that --tags or --sql do not select are skipped for the whole group. `rmq tail` only looks."""
+    if sql is not None and tags != "*":
+        raise typer.BadParameter("--tags and --sql exclude each other: write TAGS into the SQL92 text")
+    check_format(line_format)
+    as_json, is_cut = options["as_json"], line_format == LINE_FORMAT and not is_whole and sys.stdout.isatty()
+
+    def told(queues: set[MessageQueue], held: set[MessageQueue]) -> None:
+        note(f"group {group} has {len(held):,} of {len(queues):,} queues of {topic} here")
+
+    def tell_if_idle(consumer: PushConsumer) -> None:
+        if not any(queue.topic == topic for queue in consumer.held_queues()):
+            note(
+                f"group {group} has no queue of {topic} here: either other members have them all (rmq admin consumer"
+                f" connections {group}), or the broker does not know the group (rmq admin group create {group})"
+            )
+
+    async def work(stop: Stop) -> None:
+        settings = client_settings(PushConsumerSettings, options, start_from=_START[begin])
+        async with runtime_for(topic, options) as runtime:
+            consumer = PushConsumer(group, settings=settings, runtime=runtime)
+            consumer.subscribe(topic, sql or tags, expression_type="TAG" if sql is None else "SQL92")
+            if sys.stderr.isatty():
+                consumer.on_queues_changed(topic, told)
+            stream, left = consumer.messages(), count
+            with contextlib.suppress(TimeoutError):
+                async with consumer, asyncio.timeout(seconds):
+                    asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, tell_if_idle, consumer)
+                    async for message in stream:
+                        if as_json:
+                            print(msgspec.json.encode(shown(message)).decode(), flush=True)
+                        else:
+                            print(line_text(line_format, message, columns_for(is_cut)), flush=True)
+                        stream.settle()  # printed: from here on a stop must not have it delivered again
+                        left = None if left is None else left - 1
+                        if left == 0:
+                            return
+
+    with _warnings_told():
+        run(work)
+
+
+class _Notes(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        note(record.getMessage())
+
+
+@contextlib.contextmanager
+def _warnings_told() -> Iterator[None]:
+    """Tell on stderr why nothing comes: a consumer tries again and logs a warning where a command would end."""
+    notes, log = _Notes(logging.WARNING), logging.getLogger("rmqkit")
+    log.addHandler(notes)
+    try:
+        yield
+    finally:
+        log.removeHandler(notes)

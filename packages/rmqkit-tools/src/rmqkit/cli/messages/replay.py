@@ -1,0 +1,358 @@
+"""``rmq replay``: stored messages sent again."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, closing, suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from rmqkit.admin import Admin
+from rmqkit.admin.messages.sending import Pace, Stop
+from rmqkit.admin.replay.dead import BY
+from rmqkit.admin.replay.replay import Audit, Picked, Replay, Selection, State, StoreSource, TopicSource, destination
+from rmqkit.admin.replay.replayed import GroupProducer, Replayed, Retries, file_name, other_readers
+from rmqkit.admin.tail import TOOLS_GROUP
+from rmqkit.cli import with_options
+from rmqkit.cli.admin.message import shown
+from rmqkit.cli.frame.connected import (
+    INTERRUPTED,
+    Tally,
+    client_settings,
+    note,
+    note_wait,
+    run,
+    runtime_for,
+    sending_settings,
+)
+from rmqkit.cli.frame.nouns import COMMON, LIVE_TOPICS, admin_of, show
+from rmqkit.cli.frame.printing import body_text, time_ms, time_text
+from rmqkit.cli.servers.store import Config, settings_of
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.settings import PullConsumerSettings
+from rmqkit.errors import RmqError, SettingsError, UnknownName
+from rmqkit.protocol.names import dlq_topic
+from rmqkit.sentences import plain
+from rmqkit.store.settings import StoreSettings
+
+app = typer.Typer(name="replay", add_completion=False)
+
+_GROUP = "rmq-replay"
+_ROWS_MAX = 20
+_SECONDS = len("2026-01-31 12:00:00")
+_BODY_CHARS = 28
+
+
+# Long: it declares the command's options.
+@app.command()
+@with_options(COMMON)
+def replay(
+    topic: Annotated[
+        str | None, typer.Argument(metavar="[TOPIC]", help="Topic to read messages from.", autocompletion=LIVE_TOPICS)
+    ] = None,
+    dlq: Annotated[
+        str | None,
+        typer.Option(
+            "--dlq", metavar="GROUP", help="Read the dead letters of this group instead of a topic.", show_default=False
+        ),
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Read the log of this store directory.", show_default=False)
+    ] = None,
+    config: Config = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="TOPIC",
+            help="Topic to send to; every group that reads it gets the messages. (default with --dlq: the retry topic "
+            "of the group, which no other group reads; with --store: the original topic of each message)",
+        ),
+    ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="TIME", help="Only messages stored at or after this time: ISO or ms."),
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="Only messages stored at or before this time.")
+    ] = None,
+    keys: Annotated[
+        list[str] | None, typer.Option("--key", help="Only messages with this key or message id; repeatable.")
+    ] = None,
+    tags: Annotated[str, typer.Option(help='Only messages with these tags: "a || b".', show_default=False)] = "*",
+    sql: Annotated[str, typer.Option(help="Only messages that match this SQL92 expression.", show_default=False)] = "",
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kind",
+            metavar="NO|TEXT",
+            help="Only messages of this kind: its number in rmq admin dead kinds, or a part of its name; repeatable.",
+        ),
+    ] = None,
+    by: Annotated[str, typer.Option(help=f"What tells kinds apart: {', '.join(BY)} or property:NAME.")] = "kind",
+    rate: Annotated[float, typer.Option(min=0, help="Maximum messages per second; 0 means no limit.")] = 0,
+    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent, but send nothing.")] = False,
+    state_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--state",
+            metavar="FILE",
+            help="Save progress to this file. Run the same command again to continue. (default with --dlq: a file in "
+            "~/.local/state/rmqkit, which remembers what was replayed)",
+        ),
+    ] = None,
+    is_again: Annotated[
+        bool, typer.Option("--again", help="With --dlq: also send what was replayed before; forget what is remembered.")
+    ] = False,
+    audit_path: Annotated[
+        Path | None, typer.Option("--audit", metavar="FILE", help="Append one JSON line per message to this file.")
+    ] = None,
+    group: Annotated[
+        str, typer.Option(help="Consumer group for the requests. No offsets are saved for it.")
+    ] = TOOLS_GROUP,
+    **options: Any,
+) -> None:
+    """Send stored messages again: from a topic, from the dead letters of a group, or from a store directory.
+
+    Dead letters go only to the group they belong to, and each of them once:
+    what was replayed is remembered, and --again repeats it.
+
+    Only messages stored before the command starts are sent. With --state or
+    --dlq, you can interrupt the replay in any way and continue it later: of the
+    chunk in progress, at most 256 messages, those that already arrived are
+    found by their unique keys and are not sent again."""
+    topic = _topic(topic, dlq, store, target, is_again=is_again)
+    end_ms = None if end is None else time_ms(end)
+    selection = Selection(topic, time_ms(begin or "0"), end_ms, tuple(keys or ()), tags, sql, by)
+    selection.test()
+    where = target or (f"group {dlq}" if dlq is not None else "their own topics")
+    remembers = dlq is not None and store is None
+    state_path = state_path or (_memory_path(dlq, target, options) if dlq is not None and store is None else None)
+    as_json = options["as_json"]
+    tally = Tally("replaying", None, is_shown=not as_json)
+    job: Replay | None = None
+
+    async def work(stop: Stop) -> None:
+        nonlocal job, selection
+        async with AsyncExitStack() as stack:
+            known = topic if store is None else target
+            runtime = await stack.enter_async_context(runtime_for(known, options, must_exist=store is None))
+            pulling = client_settings(PullConsumerSettings, options)
+            consumer = await stack.enter_async_context(PullConsumer(group, settings=pulling, runtime=runtime))
+            admin = await stack.enter_async_context(admin_of(options))
+            selection = await _with_kinds(admin, selection, None if store is not None else dlq, kinds or [])
+            settings = None if store is None else settings_of(config, store)
+            source = _source(consumer, topic, store, selection, settings)
+            if dlq is not None and remembers and state_path is not None:
+                if not is_dry_run:
+                    stack.enter_context(Replayed.held(state_path))
+                memory = await _memory(consumer, dlq, where, state_path, is_again=is_again)
+                state = await State.begin(memory.task, source)
+                state.replay_id, is_continued = memory.replay_id, not memory.is_done
+            else:
+                memory, task = None, f"{store or 'brokers'}, {selection}, to {where}"
+                state, is_continued = await _state(task, source, state_path)
+            retries = await Retries.find(admin, dlq) if dlq is not None and target is None else None
+            readers = await _readers(admin, target, dlq, retries)
+            if is_dry_run:
+                await _show(source.read(state.lanes), target, retries, memory, as_json=as_json)
+            for line in readers:
+                note(line)
+            if is_dry_run:
+                return
+            if store is None and selection == Selection(topic, selection.begin_ms):
+                tally.total = sum(end - offset for offset, end in state.lanes.values())
+            sending = sending_settings(options, message_bytes_max=sys.maxsize)  # a broker took them before
+            producer = await stack.enter_async_context(Producer(_GROUP, settings=sending, runtime=runtime))
+            job = Replay(
+                source,
+                producer if retries is None else GroupProducer(producer, runtime, admin, retries),
+                consumer,
+                state,
+                target=target,
+                retries=retries,
+                memory=memory,
+                state_path=None if remembers else state_path,
+                memory_path=state_path if remembers else None,
+                audit=None if audit_path is None else stack.enter_context(closing(Audit(audit_path))),
+                pace=Pace(rate),
+                is_unsure=is_continued,
+                on_chunk=tally.add,
+                on_wait=note_wait,
+            )
+            with tally:
+                await job.run(stop)
+
+    on = _continued(state_path, is_again=is_again)
+    try:
+        is_whole = run(work)
+    except RmqError:
+        if tally.sent:
+            note(f"stopped, {tally.line(where, has_cause=False)}{on}")
+        raise
+    if job is not None:
+        _print_end(job, tally, where, on, is_whole=is_whole, as_json=as_json)
+    if not is_whole or tally.failed:
+        raise typer.Exit(1 if is_whole else INTERRUPTED)
+
+
+def _continued(state_path: Path | None, *, is_again: bool) -> str:
+    """Return how to continue, to be put after a line."""
+    if state_path is None:
+        return ""
+    return f"; run the same command{' without --again' if is_again else ''} to continue"
+
+
+def _print_end(job: Replay, tally: Tally, where: str, on: str, *, is_whole: bool, as_json: bool) -> None:
+    """Print what was sent; ``on`` says how to continue."""
+    found = f"; {job.found:,} were there already" if job.found else ""
+    before = f"; {job.state.sent:,} in all runs" if job.state.sent > tally.sent + job.found else ""
+    earlier = f"; {job.remembered:,} were replayed before (--again repeats them)" if job.remembered else ""
+    text = f"{tally.line(where)}{found}{before}{earlier}"
+    if as_json:
+        print(msgspec.json.encode(_report(job, tally), enc_hook=plain).decode())
+    if as_json or tally.failed or not is_whole:
+        note(text if is_whole else f"stopped, {text}{on}")
+    else:
+        print(text)
+
+
+def _source(
+    consumer: PullConsumer, topic: str | None, store: Path | None, selection: Selection, settings: StoreSettings | None
+) -> TopicSource | StoreSource:
+    if store is None:
+        return TopicSource(consumer, topic or "", selection, note_wait)
+    return StoreSource(store, selection, settings, lambda finding: note(str(finding)))
+
+
+def _memory_path(group: str, target: str | None, options: Mapping[str, Any]) -> Path:
+    """Return the file that remembers the replayed dead letters of a group, of this user."""
+    folder = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(folder) / "rmqkit" / "replays" / f"{file_name(options['name_servers'], group, target)}.json"
+
+
+async def _memory(consumer: PullConsumer, group: str, where: str, path: Path, *, is_again: bool) -> Replayed:
+    """Return the dead letters of a group that were replayed before."""
+    task = f"dead letters of {group}, to {where}"
+    memory = Replayed.load(path, task)
+    if is_again:
+        return Replayed.new(task)
+    await memory.forget_deleted(consumer, dlq_topic(group))
+    return memory
+
+
+async def _state(task: str, source: TopicSource | StoreSource, path: Path | None) -> tuple[State, bool]:
+    """Return the state of a replay, and whether an earlier run left it."""
+    found = None if path is None else State.load(path, task)
+    return found or await State.begin(task, source), found is not None
+
+
+def _topic(topic: str | None, dlq: str | None, store: Path | None, target: str | None, *, is_again: bool) -> str | None:
+    """Whose messages; None for all that a store has. Raises BadParameter: that is not said, or not where they go."""
+    if is_again and (dlq is None or store is not None):
+        raise typer.BadParameter("--again is for dead letters at brokers: give it with --dlq GROUP and without --store")
+    if dlq is not None and topic is not None:
+        raise typer.BadParameter(f"give a topic or --dlq, not both: found {topic} and {dlq}")
+    if topic is None and dlq is None and store is None:
+        raise typer.BadParameter("nothing to replay: give a topic, --dlq GROUP or --store DIR")
+    if target is None and dlq is None and store is None:
+        raise typer.BadParameter(
+            f"no target: give --to TOPIC (--to {topic} sends the messages to the same topic again)"
+        )
+    return topic if dlq is None else dlq_topic(dlq)
+
+
+def _report(job: Replay, tally: Tally) -> dict[str, Any]:
+    counts = {"sent": tally.sent, "found": job.found, "failed": tally.failed, "isDone": job.state.is_done}
+    counts |= {"remembered": job.remembered} if job.memory is not None else {}
+    return {"replayId": job.state.replay_id, **counts}
+
+
+async def _with_kinds(admin: Admin, selection: Selection, group: str | None, kinds: Sequence[str]) -> Selection:
+    """Return a selection with the kinds that were given: by number, by the whole name, or by a part of it.
+    Raises SettingsError: there is no kind of that number."""
+    if not kinds:
+        return selection
+    listed: list[str] = []
+    if group is not None:
+        with suppress(UnknownName):
+            listed = [one.kind for one in (await admin.dead.kinds(group, selection.by)).kinds]
+    whole: list[str] = []
+    parts: list[str] = []
+    for text in kinds:
+        if text.isdecimal() and text not in listed:
+            if not 0 < int(text) <= len(listed):
+                there = f"group {group} has {len(listed)}" if group is not None else "only dead letters at brokers have"
+                by = "" if selection.by == "kind" else f" --by {selection.by}"
+                raise SettingsError(
+                    f"--kind {text}: {there} numbered kinds: rmq admin dead kinds {group or 'GROUP'}{by}"
+                )
+            whole.append(listed[int(text) - 1])
+            note(f"kind {text}: {whole[-1]}")
+        else:
+            (whole if text in listed else parts).append(text)
+    return msgspec.structs.replace(selection, kinds=tuple(whole), kind_parts=tuple(parts))
+
+
+async def _readers(admin: Admin, target: str | None, group: str | None, retries: Retries | None) -> list[str]:
+    """Return lines that say who receives the messages."""
+    if retries is not None and not retries.is_online:
+        return [f"no client of group {group} is online: the messages wait in its retry topic"]
+    if target is None:
+        return []
+    try:
+        others = await other_readers(admin, target, group or "")
+    except UnknownName:  # a topic that the first message creates
+        others = []
+    if not others or (group is None and len(others) < 2):
+        return []
+    also = "other groups read it, too, and receive the messages" if group is not None else "groups read it"
+    return [f"to {target}: {len(others)} {also}: {', '.join(others)}"]
+
+
+async def _show(
+    messages: AsyncIterator[Picked],
+    target: str | None,
+    retries: Retries | None,
+    memory: Replayed | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print what would be sent: the first messages, and how many."""
+    counts: Counter[tuple[str, str]] = Counter()
+    rows: list[dict[str, str]] = []
+    remembered = 0
+    async for picked in messages:
+        message = picked.message
+        if memory is not None and memory.has(picked.lane, message.queue_offset):
+            remembered += 1
+            continue
+        to = destination(message, target, retries) or "?"
+        counts[message.topic, to] += 1
+        if as_json:
+            print(msgspec.json.encode({**msgspec.to_builtins(shown(message)), "newTopic": to}).decode(), flush=True)
+        elif len(rows) < _ROWS_MAX:
+            body = body_text(message.body)
+            body = body if len(body) <= _BODY_CHARS else f"{body[: _BODY_CHARS - 1]}…"
+            stored = time_text(message.store_timestamp)[:_SECONDS]
+            place = {"stored": stored, "from": picked.place, "to": to}
+            rows.append({**place, "tags": message.tags or "", "keys": " ".join(message.keys), "body": body})
+    if as_json:
+        return
+    show(rows, as_json=False)
+    if (more := counts.total() - len(rows)) > 0:
+        print(f"… and {more:,} more")
+    for (topic, to), count in sorted(counts.items()):
+        whom = f", which only group {retries.group} reads" if retries is not None else ""
+        print(f"would send {count:,} of {topic} to {to}{whom}")
+    if remembered:
+        print(f"would not send {remembered:,} that were replayed before (--again repeats them)")
+    elif not counts:
+        print("would send nothing: no message is selected")

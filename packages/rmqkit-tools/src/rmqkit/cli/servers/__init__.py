@@ -1,0 +1,1 @@
+"""Commands that run servers, check them, and read their folders."""
