@@ -31,7 +31,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rmqkit.protocol.core import core_fault
+from rmqkit.core import CORE
 from tests.interop.apache import open_store_with_apache
 from tests.interop.kit import ApacheKit, default_version, prepare
 from tests.interop.standalone import run_standalone
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--latency-seconds", type=int, default=5)
     arguments = parser.parse_args()
     names = [arguments.only] if arguments.only else ["ours", "apache"]
-    if "ours" in names and not core_fault(os.environ):
+    if "ours" in names and not CORE.fault:
         names.insert(1, "plain")
     if arguments.before is not None:
         names.insert(0, "before")

@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import gc
 import json
-import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,9 +21,9 @@ from typing import Any
 from rmqkit.broker.send.handler import SendHandlers
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import SYSTEM_CLOCK
+from rmqkit.core import CORE
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import FrameSplitter, decode_command, encode_command, request
-from rmqkit.protocol.core import core_fault
 from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.remoting.router import Router
@@ -118,11 +117,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     figures: dict[str, Any] = {}
-    for name, value in {"compiled core": "1", "plain Python": "0"}.items():
-        os.environ["RMQKIT_NATIVE"] = value
-        if value == "1" and core_fault(os.environ):
-            figures[name] = core_fault(os.environ)
+    for name, fault in {"compiled core": CORE.fault, "plain Python": "asked for"}.items():
+        if name == "compiled core" and fault:
+            figures[name] = fault
             continue
+        CORE.fault = fault
         with tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder:
             figures[name] = asyncio.run(measure(Path(folder), arguments.rounds))
     print(json.dumps({"bench": "core", "unit": "us of CPU a message", "figures": figures}, indent=1))

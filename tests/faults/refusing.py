@@ -24,7 +24,6 @@ import asyncio
 import errno
 import itertools
 import logging
-import os
 import random
 import sys
 import tempfile
@@ -34,9 +33,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rmqkit.core import CORE
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header
-from rmqkit.protocol.core import core_fault
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.properties import encode_properties
@@ -432,7 +431,7 @@ def table(outcomes: dict[Case, Outcome]) -> str:
     wrong = sum(bool(one.faults) for one in outcomes.values())
     told = ", ".join(f"{ResponseCode(code).name} {count}" for code, count in sorted(codes.items()))
     lines.append(
-        f"{len(outcomes)} rounds, {'plain Python' if core_fault(os.environ) else 'compiled core'}: "
+        f"{len(outcomes)} rounds, {'plain Python' if CORE.fault else 'compiled core'}: "
         f"{refused} operations refused; {stored} messages acknowledged; "
         f"refusals answered: {told or 'none'}; {wrong} rounds wrong"
     )

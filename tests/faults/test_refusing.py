@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rmqkit.protocol.core import core_fault
+from rmqkit.core import CORE
 from tests.faults.refusing import FILES, OPERATIONS, Case, choose, run_case, table
 
 pytestmark = pytest.mark.faults
@@ -25,7 +25,7 @@ def test_thirty_rounds_cover_files_and_operations() -> None:
 @pytest.mark.parametrize("way", [pytest.param("core", marks=pytest.mark.slow), "plain Python"])
 def test_a_broker_goes_on_by_itself_after_its_disk_refused(way: str) -> None:
     is_plain = way == "plain Python"
-    if not is_plain and core_fault(os.environ):
+    if not is_plain and CORE.fault:
         pytest.skip("there is no compiled core")
     command = [sys.executable, "-m", "tests.faults.refusing", "--rounds", str(ROUNDS[way]), "--seed", "1"]
     environment = os.environ | ({"RMQKIT_NATIVE": "0"} if is_plain else {})

@@ -7,6 +7,7 @@ import struct
 from itertools import accumulate, pairwise
 from typing import Any
 
+from rmqkit.core import CORE as PROCESS_CORE
 from rmqkit.errors import FrameError, HeaderError
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import (
@@ -19,7 +20,7 @@ from rmqkit.protocol.command import (
     each_frame,
     frames_of,
 )
-from rmqkit.protocol.core import ACKS, compiled_reader, core_fault
+from rmqkit.protocol.core import ACKS
 from rmqkit.protocol.ids import decode_pop_handle
 from rmqkit.protocol.names import RETRY_PREFIX
 from rmqkit.protocol.properties import decode_properties, encode_in_stored_order, find_keys
@@ -34,11 +35,11 @@ STAMPS = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "CLUSTER": "Default
 NOT_PLAIN = ["DELAY", "INNER_NUM", "TRAN_MSG", "POP_CK", "REAL_TOPIC"]
 TIMED = {"TIMER_DELAY_SEC": 1000, "TIMER_DELAY_MS": 1, "TIMER_DELIVER_MS": 0}
 HEADERS = {RequestCode.SEND_MESSAGE: SendMessageRequest, RequestCode.SEND_MESSAGE_V2: SendMessageV2Request}
-FAULT = core_fault({})
+FAULT = PROCESS_CORE.fault
 """Why there is no core to compare with, or an empty text."""
 
 _RULES = (STAMPS, NOT_PLAIN, TIMED, FRAME_BYTES_MAX, REQUEST_HEADER_BYTES_MAX)
-CORE: Any = None if FAULT else compiled_reader(*_RULES)
+CORE: Any = PROCESS_CORE.sends_reader(*_RULES)
 TWIN = PlainSendsReader(*_RULES)
 HOST, BORN = bytes.fromhex("7f000001 00002a9f"), bytes.fromhex("0a000001 0000c350")
 PIECES = answer_pieces(HOST, {"MSG_REGION": "100%b", "TRACE_ON": "true"})

@@ -3,28 +3,25 @@ makes in Python, with the same handles, and what it reads of an ack is what Pyth
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rmqkit.core import CORE
 from rmqkit.errors import RmqError
-from rmqkit.protocol.core import core_fault, grpc_ack_reader
 from rmqkit.protocol.ids import PopQueue, encode_start_offsets
 from rmqkit.protocol.message import records_of
 from rmqkit.protocol.record import encode_record, pack_host
 from rmqkit.protocol.schemas.pop import PopMessageResponse
 from rmqkit.proxy.schema.messages import DecodeError, message_class
-from rmqkit.proxy.schema.records import handles_of, message_of
+from rmqkit.proxy.schema.records import RESERVED_AND_HIDDEN, handles_of, message_of
 from rmqkit.proxy.schema.status import Refused
-from rmqkit.proxy.service.receiving import plain_messages, read_ack
+from rmqkit.proxy.service.receiving import read_ack
 
-FAULT = core_fault(os.environ)
-pytestmark = pytest.mark.skipif(bool(FAULT), reason=f"there is no compiled core: {FAULT}")
+pytestmark = pytest.mark.skipif(bool(CORE.fault), reason=f"there is no compiled core: {CORE.fault}")
 
-MESSAGES = plain_messages(os.environ)
-READ_ACK = grpc_ack_reader(os.environ)
+MESSAGES = CORE.grpc_messages(RESERVED_AND_HIDDEN)
+READ_ACK = CORE.read_grpc_ack
 Response = message_class("ReceiveMessageResponse")
 AckRequest = message_class("AckMessageRequest")
 TRIES_MAX = 17

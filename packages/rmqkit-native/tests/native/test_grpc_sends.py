@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmqkit.protocol.core import core_fault
+from rmqkit.core import CORE
 from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
 from rmqkit.proxy.schema.checks import BODY_BYTES_MAX, check_messages, timestamp_ms
 from rmqkit.proxy.schema.messages import DecodeError, message_class
@@ -15,12 +15,11 @@ from rmqkit.proxy.schema.records import properties_of, type_of
 from rmqkit.proxy.schema.status import Code, Refused
 from rmqkit.proxy.service.sending import plain_sends
 
-FAULT = core_fault({})
-pytestmark = pytest.mark.skipif(bool(FAULT), reason=FAULT)
+pytestmark = pytest.mark.skipif(bool(CORE.fault), reason=CORE.fault)
 
 Request = message_class("SendMessageRequest")
 HOST = "10.0.0.7:5000"
-READER = plain_sends({})
+READER = plain_sends()
 SYSTEM = {"message_id": "ID1", "message_type": 1, "body_encoding": 1, "born_host": "h", "queue_id": 0}
 TIME = {"seconds": 1_700_000_000, "nanos": 123_456_789}
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.protocol.core import record_selector
+from rmqkit.core import CORE
 from rmqkit.store.queues.consume_queue import ENTRY
 from tests.native.equal import FAULT
 
@@ -38,7 +38,7 @@ def looked_through(entries, end, codes, count_max, bytes_max):
 
 def selected(entries, end, codes, count_max, bytes_max):
     packed = b"".join(ENTRY.pack(*entry) for entry in entries)
-    found = record_selector({})(packed, memoryview(LOG), START, end, codes, count_max, bytes_max)
+    found = CORE.select_records(packed, memoryview(LOG), START, end, codes, count_max, bytes_max)
     if found is None:
         return None
     count, passed, size, at, copied = found
@@ -79,7 +79,7 @@ def test_it_takes_what_a_loop_takes(entries, written, codes, count_max, bytes_ma
 def test_records_that_lie_together_are_not_copied():
     rows = [(START + 10, 20, 7), (START + 30, 5, 7), (START + 40, 5, 8)]
     packed = [ENTRY.pack(*row) for row in rows]
-    select = record_selector({})
+    select = CORE.select_records
     assert select(b"".join(packed[:2]), memoryview(LOG), START, START + 99, None, 32, 999) == (2, 2, 25, 10, None)
     whole = select(b"".join(packed), memoryview(LOG), START, START + 99, None, 32, 999)
     assert whole == (3, 3, 30, 10, LOG[10:35] + LOG[40:45])
@@ -88,4 +88,4 @@ def test_records_that_lie_together_are_not_copied():
 
 def test_a_file_that_is_shorter_than_it_is_said_to_be_is_refused():
     with pytest.raises(ValueError, match="the file ends before its end"):
-        record_selector({})(b"", memoryview(LOG), START, START + len(LOG) + 1, None, 1, 1)
+        CORE.select_records(b"", memoryview(LOG), START, START + len(LOG) + 1, None, 1, 1)

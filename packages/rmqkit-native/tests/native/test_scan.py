@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.protocol.core import log_reader
+from rmqkit.core import CORE
 from rmqkit.store.log import scan
 from tests.native.equal import FAULT
 from tests.spark.messages import MakeRecord, plain_records, record_at, record_makers, segment_of
@@ -23,9 +23,8 @@ BOUNDS = st.tuples(st.integers(0, 1 << 12), st.integers(0, 1 << 12), st.integers
 def both(call):
     """What a function of the walk gives with the core, and without it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan, "_core", lambda: log_reader({}))
         compiled = call()
-        patch.setattr(scan, "_core", lambda: None)
+        patch.setattr(CORE, "fault", "compared with the core")
         return compiled, call()
 
 
@@ -95,6 +94,6 @@ def test_a_body_longer_than_a_block_is_checked_to_its_end() -> None:
 )
 def test_parts_that_are_not_there_are_refused(starts: list[int], sizes: list[int], sums: bytes, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        log_reader({}).have_sums(bytes(8), np.array(starts).tobytes(), np.array(sizes).tobytes(), sums)
+        CORE.log_reader.have_sums(bytes(8), np.array(starts).tobytes(), np.array(sizes).tobytes(), sums)
     with pytest.raises(ValueError, match="the buffer ends before its end"):
-        log_reader({}).sound_records(bytes(8), 0, 0, 9, 1, 1)
+        CORE.log_reader.sound_records(bytes(8), 0, 0, 9, 1, 1)

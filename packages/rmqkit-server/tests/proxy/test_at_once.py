@@ -4,15 +4,12 @@ takes the long way. Source: grpc.md §16.4."""
 from __future__ import annotations
 
 import asyncio
-import os
 
 import pytest
 
-from rmqkit.protocol.core import core_fault
+from rmqkit.core import CORE
 from rmqkit.store.settings import FlushDiskType
 from tests.proxy.calling import METHODS, Call, message, served
-
-FAULT = core_fault(os.environ)
 
 
 @pytest.fixture
@@ -33,7 +30,7 @@ def answer(name, content):
     return METHODS[name].response.FromString(content)
 
 
-@pytest.mark.skipif(bool(FAULT), reason=FAULT)
+@pytest.mark.skipif(bool(CORE.fault), reason=CORE.fault)
 async def test_sends_of_one_read_are_stored_together(caller, monkeypatch):
     store, runs, came = caller.context.store, [], []
     put = store.put_sends
@@ -59,7 +56,7 @@ async def test_other_sends_take_the_long_way(caller, system):
     await asyncio.wait_for(caller.endpoint.drain(), 1)
 
 
-@pytest.mark.skipif(bool(FAULT), reason=FAULT)
+@pytest.mark.skipif(bool(CORE.fault), reason=CORE.fault)
 async def test_an_answer_waits_for_the_disk_and_a_drain_for_the_answer(tmp_path):
     async with served(tmp_path, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as caller:
         caller.topic()
@@ -72,7 +69,7 @@ async def test_an_answer_waits_for_the_disk_and_a_drain_for_the_answer(tmp_path)
         assert answer("SendMessage", came.result()).entries[0].offset == 1
 
 
-@pytest.mark.skipif(bool(FAULT), reason=FAULT)
+@pytest.mark.skipif(bool(CORE.fault), reason=CORE.fault)
 async def test_who_is_sent_away_meanwhile_is_told(caller):
     came = []
     assert begin(caller, "SendMessage", came.append, messages=[message("T", b"hello", "ID1", None)])

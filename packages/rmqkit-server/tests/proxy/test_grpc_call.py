@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqkit.clock import SYSTEM_CLOCK
-from rmqkit.protocol.core import core_fault, grpc_headers_reader
+from rmqkit.core import CORE
 from rmqkit.proxy.schema.messages import SERVICE, message_class
 from rmqkit.proxy.transport.grpc_call import GrpcService
 from rmqkit.proxy.transport.header_blocks import header_block, header_decoder
@@ -29,7 +29,6 @@ from rmqkit.proxy.transport.http2 import (
 from tests.proxy.calling import METHODS
 from tests.proxy.test_http2 import GREETING, Peer, Transport, data_of
 
-FAULT = core_fault({})
 OK = METHODS["Heartbeat"].response.FromString(b"")
 
 
@@ -343,8 +342,8 @@ def test_headers_are_read_alike_with_and_without_the_core(some, at, left_out):
         assert left == pytest.approx(expected_left, abs=1)
 
 
-@pytest.mark.skipif(bool(FAULT), reason=FAULT)
+@pytest.mark.skipif(bool(CORE.fault), reason=CORE.fault)
 def test_the_core_reads_usual_headers():
-    path, seconds, metadata = grpc_headers_reader({})(USUAL)
+    path, seconds, metadata = CORE.read_grpc_call(USUAL)
     assert (path, seconds, metadata) == (USUAL[2][1], 10, {"x-mq-client-id": "c"})
-    assert grpc_headers_reader({})([*USUAL, (b"x", b"y")]) is None
+    assert CORE.read_grpc_call([*USUAL, (b"x", b"y")]) is None

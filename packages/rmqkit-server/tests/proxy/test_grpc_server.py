@@ -11,6 +11,7 @@ import grpc.aio
 import pytest
 
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
+from rmqkit.core import CORE
 from rmqkit.errors import ExtraMissing
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
@@ -238,7 +239,7 @@ async def test_a_port_that_is_taken_stops_the_start(tmp_path, running):
 
 
 async def test_without_the_extra_the_setting_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("RMQKIT_NATIVE", "0")  # the compiled core needs no hpack
+    monkeypatch.setattr(CORE, "fault", "turned off")  # the compiled core needs no hpack
     for name in ("grpc_call", "http2", "header_blocks", "plain_header_blocks"):
         monkeypatch.delitem(sys.modules, f"rmqkit.proxy.transport.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "hpack", None)

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmqkit.protocol.core import compiled_header_decoder, core_fault
+from rmqkit.core import CORE
 from rmqkit.proxy.transport.header_blocks import HeaderBlockError, HeaderDecoder, header_block
 from rmqkit.proxy.transport.plain_header_blocks import PlainHeaderBlocks
 
-FAULT = core_fault({})
 FIRST = [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"www.example.com")]
 SECOND = [*FIRST, (b"cache-control", b"no-cache")]
 THIRD = [
@@ -39,14 +38,14 @@ def plain(list_bytes_max):
 
 
 def compiled(list_bytes_max):
-    return HeaderDecoder(compiled_header_decoder(list_bytes_max))
+    return HeaderDecoder(CORE.header_decoder(list_bytes_max))
 
 
 @pytest.fixture(scope="module", params=["plain", "compiled"])
 def decoder_of(request):
     """Makes a decoder."""
-    if request.param == "compiled" and FAULT:
-        pytest.skip(FAULT)
+    if request.param == "compiled" and CORE.fault:
+        pytest.skip(CORE.fault)
     return plain if request.param == "plain" else compiled
 
 
@@ -144,7 +143,7 @@ PARTS = st.binary(max_size=12) | st.sampled_from(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(PARTS, max_size=3).map(b"".join), max_size=4))
-@pytest.mark.skipif(bool(FAULT), reason=FAULT)
+@pytest.mark.skipif(bool(CORE.fault), reason=CORE.fault)
 def test_the_core_reads_any_bytes_as_plain_python_does(blocks):
     by_plain, by_core = plain(300), compiled(300)
     for block in blocks:

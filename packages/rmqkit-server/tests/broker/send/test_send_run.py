@@ -15,10 +15,11 @@ import pytest
 
 from rmqkit.broker.durability import Durability, Outcome
 from rmqkit.broker.tables.topics import TopicTable
+from rmqkit.core import CORE
 from rmqkit.metrics import ExporterType
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, FrameSplitter, decode_command, decode_fields, encode_command, header_fields
-from rmqkit.protocol.core import CoreFault, core_fault
+from rmqkit.protocol.core import CoreFault
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.names import TIMER_TOPIC
@@ -48,9 +49,9 @@ def frame(number, properties=None, body=b"hello", code=RequestCode.SEND_MESSAGE_
 def core(request, monkeypatch):
     """All of this holds with the compiled core and without."""
     if request.param == "plain Python":
-        monkeypatch.setenv("RMQKIT_NATIVE", "0")
-    elif fault := core_fault(os.environ):
-        pytest.skip(fault)
+        monkeypatch.setattr(CORE, "fault", request.param)
+    elif CORE.fault:
+        pytest.skip(CORE.fault)
     return request.param
 
 

@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from rmqkit.protocol.core import record_selector
+from rmqkit.core import CORE
 from rmqkit.protocol.names import is_light
 from rmqkit.protocol.record import has_sound_body, record_topic
 from rmqkit.store.log.commit_log import CommitLog
@@ -103,7 +103,7 @@ class Reader:
         self._settings = settings
         self.doubted_end = 0
         self._logged_lost: set[ConsumeQueueBase] = set()
-        self._select = record_selector(os.environ)
+        self._select = CORE.select_records
         self._memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * settings.memory_ratio_max // 100
 
     def get(

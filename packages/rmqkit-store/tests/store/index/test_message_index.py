@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmqkit.core import CORE
 from rmqkit.errors import StoreMismatch
-from rmqkit.protocol.core import core_fault
 from rmqkit.protocol.properties import decode_properties, encode_properties, find_keys
 from rmqkit.protocol.record import decode_record
 from rmqkit.store.dispatcher import DispatchRequest
@@ -161,7 +161,7 @@ def refuse(*arguments: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.skipif(bool(core_fault({})), reason="rows come from the compiled core")
+@pytest.mark.skipif(bool(CORE.fault), reason="rows come from the compiled core")
 @pytest.mark.parametrize("function", ["put_hashed", "create"])
 def test_rows_of_the_core_that_a_full_disk_refused_are_entered_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
@@ -619,7 +619,7 @@ def test_runs_leave_the_files_that_single_puts_leave(tmp_path_factory, records, 
         if number % 3 == 1:
             for row in range(low, high):
                 mixed.put("T", int(offsets[row]), int(times[row]), properties[row])
-        elif number % 3 == 2 and not core_fault({}):
+        elif number % 3 == 2 and not CORE.fault:
             for row in range(low, high):
                 one = hashed("T", int(offsets[row]), int(times[row]), properties[row])
                 if row % 3:
@@ -672,7 +672,7 @@ _PROPERTIES = st.dictionaries(st.sampled_from(["KEYS", "UNIQ_KEY", "TAGS", "othe
 def test_numpy_and_the_core_leave_the_files_that_the_plain_code_leaves(tmp_path_factory, messages, room):
     """Also when the disk refuses a new file now and then and the index tries again."""
     folder = tmp_path_factory.mktemp("columns")
-    names = ["plain", "columns", *([] if core_fault({}) else ["core", "rows"])]
+    names = ["plain", "columns", *([] if CORE.fault else ["core", "rows"])]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(message_index, "_COLUMNS_MIN", 0)
         for name in names:

@@ -1,9 +1,9 @@
-"""The compiled core (`rmqkit_native`): what a broker computes for plain sends, all of one read at once.
+"""The compiled core (`rmqkit_native`), and the types of its calls. `rmqkit.core.CORE` says whether a process uses it.
 
-The core takes frames that ask for nothing but storing, one behind the other, or a batch of such messages, out of the
-bytes of a connection, and makes their records, queue entries, index entries and answers without an object for each.
-Its twin in plain Python is `rmqkit.protocol.sends`, which says the same of every frame that the core takes.
-What could be refused, and what touches a file, a clock or a table, is not its business.
+For plain sends, the core takes the frames that only ask for storing out of the bytes of a connection. It makes records,
+queue entries, index entries and answers of all of them, without an object for each. Its twin in plain Python is
+`rmqkit.protocol.sends`, which gives the same bytes for every frame that the core takes. The core touches no file, clock
+or table, and refuses nothing: the broker does.
 Source: remoting.md §1.2, §1.3, §4.3.1, §7.3; store.md §3.4, §4.1, §7.
 """
 
@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from mmap import mmap
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 try:
     import rmqkit_native as _native
@@ -25,24 +27,18 @@ __all__ = [
     "AckedOffsets",
     "AckedPop",
     "Acks",
+    "Core",
     "CoreFault",
     "GrpcAck",
     "GrpcHeaders",
     "GrpcMessages",
     "GrpcSendsReader",
+    "HeaderBlockDecoder",
     "LogReader",
+    "SelectRecords",
     "Sends",
     "SendsReader",
-    "compiled_grpc_messages",
-    "compiled_grpc_sends",
-    "compiled_header_decoder",
-    "compiled_reader",
-    "core_fault",
-    "grpc_ack_reader",
-    "grpc_headers_reader",
     "index_entries",
-    "log_reader",
-    "record_selector",
     "set_slots",
 ]
 
@@ -163,32 +159,6 @@ class SendsReader(Protocol):
         """Those that begin at a place, as many as follow one another; None when the first frame there is none."""
 
 
-def core_fault(environment: Mapping[str, str]) -> str:
-    """Why there is no compiled core, or an empty text."""
-    if _native is None:
-        return "rmqkit_native is not installed"
-    # Another number has other arguments: called all the same it would store wrong records, or raise in the middle of a
-    # read.
-    if _native.FORMAT != FORMAT:
-        return f"rmqkit_native has format {_native.FORMAT}, {FORMAT} is needed: install the one beside this rmqkit"
-    if environment.get("RMQKIT_NATIVE") == "0":
-        return "RMQKIT_NATIVE=0"
-    return ""
-
-
-def compiled_reader(
-    stamps: Mapping[str, str],
-    not_plain: Collection[str],
-    timed: Mapping[str, int],
-    frame_bytes_max: int,
-    header_bytes_max: int,
-) -> SendsReader:
-    """The core's `rmqkit.protocol.sends.sends_reader`."""
-    names = list(timed.items())
-    reader: SendsReader = _native.Core(list(stamps.items()), list(not_plain), names, frame_bytes_max, header_bytes_max)
-    return reader
-
-
 SelectRecords = Callable[
     [bytes, memoryview, int, int, "frozenset[int] | None", int, int], "tuple[int, int, int, int, bytes | None] | None"
 ]
@@ -198,12 +168,6 @@ wanted, all out of one file of the log: up to ``count_max`` of them and, but for
 None for all. Returns how many records were taken, how many entries were passed, the bytes of the records, where in the
 file the first lies, and a copy of them one behind the other, or None when they lie so in the file; None alone when a
 record lies elsewhere, or not behind the one before, or an entry has no tag code but the address of one."""
-
-
-def record_selector(environment: Mapping[str, str]) -> SelectRecords | None:
-    """The core's `SelectRecords`; None without a core: its twin is the loop in `rmqkit.store.reader`."""
-    selector: SelectRecords | None = None if core_fault(environment) else _native.select_records
-    return selector
 
 
 class LogReader(Protocol):
@@ -222,12 +186,6 @@ class LogReader(Protocol):
         a number in the machine's order, ``sums`` four as records have them."""
 
 
-def log_reader(environment: Mapping[str, str]) -> LogReader | None:
-    """The core's `LogReader`; None without a core."""
-    reader: LogReader | None = None if core_fault(environment) else _native
-    return reader
-
-
 class GrpcSendsReader(Protocol):
     """Takes plain sends out of the requests of gRPC's SendMessage."""
 
@@ -235,13 +193,6 @@ class GrpcSendsReader(Protocol):
         """Topic, message id, message group, property string, body and time of birth in ms of the one message of a
         request; None when it asks for more than storing, or could be refused. ``born_host``: where the message comes
         from unless it says so."""
-
-
-def compiled_grpc_sends(refused: Collection[str], body_bytes_max: int, properties_bytes_max: int) -> GrpcSendsReader:
-    """The core's reader of sends of gRPC; plain Python reads each of them with protobuf, and has no such reader.
-    ``refused``: names that user properties of plain sends do not have."""
-    reader: GrpcSendsReader = _native.GrpcSends(set(refused), body_bytes_max, properties_bytes_max)
-    return reader
 
 
 class GrpcMessages(Protocol):
@@ -264,38 +215,13 @@ class GrpcMessages(Protocol):
         handles; ``starts``: ``startOffsetInfo``; ``tags``: those that are wanted, None for all."""
 
 
-def compiled_grpc_messages(hidden: Collection[str]) -> GrpcMessages:
-    """The core's encoder of what receives are answered with; its twin is `rmqkit.proxy.schema.records.message_of`,
-    which may put user properties in another order. ``hidden``: names of properties that applications do not see."""
-    messages: GrpcMessages = _native.GrpcMessages(set(hidden))
-    return messages
-
-
 GrpcAck = tuple[str, str, str, str, str, str, int, int, int, int, int, int]
 """Topic, group, message id, receipt handle, and what that says: kind of topic, broker, queue id, the message's offset,
 the pop's start offset, pop time, invisible time, revive queue."""
 
 
-def grpc_ack_reader(environment: Mapping[str, str]) -> Callable[[bytes], GrpcAck | None] | None:
-    """Reads the one ack of a request of gRPC's AckMessage; that gives None for what is unusual or could be refused.
-    None without a core."""
-    reader: Callable[[bytes], GrpcAck | None] | None = None if core_fault(environment) else _native.read_grpc_ack
-    return reader
-
-
 GrpcHeaders = tuple[bytes, "float | None", dict[str, str]]
 """Of a call its path, the seconds until its deadline, and the metadata that is of use."""
-
-
-def grpc_headers_reader(
-    environment: Mapping[str, str],
-) -> Callable[[list[tuple[bytes, bytes]]], GrpcHeaders | None] | None:
-    """Checks the headers of a call of gRPC, and reads them; that gives None for what is unusual or could be refused.
-    None without a core."""
-    reader: Callable[[list[tuple[bytes, bytes]]], GrpcHeaders | None] | None = (
-        None if core_fault(environment) else _native.read_grpc_call
-    )
-    return reader
 
 
 class HeaderBlockDecoder(Protocol):
@@ -306,10 +232,91 @@ class HeaderBlockDecoder(Protocol):
         are only too many bytes of headers."""
 
 
-def compiled_header_decoder(list_bytes_max: int) -> HeaderBlockDecoder:
-    """The core's `rmqkit.proxy.transport.plain_header_blocks.PlainHeaderBlocks`."""
-    decoder: HeaderBlockDecoder = _native.HeaderDecoder(list_bytes_max)
-    return decoder
+class Core(Struct):
+    """The compiled code that a process uses: all of it, or none. Its methods give None where plain Python works.
+
+    Attributes:
+        fault: the reason why plain Python does the work; empty where the compiled core does.
+    """
+
+    fault: str
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Core:
+        """Decide whether a process with this environment uses the core."""
+        if _native is None:
+            return cls("rmqkit_native is not installed")
+        # Another number takes other arguments: the core would store wrong records, or raise in the middle of a read.
+        if _native.FORMAT != FORMAT:
+            return cls(
+                f"rmqkit_native has format {_native.FORMAT}, {FORMAT} is needed: install the one beside this rmqkit"
+            )
+        return cls("RMQKIT_NATIVE=0" if environment.get("RMQKIT_NATIVE") == "0" else "")
+
+    def sends_reader(
+        self,
+        stamps: Mapping[str, str],
+        not_plain: Collection[str],
+        timed: Mapping[str, int],
+        frame_bytes_max: int,
+        header_bytes_max: int,
+    ) -> SendsReader | None:
+        """Return a reader of plain sends, with the arguments of `rmqkit.protocol.sends.sends_reader`."""
+        if self.fault:
+            return None
+        rules = list(stamps.items()), list(not_plain), list(timed.items())
+        reader: SendsReader = _native.Core(*rules, frame_bytes_max, header_bytes_max)
+        return reader
+
+    @property
+    def select_records(self) -> SelectRecords | None:
+        """The twin is the loop in `rmqkit.store.reader`."""
+        select: SelectRecords | None = None if self.fault else _native.select_records
+        return select
+
+    @property
+    def log_reader(self) -> LogReader | None:
+        """The twin is numpy in `rmqkit.store.log.scan`."""
+        reader: LogReader | None = None if self.fault else _native
+        return reader
+
+    def grpc_sends(
+        self, refused: Collection[str], body_bytes_max: int, properties_bytes_max: int
+    ) -> GrpcSendsReader | None:
+        """Return a reader of gRPC's plain sends; plain Python reads each send with protobuf.
+        ``refused``: names that no user property of a plain send has."""
+        if self.fault:
+            return None
+        reader: GrpcSendsReader = _native.GrpcSends(set(refused), body_bytes_max, properties_bytes_max)
+        return reader
+
+    def grpc_messages(self, hidden: Collection[str]) -> GrpcMessages | None:
+        """Return an encoder of answers to receives. Its twin is `rmqkit.proxy.schema.records.message_of`, which may put
+        user properties in another order. ``hidden``: names of properties that applications do not see."""
+        if self.fault:
+            return None
+        messages: GrpcMessages = _native.GrpcMessages(set(hidden))
+        return messages
+
+    @property
+    def read_grpc_ack(self) -> Callable[[bytes], GrpcAck | None] | None:
+        """Reads an AckMessage request with one entry; gives None for a request that is unusual or could be refused."""
+        read: Callable[[bytes], GrpcAck | None] | None = None if self.fault else _native.read_grpc_ack
+        return read
+
+    @property
+    def read_grpc_call(self) -> Callable[[list[tuple[bytes, bytes]]], GrpcHeaders | None] | None:
+        """Checks and reads the headers of a gRPC call; gives None for headers that are unusual or could be refused."""
+        read: Callable[[list[tuple[bytes, bytes]]], GrpcHeaders | None] | None
+        read = None if self.fault else _native.read_grpc_call
+        return read
+
+    def header_decoder(self, list_bytes_max: int) -> HeaderBlockDecoder | None:
+        """The twin is `rmqkit.proxy.transport.plain_header_blocks.PlainHeaderBlocks`."""
+        if self.fault:
+            return None
+        decoder: HeaderBlockDecoder = _native.HeaderDecoder(list_bytes_max)
+        return decoder
 
 
 def index_entries(

@@ -36,7 +36,7 @@ from rmqkit.protocol.command import (
     decode_header,
     frame_start,
 )
-from rmqkit.protocol.core import Sends, SendsReader, compiled_reader, core_fault
+from rmqkit.protocol.core import Core, Sends, SendsReader
 from rmqkit.protocol.ids import RecallHandle, encode_recall_handle
 from rmqkit.protocol.names import RETRY_PREFIX
 from rmqkit.protocol.properties import Keys, decode_properties, encoded_tags_code, find_property, in_stored_order
@@ -79,17 +79,17 @@ _is_json_send = re.compile(rb'"code": ?(?:10|310|320)\b').search
 
 
 def sends_reader(
-    environment: Mapping[str, str],
+    core: Core,
     stamps: Mapping[str, str],
     not_plain: Collection[str],
     timed: Mapping[str, int],
 ) -> SendsReader:
-    """What reads plain sends out of what connections bring.
+    """Return the reader of plain sends in the bytes of connections.
     ``stamps``: the properties that every message gets. ``not_plain``: names of those that ask for more than storing.
     ``timed``: names of those that ask for a time, the one that counts first, and their units in ms; 0 for a time since
     the epoch."""
-    make = PlainSendsReader if core_fault(environment) else compiled_reader
-    return make(stamps, not_plain, timed, FRAME_BYTES_MAX, REQUEST_HEADER_BYTES_MAX)
+    rules = stamps, not_plain, timed, FRAME_BYTES_MAX, REQUEST_HEADER_BYTES_MAX
+    return core.sends_reader(*rules) or PlainSendsReader(*rules)
 
 
 class _Sent(Struct, gc=False):

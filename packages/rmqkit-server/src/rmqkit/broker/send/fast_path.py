@@ -10,18 +10,18 @@ the same, which is tested. Loop only. Source: behaviour.md §3.1 to §3.6; remot
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from rmqkit.broker.durability import CODES, Outcome
 from rmqkit.broker.messages import TIMER_NAMES
 from rmqkit.broker.send.checks import SCHEDULED, SendContext
+from rmqkit.core import CORE
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, Frame, frames_of, reply
-from rmqkit.protocol.core import Sends, core_fault
+from rmqkit.protocol.core import Sends
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.protocol.sends import sends_reader
@@ -71,8 +71,8 @@ class FastPath:
         self._store_host = context.identity.store_host
         self._timer = context.timer
         not_plain = (*_NOT_PLAIN, *(TIMER_NAMES if context.timer is None else _NOT_TIMED))
-        self.reader = sends_reader(os.environ, stamps, not_plain, {} if context.timer is None else _UNITS_MS)
-        _log.info("plain sends are read by %s", (core_fault(os.environ) and "plain Python") or "the compiled core")
+        self.reader = sends_reader(CORE, stamps, not_plain, {} if context.timer is None else _UNITS_MS)
+        _log.info("plain sends are read by %s", "plain Python" if CORE.fault else "the compiled core")
         self._broker_name = context.settings.broker_name
         self._answer_fields = answer_fields
         self._durability = context.durability

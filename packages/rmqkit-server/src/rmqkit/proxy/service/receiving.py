@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,12 +19,13 @@ from typing import Any
 from msgspec import structs
 
 from rmqkit.clock import Clock, SteadyClock
+from rmqkit.core import CORE
 from rmqkit.errors import PeerRefused, RmqError
 from rmqkit.filter import matches_tags, subscription
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, request
-from rmqkit.protocol.core import GrpcAck, GrpcMessages, compiled_grpc_messages, core_fault, grpc_ack_reader
+from rmqkit.protocol.core import GrpcAck
 from rmqkit.protocol.ids import NORMAL_TOPIC
 from rmqkit.protocol.message import records_of
 from rmqkit.protocol.record import COMPRESSED
@@ -56,7 +56,7 @@ from rmqkit.proxy.service.clients import AnswerWith, Call, Client
 from rmqkit.proxy.service.receipt_handles import Renewals
 from rmqkit.remoting.tasks import Tasks
 
-__all__ = ["Receiving", "Write", "WriteFramed", "plain_messages", "read_ack"]
+__all__ = ["Receiving", "Write", "WriteFramed", "read_ack"]
 
 _BATCH_MAX = 32
 _POLL_MS_MIN, _POLL_MS_MAX = 5000, 20_000
@@ -114,8 +114,8 @@ class Receiving:
         self._clock = clock
         # The times in handles are those of the broker's pops, whose clock never goes back either.
         self._handle_clock = SteadyClock(clock)
-        self._plain = plain_messages(os.environ)
-        self._read_ack = grpc_ack_reader(os.environ) or read_ack
+        self._plain = CORE.grpc_messages(RESERVED_AND_HIDDEN)
+        self._read_ack = CORE.read_grpc_ack or read_ack
         self._returning = Tasks()
         self.renewals = Renewals(self, self._handle_clock)
 
@@ -481,13 +481,8 @@ def _tags_of(wanted: _Receive) -> SubscriptionData | None:
     return subscription(wanted.topic, wanted.filter_text)
 
 
-def plain_messages(environment: Mapping[str, str]) -> GrpcMessages | None:
-    """The compiled core's encoder of messages, where it is installed."""
-    return None if core_fault(environment) else compiled_grpc_messages(RESERVED_AND_HIDDEN)
-
-
 def read_ack(content: bytes) -> GrpcAck | None:
-    """Return the ack of an AckMessage with one entry, as the compiled core's `grpc_ack_reader` does; None for others.
+    """Return the ack of an AckMessage with one entry, as `Core.read_grpc_ack` does; None for other requests.
     Raises Refused or DecodeError."""
     asked = _AckRequest.FromString(content)
     if len(asked.entries) != 1:

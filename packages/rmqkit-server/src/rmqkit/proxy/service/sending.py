@@ -8,10 +8,8 @@ moment longer, for who ends one twice: SDKs tell the id alone. Source: grpc.md Â
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +17,13 @@ import msgspec
 from msgspec import Struct
 
 from rmqkit.clock import Clock
+from rmqkit.core import CORE
 from rmqkit.errors import HeaderError, PeerRefused
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, encode_command, request
 from rmqkit.protocol.compression import Compression
-from rmqkit.protocol.core import GrpcSendsReader, compiled_grpc_sends, core_fault
+from rmqkit.protocol.core import GrpcSendsReader
 from rmqkit.protocol.ids import decode_offset_id, decode_recall_handle
 from rmqkit.protocol.names import AUTO_CREATE_TOPIC
 from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
@@ -122,7 +121,7 @@ class Sending:
         self._turn = random.randrange(1 << 16)
         self._halves: _Halves = OrderedDict()
         self._ended: _Halves = OrderedDict()
-        self._plain = None if backend.at_once is None else plain_sends(os.environ)
+        self._plain = None if backend.at_once is None else plain_sends()
 
     # -- SendMessage
 
@@ -339,12 +338,10 @@ async def _bodies(messages: Any) -> tuple[list[bytes], int]:
     return ([bodies[0]], COMPRESSED) if body is None else ([body], COMPRESSED | Compression.ZLIB)
 
 
-def plain_sends(environment: Mapping[str, str]) -> GrpcSendsReader | None:
-    """The compiled core's reader of plain sends, where it is installed."""
-    if core_fault(environment):
-        return None
+def plain_sends() -> GrpcSendsReader | None:
+    """Return the compiled core's reader of plain sends; None without a core."""
     own = {property_names.SHARDING_KEY, TRACE_CONTEXT}  # user properties of these names take the place of others
-    return compiled_grpc_sends(REFUSED | own, BODY_BYTES_MAX, PROPERTIES_BYTES_MAX - _RESERVED_BYTES)
+    return CORE.grpc_sends(REFUSED | own, BODY_BYTES_MAX, PROPERTIES_BYTES_MAX - _RESERVED_BYTES)
 
 
 def _command(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import urllib.parse
 import zlib
 from collections import deque
@@ -18,7 +17,7 @@ from functools import partial
 from typing import Any, Unpack
 
 from rmqkit.clock import Clock
-from rmqkit.protocol.core import grpc_headers_reader
+from rmqkit.core import CORE
 from rmqkit.proxy.schema.messages import SERVICE, DecodeError, Method
 from rmqkit.proxy.service.clients import CallEnded
 from rmqkit.proxy.service.endpoint import Endpoint, StreamFailed
@@ -64,7 +63,7 @@ class GrpcService:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.methods = {f"/{SERVICE}/{method.name}".encode(): method for method in endpoint.methods}
-        self._read_usual = grpc_headers_reader(os.environ)
+        self._read_usual = CORE.read_grpc_call
 
     def connection(self, *, clock: Clock, **link: Unpack[LinkArguments]) -> Http2Connection:
         """A connection whose streams are calls."""

@@ -5,11 +5,11 @@ The compiled core reads the block of an SDK's request in 1 us, its twin in plain
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
+from rmqkit.core import CORE
 from rmqkit.errors import RmqError
-from rmqkit.protocol.core import HeaderBlockDecoder, compiled_header_decoder, core_fault
+from rmqkit.protocol.core import HeaderBlockDecoder
 
 __all__ = ["HeaderBlockError", "HeaderDecoder", "Headers", "header_block", "header_decoder"]
 
@@ -46,8 +46,8 @@ class HeaderDecoder:
 def header_decoder(list_bytes_max: int) -> HeaderDecoder:
     """A decoder by the compiled core where it is installed, else by its twin. ``list_bytes_max``: of the headers of one
     block, each counted with 32 bytes more (RFC 9113 §6.5.2)."""
-    if not core_fault(os.environ):
-        return HeaderDecoder(compiled_header_decoder(list_bytes_max))
+    if (compiled := CORE.header_decoder(list_bytes_max)) is not None:
+        return HeaderDecoder(compiled)
     from rmqkit.proxy.transport.plain_header_blocks import PlainHeaderBlocks
 
     return HeaderDecoder(PlainHeaderBlocks(list_bytes_max))

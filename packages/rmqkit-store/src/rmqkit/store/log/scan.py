@@ -34,7 +34,6 @@ import functools
 import importlib.util
 import itertools
 import mmap
-import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -42,8 +41,8 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from rmqkit import extras
+from rmqkit.core import CORE
 from rmqkit.errors import BodyError, ExtraMissing, RecordCorrupt
-from rmqkit.protocol.core import LogReader, log_reader
 from rmqkit.protocol.record import (
     BLANK_BYTES,
     BORN_HOST_V6,
@@ -354,7 +353,7 @@ def crc_matches(records: Records) -> NDArray[np.bool_]:
     """Which stored bodies have the CRC that their record says (CRC-32 with the top bit cleared)."""
     import numpy as np
 
-    if (core := _core()) is not None:
+    if (core := CORE.log_reader) is not None:
         sums = records.heads["body_crc"].tobytes()
         found = core.have_sums(records.buffer, records.body_at.tobytes(), records.body_bytes.tobytes(), sums)
         return np.frombuffer(found, bool)
@@ -475,16 +474,11 @@ def _is_complete(records: Records) -> bool:
     return has_properties_end and crc == records.heads["body_crc"][-1]
 
 
-@functools.cache
-def _core() -> LogReader | None:
-    return log_reader(os.environ)
-
-
 def _sound_records(
     buffer: Buffer, base_offset: int | None, low: int, high: int, rows_max: int, bytes_max: int
 ) -> Records:
     """The sound records that lie one behind the other from ``low`` on."""
-    if (core := _core()) is None:
+    if (core := CORE.log_reader) is None:
         return _run(buffer, base_offset, _chain(buffer, low, high, rows_max, bytes_max))
     import numpy as np
 

@@ -30,8 +30,8 @@ from rmqkit import extras
 from rmqkit.admin import Admin
 from rmqkit.admin.diagnosis.health import clock_skew_ms
 from rmqkit.broker.settings import BrokerSettings
+from rmqkit.core import CORE
 from rmqkit.errors import RmqError, SettingsError, StoreLocked
-from rmqkit.protocol.core import core_fault
 from rmqkit.remoting.address import advertised_ip, join_address, split_addresses
 from rmqkit.remoting.authentication import AuthenticationSettings, inner_credentials
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings
@@ -455,7 +455,7 @@ def leftovers(target: Target) -> Iterator[Finding]:
 
 def sends(target: Target) -> Iterator[Finding]:
     """Whether plain sends are read by the compiled core: twice as many messages for each CPU second."""
-    fault = core_fault(os.environ)
+    fault = CORE.fault
     if not fault:
         yield Finding("sends", State.OK, "read by the compiled core")
     elif "format" in fault:
