@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import FrameSplitter, encode_command, frames_of, request
 from rmqkit.protocol.schemas.pop import AckMessageRequest
-from tests.native.equal import CORE, FAULT, check_acks
-
-pytestmark = pytest.mark.skipif(bool(FAULT), reason=f"there is no compiled core: {FAULT}")
+from tests.native.equal import CORE, check_acks
 
 HANDLE = "5 1700000000000 60000 3 0 broker-a 1 7"
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from rmqkit.core import CORE as PROCESS_CORE
 from rmqkit.errors import FrameError
 from rmqkit.protocol.command import (
     FRAME_BYTES_MAX,
@@ -53,8 +54,6 @@ from tests.native.equal import (
     plain,
 )
 from tests.native.sends import batch, changes, odd_strings, plain_strings, send, string, strings, timed_strings
-
-native = pytest.importorskip("rmqkit_native", reason="there is no compiled core: make env builds it where cargo is")
 
 HOST_V6 = bytes(15) + b"\x01" + bytes.fromhex("00002a9f")
 
@@ -134,7 +133,7 @@ def test_limits_of_frames():
         (len(data) - 1, header_bytes + 1, 0),
         (len(data), header_bytes, 0),
     ]:
-        run = native.Core(list(STAMPS.items()), NOT_PLAIN, list(TIMED.items()), frame_max, header_max).read(data)
+        run = PROCESS_CORE.sends_reader(STAMPS, NOT_PLAIN, TIMED, frame_max, header_max).read(data)
         assert (0 if run is None else len(run)) == count
 
 

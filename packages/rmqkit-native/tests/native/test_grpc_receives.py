@@ -18,8 +18,6 @@ from rmqkit.proxy.schema.records import RESERVED_AND_HIDDEN, handles_of, message
 from rmqkit.proxy.schema.status import Refused
 from rmqkit.proxy.service.receiving import read_ack
 
-pytestmark = pytest.mark.skipif(bool(CORE.fault), reason=f"there is no compiled core: {CORE.fault}")
-
 MESSAGES = CORE.grpc_messages(RESERVED_AND_HIDDEN)
 READ_ACK = CORE.read_grpc_ack
 Response = message_class("ReceiveMessageResponse")

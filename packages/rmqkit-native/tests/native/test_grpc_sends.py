@@ -7,15 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmqkit.core import CORE
 from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
 from rmqkit.proxy.schema.checks import BODY_BYTES_MAX, check_messages, timestamp_ms
 from rmqkit.proxy.schema.messages import DecodeError, message_class
 from rmqkit.proxy.schema.records import properties_of, type_of
 from rmqkit.proxy.schema.status import Code, Refused
 from rmqkit.proxy.service.sending import plain_sends
-
-pytestmark = pytest.mark.skipif(bool(CORE.fault), reason=CORE.fault)
 
 Request = message_class("SendMessageRequest")
 HOST = "10.0.0.7:5000"

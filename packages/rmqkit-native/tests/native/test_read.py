@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 
 from rmqkit.core import CORE
 from rmqkit.store.queues.consume_queue import ENTRY
-from tests.native.equal import FAULT
-
-pytestmark = pytest.mark.skipif(bool(FAULT), reason=f"there is no compiled core: {FAULT}")
 
 LOG = bytes(range(256)) * 8
 START = 1 << 40

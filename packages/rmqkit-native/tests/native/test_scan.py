@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 
 from rmqkit.core import CORE
 from rmqkit.store.log import scan
-from tests.native.equal import FAULT
 from tests.spark.messages import MakeRecord, plain_records, record_at, record_makers, segment_of
-
-pytestmark = pytest.mark.skipif(bool(FAULT), reason=f"there is no compiled core: {FAULT}")
 
 SOME_OCTET = st.tuples(st.integers(0, 1 << 12), st.sampled_from([0, 1, 0x10, 0x20, 0x7F, 0x80, 0xA7, 0xAB, 0xFF]))
 BOUNDS = st.tuples(st.integers(0, 1 << 12), st.integers(0, 1 << 12), st.integers(0, 5), st.integers(0, 600))
