@@ -301,8 +301,12 @@ class GroupCoordinator:
     async def _refresh_routes(self) -> None:
         for topic in list(self.subscriptions):
             self._runtime.routes.watch(topic, self._context.group)
+        is_any_missing = False
         for topic in list(self.subscriptions):
-            await self._runtime.routes.refresh(topic)
+            is_any_missing |= not await self._runtime.routes.refresh(topic)
+        # A runtime that runs already has slept since it last looked: it knew of no topic that is missing.
+        if is_any_missing:
+            self._runtime.refresh_routes_soon()
         await self.subscriptions.check()
 
     def _announce_change(self) -> None:
