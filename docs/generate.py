@@ -382,12 +382,12 @@ GROUPS: dict[str, Sequence[str]] = {
         "ProducerSettings PushConsumerSettings PullConsumerSettings ClientSettings"
         " StartFrom MessageModel CompressionType"
     ).split(),
-    "Modules and connections": "sync selectors allocate ClientRuntime".split(),
+    "Modules and connections": "connect ConnectedClients sync selectors allocate ClientRuntime".split(),
     "Status": "ProducerStatus BrokerStatus MemberStatus QueueStatus QueueState".split(),
     "Hooks": "Hook Sending SendOutcome Consumption ConsumeOutcome TransactionEnd Recall".split(),
     "Errors": (
         "RmqError ClientError SendFailed SendManyFailed MessageIllegal NoRoute NotARequest ReplyTimedOut SettingsError"
-        " RemotingError ConnectFailed ConnectionLost RequestTimedOut PeerRefused BodyMismatch"
+        " TimeIllegal RemotingError ConnectFailed ConnectionLost RequestTimedOut PeerRefused BodyMismatch"
     ).split(),
 }
 """The order of the names of `rmqkit` on their page; what is in no group comes at the end."""

@@ -1,6 +1,6 @@
 """Messages that arrive later: ``python examples/delay.py [HOST:PORT of a name server]``.
 
-Level 1 is one second unless the broker has other levels. A message with ``delay_ms`` or ``deliver_at_ms`` comes at any
+Level 1 is one second unless the broker has other levels. A message with ``delay`` or ``deliver_at`` comes at any
 second up to three days ahead; brokers before 5.0 have no timer for it.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
+from datetime import UTC, datetime, timedelta
 
-from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, StartFrom
+from rmqkit import Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, StartFrom
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
 FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
@@ -22,14 +22,13 @@ async def main() -> None:
 
     @consumer.on("Reminders")
     async def remind(message: ReceivedMessage) -> None:
-        seconds = time.time() - message.born_timestamp / 1000
-        await arrived.put(f"{message.body.decode()} after {seconds:.0f} s")
+        passed = datetime.now(UTC) - message.born_at
+        await arrived.put(f"{message.body.decode()} after {passed.total_seconds():.0f} s")
 
     async with Producer("office", NAME_SERVERS) as producer, consumer:
-        await producer.send(Message(topic="Reminders", body=b"tea", delay_level=2))
-        await producer.send(Message(topic="Reminders", body=b"meeting", delay_level=1))
-        in_two_seconds = int(time.time() * 1000) + 2000
-        await producer.send(Message(topic="Reminders", body=b"train", deliver_at_ms=in_two_seconds))
+        await producer.send("Reminders", b"tea", delay_level=2)
+        await producer.send("Reminders", b"meeting", delay_level=1)
+        await producer.send("Reminders", b"train", deliver_at=datetime.now(UTC) + timedelta(seconds=2))
         for _ in range(3):
             print(await arrived.get())
 

@@ -109,7 +109,7 @@ async def produce_and_consume(namesrv: str, count: int) -> set[str]:
 
         consumer.subscribe(TOPIC, "*", consume)
         async with Producer("demo-shop", namesrv) as producer:
-            opening = await producer.send(Message(topic=TOPIC, body=b"the first one makes the topic", tags="opening"))
+            opening = await producer.send(TOPIC, b"the first one makes the topic", tags="opening")
             started = time.perf_counter()
             numbers = iter(range(count))
             async with consumer:

@@ -20,7 +20,7 @@ from django.http import HttpRequest, JsonResponse
 from django.test import Client
 from django.urls import path
 
-from rmqkit import Message, RmqError, sync
+from rmqkit import RmqError, sync
 
 settings.configure(DEBUG=True, ROOT_URLCONF=__name__, SECRET_KEY="of an example", ALLOWED_HOSTS=["*"])
 application = get_wsgi_application()
@@ -36,7 +36,7 @@ def producer() -> sync.Producer:
 
 def sign_up(request: HttpRequest, name: str) -> JsonResponse:
     try:
-        result = producer().send(Message(topic="SignUps", body=name.encode()))
+        result = producer().send("SignUps", name.encode())
     except RmqError as error:
         return JsonResponse({"error": str(error)}, status=503)
     return JsonResponse({"status": result.status.name, "offset": result.queue_offset})

@@ -20,11 +20,10 @@ import uvicorn
 from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel
 
-from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, RmqError, StartFrom
+from rmqkit import Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, RmqError, StartFrom
 
 if __name__ == "__main__" and len(sys.argv) > 1:
     os.environ["NAMESRV_ADDR"] = sys.argv[1]
-os.environ.setdefault("NAMESRV_ADDR", "127.0.0.1:9876")
 
 ITEMS = ("book", "lamp")
 producer = Producer("web-shop")
@@ -56,7 +55,7 @@ async def bill(message: ReceivedMessage) -> None:
 @app.post("/orders", status_code=202)
 async def order(order: Order) -> dict[str, str | None]:
     try:
-        result = await producer.send(Message(topic="WebOrders", body=order.item.encode()))
+        result = await producer.send("WebOrders", order.item.encode())
     except RmqError as error:
         raise HTTPException(503, str(error)) from None
     return {"message": result.msg_id}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, StartFrom
+from rmqkit import Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, StartFrom
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
 FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
@@ -21,7 +21,7 @@ async def main() -> None:
         arrived.set()
 
     async with Producer("hello", NAME_SERVERS) as producer:
-        result = await producer.send(Message(topic="Greetings", body=b"hello, world"))
+        result = await producer.send("Greetings", b"hello, world")
         print(f"sent: {result.status.name}")
     async with consumer:
         await arrived.wait()

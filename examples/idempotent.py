@@ -36,11 +36,11 @@ def main(database: Path) -> None:
 
     with sync.Producer("bank", NAME_SERVERS) as producer:
         (queue, *_) = producer.queues("Deposits")
-        first = producer.send(Message(topic="Deposits", body=Deposit("alice", 100)), queue=queue)
+        first = producer.send("Deposits", Deposit("alice", 100), queue=queue)
         # What a producer does by itself when the answer to a send gets lost: the same message once more.
         again = Message(topic="Deposits", body=Deposit("alice", 100), msg_id=first.msg_id)
         ids = {first.msg_id, producer.send(again, queue=queue).msg_id}
-        ids.add(producer.send(Message(topic="Deposits", body=Deposit("bob", 50)), queue=queue).msg_id)
+        ids.add(producer.send("Deposits", Deposit("bob", 50), queue=queue).msg_id)
         print(f"stored: 3 messages, {4 - len(ids)} with the same id")
     with consumer:  # closing waits for the handler's transaction
         booked.wait()

@@ -12,7 +12,6 @@ import time
 
 from rmqkit import (
     ConsumeLater,
-    Message,
     NoRoute,
     PopConsumer,
     Producer,
@@ -30,7 +29,7 @@ async def first_of(consumer: PopConsumer) -> list[ReceivedMessage]:
     """What is popped of a topic that was just made: it takes a moment until name servers know it."""
     while True:
         try:
-            return await consumer.pop(TOPIC, poll_ms=5000)
+            return await consumer.pop(TOPIC, wait=5)
         except NoRoute:
             await asyncio.sleep(0.1)
 
@@ -40,10 +39,10 @@ async def main() -> None:
         Producer("office", NAME_SERVERS) as producer,
         PopConsumer("workers", NAME_SERVERS, settings=FIRST) as one,
     ):
-        await producer.send(Message(topic=TOPIC, body=b"by hand"))
+        await producer.send(TOPIC, b"by hand")
         (message,) = await first_of(one)
         print("popped:", message.body.decode())
-        await one.change_invisible_time(message, 60_000)  # it takes a while
+        await one.change_invisible_time(message, 60)  # it takes a while
         await one.ack(message)
 
         done: asyncio.Queue[ReceivedMessage] = asyncio.Queue()
@@ -51,13 +50,13 @@ async def main() -> None:
 
         async def work(message: ReceivedMessage) -> None:
             if message.body == b"7" and not message.reconsume_times:
-                raise ConsumeLater(invisible_ms=1000)  # not now
+                raise ConsumeLater(delay=1)  # not now
             await done.put(message)
 
         for worker in (two, three):
             worker.subscribe(TOPIC, "*", work)
         async with two, three:
-            await asyncio.gather(*(producer.send(Message(topic=TOPIC, body=b"%d" % i)) for i in range(100)))
+            await asyncio.gather(*(producer.send(TOPIC, b"%d" % i) for i in range(100)))
             jobs = [await done.get() for _ in range(100)]
         print("jobs done:", len({job.body for job in jobs}))
         print("done again:", [job.body.decode() for job in jobs if job.reconsume_times])

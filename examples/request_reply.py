@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, ReplyTimedOut, StartFrom
+from rmqkit import Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, ReplyTimedOut, StartFrom
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
 FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
@@ -23,10 +23,10 @@ async def main() -> None:
 
     async with Producer("customers", NAME_SERVERS) as customers, desk, consumer:
         for fruit in PRICES:
-            reply = await customers.request(Message(topic="Prices", body=fruit), timeout_ms=20_000)
+            reply = await customers.request("Prices", fruit, timeout=20)
             print(f"{fruit.decode()} cost {reply.body.decode()}")
         try:
-            await customers.request(Message(topic="Prices", body=b"plums"), timeout_ms=300)
+            await customers.request("Prices", b"plums", timeout=0.3)
         except ReplyTimedOut as error:
             print(error)
 

@@ -12,7 +12,7 @@ import os
 import sys
 
 import rmqkit
-from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, StartFrom
+from rmqkit import Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, StartFrom
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
 FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
@@ -24,7 +24,7 @@ async def main() -> None:
 
     @consumer.on("Orders")
     async def bill(message: ReceivedMessage) -> None:
-        await producer.send(Message(topic="Bills", body=b"bill of order " + message.body))
+        await producer.send("Bills", b"bill of order " + message.body)
         print(f"billed order {message.body.decode()}", flush=True)
 
     await rmqkit.run(producer, consumer)

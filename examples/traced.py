@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from rmqkit import Message, PushConsumerSettings, ReceivedMessage, StartFrom, sync
+from rmqkit import PushConsumerSettings, ReceivedMessage, StartFrom, sync
 from rmqkit.client.observe.instrumentor import RmqkitInstrumentor
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
@@ -31,7 +31,7 @@ def shop() -> None:
 
     with sync.Producer("checkout", NAME_SERVERS) as producer, consumer:
         with tracer.start_as_current_span("checkout"):
-            producer.send(Message(topic="Checkouts", body=b"17"))
+            producer.send("Checkouts", b"17")
         handled.wait()
 
 

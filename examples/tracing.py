@@ -15,7 +15,6 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 
 from rmqkit import (
-    Message,
     Producer,
     ProducerSettings,
     PullConsumer,
@@ -54,7 +53,7 @@ async def main() -> None:
 
     async with Producer("shop", NAME_SERVERS, settings=TRACED, hooks=hooks) as producer:
         with trace.get_tracer("shop", tracer_provider=provider).start_as_current_span("checkout"):
-            sent = await producer.send(Message(topic="Bills", body=b"17", keys=["order-17"]))
+            sent = await producer.send("Bills", b"17", keys=["order-17"])
     async with consumer:
         await handled.wait()
 

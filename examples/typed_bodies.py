@@ -7,7 +7,7 @@ import sys
 
 from pydantic import BaseModel, Field
 
-from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, StartFrom
+from rmqkit import Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, StartFrom
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
 FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
@@ -35,7 +35,7 @@ async def main() -> None:
 
     async with Producer("box-office", NAME_SERVERS) as producer, gate, desk:
         for body in bodies:
-            await producer.send(Message(topic="Tickets", body=body))
+            await producer.send("Tickets", body)
         print("admitted:", await admitted.get())
         print("turned away:", (await turned_away.get()).properties["rmqkit_reason"])
 

@@ -76,7 +76,7 @@ def work(shard: Shard) -> None:
         producer = stack.enter_context(sync.Producer("shop", at, settings=producing()))
         for number in range(20):
             shard.sent.append(producer.send(Message(topic="Orders", body=b"%d" % number)).status.name)
-        producer.send(Message(topic="Orders", body=b"later", delay_ms=3_600_000))
+        producer.send(Message(topic="Orders", body=b"later", delay=3600))
         transactions = stack.enter_context(
             sync.TransactionProducer(
                 "bank",

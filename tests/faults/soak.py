@@ -207,11 +207,11 @@ class Soak:
             if topic == DECIDED:
                 if _is_rolled_back(number):
                     self._delivered[DECIDED].expect_no(number)
-                await decider.send_in_transaction(message, timeout_ms=TIMEOUT_MS)
+                await decider.send_in_transaction(message, timeout=TIMEOUT_MS / 1000)
             elif topic == ORDERED:
-                await producer.send(message, selector=by_sharding_key, timeout_ms=TIMEOUT_MS)
+                await producer.send(message, selector=by_sharding_key, timeout=TIMEOUT_MS / 1000)
             else:
-                await producer.send(message, timeout_ms=TIMEOUT_MS)
+                await producer.send(message, timeout=TIMEOUT_MS / 1000)
         except RmqError as error:
             self._failed_sends += 1
             print(f"  send of {topic} {number} failed: {error}", flush=True)
@@ -256,7 +256,7 @@ class Soak:
 
     async def _poll(self, consumer: PullConsumer) -> None:
         while True:
-            for message in await consumer.poll(1000):
+            for message in await consumer.poll(1):
                 if (number := self._number(message)) is not None:
                     self._delivered["polled"].note(number)
 

@@ -161,7 +161,7 @@ async def read_with_ours(namesrv: str, group: str, topics: Sequence[str], count:
     async with PullConsumer(group, namesrv, settings=settings) as consumer:
         for topic in topics:
             consumer.subscribe(topic)
-        while sum(map(len, found.values())) < count and (messages := await consumer.poll(timeout_ms=TIMEOUT_MS)):
+        while sum(map(len, found.values())) < count and (messages := await consumer.poll(timeout=TIMEOUT_MS / 1000)):
             for m in messages:
                 found[m.topic, m.queue_id][m.queue_offset] = m.physical_offset
     return dict(found)

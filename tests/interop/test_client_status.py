@@ -35,7 +35,7 @@ def test_mqadmin_shows_rates_queues_and_the_reason(apache: ApachePair, apache_ki
         try:
             queue = producer.queues(TOPIC)[1]
             for number in range(6):
-                sent = producer.send(Message(topic=TOPIC, body=b"%d" % number), queue=queue, timeout_ms=TIMEOUT_MS)
+                sent = producer.send(Message(topic=TOPIC, body=b"%d" % number), queue=queue, timeout=TIMEOUT_MS / 1000)
             deadline = time.monotonic() + 100
             while not consumer.status().stalled:
                 assert time.monotonic() < deadline, consumer.status()

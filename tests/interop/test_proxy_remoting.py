@@ -194,7 +194,7 @@ async def _exchange(place: Place, name: str) -> None:
         popped: list[int] = []
         async with asyncio.timeout(SECONDS):
             while len(popped) < 20:
-                messages = await popping.pop(topic, max_count=4, invisible_ms=60_000, poll_ms=1000)
+                messages = await popping.pop(topic, max_count=4, invisible_time=60, wait=1)
                 await popping.ack_many(messages)
                 popped += [int(message.body) for message in messages]
         await until(lambda: sum(map(len, seen.values())) == len(received) == 20, "all messages", SECONDS)

@@ -109,7 +109,7 @@ async def popped(consumer: PopConsumer, topic: str, count: int, **options: objec
     async with asyncio.timeout(SECONDS):
         while len(found) < count:
             try:
-                messages = await consumer.pop(topic, poll_ms=1000, **options)
+                messages = await consumer.pop(topic, wait=1, **options)
             except NoRoute:  # it takes a moment until name servers know a topic that was just made
                 await asyncio.sleep(0.05)
                 continue
@@ -125,9 +125,9 @@ def test_what_is_not_acknowledged_in_time_comes_again(servers: Servers) -> None:
             assert {(one.reconsume_times, one.topic) for one in first.values()} == {(0, "PopTimes")}
             await consumer.ack(first[0])
             await consumer.ack_many([first[1], first[2], first[3]])
-            await consumer.change_invisible_time(first[4], 60_000)
-            await consumer.change_invisible_time(first[5], 1000)
-            await consumer.change_invisible_time(first[6], INVISIBLE_MS // 2)
+            await consumer.change_invisible_time(first[4], 60)
+            await consumer.change_invisible_time(first[5], 1)
+            await consumer.change_invisible_time(first[6], (INVISIBLE_MS // 2) / 1000)
             await consumer.ack(first[6])  # by its new handle
             again = await popped(consumer, "PopTimes", 2, invisible_ms=60_000)
             assert {number: (one.reconsume_times, one.topic) for number, one in again.items()} == {
@@ -136,7 +136,7 @@ def test_what_is_not_acknowledged_in_time_comes_again(servers: Servers) -> None:
             }
             # Those that came again are acknowledged in the retry topic they came through.
             await consumer.ack_many([*again.values(), first[4]])
-            assert await consumer.pop("PopTimes", poll_ms=500) == []
+            assert await consumer.pop("PopTimes", wait=0.5) == []
 
     run(scenario())
 
@@ -156,7 +156,7 @@ def test_retry_topics_of_the_second_version_are_acknowledged(servers: Servers) -
             assert {(one.topic, one.reconsume_times) for one in again.values()} == {("PopSecond", 1)}
             assert {one.properties["POP_CK"].split()[4] for one in again.values()} == {"2"}
             await consumer.ack_many([again[0], again[1]])
-            await consumer.change_invisible_time(again[2], 500)
+            await consumer.change_invisible_time(again[2], 0.5)
             assert list(await popped(consumer, "PopSecond", 1)) == [2], "only that one comes a third time"
 
     configure("true")
@@ -174,7 +174,7 @@ def test_a_pop_waits_for_a_message(servers: Servers) -> None:
         ):
             await producer.send(Message(topic="PopWaits", body=b"0"))
             await consumer.ack_many((await popped(consumer, "PopWaits", 1)).values())
-            waiting = asyncio.create_task(consumer.pop("PopWaits", poll_ms=20_000))
+            waiting = asyncio.create_task(consumer.pop("PopWaits", wait=20))
             assert await consumer.pop("PopWaits") == []
             await producer.send(Message(topic="PopWaits", body=b"1"))
             (message,) = await waiting
@@ -214,7 +214,7 @@ def test_handlers_acknowledge_fail_take_long_and_give_up(servers: Servers) -> No
             seen[number].append(message.reconsume_times)
             match number:
                 case 5:
-                    raise ConsumeLater(invisible_ms=100)  # two times, then it is given up
+                    raise ConsumeLater(delay=0.1)  # two times, then it is given up
                 case 6:
                     await long_ones.wait()  # longer than the invisible time
 
@@ -231,7 +231,7 @@ def test_handlers_acknowledge_fail_take_long_and_give_up(servers: Servers) -> No
                 while not dead:
                     with contextlib.suppress(NoRoute):
                         (queue,) = await reader.queues("%DLQ%CG-pop-handled")
-                        dead = (await reader.pull(queue, 0, suspend_ms=1000)).messages
+                        dead = (await reader.pull(queue, 0, wait=1)).messages
                     await asyncio.sleep(0.05)
             # What nobody renews comes again: so would have, by now, the message whose handler takes long.
             await popped(control, "PopHandled", 1)
@@ -278,7 +278,7 @@ def test_messages_are_iterated(servers: Servers) -> None:
                     break
         assert sorted(seen) == list(range(20))
         async with PopConsumer("CG-pop-iterated", servers.namesrv_addr, settings=FIRST) as other:
-            assert await other.pop("PopIterated", poll_ms=500) == []
+            assert await other.pop("PopIterated", wait=0.5) == []
 
     run(scenario())
 
@@ -324,12 +324,12 @@ def test_an_ordered_pop_is_blocked_until_all_of_it_is_acknowledged(servers: Serv
             assert await two.pop("PopBlocked", queue=queue) == []
             await one.ack_many(first[:2])
             assert await two.pop("PopBlocked", queue=queue) == []
-            waiting = asyncio.create_task(two.pop("PopBlocked", queue=queue, max_count=3, poll_ms=20_000))
-            await one.change_invisible_time(first[2], 500)
+            waiting = asyncio.create_task(two.pop("PopBlocked", queue=queue, max_count=3, wait=20))
+            await one.change_invisible_time(first[2], 0.5)
             again = await waiting  # the one that was not acknowledged, and what follows
             assert [(message.queue_offset, message.reconsume_times) for message in again] == [(2, 1), (3, 0), (4, 0)]
             await two.ack_many(again)
-            (after,) = await one.pop("PopBlocked", queue=queue, max_count=1, poll_ms=20_000)
+            (after,) = await one.pop("PopBlocked", queue=queue, max_count=1, wait=20)
             assert after.queue_offset == 5
 
     run(scenario())
@@ -416,7 +416,7 @@ def test_a_group_changes_from_popping_to_pulling(servers: Servers) -> None:
             assert one.topic == topic
             seen[int(one.body)].append(one.reconsume_times)
             if int(one.body) == 3 and len(seen[3]) == 1:
-                raise ConsumeLater(invisible_ms=2000)
+                raise ConsumeLater(delay=2)
 
         def held() -> set[tuple[str, int]]:
             return {(one.topic, one.queue_id) for one in consumer.held_queues() if one.topic != f"%RETRY%{group}"}
@@ -443,8 +443,8 @@ def test_the_sync_facade_pops(servers: Servers) -> None:
     with sync.PopConsumer("CG-pop-sync", servers.namesrv_addr, settings=FIRST) as consumer:
         found: list[ReceivedMessage] = []
         while len(found) < 4:
-            found += consumer.pop("PopSync", poll_ms=2000)
-        consumer.change_invisible_time(found[0], 60_000)
+            found += consumer.pop("PopSync", wait=2)
+        consumer.change_invisible_time(found[0], 60)
         consumer.ack(found[0])
         consumer.ack_many(found[1:])
         assert consumer.pop("PopSync") == []

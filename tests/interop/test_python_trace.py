@@ -140,7 +140,7 @@ async def acts(namesrv: str, name: str) -> None:
         await producer.send(Message(topic=f"{name}-Large", body=b"x" * 5000))
         await producer.send(Message(topic=f"{name}-Large", body=b"ordered", sharding_key="s"))
         later = round(time.time() * 1000) + 60_000
-        timed = await producer.send(Message(topic=f"{name}-Timed", body=b"recalled", deliver_at_ms=later))
+        timed = await producer.send(Message(topic=f"{name}-Timed", body=b"recalled", deliver_at=later / 1000))
         assert timed.recall_handle is not None
         await producer.recall(timed.recall_handle)
     await transactions(namesrv, name)

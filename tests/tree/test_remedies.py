@@ -198,7 +198,7 @@ def test_a_setting_that_a_remedy_names_exists(text: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("timerMaxDelaySec", "99999999", {"delay_ms": 30 * 24 * 3_600_000}),
+        ("timerMaxDelaySec", "99999999", {"delay": 30 * 86_400}),
         ("maxMessageSize", "8388608", {"body": bytes(5 << 20)}),
     ],
 )

@@ -59,6 +59,6 @@ async def ride_out(namesrv: str, topic: str, outage: Callable[[], Awaitable[None
             await reader.seek_to_begin(queue)
         async with asyncio.timeout(60):
             while not stored <= {msg_id for msg_id, _ in found}:
-                found += [(message.msg_id, message.body) for message in await reader.poll(1000)]
+                found += [(message.msg_id, message.body) for message in await reader.poll(1)]
     once = dict(found)  # in the order of their first appearance
     assert [body for body in once.values() if body != b"any"] == [b"%d" % number for number in range(numbers)]

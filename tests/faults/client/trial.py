@@ -221,7 +221,7 @@ class Trial:
 
     async def _poll(self, consumer: PullConsumer) -> None:
         while True:
-            for message in await consumer.poll(1000):
+            for message in await consumer.poll(1):
                 self.ledger.arrived("polled", "polled", message)
 
     async def _keep_sending(self) -> None:

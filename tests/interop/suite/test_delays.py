@@ -90,7 +90,7 @@ async def test_a_delayed_message_creates_its_topic_at_once(scene: Scene) -> None
 async def test_a_message_is_held_back_for_its_milliseconds(scene: Scene) -> None:
     """behaviour.md §9.3: TIMER_DELAY_MS."""
     await scene.create_topic()
-    one = await scene.sent_and_stored(Message(topic=scene.topic, body=b"x", delay_ms=2500))
+    one = await scene.sent_and_stored(Message(topic=scene.topic, body=b"x", delay=2.5))
     assert one.store_timestamp - one.born_timestamp >= 2500 - PRECISION_MS
 
 
@@ -98,7 +98,7 @@ async def test_a_message_is_held_back_until_its_time(scene: Scene) -> None:
     """behaviour.md §9.3: TIMER_DELIVER_MS."""
     await scene.create_topic()
     at_ms = int(time.time() * 1000) + 2500
-    one = await scene.sent_and_stored(Message(topic=scene.topic, body=b"x", deliver_at_ms=at_ms))
+    one = await scene.sent_and_stored(Message(topic=scene.topic, body=b"x", deliver_at=at_ms / 1000))
     assert one.store_timestamp >= at_ms - PRECISION_MS
 
 
@@ -107,8 +107,8 @@ async def test_a_message_whose_time_is_past_comes_at_once(scene: Scene) -> None:
     await scene.create_topic()
     at_ms = int(time.time() * 1000) - 100_000
     producer = await scene.producer()
-    await producer.send(Message(topic=scene.topic, body=b"held", delay_ms=300_000))
-    await producer.send(Message(topic=scene.topic, body=b"past", deliver_at_ms=at_ms))
+    await producer.send(Message(topic=scene.topic, body=b"held", delay=300))
+    await producer.send(Message(topic=scene.topic, body=b"past", deliver_at=at_ms / 1000))
     assert [one.body for one in await scene.stored(1)] == [b"past"]
 
 
@@ -117,14 +117,14 @@ async def test_a_time_too_far_away_is_refused_with_the_brokers_words(scene: Scen
     await scene.create_topic()
     producer = await scene.producer()
     with pytest.raises(PeerRefused, match="timer message illegal, the delay time should not be bigger") as refusal:
-        await producer.send(Message(topic=scene.topic, body=b"x", delay_ms=4 * 86_400_000))
+        await producer.send(Message(topic=scene.topic, body=b"x", delay=345600))
     assert refusal.value.code == ResponseCode.MESSAGE_ILLEGAL
 
 
 async def test_a_timed_message_keeps_what_it_carries(scene: Scene) -> None:
     """behaviour.md §9.3."""
     await scene.create_topic()
-    message = Message(topic=scene.topic, body=b"x", tags="A", keys=["k"], properties={"a": "ä"}, delay_ms=1500)
+    message = Message(topic=scene.topic, body=b"x", tags="A", keys=["k"], properties={"a": "ä"}, delay=1.5)
     one = await scene.sent_and_stored(message)
     assert (one.topic, one.tags, one.keys, one.properties["a"]) == (scene.topic, "A", ["k"], "ä")
 
@@ -133,10 +133,10 @@ async def test_a_timed_message_is_called_back(scene: Scene) -> None:
     """behaviour.md §3.9."""
     await scene.create_topic()
     producer = await scene.producer()
-    sent = [await producer.send(Message(topic=scene.topic, body=b"%d" % i, delay_ms=10_000)) for i in range(3)]
+    sent = [await producer.send(Message(topic=scene.topic, body=b"%d" % i, delay=10)) for i in range(3)]
     assert sent[1].recall_handle is not None
     assert await producer.recall(sent[1].recall_handle) == sent[1].msg_id
-    await producer.send(Message(topic=scene.topic, body=b"last", delay_ms=12_000))
+    await producer.send(Message(topic=scene.topic, body=b"last", delay=12))
     found: list[bytes] = []
     while b"last" not in found:
         found = [one.body for one in await scene.stored(len(found) + 1)]
@@ -149,14 +149,14 @@ async def test_only_timed_messages_have_a_recall_handle(scene: Scene) -> None:
     producer = await scene.producer()
     assert (await producer.send(Message(topic=scene.topic, body=b"x"))).recall_handle is None
     assert (await producer.send(Message(topic=scene.topic, body=b"x", delay_level=1))).recall_handle is None
-    assert (await producer.send(Message(topic=scene.topic, body=b"x", delay_ms=1500))).recall_handle
+    assert (await producer.send(Message(topic=scene.topic, body=b"x", delay=1.5))).recall_handle
 
 
 async def test_a_message_that_was_delivered_is_not_called_back(scene: Scene) -> None:
     """behaviour.md §3.9: time not in (now, now + max delay)."""
     await scene.create_topic()
     producer = await scene.producer()
-    result = await producer.send(Message(topic=scene.topic, body=b"x", delay_ms=1500))
+    result = await producer.send(Message(topic=scene.topic, body=b"x", delay=1.5))
     await scene.stored(1)
     assert result.recall_handle is not None
     with pytest.raises(PeerRefused, match="recall failed, timestamp invalid") as refusal:

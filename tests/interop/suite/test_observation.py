@@ -191,7 +191,7 @@ async def test_the_end_of_a_transaction_is_traced(scene: Scene) -> None:
 async def test_a_recall_can_be_traced(scene: Scene) -> None:
     """behaviour.md §9.7: Recall."""
     producer = await traced(scene, trace_recalls=True)
-    result = await producer.send(Message(topic=scene.topic, body=b"x", delay_ms=20_000))
+    result = await producer.send(Message(topic=scene.topic, body=b"x", delay=20))
     assert result.recall_handle is not None
     await producer.recall(result.recall_handle)
     recalls = [trace for trace in await traces(scene, 2) if isinstance(trace, RecallTrace)]

@@ -28,7 +28,7 @@ async def popped(consumer: PopConsumer, scene: Scene, count: int, **options: obj
     """What is popped until there are so many."""
     found: list[ReceivedMessage] = []
     while len(found) < count:
-        found += await consumer.pop(scene.topic, poll_ms=5000, **options)  # type: ignore[arg-type]
+        found += await consumer.pop(scene.topic, wait=5, **options)  # type: ignore[arg-type]
     return found
 
 
@@ -82,7 +82,7 @@ async def test_a_message_comes_again_when_its_invisible_time_was_changed(scene: 
     await send(scene, "0")
     consumer = await started(scene)
     (first,) = await popped(consumer, scene, 1, invisible_ms=300_000)
-    await consumer.change_invisible_time(first, 1000)
+    await consumer.change_invisible_time(first, 1)
     (again,) = await popped(consumer, scene, 1)
     assert (again.body, again.msg_id) == (b"0", first.msg_id)
     await consumer.ack(again)
@@ -95,7 +95,7 @@ async def test_a_pop_takes_no_more_than_it_is_to(scene: Scene) -> None:
     consumer = await started(scene)
     found: list[list[str]] = []
     while sum(map(len, found)) < 5:
-        found.append(bodies(await consumer.pop(scene.topic, max_count=3, poll_ms=5000)))
+        found.append(bodies(await consumer.pop(scene.topic, max_count=3, wait=5)))
     assert [text for some in found for text in some] == list("01234")
     assert max(map(len, found)) <= 3
 
@@ -116,7 +116,7 @@ async def test_a_pop_that_may_wait_gets_the_message_that_comes(scene: Scene) -> 
     """behaviour.md §4.8: polling."""
     await scene.create_topic()
     consumer = await started(scene)
-    waiting = asyncio.create_task(consumer.pop(scene.topic, poll_ms=15_000))
+    waiting = asyncio.create_task(consumer.pop(scene.topic, wait=15))
     assert await consumer.pop(scene.topic) == []
     await send(scene, "awaited")
     assert bodies(await waiting) == ["awaited"]
@@ -163,7 +163,7 @@ async def test_returning_acknowledges_and_raising_has_a_message_come_again(scene
     async def handler(message: ReceivedMessage) -> None:
         seen.append((message.body.decode(), message.reconsume_times))
         if message.body == b"bad" and message.reconsume_times == 0:
-            raise ConsumeLater(invisible_ms=1000)
+            raise ConsumeLater(delay=1)
 
     await consumer.start()
     await send(scene, "good", "bad")

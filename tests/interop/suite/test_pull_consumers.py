@@ -114,7 +114,7 @@ async def test_a_pull_that_may_wait_gets_the_message_that_comes(scene: Scene) ->
     """behaviour.md §4.4: long polling."""
     await scene.create_topic()
     consumer = await scene.pull_consumer()
-    waiting = asyncio.create_task(consumer.pull(queue(scene), 0, suspend_ms=20_000))
+    waiting = asyncio.create_task(consumer.pull(queue(scene), 0, wait=20))
     assert (await consumer.pull(queue(scene), 0)).status is PullStatus.NO_NEW_MESSAGE
     assert not waiting.done()
     await send(scene, "awaited")
@@ -126,7 +126,7 @@ async def test_a_pull_that_waited_in_vain_says_so(scene: Scene) -> None:
     await scene.create_topic()
     await send(scene, "0")
     consumer = await scene.pull_consumer()
-    result = await consumer.pull(queue(scene), 1, suspend_ms=200)
+    result = await consumer.pull(queue(scene), 1, wait=0.2)
     assert (result.status, result.next_begin_offset) == (PullStatus.NO_NEW_MESSAGE, 1)
 
 
@@ -163,10 +163,10 @@ async def test_an_offset_is_found_by_time(scene: Scene) -> None:
     messages = await spread(scene, 4)
     consumer = await scene.pull_consumer()
     for message in messages:
-        assert await consumer.search_offset(queue(scene), message.store_timestamp) == message.queue_offset
+        assert await consumer.search_offset(queue(scene), message.store_timestamp / 1000) == message.queue_offset
     assert await consumer.search_offset(queue(scene), 0) == 0
     end = await consumer.max_offset(queue(scene))
-    assert await consumer.search_offset(queue(scene), messages[-1].store_timestamp + 3_600_000) == end
+    assert await consumer.search_offset(queue(scene), (messages[-1].store_timestamp + 3_600_000) / 1000) == end
 
 
 async def test_offsets_are_saved_by_the_program(scene: Scene) -> None:
@@ -237,7 +237,7 @@ async def test_a_scheduled_pull_is_called_for_each_queue_over_and_over(scene: Sc
     async def task(one: MessageQueue) -> None:
         await pulled_and_committed(consumer, one, received)
 
-    consumer.schedule(scene.topic, task, pause_ms=10)
+    consumer.schedule(scene.topic, task, pause=0.01)
     for queue_id in range(2):
         await send(scene, "0", "1", "2", queue_id=queue_id)
     await received.at_least(6)
@@ -400,7 +400,7 @@ async def test_a_query_by_key_is_limited_in_number_and_time(scene: Scene) -> Non
         (0, stored_ms - hour_ms, 0),
         (stored_ms + hour_ms, None, 0),
     ):
-        found = await consumer.query_messages(scene.topic, "k", begin_ms=begin_ms, end_ms=end_ms)
+        found = await consumer.query_messages(scene.topic, "k", begin=begin_ms / 1000, end=end_ms / 1000)
         assert len(found) == count
 
 

@@ -92,6 +92,24 @@ async def test_a_handler_chooses_the_delay_by_its_level(scene: Scene) -> None:
     assert again[b"short"].store_timestamp >= int(begun[b"short"]) + 1000
 
 
+async def test_a_message_comes_again_after_the_time_that_the_handler_chose(scene: Scene) -> None:
+    """behaviour.md §3.4: the broker's timer has the retry, to the second; the last try ends in the dead letters."""
+    await scene.create_topic()
+    handler = Failing(ConsumeLater(delay=2), times=99)
+    consumer = scene.push_consumer(retries_max=2)
+    consumer.subscribe(scene.topic, "*", handler)
+    await consumer.start()
+    (sent,) = await send(scene, "x", tags="TagA", keys=["k"], properties={"a": "b"})
+    (dead,) = await dead_letters(scene)
+    assert [message.reconsume_times for message in handler.messages] == [0, 1, 2]
+    for before, message in pairwise(handler.messages):
+        assert message.store_timestamp - int(before.properties["CONSUME_START_TIME"]) >= 1000
+        assert (message.topic, message.body, message.tags, message.keys) == (scene.topic, b"x", "TagA", ["k"])
+        assert (message.properties["TIMER_DELAY_MS"], message.properties["a"]) == ("2000", "b")
+    assert {message.msg_id for message in (dead, *handler.messages)} == {sent.msg_id}
+    assert dead.properties["ORIGIN_MESSAGE_ID"] == sent.offset_msg_id
+
+
 @pytest.mark.parametrize("reason", [None, "no stock"])
 async def test_a_message_for_the_dead_letters_is_there_with_where_it_came_from(
     scene: Scene, reason: str | None

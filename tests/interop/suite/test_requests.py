@@ -44,7 +44,7 @@ async def test_a_request_gets_the_consumers_reply(scene: Scene) -> None:
     """behaviour.md §7.10."""
     await replier(scene, add)
     producer = await scene.producer()
-    reply = await producer.request(question(scene), timeout_ms=TIMEOUT_MS)
+    reply = await producer.request(question(scene), timeout=TIMEOUT_MS / 1000)
     assert isinstance(reply, Reply)
     assert (reply.body, reply.properties["by"]) == (b"5", "ä")
     assert reply.born_host.startswith("127.0.0.1:")
@@ -54,7 +54,7 @@ async def test_requests_under_way_at_a_time_get_each_their_own_reply(scene: Scen
     """behaviour.md §7.10: CORRELATION_ID."""
     await replier(scene, add)
     producer = await scene.producer()
-    asked = [producer.request(question(scene, b"%d+%d" % (i, i)), timeout_ms=TIMEOUT_MS) for i in range(30)]
+    asked = [producer.request(question(scene, b"%d+%d" % (i, i)), timeout=TIMEOUT_MS / 1000) for i in range(30)]
     assert [reply.body for reply in await asyncio.gather(*asked)] == [b"%d" % (2 * i) for i in range(30)]
 
 
@@ -63,7 +63,7 @@ async def test_replies_reach_the_client_that_asked(scene: Scene) -> None:
     await replier(scene, add)
     producers = [await scene.producer() for _ in range(2)]
     replies = await asyncio.gather(
-        *(one.request(question(scene, b"%d+1" % i), timeout_ms=TIMEOUT_MS) for i, one in enumerate(producers))
+        *(one.request(question(scene, b"%d+1" % i), timeout=TIMEOUT_MS / 1000) for i, one in enumerate(producers))
     )
     assert [reply.body for reply in replies] == [b"1", b"2"]
 
@@ -77,7 +77,7 @@ async def test_a_large_reply_travels_compressed_and_arrives_whole(scene: Scene) 
 
     await replier(scene, handle)
     producer = await scene.producer()
-    assert (await producer.request(question(scene), timeout_ms=TIMEOUT_MS)).body == body
+    assert (await producer.request(question(scene), timeout=TIMEOUT_MS / 1000)).body == body
 
 
 async def test_a_request_carries_who_asks_and_how_long(scene: Scene) -> None:
@@ -90,7 +90,7 @@ async def test_a_request_carries_who_asks_and_how_long(scene: Scene) -> None:
 
     await replier(scene, handle)
     producer = await scene.producer(client_ip="127.0.0.7")
-    reply = await producer.request(question(scene), timeout_ms=TIMEOUT_MS)
+    reply = await producer.request(question(scene), timeout=TIMEOUT_MS / 1000)
     properties = asked[0].properties
     assert properties["TTL"] == str(TIMEOUT_MS)
     assert properties["REPLY_TO_CLIENT"].startswith("127.0.0.7@")
@@ -110,8 +110,8 @@ async def test_a_request_may_be_sent_to_a_queue(scene: Scene) -> None:
     await replier(scene, handle)
     producer = await scene.producer()
     queues = await producer.queues(scene.topic)
-    await producer.request(question(scene), queue=queues[1], timeout_ms=TIMEOUT_MS)
-    await producer.request(question(scene), selector=lambda queues, message: queues[0], timeout_ms=TIMEOUT_MS)
+    await producer.request(question(scene), queue=queues[1], timeout=TIMEOUT_MS / 1000)
+    await producer.request(question(scene), selector=lambda queues, message: queues[0], timeout=TIMEOUT_MS / 1000)
     assert asked == [1, 0]
 
 
@@ -122,7 +122,7 @@ async def test_without_a_reply_the_error_says_that_the_message_is_stored(scene: 
     await producer.queues(scene.topic)
     told = f"the request for topic {scene.topic} was stored, and no reply came within {UNANSWERED_MS} ms"
     with pytest.raises(ReplyTimedOut, match=f"{told}: does a consumer") as late:
-        await producer.request(question(scene), timeout_ms=UNANSWERED_MS)
+        await producer.request(question(scene), timeout=UNANSWERED_MS / 1000)
     assert late.value.code == 10006
     assert [one.body for one in await scene.stored(1)] == [b"2+3"]
 
@@ -143,7 +143,7 @@ async def test_a_reply_to_a_client_that_is_gone_fails_with_the_brokers_words(sce
     asking = await scene.producer(retries=0)
     await asking.queues(scene.topic)
     with pytest.raises(ReplyTimedOut):
-        await asking.request(question(scene), timeout_ms=UNANSWERED_MS)
+        await asking.request(question(scene), timeout=UNANSWERED_MS / 1000)
     await asking.close()
     (one,) = await scene.stored(1)
     producer = await scene.producer(f"{scene.group}-replier", retries=0)
@@ -157,7 +157,7 @@ async def test_a_reply_that_comes_too_late_harms_nobody(scene: Scene) -> None:
     asking = await scene.producer()
     await asking.queues(scene.topic)
     with pytest.raises(ReplyTimedOut):
-        await asking.request(question(scene), timeout_ms=UNANSWERED_MS)
+        await asking.request(question(scene), timeout=UNANSWERED_MS / 1000)
     (one,) = await scene.stored(1)
     producer = await scene.producer(f"{scene.group}-replier")
     await producer.reply(one, b"late")

@@ -323,7 +323,7 @@ async def test_producers_may_share_connections_but_not_a_group(scene: Scene) -> 
             Producer(f"{scene.group}-other", runtime=runtime) as second,
         ):
             for producer in (first, second):
-                await producer.send(Message(topic=scene.topic, body=b"x"), timeout_ms=TIMEOUT_MS)
+                await producer.send(Message(topic=scene.topic, body=b"x"), timeout=TIMEOUT_MS / 1000)
             with pytest.raises(ClientError, match=f"producer group {scene.group} exists in client .*: choose another"):
                 await Producer(scene.group, runtime=runtime).start()
         assert len(await scene.stored(2)) == 2

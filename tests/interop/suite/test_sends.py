@@ -384,12 +384,18 @@ async def test_keys_are_searched_within_a_time(scene: Scene) -> None:
     await scene.create_topic()
     producer, reader = await scene.producer(), await scene.reader()
     await producer.send(Message(topic=scene.topic, body=b"x", keys=["k"]))
-    while not (found := await reader.query_messages(scene.topic, "k", begin_ms=0)):
+    while not (found := await reader.query_messages(scene.topic, "k", begin=0)):
         await asyncio.sleep(POLL_SECONDS)
     day_ms = 86_400_000
     at_ms = found[0].store_timestamp
-    assert await reader.query_messages(scene.topic, "k", begin_ms=at_ms + day_ms, end_ms=at_ms + 2 * day_ms) == []
-    assert len(await reader.query_messages(scene.topic, "k", begin_ms=at_ms - day_ms, end_ms=at_ms + day_ms)) == 1
+    assert (
+        await reader.query_messages(scene.topic, "k", begin=(at_ms + day_ms) / 1000, end=(at_ms + 2 * day_ms) / 1000)
+        == []
+    )
+    assert (
+        len(await reader.query_messages(scene.topic, "k", begin=(at_ms - day_ms) / 1000, end=(at_ms + day_ms) / 1000))
+        == 1
+    )
 
 
 async def test_a_message_is_found_by_its_message_id(scene: Scene) -> None:

@@ -134,7 +134,7 @@ async def test_a_program_without_a_loop_asks_and_replies(scene: Scene) -> None:
             producer.reply(message, message.body.upper())
 
         asyncio.run_coroutine_threadsafe(consumer.start(), loop).result()
-        return producer.request(Message(topic=scene.topic, body=b"x"), timeout_ms=100_000).body
+        return producer.request(Message(topic=scene.topic, body=b"x"), timeout=100).body
 
     loop = asyncio.get_running_loop()
     assert await in_thread(scene, program) == b"X"

@@ -184,14 +184,14 @@ async def test_pop_consumers_receive_and_acknowledge(tmp_path):
         popped = []
         async with PopConsumer("CG", proxy, settings=QUICK) as consumer:
             while len(popped) < 20:
-                messages = await consumer.pop("T", max_count=4, invisible_ms=5000, poll_ms=1000)
-                await consumer.change_invisible_time(messages[0], 6000)
+                messages = await consumer.pop("T", max_count=4, invisible_time=5, wait=1)
+                await consumer.change_invisible_time(messages[0], 6)
                 await consumer.ack(messages[0])
                 await consumer.ack_many(messages[1:])
                 popped += messages
             assert sorted(int(one.body) for one in popped) == list(range(20))
             await asyncio.sleep(15)
-            assert not await consumer.pop("T", invisible_ms=5000)
+            assert not await consumer.pop("T", invisible_time=5)
 
 
 async def test_a_half_message_is_asked_about_through_it(tmp_path):

@@ -75,7 +75,7 @@ def test_every_column_becomes_its_part_of_the_message() -> None:
             msg_id="q/3/order 7",
         )
     ]
-    assert rows(body=[b"1"], deliverTimeMs=[7])[0].deliver_at_ms == 7
+    assert rows(body=[b"1"], deliverTimeMs=[7])[0].deliver_at == 0.007
     assert rows(body=[b"1"], keys=[["a", "b"]])[0].keys == ["a", "b"]
 
 

@@ -138,7 +138,7 @@ async def popped(world: World) -> None:
     async def popping() -> None:
         async with PopConsumer("billing", world.namesrv, settings=FIRST) as consumer:
             while True:
-                await consumer.pop("Orders", max_count=2, invisible_ms=600_000)
+                await consumer.pop("Orders", max_count=2, invisible_time=600)
                 await asyncio.sleep(3)
 
     task = asyncio.create_task(popping())

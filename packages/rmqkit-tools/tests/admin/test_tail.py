@@ -119,8 +119,8 @@ class ManyQueues:
         self.in_flight -= 1
         return self.stored
 
-    async def pull(self, queue, offset, expression, *, suspend_ms, **how):
-        if suspend_ms:
+    async def pull(self, queue, offset, expression, *, wait, **how):
+        if wait:
             self.pulled += 1
             await asyncio.Event().wait()
         one = received(0, b"%d" % queue.queue_id)

@@ -64,7 +64,7 @@ async def test_delay_levels_and_timers_are_counted_as_the_broker_counts_them(
                 await producer.send(Message(topic="Orders", body=b"x", delay_level=level))
         for ahead_s, count in ((200, 4), (7_200, 3), (100_000, 2)):
             for _ in range(count):
-                await producer.send(Message(topic="Orders", body=b"x", delay_ms=ahead_s * 1000))
+                await producer.send(Message(topic="Orders", body=b"x", delay=(ahead_s * 1000) / 1000))
         timer = both.broker.context.timer
         while timer is None or timer.pending < 9:
             await asyncio.sleep(0.1)
@@ -98,7 +98,7 @@ async def test_100_000_timers_by_due_time(tmp_path: Path) -> None:
 
         async def send() -> None:
             while left:
-                await producer.send(Message(topic="Orders", body=b"x", deliver_at_ms=due_ms[left.pop()]))
+                await producer.send(Message(topic="Orders", body=b"x", deliver_at=due_ms[left.pop()] / 1000))
 
         await asyncio.gather(*(send() for _ in range(200)))
         timer = both.broker.context.timer
@@ -173,7 +173,7 @@ async def test_pending_check_points(tmp_path: Path, capsys: pytest.CaptureFixtur
                 await producer.send(Message(topic="Orders", body=b"%d" % number))
             popped: list[ReceivedMessage] = []
             while len(popped) < 6:
-                popped += await consumer.pop("Orders", max_count=3, invisible_ms=600_000)
+                popped += await consumer.pop("Orders", max_count=3, invisible_time=600)
             await consumer.ack(popped[1])
             await asyncio.sleep(2)
             found = await admin.waiting.pops()

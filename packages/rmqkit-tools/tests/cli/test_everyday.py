@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -106,24 +107,26 @@ def test_arguments_are_sent_with_what_the_options_say(rmq, stored):
     assert one == f"sent {stored('Arguments', 3)[2]['msgId']} to Arguments, broker-a:2@2\n"
 
 
-@pytest.mark.parametrize("option", [("--delay-ms", 1), ("--at", "2020-01-01T00:00:00"), ("--at", 1)])
+@pytest.mark.parametrize("option", [("--delay", 0.001), ("--at", "2020-01-01T00:00:00"), ("--at", 1577836800000)])
 def test_messages_are_delivered_later_by_time(rmq, stored, option):
-    topic = f"Later{option[0][2:]}{option[1]}".replace(":", "-")
+    topic = f"Later{option[0][2:]}{option[1]}".replace(":", "-").replace(".", "-")
     rmq("send", topic, "x", *option)
     (found,) = stored(topic, 1)
     assert found["body"] == "x" and any(name.startswith("TIMER_") for name in found["properties"]), found["properties"]
 
 
 def test_a_json_line_has_its_own_delay(tmp_path):
-    template = PlacedMessage(topic="T", body=b"", delay_ms=5000)
-    assert from_line(b'{"body": "x"}', template).delay_ms == 5000
-    later = from_line(b'{"body": "x", "deliverAtMs": 7}', template)
-    assert (later.delay_ms, later.deliver_at_ms) == (None, 7)
+    template = PlacedMessage(topic="T", body=b"", delay=5)
+    assert from_line(b'{"body": "x"}', template).delay == 5
+    for text, at in ((b"1e9", 1e9), (b'"2026-01-31T12:00:00Z"', datetime(2026, 1, 31, 12, tzinfo=UTC))):
+        later = from_line(b'{"body": "x", "deliverAt": %s}' % text, template)
+        assert (later.delay, later.deliver_at) == (None, at)
+    assert from_line(b'{"body": "x", "delay": 0.5}', template).delay == 0.5
 
 
 def test_one_delay_is_enough(rmq):
-    told = rmq("send", "Later", "x", "--delay-ms", 5, "--delay-level", 3, exit_code_wanted=2)
-    assert "use only one of --delay-level, --delay-ms and --at" in told
+    told = rmq("send", "Later", "x", "--delay", 5, "--delay-level", 3, exit_code_wanted=2)
+    assert "use only one of --delay-level, --delay and --at" in told
 
 
 def test_json_lines_say_more_than_options_and_bad_ones_are_counted(rmq, stored, tmp_path):

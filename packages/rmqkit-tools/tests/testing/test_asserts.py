@@ -162,7 +162,7 @@ def test_what_a_pull_consumer_has_not_committed_is_not_consumed(rmq_broker, rmq_
     settings = PullConsumerSettings(start_from=StartFrom.FIRST_OFFSET, auto_commit=False, take_over_pause_ms=0)
     with sync.PullConsumer(rmq_group, rmq_broker.name_server, settings=settings) as consumer:
         consumer.subscribe(rmq_topic)
-        while not consumer.poll(1000):
+        while not consumer.poll(1):
             pass
         assert "has not consumed 1 of 1" in fault(rmq_broker.assert_consumed, rmq_group, rmq_topic)[0]
         consumer.commit()

@@ -9,13 +9,15 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from rmqkit import Message, SendFailed, SettingsError, sync
+from rmqkit import ConsumeLater, Message, SendFailed, SettingsError, sync
 from rmqkit.broker.settings import STANDALONE, BrokerSettings
+from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.schemas.access import UserInfo
 from rmqkit.remoting.address import split_address
 from rmqkit.settings import load
@@ -201,7 +203,7 @@ def test_the_brokers_of_tests_and_of_the_tutorial_have_the_same_defaults(rmq_bro
             if getattr(settings, name) != getattr(usual, name) and not name.endswith("_addresses")
         ]
         assert changed and all(getattr(own, name) == getattr(settings, name) for name in changed)
-    sent = rmq_producer.send(Message(topic=rmq_topic, body=b"x", delay_ms=3_600_000))
+    sent = rmq_producer.send(Message(topic=rmq_topic, body=b"x", delay=3600))
     assert rmq_producer.recall(sent.recall_handle) == sent.msg_id
 
 
@@ -214,8 +216,32 @@ def test_a_program_can_follow_the_time_of_the_servers(
     before = time.time()
     monkeypatch.setattr("time.time", rmq_clock.now)
     assert time.time() - before > 36_000 - 1
-    rmq_producer.send(Message(topic=rmq_topic, body=b"x", deliver_at_ms=int(time.time() * 1000) + 7_200_000))
+    rmq_producer.send(Message(topic=rmq_topic, body=b"x", deliver_at=(int(time.time() * 1000) + 7_200_000) / 1000))
     rmq_clock.advance(hours=1)
     assert not seen, "it is not due yet"
     rmq_clock.advance(hours=1, seconds=2)
     wait_until(lambda: len(seen) == 1, SECONDS, "the delivery")
+
+
+def test_a_handler_has_a_message_again_after_the_time_that_it_chose(
+    rmq_broker, rmq_clock, rmq_topic, rmq_producer, rmq_consumer
+):
+    tries = []
+
+    def fails_twice(message):
+        tries.append(message)
+        if len(tries) < 3:
+            raise ConsumeLater(delay=timedelta(minutes=len(tries), seconds=7))
+
+    rmq_consumer.subscribe(rmq_topic, handler=fails_twice)
+    rmq_producer.send(rmq_topic, b"x", tags="a")
+    wait_until(lambda: len(tries) == 1, SECONDS, "the first try")
+    stored = partial(rmq_broker.look, lambda: rmq_broker.masters()[0].store.max_offset(TIMER_TOPIC, 0))
+    for seconds, number in ((67, 2), (127, 3)):
+        wait_until(lambda number=number: stored() == number - 1, SECONDS, "the broker's timer has it")
+        rmq_clock.advance(seconds=seconds - 3)
+        assert len(tries) == number - 1, "it is not due yet"
+        rmq_clock.advance(seconds=5)
+        wait_until(lambda number=number: len(tries) == number, SECONDS, f"try {number}")
+    assert [(one.topic, one.tags, one.reconsume_times) for one in tries] == [(rmq_topic, "a", n) for n in range(3)]
+    assert len({one.msg_id for one in tries}) == 1

@@ -17,6 +17,8 @@ __path__ = extend_path(__path__, __name__)
 
 if TYPE_CHECKING:
     from rmqkit import sync as sync
+    from rmqkit.client.connect import ConnectedClients as ConnectedClients
+    from rmqkit.client.connect import connect as connect
     from rmqkit.client.consumer import allocate as allocate
     from rmqkit.client.consumer.consume import ConsumeLater as ConsumeLater
     from rmqkit.client.consumer.dedupe import RedisDedupe as RedisDedupe
@@ -69,12 +71,14 @@ if TYPE_CHECKING:
     from rmqkit.errors import RmqError as RmqError
     from rmqkit.errors import SendFailed as SendFailed
     from rmqkit.errors import SettingsError as SettingsError
+    from rmqkit.errors import TimeIllegal as TimeIllegal
     from rmqkit.protocol.message import Message as Message
     from rmqkit.protocol.message import ReceivedMessage as ReceivedMessage
     from rmqkit.protocol.schemas.clients import MessageQueue as MessageQueue
     from rmqkit.rpc import PullStatus as PullStatus
 
 _MODULES = """
+rmqkit.client.connect ConnectedClients connect
 rmqkit.client.producer.accumulator SendManyFailed
 rmqkit.rpc PullStatus
 rmqkit.client.consumer.consume ConsumeLater
@@ -94,7 +98,7 @@ rmqkit.client.observe.status BrokerStatus MemberStatus ProducerStatus QueueState
 rmqkit.client.producer.transaction TransactionProducer TransactionResult TransactionState
 rmqkit.errors BodyMismatch ClientError ConnectFailed ConnectionLost MessageIllegal NoRoute NotARequest PeerRefused
 rmqkit.errors RemotingError
-rmqkit.errors ReplyTimedOut RequestTimedOut RmqError SendFailed SettingsError
+rmqkit.errors ReplyTimedOut RequestTimedOut RmqError SendFailed SettingsError TimeIllegal
 rmqkit.protocol.schemas.clients MessageQueue
 rmqkit.protocol.message Message ReceivedMessage
 """

@@ -88,6 +88,7 @@ __all__ = [
     "StoreLocked",
     "StoreMismatch",
     "StoreUnavailable",
+    "TimeIllegal",
     "TlsMismatch",
     "UnknownName",
     "WrongProtocol",
@@ -387,6 +388,10 @@ class NoNameServer(NoRoute):
     def __init__(self, causes: Sequence[RmqError]) -> None:
         super().__init__(f"no name server answered, check the addresses: {'; '.join(map(str, causes))}")
         self.causes = causes
+
+
+class TimeIllegal(ClientError, ValueError):
+    """A value is no duration, or no point in time."""
 
 
 class MessageIllegal(ClientError):

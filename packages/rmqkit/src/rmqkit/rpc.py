@@ -63,7 +63,7 @@ from rmqkit.protocol.schemas.send import (
     RecallMessageRequest,
     RecallMessageResponse,
 )
-from rmqkit.protocol.schemas.topics import KVTable, RouteRequest, TopicList, TopicRoute
+from rmqkit.protocol.schemas.topics import ClusterInfo, KVTable, RouteRequest, TopicList, TopicRoute
 from rmqkit.remoting.client import RemotingClient, expect_success
 
 OFFSET_TIMEOUT_MS = 5000
@@ -178,9 +178,9 @@ class BrokerCalls:
 
     # -- clients and their groups
 
-    async def heartbeat(self, address: str, data: HeartbeatData) -> None:
-        """HEART_BEAT: announce the groups of this client and what they subscribe to."""
-        await self.ask(address, RequestCode.HEART_BEAT, body=msgspec.json.encode(data))
+    async def heartbeat(self, address: str, data: HeartbeatData) -> int:
+        """HEART_BEAT: announce the groups of this client and what they subscribe to. Return the broker's version."""
+        return (await self.ask(address, RequestCode.HEART_BEAT, body=msgspec.json.encode(data))).version
 
     async def unregister(
         self, address: str, client_id: str, *, producer_group: str | None = None, consumer_group: str | None = None
@@ -415,6 +415,14 @@ class NameServers:
             return decode_as(body, TopicRoute)
         except BodyError as error:
             raise PeerRefused(answer.code, f"the route of topic {topic} cannot be read: {error}", address) from None
+
+    async def brokers(self) -> ClusterInfo | None:
+        """GET_BROKER_CLUSTER_INFO: the registered brokers; None when a name server answers with something else."""
+        answer, _ = await self.call(RequestCode.GET_BROKER_CLUSTER_INFO)
+        try:
+            return decode_as(answer.payload, ClusterInfo) if answer.code == ResponseCode.SUCCESS else None
+        except BodyError:
+            return None
 
     async def topics(self) -> list[str]:
         """GET_ALL_TOPIC_LIST_FROM_NAMESERVER: the names of all topics, sorted."""

@@ -1,9 +1,9 @@
 """The clients for programs without an event loop: the same names and arguments, but the methods block::
 
-    from rmqkit import Message, sync
+    from rmqkit import sync
 
     with sync.Producer("orders", name_servers="127.0.0.1:9876") as producer:
-        producer.send(Message(topic="Orders", body=b"17"))
+        producer.send("Orders", b"17")
 
 Each class is a thin facade: it has an asyncio client of the same name, which runs on one event loop in a thread
 (`Portal`), and each method passes its arguments on and waits. You can call methods from any thread, and several at a
@@ -167,6 +167,7 @@ class _Blocking:
     _goes_on_after_fork = False
 
     start = _waits(Client.start)
+    ping = _waits(Client.ping)
     wait_closed = _waits(Client.wait_closed)
     run = _runs(Client.run)
     close = _waits_unless_from_parent(Client.close)

@@ -74,8 +74,8 @@ class Peer:
         """The fields of all requests of a code."""
         return [decode_fields(command) for command in self.requests if command.code == code]
 
-    async def start(self) -> None:
-        port = await self._server.listen("127.0.0.1", 0)
+    async def start(self, port: int = 0) -> None:
+        port = await self._server.listen("127.0.0.1", port)
         self.address = f"127.0.0.1:{port}"
 
     async def stop(self) -> None:

@@ -1,16 +1,27 @@
-"""What type checkers see of handlers: nothing here is run, `make check` reads it.
+"""Handlers and sends as type checkers see them. Nothing here runs: `make check` reads it.
 
-A handler that does not fit its subscription is an error, or mypy tells that an ignore is not needed.
+What does not fit is an error; otherwise mypy reports an ignore that is not needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from datetime import datetime, timedelta
 from typing import assert_type
 
 import msgspec
 
-from rmqkit import Message, PopConsumer, PushConsumer, ReceivedMessage, SqliteDedupe, sync
+from rmqkit import (
+    Message,
+    PopConsumer,
+    Producer,
+    PushConsumer,
+    ReceivedMessage,
+    Reply,
+    SendResult,
+    SqliteDedupe,
+    sync,
+)
 
 
 class Order(msgspec.Struct):
@@ -50,7 +61,7 @@ def fits(consumer: PushConsumer | PopConsumer | sync.PushConsumer, message: Rece
     assert awaited
     assert_type(message.body_as(Order), Order)
     assert_type(message.body, bytes)
-    Message(topic="Orders", body=Order(1))
+    Message(topic="Orders", body=Order(1), delay=timedelta(minutes=1))
 
 
 def does_not_fit(consumer: PushConsumer) -> None:
@@ -67,3 +78,15 @@ def does_not_fit(consumer: PushConsumer) -> None:
     consumer.subscribe("Orders", handler=several, batch_max=2, dedupe=SqliteDedupe("x"))  # type: ignore[call-overload]
     consumer.subscribe("Orders", handler=value)  # type: ignore[arg-type]
     Message(topic="Orders", body="text")  # type: ignore[arg-type]
+
+
+async def sends(producer: Producer, blocking: sync.Producer, message: ReceivedMessage) -> None:
+    sent = await producer.send("Orders", Order(1), tags="new", delay=timedelta(minutes=1), timeout=0.5)
+    assert_type(sent, SendResult)
+    assert_type(await producer.send(Message(topic="Orders", body=b"x"), timeout=timedelta(seconds=1)), SendResult)
+    assert_type(blocking.send("Orders", b"x", keys=["k"]), SendResult)
+    assert_type(await producer.request("Orders", b"x"), Reply)
+    assert_type(message.born_at, datetime)
+    await producer.send("Orders", b"x", tagz="new")  # type: ignore[call-arg]
+    await producer.send("Orders", b"x", delay="1s")  # type: ignore[arg-type]
+    await producer.send(17, b"x")  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import by_sharding_key
 from rmqkit.client.runtime.handlers import Reply
 from rmqkit.client.runtime.settings import ProducerSettings, PushConsumerSettings
-from rmqkit.errors import NoNameServer, NoRoute
+from rmqkit.errors import NoRoute
 from rmqkit.faststream.endpoints import (
     GroupOptions,
     PublisherConfig,
@@ -94,7 +94,9 @@ class _LogColumns(DefaultLoggerStorage):
 class _GroupConsumers:
     """One consumer for each group: members of a group have equal subscriptions, so its subscribers share one."""
 
-    def __init__(self, name_servers: str | None, settings: PushConsumerSettings | None, hooks: Sequence[Hook]) -> None:
+    def __init__(
+        self, name_servers: str | Sequence[str] | None, settings: PushConsumerSettings | None, hooks: Sequence[Hook]
+    ) -> None:
         self._name_servers = name_servers
         self._settings = settings
         self._hooks = hooks
@@ -171,8 +173,7 @@ class RocketProducer:
 
     async def request(self, cmd: RocketPublishCommand) -> Reply:
         message = cmd.message(await self.codec.encode(cmd.body, self._serializer))
-        timeout_ms = None if cmd.timeout is None else cmd.timeout * 1000
-        return await self.producer.request(message, timeout_ms=timeout_ms)
+        return await self.producer.request(message, timeout=cmd.timeout)
 
 
 @dataclass(kw_only=True)
@@ -270,8 +271,8 @@ class RocketRegistrator(Registrator[ReceivedMessage, RocketConfig]):
             topic: the topic; the prefixes of routers are added in front.
             headers: properties of every message.
             reply_to: the topic for answers.
-            options: ``tags``, ``keys``, ``sharding_key``, ``priority``, ``delay_level``, ``delay_ms`` and
-                ``deliver_at_ms`` of every message, as in `Message`.
+            options: ``tags``, ``keys``, ``sharding_key``, ``priority``, ``delay_level``, ``delay`` and
+                ``deliver_at`` of every message, as in `Message`.
             title, description, schema, include_in_schema, persistent: as in FastStream's own brokers.
         """
         config = PublisherConfig(
@@ -308,7 +309,7 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[ReceivedMessage, Producer, R
     # Long: it declares FastStream's options and ours.
     def __init__(
         self,
-        name_servers: str | None = None,
+        name_servers: str | Sequence[str] | None = None,
         *,
         group: str = _GROUP,
         producer_settings: ProducerSettings | None = None,
@@ -338,7 +339,8 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[ReceivedMessage, Producer, R
         self._name_servers = name_servers
         self._producer_settings = producer_settings
         self._hooks = hooks
-        url = specification_url or name_servers or "localhost:9876"
+        named = name_servers if name_servers is None or isinstance(name_servers, str) else ";".join(name_servers)
+        url = specification_url or named or "localhost:9876"
         super().__init__(
             config=RocketConfig(
                 group=group,
@@ -416,8 +418,8 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[ReceivedMessage, Producer, R
             headers: properties of the message.
             reply_to: the topic that answers go to.
             correlation_id: None makes a new one.
-            options: ``tags``, ``keys``, ``sharding_key``, ``priority``, ``delay_level``, ``delay_ms``,
-                ``deliver_at_ms``, as `Message` has them. Messages of one sharding key go to one queue.
+            options: ``tags``, ``keys``, ``sharding_key``, ``priority``, ``delay_level``, ``delay``,
+                ``deliver_at``, as `Message` has them. Messages of one sharding key go to one queue.
         """
         cmd = RocketPublishCommand(
             message,
@@ -458,7 +460,7 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[ReceivedMessage, Producer, R
         *,
         headers: dict[str, Any] | None = None,
         correlation_id: str | None = None,
-        timeout: float = 3.0,  # noqa: ASYNC109 - the name that all of FastStream's brokers have
+        timeout: float = 3.0,
         **options: Unpack[MessageOptions],
     ) -> RocketMessage:
         """Publish a message and wait for what its handler returns. Raises as `Producer.request`.
@@ -478,17 +480,15 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[ReceivedMessage, Producer, R
         reply: RocketMessage = await self._basic_request(cmd, producer=self.config.producer)
         return reply
 
-    async def ping(self, timeout: float | None) -> bool:  # noqa: ASYNC109
+    async def ping(self, timeout: float | None) -> bool:
         """Whether a name server answers within so many seconds; None waits as long as a send."""
         if self._connection is None:
             return False
         try:
             async with asyncio.timeout(timeout):
-                await self._connection.queues(_ASKED_FOR)
-        except (NoNameServer, TimeoutError):
+                await self._connection.ping()
+        except (NoRoute, TimeoutError):
             return False
-        except NoRoute:
-            pass  # a name server said so
         return True
 
     async def _connect(self) -> Producer:

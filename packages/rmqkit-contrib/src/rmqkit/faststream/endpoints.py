@@ -155,7 +155,7 @@ class RocketSubscriber(SubscriberUsecase[Any]):
                 delivery.error = error
             raise
 
-    async def get_one(self, *, timeout: float = 5) -> StreamMessage[Any] | None:  # noqa: ASYNC109
+    async def get_one(self, *, timeout: float = 5) -> StreamMessage[Any] | None:
         """Raises FeatureNotSupportedException: always; `rmqkit.PullConsumer` asks for single messages."""
         raise FeatureNotSupportedException("RocketBroker has no get_one: use rmqkit.PullConsumer, or a handler")
 
@@ -253,7 +253,7 @@ class RocketPublisher(PublisherUsecase):
         *,
         headers: dict[str, Any] | None = None,
         correlation_id: str | None = None,
-        timeout: float = 3.0,  # noqa: ASYNC109 - FastStream's name for it
+        timeout: float = 3.0,
         **options: Unpack[MessageOptions],
     ) -> RocketMessage:
         """Ask as `RocketBroker.request`."""

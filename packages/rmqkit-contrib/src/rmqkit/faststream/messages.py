@@ -29,6 +29,7 @@ from rmqkit.client.runtime.handlers import Reply
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.protocol.properties import own_properties
+from rmqkit.times import Duration, Moment
 
 CONTENT_TYPE, CORRELATION_ID, REPLY_TO = "content-type", "correlation_id", "reply_to"
 """Headers that FastStream's other brokers have under the same names."""
@@ -45,15 +46,15 @@ class Delivery:
         self.status: AckStatus | None = None
         self.error: BaseException | None = None
         self._delay_level = 0
-        self._delay_ms: int | None = None
+        self._delay: Duration | None = None
         self._reason: str | None = None
 
     def settle(
-        self, status: AckStatus, *, delay_level: int = 0, delay_ms: int | None = None, reason: str | None = None
+        self, status: AckStatus, *, delay_level: int = 0, delay: Duration | None = None, reason: str | None = None
     ) -> None:
         if self.status is None:
             self.status = status
-            self._delay_level, self._delay_ms, self._reason = delay_level, delay_ms, reason
+            self._delay_level, self._delay, self._reason = delay_level, delay, reason
 
     def finish(self) -> None:
         """Return to consume the messages. Raises ConsumeLater: they come again, or go to the dead letters."""
@@ -62,7 +63,7 @@ class Delivery:
             reason = self._reason if error is None else self._reason or f"{type(error).__name__}: {error}"
             raise ConsumeLater(-1, reason=reason)
         if self.status is not AckStatus.ACKED:
-            raise ConsumeLater(self._delay_level, invisible_ms=self._delay_ms)
+            raise ConsumeLater(self._delay_level, delay=self._delay)
 
 
 delivery_here: contextvars.ContextVar[Delivery | None] = contextvars.ContextVar("delivery_here", default=None)
@@ -81,10 +82,10 @@ class _Acknowledged(StreamMessage[Any]):
         self._settle(AckStatus.ACKED)
         await super().ack()
 
-    async def nack(self, *, delay_level: int = 0, delay_ms: int | None = None) -> None:
-        """Have the message again: after a delay level of the broker's, 0 lets it choose; of a group that pops, after
-        ``delay_ms``."""
-        self._settle(AckStatus.NACKED, delay_level=delay_level, delay_ms=delay_ms)
+    async def nack(self, *, delay_level: int = 0, delay: Duration | None = None) -> None:
+        """Have the message delivered again: after a delay level of the broker (0 lets it choose), or after ``delay``
+        seconds or a `timedelta`."""
+        self._settle(AckStatus.NACKED, delay_level=delay_level, delay=delay)
         await super().nack()
 
     async def reject(self, reason: str | None = None) -> None:
@@ -153,8 +154,8 @@ class MessageOptions(TypedDict, total=False):
     sharding_key: str | None
     priority: int | None
     delay_level: int
-    delay_ms: int | None
-    deliver_at_ms: int | None
+    delay: Duration | None
+    deliver_at: Moment | None
 
 
 class RocketResponse(Response):
@@ -164,7 +165,7 @@ class RocketResponse(Response):
 
     Args:
         options: as `Message` has them: ``tags``, ``keys``, ``sharding_key``, ``priority``, ``delay_level``,
-            ``delay_ms``, ``deliver_at_ms``.
+            ``delay``, ``deliver_at``.
     """
 
     def __init__(

@@ -118,7 +118,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         )
         due_ms, now_ms = _due_ms(headers), SYSTEM_CLOCK.now_ms()
         if due_ms > now_ms:
-            sent.deliver_at_ms = min(due_ms, now_ms + DELAY_MS_MAX)
+            sent.deliver_at = min(due_ms, now_ms + DELAY_MS_MAX) / 1000
         self.connection.producer.send(sent)
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
@@ -144,11 +144,9 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         raise Empty
 
     def _pop(self, queue: str, count: int, wait_seconds: float) -> list[dict[str, Any]]:
-        consumer, invisible_ms = self.connection.consumer, self.connection.visibility_ms
+        consumer, invisible_time = self.connection.consumer, self.connection.visibility_ms / 1000
         try:
-            popped = consumer.pop(
-                topic_of(queue), max_count=count, invisible_ms=invisible_ms, poll_ms=round(wait_seconds * 1000)
-            )
+            popped = consumer.pop(topic_of(queue), max_count=count, invisible_time=invisible_time, wait=wait_seconds)
         except NoRoute:
             # Nobody has sent to it yet: brokers make a topic with its first message.
             time.sleep(wait_seconds)

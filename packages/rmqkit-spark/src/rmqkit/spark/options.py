@@ -119,7 +119,9 @@ class ByTimestamp(enum.Enum):
 class _Connected(msgspec.Struct, frozen=True):
     """Options of all formats that need brokers: which brokers, and as whom they are asked."""
 
-    name_servers: Annotated[str, Setting("nameServer", help="host:port;host:port. Default: NAMESRV_ADDR")] = ""
+    name_servers: Annotated[
+        str, Setting("nameServer", help="host:port;host:port. Default: NAMESRV_ADDR, else 127.0.0.1:9876")
+    ] = ""
     access_key: Annotated[str, Setting("accessKey", help="user name (access key) that signs every request")] = ""
     secret_key: Annotated[str, Setting("secretKey", help="the user's secret")] = ""
     namespace: Annotated[str, Setting("namespace", help="prefix of all topic and group names")] = ""

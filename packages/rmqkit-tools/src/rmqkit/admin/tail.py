@@ -39,6 +39,7 @@ from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.rpc import PullStatus
 from rmqkit.sentences import _
+from rmqkit.times import Duration, Moment, duration_ms, moment_ms
 
 if TYPE_CHECKING:
     from rmqkit.client.consumer.pull import PullResult
@@ -107,7 +108,7 @@ class Puller(Protocol):
     async def queues(self, topic: str) -> list[MessageQueue]: ...
     async def min_offset(self, queue: MessageQueue) -> int: ...
     async def max_offset(self, queue: MessageQueue) -> int: ...
-    async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int: ...
+    async def search_offset(self, queue: MessageQueue, moment: Moment) -> int: ...
     async def pull(
         self,
         queue: MessageQueue,
@@ -115,7 +116,7 @@ class Puller(Protocol):
         expression: str = "*",
         *,
         max_count: int = 32,
-        suspend_ms: int = 0,
+        wait: Duration = 0,
         expression_type: str = TAG,
     ) -> PullResult: ...
 
@@ -140,9 +141,9 @@ class AdminPuller:
         """One past the last message."""
         return await self._calls.max_offset(await self._address(queue), queue)
 
-    async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The first message stored at or after a time."""
-        return await self._calls.search_offset(await self._address(queue), queue, timestamp_ms)
+    async def search_offset(self, queue: MessageQueue, moment: Moment) -> int:
+        """Return the offset of the first message stored at or after a time."""
+        return await self._calls.search_offset(await self._address(queue), queue, moment_ms(moment, "moment"))
 
     async def pull(
         self,
@@ -151,13 +152,14 @@ class AdminPuller:
         expression: str = "*",
         *,
         max_count: int = _PULL_COUNT,
-        suspend_ms: int = 0,
+        wait: Duration = 0,
         expression_type: str = TAG,
     ) -> PullResult:
         """Read a queue from an offset on, and commit nothing."""
         from rmqkit.client.consumer.loop import unpack
         from rmqkit.client.consumer.pull import PullResult
 
+        suspend_ms = round(duration_ms(wait, "wait"))
         header = pull_request(
             queue,
             offset,
@@ -184,7 +186,7 @@ class AdminPuller:
 async def first_offset(consumer: Puller, queue: MessageQueue, start: Start) -> int:
     """The offset in a queue that a start means. Raises RmqError: the broker does not tell."""
     if start.time_ms is not None:
-        return await consumer.search_offset(queue, start.time_ms)
+        return await consumer.search_offset(queue, start.time_ms / 1000)
     if start.offset is None:
         return await consumer.max_offset(queue)
     low, high = await asyncio.gather(consumer.min_offset(queue), consumer.max_offset(queue))
@@ -361,7 +363,7 @@ class Tail:
             wanted.expression,
             expression_type=wanted.expression_type,
             max_count=_PULL_COUNT,
-            suspend_ms=0 if queue.broker_name in self._away else suspend_ms,
+            wait=0 if queue.broker_name in self._away else suspend_ms / 1000,
         )
         if queue.broker_name in self._away:
             self._away.discard(queue.broker_name)

@@ -8,7 +8,8 @@ Source: remoting.md §7.1, spark.md §8.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from datetime import datetime
+from typing import Any, TypedDict, TypeVar, cast
 
 from msgspec import Struct, field
 
@@ -19,8 +20,10 @@ from rmqkit.protocol.compression import decompress
 from rmqkit.protocol.ids import offset_id
 from rmqkit.protocol.properties import RESERVED_NAMES, SETTABLE_NAMES, decode_properties
 from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP, Record, decode_batch, host_text, iter_records
+from rmqkit.times import Duration, Moment, duration_ms, moment_ms, moment_of
 
 T = TypeVar("T")
+_YEAR_2001_MS = 978_307_200_000
 _REFUSED_NAMES = RESERVED_NAMES - SETTABLE_NAMES
 
 
@@ -41,9 +44,9 @@ class Message(Struct, kw_only=True):
             pops a topic with ``message.type=PRIORITY`` receives the highest priority first. You cannot combine it
             with a sharding key, a delay or a transaction.
         delay_level: the delay level of the broker, 1 to 18 (``1s 5s 10s 30s 1m … 2h`` by default); 0 means no delay.
-        delay_ms: deliver the message this many ms after the broker has received it.
-        deliver_at_ms: deliver the message at this time, in ms since the epoch; at once if the time is past. Use at most
-            one of the three delays.
+        delay: deliver the message this long after the broker has received it: seconds or a `timedelta`.
+        deliver_at: deliver the message at this time, at once if it is past: a `datetime` with a time zone, or seconds
+            since the epoch. Use at most one of the three delays.
         msg_id: the unique key. By default, every send creates a new one. If a message may be stored already, send it
             again with the same key.
     """
@@ -58,14 +61,14 @@ class Message(Struct, kw_only=True):
     sharding_key: str | None = None
     priority: int | None = None
     delay_level: int = 0
-    delay_ms: int | None = None
-    deliver_at_ms: int | None = None
+    delay: Duration | None = None
+    deliver_at: Moment | None = None
     msg_id: str | None = None
 
     @property
     def is_delayed(self) -> bool:
         """Whether the message has a delay."""
-        return bool(self.delay_level) or self.delay_ms is not None or self.deliver_at_ms is not None
+        return bool(self.delay_level) or self.delay is not None or self.deliver_at is not None
 
     @property
     def goes_alone(self) -> bool:
@@ -107,15 +110,48 @@ class Message(Struct, kw_only=True):
 
     def _delay(self) -> tuple[str, str]:
         """The one property that says when a delayed message is delivered."""
-        match self.delay_level, self.delay_ms, self.deliver_at_ms:
+        match self.delay_level, self.delay, self.deliver_at:
             case int(level), None, None if level > 0:
                 return names.DELAY, str(level)
-            case 0, int(delay_ms), None if delay_ms >= 0:
-                return names.TIMER_DELAY_MS, str(delay_ms)
-            case 0, None, int(at_ms) if at_ms >= 0:
+            case 0, delay, None if delay is not None:
+                return names.TIMER_DELAY_MS, str(round(duration_ms(delay, "delay")))
+            case 0, None, at if at is not None:
+                at_ms = moment_ms(at, "deliver_at")
+                if at_ms < _YEAR_2001_MS:  # nearly always a number in another unit
+                    raise ValueError(f"deliver_at is {at!r}, before 2001: give a datetime, or seconds since the epoch")
                 return names.TIMER_DELIVER_MS, str(at_ms)
-        found = f"delay_level={self.delay_level}, delay_ms={self.delay_ms}, deliver_at_ms={self.deliver_at_ms}"
+        found = f"delay_level={self.delay_level}, delay={self.delay}, deliver_at={self.deliver_at}"
         raise ValueError(f"{found}: give one, not negative")
+
+
+class MessageFields(TypedDict, total=False):
+    """The fields of a `Message` besides topic and body, as keyword arguments of methods that send."""
+
+    tags: str | None
+    keys: Sequence[str]
+    properties: dict[str, str]
+    flag: int
+    wait_store: bool
+    sharding_key: str | None
+    priority: int | None
+    delay_level: int
+    delay: Duration | None
+    deliver_at: Moment | None
+    msg_id: str | None
+
+
+def message_of(message: Message | str, body: Body | None, fields: MessageFields) -> Message:
+    """Return the message that a method was given: a `Message`, or a topic with a body and other fields.
+    Raises TypeError: the arguments are neither."""
+    if isinstance(message, str):
+        if body is None:
+            raise TypeError(f"the message for topic {message!r} has no body: give it as the second argument")
+        return Message(topic=message, body=body, **fields)
+    if not isinstance(message, Message):
+        raise TypeError(f"{message!r} is no message: give a topic and a body, or a Message")
+    if body is not None or fields:
+        raise TypeError("a Message has its body and its fields already: give a topic and a body, or a Message")
+    return message
 
 
 class ReceivedMessage(Struct, kw_only=True):
@@ -162,6 +198,16 @@ class ReceivedMessage(Struct, kw_only=True):
     store_host: str
     reconsume_times: int
     prepared_transaction_offset: int
+
+    @property
+    def born_at(self) -> datetime:
+        """The time of the send in UTC, by the clock of the sender. Raises ValueError: no calendar has it."""
+        return moment_of(self.born_timestamp)
+
+    @property
+    def stored_at(self) -> datetime:
+        """The time in UTC when the broker stored it. Raises ValueError: no calendar has it."""
+        return moment_of(self.store_timestamp)
 
     @property
     def tags(self) -> str | None:

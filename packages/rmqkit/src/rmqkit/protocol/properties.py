@@ -93,6 +93,12 @@ RESERVED_NAMES = frozenset((
 # fmt: on
 """Names that belong to RocketMQ itself. A message that is sent again leaves them behind. Source: remoting.md §8.1."""
 
+TIMED = (
+    *(TIMER_DELAY_SECONDS, TIMER_DELAY_MS, TIMER_DELIVER_MS, TIMER_OUT_MS),
+    *("TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES"),
+)
+"""Names by which a message asks for a time of delivery, and by which timers mark it."""
+
 SETTABLE_NAMES = frozenset((CHECK_IMMUNITY_SECONDS, TRACE_CONTEXT, REDIRECT, SHARDING_KEY))
 """Reserved names that applications may set all the same, as with Java's ``putUserProperty``."""
 

@@ -42,7 +42,7 @@ class Holding:
         await self.cluster.__aexit__(*exc_info)
 
     def send(self, body_bytes):
-        return asyncio.create_task(self.producer.send(message(body_bytes), timeout_ms=20_000))
+        return asyncio.create_task(self.producer.send(message(body_bytes), timeout=20))
 
     def answer(self):
         command = self.held.pop(0)

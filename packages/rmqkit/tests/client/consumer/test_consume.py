@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from datetime import timedelta
 
 import pytest
 
@@ -14,7 +15,7 @@ from rmqkit.client.consumer.ordered import OrderlyConsumeService
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings
-from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.codes import RequestCode, version_number
 from rmqkit.protocol.command import reply
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.schemas.clients import MessageQueue
@@ -205,6 +206,60 @@ async def test_a_handler_may_choose_the_delay_level(level, sent, caplog):
         await until(lambda: it.offset == 1, "sent back")
         assert it.sent_back()[0]["delayLevel"] == sent
     assert ours(caplog) == [], "what a handler chooses is no warning"
+
+
+OLD, NEW = version_number(4, 9, 7), version_number(5, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("delay", "version", "tries", "level", "timed_ms"),
+    [
+        (7, NEW, 0, None, "7000"),
+        (timedelta(days=1), NEW, 0, None, "86400000"),
+        (7, NEW, 15, None, "7000"),
+        (7, NEW, 16, "3", None),  # the broker has to make it a dead letter
+        (7, None, 0, "3", None),  # no heartbeat was answered yet
+        (7, NEW - 1, 0, "3", None),
+        (5, OLD, 0, "2", None),
+        (5.001, OLD, 0, "3", None),
+        (0, OLD, 0, "1", None),
+        (7200, OLD, 0, "18", None),
+        (timedelta(days=1), OLD, 0, "18", None),
+    ],
+)
+async def test_a_handler_may_choose_the_time(delay, version, tries, level, timed_ms):
+    async def handler(message):
+        raise ConsumeLater(delay=delay)
+
+    async with Workers(handler) as it:
+        it.runtime.broker_versions |= {} if version is None else {it.cluster.broker.address: version}
+        it.put(received(0, reconsume_times=tries))
+        await until(lambda: it.offset == 1, "sent back")
+        assert [one["delayLevel"] for one in it.sent_back()] == ([] if level is None else [level])
+        sent = it.cluster.broker.asked(RequestCode.SEND_MESSAGE_V2)
+        assert [decode_properties(one["i"].encode())["TIMER_DELAY_MS"] for one in sent] == [timed_ms] * len(sent)
+        assert [(one["b"], one["j"], one["l"]) for one in sent] == [("%RETRY%G", str(tries + 1), "16")] * (
+            level is None
+        )
+
+
+async def test_a_time_that_the_broker_refuses_becomes_a_delay_level(caplog):
+    async def handler(message):
+        raise ConsumeLater(delay=timedelta(days=30))
+
+    async with Workers(handler) as it:
+        it.runtime.broker_versions[it.cluster.broker.address] = NEW
+        it.cluster.broker.answer(RequestCode.SEND_MESSAGE_V2, refused(13, "timer message illegal"))
+        it.put(received(0))
+        await until(lambda: it.offset == 1, "sent back")
+        assert it.sent_back()[0]["delayLevel"] == "18"
+    assert "comes again after a delay level in place of 2592000000 ms" in caplog.text
+
+
+@pytest.mark.parametrize("arguments", [{"delay": -1}, {"delay": "7s"}, {"delay": 7, "delay_level": 3}])
+def test_a_delay_that_is_none_is_refused_where_it_is_made(arguments):
+    with pytest.raises(ValueError, match="delay"):
+        ConsumeLater(**arguments)
 
 
 async def test_the_largest_number_of_retries_is_a_setting():

@@ -51,8 +51,8 @@ async def test_a_time_leads_to_an_offset(tmp_path):
         messages = (await it.consumer.pull(it.queue, 0)).messages
         assert await it.consumer.search_offset(it.queue, 0) == 0
         at = next(i for i, message in enumerate(messages) if message.store_timestamp == messages[-1].store_timestamp)
-        assert await it.consumer.search_offset(it.queue, messages[-1].store_timestamp) == at
-        assert await it.consumer.search_offset(it.queue, messages[-1].store_timestamp + 10_000) == 10
+        assert await it.consumer.search_offset(it.queue, messages[-1].store_timestamp / 1000) == at
+        assert await it.consumer.search_offset(it.queue, (messages[-1].store_timestamp + 10_000) / 1000) == 10
 
 
 async def test_pulls_give_messages_and_where_to_go_on(tmp_path):

@@ -14,6 +14,7 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.errors import NoRoute, PeerRefused, SettingsError
 from rmqkit.namesrv.settings import NamesrvSettings
@@ -505,3 +506,19 @@ async def test_clients_survive_a_restart_of_name_server_and_broker(tmp_path):
         await until(lambda: stored <= {message.msg_id for message in received.messages}, "the rest")
         await consumer.close()
         await producer.close()
+
+
+async def test_a_topic_made_after_the_start_is_found_soon_by_a_runtime_that_runs_already():
+    loop = asyncio.get_running_loop()
+    async with Cluster() as cluster:
+        runtime = ClientRuntime(cluster.namesrv)
+        await runtime.start()
+        await asyncio.sleep(3)  # it has looked for its topics, of which there were none
+        consumer = PushConsumer("G", runtime=runtime)
+        consumer.subscribe("T", handler=print)
+        async with consumer:
+            begun = loop.time()
+            cluster.topic("T")
+            await until(consumer.held_queues, "the queues")
+            assert loop.time() - begun < 10
+        await runtime.close()

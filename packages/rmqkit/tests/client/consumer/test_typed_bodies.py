@@ -118,7 +118,7 @@ async def test_a_handler_with_two_parameters_gets_the_message_too(tmp_path):
 async def test_every_kind_of_send_takes_values(tmp_path):
     async with running(tmp_path, ProducerSettings(auto_batch=True)) as (address, producer):
         await producer.send(Message(topic="Orders", body=Order(1)))
-        await producer.send(Message(topic="Orders", body=Order(2)), timeout_ms=5000)
+        await producer.send(Message(topic="Orders", body=Order(2)), timeout=5)
         await producer.send_batch([Message(topic="Orders", body=Order(3))])
         await producer.send_many([Message(topic="Orders", body=Order(4))])
         await producer.send_one_way(Message(topic="Orders", body=Order(5)))

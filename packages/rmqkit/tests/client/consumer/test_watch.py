@@ -302,7 +302,7 @@ async def test_messages_that_nobody_asks_for_are_reported(tmp_path):
                 assert stalled.state is QueueState.WAITING_FOR_TURN
                 assert stalled.reason.endswith(f" waits for the program to {what} further")
             assert len(await polling.poll()) == 1
-            assert await polling.poll(1) == []
+            assert await polling.poll(0.001) == []
             await until(lambda: set(states(polling).values()) == {QueueState.CAUGHT_UP}, "everything is consumed")
 
 

@@ -36,7 +36,7 @@ from tests.client.pops import (
 
 async def test_a_pop_says_what_the_spec_names():
     async with PopCluster(NOTHING) as cluster, PopConsumer("G", cluster.namesrv) as consumer:
-        assert not await consumer.pop("T", "A || B", max_count=5, invisible_ms=9000, poll_ms=700)
+        assert not await consumer.pop("T", "A || B", max_count=5, invisible_time=9, wait=0.7)
         (asked,) = cluster.pop.pops
         assert int(asked.pop("bornTime")) > 0
         assert asked == {
@@ -119,7 +119,7 @@ async def test_brokers_without_messages_are_asked_without_waiting_but_the_last_o
         cluster.topic("T", queues=1)
         brokers = [PopBroker(peer, NOTHING) for peer in cluster.brokers]
         async with PopConsumer("G", cluster.namesrv) as consumer:
-            assert await consumer.pop("T", poll_ms=250) == []
+            assert await consumer.pop("T", wait=0.25) == []
         assert sorted(broker.pops[0]["pollTime"] for broker in brokers) == ["0", "0", "250"]
 
 
@@ -138,7 +138,7 @@ async def test_a_broker_that_is_away_does_not_hide_the_others():
 async def test_a_new_invisible_time_makes_a_new_handle():
     async with PopCluster(popped(*records(8), start=8)) as cluster, PopConsumer("G", cluster.namesrv) as consumer:
         (message,) = await consumer.pop("T")
-        await consumer.change_invisible_time(message, 1500)
+        await consumer.change_invisible_time(message, 1.5)
         assert cluster.broker.asked(CHANGE) == [
             {
                 "consumerGroup": "G",
@@ -159,7 +159,7 @@ async def test_what_came_again_is_acknowledged_and_changed_in_its_retry_topic(ma
     answer = popped(*records(8, POP_CK=handle), startOffsetInfo=f"{mark} 0 5")
     async with PopCluster(answer) as cluster, PopConsumer("G", cluster.namesrv) as consumer:
         (message,) = await consumer.pop("T")
-        await consumer.change_invisible_time(message, 1500)
+        await consumer.change_invisible_time(message, 1.5)
         await consumer.ack(message)
         assert [one["topic"] for one in cluster.broker.asked(CHANGE) + cluster.broker.asked(ACK)] == [topic] * 2
         assert cluster.broker.asked(ACK)[0]["extraInfo"] == f"8 1795224862949 1500 5 {mark} broker-0 0 8"
@@ -216,7 +216,7 @@ async def test_brokers_know_names_with_the_namespace_and_programs_without():
         assert (cluster.pop.pops[0]["topic"], cluster.pop.pops[0]["consumerGroup"]) == ("NS%T", "NS%G")
         assert (again.topic, new.topic) == ("T", "T")
         await consumer.ack(again)
-        await consumer.change_invisible_time(new, 500)
+        await consumer.change_invisible_time(new, 0.5)
         await consumer.ack_many([again, new])
         assert [one["topic"] for one in cluster.broker.asked(ACK)] == ["%RETRY%NS%G_NS%T"]
         assert [one["topic"] for one in cluster.broker.asked(CHANGE)] == ["NS%T"]
@@ -256,7 +256,7 @@ async def test_what_a_cancelled_pop_brings_is_given_back():
             held.set()
 
         cluster.broker.answer(POP, hold)
-        pop = asyncio.create_task(consumer.pop("T", poll_ms=10_000))
+        pop = asyncio.create_task(consumer.pop("T", wait=10))
         await held.wait()
         pop.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -89,7 +89,7 @@ async def test_acks_that_come_while_one_is_under_way_go_together():
 
 
 async def test_a_failure_comes_again_after_the_step_of_its_count():
-    failing = {0: ValueError("no"), 1: ValueError("no"), 2: ConsumeLater(3), 3: ConsumeLater(invisible_ms=70)}
+    failing = {0: ValueError("no"), 1: ValueError("no"), 2: ConsumeLater(3), 3: ConsumeLater(delay=0.07)}
     seen = Seen(failing=failing)
     again = record(1, reconsume=4)
     async with PopCluster(popped(*records(0), again, *records(2, 3, 4))) as cluster, handling(cluster, seen):
@@ -195,7 +195,7 @@ async def test_handlers_of_batches_and_functions_in_threads():
     def keep(messages) -> None:
         batches.append([one.queue_offset for one in messages])
         if messages[0].queue_offset == 0:
-            raise ConsumeLater(messages=messages[1:], invisible_ms=50)
+            raise ConsumeLater(messages=messages[1:], delay=0.05)
 
     async with PopCluster(popped(*records(*range(5)))) as cluster:
         consumer = PopConsumer("G", cluster.namesrv, settings=QUICK)

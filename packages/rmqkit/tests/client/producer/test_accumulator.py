@@ -54,13 +54,13 @@ async def test_what_cannot_or_need_not_wait_goes_alone_and_at_once():
         cluster.topic("T")
         await producer.send(Message(topic="T", body=b"delayed", delay_level=1))
         await producer.send(Message(topic="T", body=bytes(5000)))
-        await producer.send(Message(topic="T", body=b"in a hurry"), timeout_ms=3000)
+        await producer.send(Message(topic="T", body=b"in a hurry"), timeout=3)
         waiting = asyncio.create_task(producer.send(Message(topic="T", body=b"fills it")))
         await asyncio.sleep(0)
         await producer.send(Message(topic="T", body=b"beyond the total"))
         assert (len(cluster.broker.asked(SINGLE)), batches(cluster)) == (4, [])
         with pytest.raises(MessageIllegal, match="is empty"):
-            await producer.send(Message(topic="T", body=b""), timeout_ms=None)
+            await producer.send(Message(topic="T", body=b""), timeout=None)
         await producer.close()
         await waiting
         assert batches(cluster) == [[b"fills it"]]

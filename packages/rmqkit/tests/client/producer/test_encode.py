@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given
@@ -51,13 +52,30 @@ def test_bodies_from_4096_bytes_on_are_compressed(compression, sys_flag):
     ("fields", "name", "value"),
     [
         ({"delay_level": 3}, "DELAY", "3"),
-        ({"delay_ms": 1500}, "TIMER_DELAY_MS", "1500"),
-        ({"deliver_at_ms": 1_900_000_000_000}, "TIMER_DELIVER_MS", "1900000000000"),
+        ({"delay": 1.5}, "TIMER_DELAY_MS", "1500"),
+        ({"delay": timedelta(minutes=2)}, "TIMER_DELAY_MS", "120000"),
+        ({"delay": 0}, "TIMER_DELAY_MS", "0"),
+        ({"deliver_at": 1_900_000_000.25}, "TIMER_DELIVER_MS", "1900000000250"),
+        (
+            {"deliver_at": datetime(2030, 3, 17, 19, 46, 40, tzinfo=timezone(timedelta(hours=2)))},
+            "TIMER_DELIVER_MS",
+            "1900000000000",
+        ),
         ({"sharding_key": "customer-7"}, "__SHARDINGKEY", "customer-7"),
         ({"priority": 0}, "_SYS_MSG_PRIORITY_", "0"),
         ({"priority": 7}, "_SYS_MSG_PRIORITY_", "7"),
     ],
-    ids=["level", "after", "at", "sharding key", "lowest priority", "priority"],
+    ids=[
+        "level",
+        "after",
+        "after a timedelta",
+        "after nothing",
+        "at",
+        "at a datetime",
+        "sharding key",
+        "lowest priority",
+        "priority",
+    ],
 )
 def test_delays_the_sharding_key_and_the_priority_are_properties(fields, name, value):
     prepared = encode_message(Message(topic="T", body=b"x", **fields), "UK", SETTINGS)
@@ -132,11 +150,11 @@ def test_topics_are_checked(topic, text):
         ),
         (
             {"delay_level": -1},
-            "message for topic T: delay_level=-1, delay_ms=None, deliver_at_ms=None: give one, not negative",
+            "message for topic T: delay_level=-1, delay=None, deliver_at=None: give one, not negative",
         ),
         (
-            {"delay_level": 1, "delay_ms": 5},
-            "message for topic T: delay_level=1, delay_ms=5, deliver_at_ms=None: give one, not negative",
+            {"delay_level": 1, "delay": 5},
+            "message for topic T: delay_level=1, delay=5, deliver_at=None: give one, not negative",
         ),
         ({"priority": -1}, "message for topic T: priority=-1 must be from 0 to 2147483647"),
         *(
@@ -144,7 +162,7 @@ def test_topics_are_checked(topic, text):
                 {"priority": 1, **other},
                 "message for topic T: a message with a delay or a sharding key has no priority: leave one of them out",
             )
-            for other in ({"delay_ms": 5}, {"sharding_key": "k"})
+            for other in ({"delay": 5}, {"sharding_key": "k"})
         ),
     ],
     ids=[
@@ -198,7 +216,7 @@ def test_a_batch_is_never_compressed():
             "a batch cannot be sent to retry topic %RETRY%G: send its messages one by one",
         ),
         (
-            [Message(topic="T", body=b"1"), Message(topic="T", body=b"1", delay_ms=5)],
+            [Message(topic="T", body=b"1"), Message(topic="T", body=b"1", delay=0.005)],
             "a batch for topic T cannot hold delayed messages: send them one by one",
         ),
         (
@@ -230,6 +248,19 @@ def test_a_message_sent_to_the_retry_topic_remembers_where_it_came_from():
         "ORIGIN_MESSAGE_ID": message.offset_msg_id,
         "DELAY": "5",
     }
+
+
+def test_a_retry_with_an_exact_time_forgets_the_times_before():
+    """A broker takes a message with TIMER_OUT_MS for one that its timer has delivered."""
+    marks = {"TIMER_OUT_MS": "1", "TIMER_DELAY_MS": "2", "TIMER_ENQUEUE_MS": "3", "TIMER_ROLL_TIMES": "1", "DELAY": "3"}
+    prepared = encode_retry(received(7, properties={"a": "b", **marks}), "G", 16, delay_ms=7000)
+    found = decode_properties(prepared.properties.encode())
+    assert {name: found[name] for name in ("a", "TIMER_DELAY_MS", "RETRY_TOPIC")} == {
+        "a": "b",
+        "TIMER_DELAY_MS": "7000",
+        "RETRY_TOPIC": "T",
+    }
+    assert not found.keys() & (marks.keys() - {"TIMER_DELAY_MS"})
 
 
 @given(st.binary(min_size=1, max_size=9000), st.sampled_from(CompressionType))

@@ -252,7 +252,7 @@ async def test_time_in_line_is_not_the_send_s_own():
         async with Producer("PG", cluster.namesrv, settings=settings) as producer:
             clock = sender_of(producer)._clock = StandingClock()
             sends = [
-                asyncio.create_task(producer.send(Message(topic="T", body=b"%d" % number), timeout_ms=30_000))
+                asyncio.create_task(producer.send(Message(topic="T", body=b"%d" % number), timeout=30))
                 for number in range(30)
             ]
             for _ in range(3):

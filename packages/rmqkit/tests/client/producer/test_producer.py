@@ -121,9 +121,10 @@ async def test_a_message_that_waits_for_its_time_is_called_back_where_it_is():
 
 async def test_an_illegal_message_never_reaches_a_socket():
     async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
+        before = len(cluster.name_server.requests)
         with pytest.raises(MessageIllegal):
             await producer.send(Message(topic="a b", body=b"x"))
-        assert cluster.name_server.requests == []
+        assert len(cluster.name_server.requests) == before
 
 
 async def test_it_works_only_between_start_and_close():

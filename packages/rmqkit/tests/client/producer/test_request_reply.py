@@ -18,6 +18,7 @@ from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.send import PushReplyRequest
 from rmqkit.standalone import Standalone
 from tests.client.messages import received
+from tests.client.peers import Cluster
 
 SECONDS = 60_000
 
@@ -63,7 +64,7 @@ class Replying:
 
 async def test_every_request_gets_its_own_reply(tmp_path):
     async with Replying(tmp_path) as it:
-        requests = [it.producer.request(Message(topic="T", body=b"a%d" % i), timeout_ms=SECONDS) for i in range(20)]
+        requests = [it.producer.request(Message(topic="T", body=b"a%d" % i), timeout=SECONDS / 1000) for i in range(20)]
         replies = await asyncio.gather(*requests)
         assert [reply.body for reply in replies] == [b"A%d" % i for i in range(20)]
         assert {reply.properties["by"] for reply in replies} == {"me"}
@@ -74,14 +75,14 @@ async def test_every_request_gets_its_own_reply(tmp_path):
 
 async def test_a_large_reply_travels_compressed(tmp_path):
     async with Replying(tmp_path, lambda message: b"0123456789" * 10_000) as it:
-        reply = await it.producer.request(Message(topic="T", body=b"x"), timeout_ms=SECONDS)
+        reply = await it.producer.request(Message(topic="T", body=b"x"), timeout=SECONDS / 1000)
         assert reply.body == b"0123456789" * 10_000
 
 
 async def test_without_a_reply_the_error_says_that_the_message_is_stored(tmp_path):
     async with Replying(tmp_path, lambda message: None) as it:
         with pytest.raises(ReplyTimedOut) as caught:
-            await it.producer.request(Message(topic="T", body=b"x"), timeout_ms=1500)
+            await it.producer.request(Message(topic="T", body=b"x"), timeout=1.5)
         assert caught.value.code == 10006
         assert str(caught.value) == (
             "the request for topic T was stored, and no reply came within 1500 ms: does a consumer of the topic reply?"
@@ -89,7 +90,7 @@ async def test_without_a_reply_the_error_says_that_the_message_is_stored(tmp_pat
 
 
 async def test_a_request_that_is_not_sent_fails_as_a_send():
-    async with Producer("PG", "127.0.0.1:1") as producer:
+    async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
         with pytest.raises(MessageIllegal):
             await producer.request(Message(topic="T", body=b""))
 
@@ -104,7 +105,7 @@ async def test_a_reply_to_who_is_gone_fails_with_the_brokers_words(tmp_path):
 @pytest.mark.parametrize("missing", ["CLUSTER", "CORRELATION_ID", "REPLY_TO_CLIENT"])
 async def test_only_requests_are_replied_to(missing):
     properties = dict.fromkeys({"CLUSTER", "CORRELATION_ID", "REPLY_TO_CLIENT"} - {missing}, "x")
-    async with Producer("PG", "127.0.0.1:1") as producer:
+    async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
         with pytest.raises(NotARequest, match=f"create reply message fail, message id-0 has no property {missing}"):
             await producer.reply(received(0, properties=properties), b"x")
 

@@ -183,7 +183,7 @@ async def test_sends_beyond_the_bound_wait_in_line_and_say_so_when_their_time_is
         cluster.topic("T")
         held = []
         cluster.broker.answer(SINGLE, held.append)
-        sending = [asyncio.create_task(producer.send(message, timeout_ms=20_000)) for message in numbered(10)]
+        sending = [asyncio.create_task(producer.send(message, timeout=20)) for message in numbered(10)]
         await until(lambda: len(held) == 10, "ten under way")
         with pytest.raises(SendFailed) as caught:
             await producer.send(Message(topic="T", body=b"x"))

@@ -34,11 +34,21 @@ QUICK = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, take_over_pause_
         ({"keys": [17]}, "keys [17] must be text (str)"),
         ({"tags": 17}, "tags is 17: it must be text (str)"),
         ({"sharding_key": 17}, "sharding_key is 17: it must be text (str)"),
-        ({"delay_ms": -1}, "delay_level=0, delay_ms=-1, deliver_at_ms=None: give one, not negative"),
+        ({"delay": -1}, "delay is -1: it must be 0 seconds or more"),
+        ({"delay": "5"}, "delay is '5': give seconds or a timedelta"),
+        ({"delay": 1, "deliver_at": 2e9}, "delay_level=0, delay=1, deliver_at=2000000000.0: give one, not negative"),
+        (
+            {"deliver_at": 2e12},
+            "deliver_at is 2000000000000.0, no time in seconds: give a datetime, or seconds since the epoch",
+        ),
+        (
+            {"deliver_at": 1_700_000},
+            "deliver_at is 1700000, before 2001: give a datetime, or seconds since the epoch",
+        ),
         (
             {"delay_level": 99},
             (
-                "message for topic T has delay_level 99: brokers have levels up to 18, give delay_ms for any time, or "
+                "message for topic T has delay_level 99: brokers have levels up to 18, give a delay for any time, or "
                 "set delay_level_max to what they have"
             ),
         ),
@@ -65,8 +75,8 @@ async def test_times_that_are_none_and_handles_that_are_none_are_refused():
         cluster.topic("T")
         message = Message(topic="T", body=b"x")
         for send in (producer.send, producer.send_one_way, producer.request):
-            with pytest.raises(ClientError, match=r"^timeout_ms is -5: give a positive number of ms, or None"):
-                await send(message, timeout_ms=-5)
+            with pytest.raises(ClientError, match=r"^timeout is -0.005: it must be 0 seconds or more"):
+                await send(message, timeout=-0.005)
         with pytest.raises(MessageIllegal, match=r"^recall_handle is None: pass the recall_handle of the SendResult"):
             await producer.recall(None)
 

@@ -15,7 +15,6 @@ from rmqkit.errors import (
     ClientError,
     ConnectFailed,
     ConnectionLost,
-    MessageIllegal,
     NoRoute,
     PeerRefused,
     RequestTimedOut,
@@ -99,62 +98,17 @@ def test_subscribing_and_assigning(order):
         subscribe_and_assign(*order)
 
 
-@pytest.mark.parametrize(
-    ("message", "names"),
-    [
-        (Message(topic="T", body=b""), "body"),
-        (Message(topic="T", body="x"), "body"),
-        (Message(topic="T", body=b"x", properties={"a": "b" * 32_800}), "properties"),
-        (Message(topic="a b", body=b"x"), "topic"),
-        (Message(topic="SCHEDULE_TOPIC_XXXX", body=b"x"), "topic"),
-    ],
-    ids=["empty", "not bytes", "properties", "topic", "forbidden"],
-)
-async def test_messages(message, names):
-    async with producer() as one:
-        with pytest.raises(MessageIllegal, match=names):
-            await one.send(message)
-
-
-async def test_a_large_message_is_told_its_size_the_limit_and_where_it_is_raised():
-    said = []
-    async with producer() as one:
-        await failing(said, one.send(Message(topic="T", body=bytes(4096 * 1024 + 5))), MessageIllegal)
-    assert said == [
-        (
-            "body of a message for topic T has 4194309 bytes, 5 more than the limit of 4194304 (maxMessageSize, "
-            "for rmq send --max-bytes): split it, or raise the limit here and at the brokers"
-        )
-    ]
-
-
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [],
-        [X, Message(topic="U", body=b"x")],
-        [Message(topic="%RETRY%CG", body=b"x")],
-        [Message(topic="T", body=b"x", delay_level=1)],
-    ],
-    ids=["none", "topics", "retry", "delayed"],
-)
-async def test_batches(messages):
-    async with producer() as one:
-        with pytest.raises(MessageIllegal):
-            await one.send_batch(messages)
-
-
 async def test_what_was_not_started_or_is_closed():
     said = []
-    one = producer()
-    consumer = PullConsumer("CG", "127.0.0.1:1")
-    await failing(said, one.send(X))
-    await failing(said, consumer.poll())
-    async with one, consumer:
-        await failing(said, one.start())
+    async with Cluster() as cluster:
+        one, consumer = producer(cluster.namesrv), PullConsumer("CG", cluster.namesrv)
+        await failing(said, one.send(X))
         await failing(said, consumer.poll())
-    await failing(said, one.send(X))
-    await failing(said, one.start())
+        async with one, consumer:
+            await failing(said, one.start())
+            await failing(said, consumer.poll())
+        await failing(said, one.send(X))
+        await failing(said, one.start())
     assert len(said) == 6
     assert said[0] == "producer of group PG is not started: use it inside 'async with' or call start()"
     assert said[-1] == "producer of group PG is closed already: make a new one"
@@ -180,9 +134,8 @@ async def test_a_group_that_exists_in_the_instance():
 
 async def test_routes():
     said = []
-    async with producer() as one, PullConsumer("CG", "127.0.0.1:1") as reader:
-        await failing(said, one.send(X), NoRoute)
-        await failing(said, reader.queues("T"), NoRoute)
+    await failing(said, producer().start(), NoRoute)
+    await failing(said, PullConsumer("CG", "127.0.0.1:1").start(), NoRoute)
     nobody = f"no name server answered, check the addresses: cannot connect to 127.0.0.1:1: Connection refused; {LOOK}"
     assert said == [nobody, nobody]
     said.clear()
@@ -241,7 +194,7 @@ async def test_brokers_that_do_not_answer():
         cluster.topic("T")
         broker = cluster.broker
         broker.answer(SEND, lambda command: None)
-        error = await failing(said, one.send(X, timeout_ms=1000), SendFailed)
+        error = await failing(said, one.send(X, timeout=1), SendFailed)
         assert isinstance(error.cause, RequestTimedOut)
 
         def hang_up(command):
@@ -283,10 +236,9 @@ async def test_a_name_that_nobody_knows_and_a_request_without_reply():
     said = []
     async with Cluster() as cluster, producer(cluster.namesrv) as one:
         cluster.topic("T")
-        await failing(said, one.request(X, timeout_ms=3000))
+        await failing(said, one.request(X, timeout=3))
         settings = PullConsumerSettings(api_timeout_ms=5000)
-        async with PullConsumer("CG", "no-such-host.invalid:9876", settings=settings) as reader:
-            await failing(said, reader.queues("T"))
+        await failing(said, PullConsumer("CG", "no-such-host.invalid:9876", settings=settings).start())
     assert said[0] == (
         "the request for topic T was stored, and no reply came within 3000 ms: does a consumer of the topic reply?"
     )
@@ -297,10 +249,3 @@ async def test_a_name_that_nobody_knows_and_a_request_without_reply():
 
 def test_remedies_are_for_codes_that_exist():
     assert {ResponseCode(code).value for code in REMEDIES} == REMEDIES.keys()
-
-
-def test_no_name_server_is_known(monkeypatch):
-    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
-    with pytest.raises(SettingsError) as caught:
-        Producer("PG")
-    assert str(caught.value).startswith("no name server is known: pass name_servers='host:port;host:port' or set ")

@@ -243,7 +243,7 @@ async def test_requests_are_replied_to_within_a_namespace(tmp_path):
 
             await producer.send(Message(topic="T", body=b"makes the topic"))
             async with consumer:
-                reply = await producer.request(Message(topic="T", body=b"question"), timeout_ms=20_000)
+                reply = await producer.request(Message(topic="T", body=b"question"), timeout=20)
         assert reply.body == b"answer to question"
 
 

@@ -86,17 +86,39 @@ def test_name_servers_come_from_the_argument_else_from_the_environment():
     ("name_servers", "text"),
     [
         (
-            None,
-            (
-                "no name server is known: pass name_servers='host:port;host:port' or set NAMESRV_ADDR; "
-                "in Spark, set the option nameServer"
-            ),
+            ["a:1", 2],
+            "name servers ['a:1', 2]: an address is a text, host:port",
         ),
         ("a", "name servers 'a': address 'a' must be host:port, for example 127.0.0.1:9876"),
         (";", "name servers ';': the list of name servers is empty: give host:port;host:port"),
     ],
 )
-def test_name_servers_that_cannot_be_used_are_told(name_servers, text):
+def test_name_servers_that_cannot_be_used_are_named(name_servers, text):
     with pytest.raises(SettingsError) as caught:
         name_server_list(name_servers, {})
     assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    ("name_servers", "environment", "found"),
+    [
+        (None, {}, ["127.0.0.1:9876"]),
+        ("", {}, ["127.0.0.1:9876"]),
+        ([], {}, ["127.0.0.1:9876"]),
+        (None, {"NAMESRV_ADDR": "a:1;b:2"}, ["a:1", "b:2"]),
+        ("c:3", {"NAMESRV_ADDR": "a:1;b:2"}, ["c:3"]),
+        (["a:1", "b:2"], {}, ["a:1", "b:2"]),
+        ("rocketmq://a:1", {}, ["a:1"]),
+        ("rocketmq://a:1/; b:2", {}, ["a:1", "b:2"]),
+        (("rocketmq://a:1", "[::1]:2"), {}, ["a:1", "[::1]:2"]),
+    ],
+)
+def test_name_servers_are_given_or_those_of_the_environment_or_the_one_of_this_machine(
+    name_servers, environment, found
+):
+    assert name_server_list(name_servers, environment) == found
+
+
+def test_a_web_server_is_asked_before_the_name_server_of_this_machine():
+    assert name_server_list(None, {}, domain="jmenv.example") == []
+    assert name_server_list(None, {"NAMESRV_ADDR": "a:1"}, domain="jmenv.example") == ["a:1"]

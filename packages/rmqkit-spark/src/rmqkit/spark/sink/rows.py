@@ -142,7 +142,7 @@ def messages(
             properties=own,
             flag=flag or 0,
             delay_level=level or 0,
-            deliver_at_ms=at_ms,
+            deliver_at=None if at_ms is None else at_ms / 1000,
             sharding_key=sharding_key,
             queue_id=queue_id,
             msg_id=keys.key(number, row_key),

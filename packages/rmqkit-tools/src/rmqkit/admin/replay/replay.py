@@ -514,7 +514,7 @@ class TopicSource:
 
     async def _bounds(self, queue: MessageQueue) -> tuple[int, int]:
         consumer, begin_ms = self._consumer, self._selection.begin_ms
-        first = consumer.search_offset(queue, begin_ms) if begin_ms else consumer.min_offset(queue)
+        first = consumer.search_offset(queue, begin_ms / 1000) if begin_ms else consumer.min_offset(queue)
         low, high = await asyncio.gather(first, consumer.max_offset(queue))
         return low, high
 

@@ -74,7 +74,7 @@ def from_line(text: bytes, template: PlacedMessage) -> PlacedMessage:
         raise MessageIllegal(f"line {body_text(text)!r} is not a message in JSON: {error}") from None
     fields = {name: getattr(line, name) for name in given.keys() - {"topic"}}
     fields |= {"body": body, "properties": {**template.properties, **line.properties}}
-    undelayed = {"delay_level": 0, "delay_ms": None, "deliver_at_ms": None} if line.is_delayed else {}
+    undelayed = {"delay_level": 0, "delay": None, "deliver_at": None} if line.is_delayed else {}
     return replace(template, **{**undelayed, **fields})
 
 
@@ -107,13 +107,15 @@ def send(
         int,
         typer.Option(
             min=0,
-            help="Delay level, 1 (1 s) to 18 (2 h). A larger one is refused. --delay-ms takes any time.",
+            help="Delay level, 1 (1 s) to 18 (2 h). A larger one is refused. --delay takes any time.",
             show_default=False,
         ),
     ] = 0,
-    delay_ms: Annotated[
-        int | None,
-        typer.Option("--delay-ms", min=0, help="Deliver this many ms after the broker has it.", show_default=False),
+    delay: Annotated[
+        float | None,
+        typer.Option(
+            min=0, metavar="SECONDS", help="Deliver this many seconds after the broker has it.", show_default=False
+        ),
     ] = None,
     at: Annotated[
         str | None,
@@ -149,12 +151,12 @@ def send(
     """Send messages to a topic, from arguments, lines of stdin, files, or JSON lines.
 
     A JSON line is an object with body or bodyBase64. It may have tags, keys,
-    properties, shardingKey, queueId, brokerName, flag, delayLevel, delayMs,
-    deliverAtMs and msgId. You can also send what `rmq tail --json` prints.
-    Empty lines are skipped. The exit code is 1 when some messages could not
+    properties, shardingKey, queueId, brokerName, flag, delayLevel, delay
+    (seconds), deliverAt (ISO, or seconds since 1970) and msgId. You can also
+    send what `rmq tail --json` prints. Empty lines are skipped. The exit code is 1 when some messages could not
     be sent."""
-    if (delay_level > 0) + (delay_ms is not None) + (at is not None) > 1:
-        raise typer.BadParameter("use only one of --delay-level, --delay-ms and --at")
+    if (delay_level > 0) + (delay is not None) + (at is not None) > 1:
+        raise typer.BadParameter("use only one of --delay-level, --delay and --at")
     broker_name, queue_id = _place(queue)
     template = PlacedMessage(
         topic=topic,
@@ -163,8 +165,8 @@ def send(
         keys=keys or [],
         properties=_pairs(properties or []),
         delay_level=delay_level,
-        delay_ms=delay_ms,
-        deliver_at_ms=None if at is None else time_ms(at),
+        delay=delay,
+        deliver_at=None if at is None else time_ms(at) / 1000,
         sharding_key=shard_key,
         queue_id=queue_id,
         broker_name=broker_name,

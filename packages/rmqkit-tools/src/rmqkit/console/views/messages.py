@@ -333,7 +333,7 @@ def _message(topic: str, form: dict[str, str]) -> tuple[Message, int | None]:
     )
     if delay:
         try:
-            message.delay_ms = round(float(delay) * 1000)
+            message.delay = float(delay)
         except ValueError:
             raise ValueError(_("delay {delay} must be seconds", delay=delay)) from None
     if at:
@@ -341,7 +341,7 @@ def _message(topic: str, form: dict[str, str]) -> tuple[Message, int | None]:
             when = datetime.fromisoformat(at)
         except ValueError:
             raise ValueError(_("time {at} must be like 2026-01-31T12:00 (UTC)", at=at)) from None
-        message.deliver_at_ms = round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
+        message.deliver_at = when if when.tzinfo else when.replace(tzinfo=UTC)
     return message, int(queue) if queue else None
 
 
@@ -350,10 +350,10 @@ def _body(form: dict[str, str]) -> bytes:
 
 
 def _delay_text(message: Message) -> str:
-    if message.deliver_at_ms is not None:
-        at = datetime.fromtimestamp(message.deliver_at_ms / 1000, UTC)
+    if isinstance(at := message.deliver_at, datetime):
+        at = at.astimezone(UTC)
         return _("at {time} UTC", time=f"{at:%Y-%m-%d %H:%M:%S}")
-    return _("{seconds:g} s after the broker has it", seconds=(message.delay_ms or 0) / 1000)
+    return _("{seconds:g} s after the broker has it", seconds=message.delay or 0)
 
 
 def _remember(

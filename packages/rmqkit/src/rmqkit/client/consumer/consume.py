@@ -21,6 +21,7 @@ Loop only. Source: behaviour.md §8.8, remoting.md §9.5.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextvars
 import functools
 import inspect
@@ -46,12 +47,14 @@ from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ProducerSettings, PushConsumerSettings
 from rmqkit.errors import BodyMismatch, ClientError, RmqError
 from rmqkit.protocol import properties as names
+from rmqkit.protocol.codes import version_number
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import RETRY_PREFIX, without_namespace
 from rmqkit.protocol.schemas.clients import ConsumeMessageDirectlyResult
 from rmqkit.protocol.schemas.send import ConsumerSendBackRequest
 from rmqkit.protocol.trace import ConsumeReturn
 from rmqkit.remoting.tasks import Tasks, is_cancelled
+from rmqkit.times import Duration, duration_ms
 
 
 class Listener(Struct):
@@ -89,6 +92,9 @@ ListenerOf = Callable[[str], Listener | None]
 """Finds the listener of a topic; None when the program iterates over its messages (`ConcurrentConsumeService.next`)."""
 
 _TO_DEAD_LETTERS = -1
+_HAS_TIMER = version_number(5, 0, 0)
+_LEVEL_SECONDS = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+"""The delay levels of brokers whose operator did not change them (``messageDelayLevel``)."""
 _EXPIRED_LEVEL = 3
 _EXPIRED_PER_ROUND = 16
 _INNER_PRODUCER = "CLIENT_INNER_PRODUCER"
@@ -99,19 +105,27 @@ _topic_of = operator.attrgetter("topic")
 _at_work: contextvars.ContextVar[ConcurrentConsumeService | None] = contextvars.ContextVar("_at_work", default=None)
 
 
+def _level_after(delay_ms: int) -> int:
+    """Return the shortest delay level that is not shorter than a delay, or the last one."""
+    return min(bisect.bisect_left(_LEVEL_SECONDS, delay_ms / 1000), len(_LEVEL_SECONDS) - 1) + 1
+
+
 class ConsumeLater(Exception):
     """Raise this in a handler to choose when a message is delivered again.
 
-    In ordered consumption, the queue waits from the first of these messages on, and only ``delay_level=-1`` makes a
+    In ordered consumption, the queue waits from the first of these messages on; a delay level other than -1 makes no
     difference.
 
     Args:
         delay_level: 1 to 18 for a delay level of the broker; 0 lets the broker choose; -1 sends the message to the dead
             letters. For popped messages, a level is a step of the retry delays of POP.
         messages: the messages of a batch that are delivered again; None means all. The others are acknowledged.
-        invisible_ms: the exact delay in ms, for popped messages only.
+        delay: the time until then instead of a level: seconds or a `timedelta`. Pushed messages wait in the broker's
+            timer, which counts in seconds. A broker without one (4.x) takes the next longer delay level.
         reason: why a message goes to the dead letters, at most 1,000 characters; it is kept in the property
             ``rmqkit_reason``.
+
+    Raises ValueError: there is a delay and a level. Raises TimeIllegal: the delay is no duration.
     """
 
     def __init__(
@@ -119,13 +133,16 @@ class ConsumeLater(Exception):
         delay_level: int = 0,
         messages: Collection[ReceivedMessage] | None = None,
         *,
-        invisible_ms: int | None = None,
+        delay: Duration | None = None,
         reason: str | None = None,
     ) -> None:
-        super().__init__(f"to be consumed again at delay level {delay_level}")
+        if delay is not None and delay_level:
+            raise ValueError(f"delay={delay!r} and delay_level={delay_level} cannot be combined: give one")
+        when = f"at delay level {delay_level}" if delay is None else f"after {delay!r}"
+        super().__init__(f"to be consumed again {when}")
         self.delay_level = delay_level
         self.messages = messages
-        self.invisible_ms = invisible_ms
+        self.delay_ms = None if delay is None else round(duration_ms(delay, "delay"))
         self.reason = reason
 
 
@@ -420,13 +437,18 @@ class ConcurrentConsumeService:
         if isinstance(error, DeadLetters):
             level = _TO_DEAD_LETTERS
         elif isinstance(error, ConsumeLater):
-            level = error.delay_level
+            level = error.delay_level if error.delay_ms is None else _level_after(error.delay_ms)
         await asyncio.gather(*(self._retry_message(process_queue, message, level, error) for message in failed))
 
     async def _retry_message(
         self, process_queue: ProcessQueue, message: ReceivedMessage, level: int, error: BaseException
     ) -> None:
-        if self.settings.is_broadcasting or await self.send_back(message, level, reason_of(error, message)):
+        delay_ms = error.delay_ms if isinstance(error, ConsumeLater) else None
+        if (
+            self.settings.is_broadcasting
+            or (delay_ms is not None and await self._has_timed(message, delay_ms))
+            or await self.send_back(message, level, reason_of(error, message))
+        ):
             self.consumed(process_queue, message)
         else:
             message.reconsume_times += 1
@@ -468,6 +490,22 @@ class ConcurrentConsumeService:
         except (RmqError, ValueError) as error:
             said = "message %s of %s goes to the dead letters without its reason, %s: %s"
             _log.warning(said, message.msg_id, message.topic, reason, error)
+            return False
+        return True
+
+    async def _has_timed(self, message: ReceivedMessage, delay_ms: int) -> bool:
+        """Send a message to the retry topic with an exact time; return whether a broker's timer has it. Requests to
+        send back only have levels."""
+        address = self.runtime.routes.address(message.broker_name or "") or message.store_host
+        is_last = message.reconsume_times >= self._retries_max  # the broker makes it a dead letter
+        if is_last or self.runtime.broker_versions.get(address, 0) < _HAS_TIMER:
+            return False
+        try:
+            prepared = encode_retry(message, self.group, self._retries_max, self.runtime.namespace, delay_ms=delay_ms)
+            await self._resend.send(prepared, timeout_ms=rpc.SEND_BACK_TIMEOUT_MS)
+        except (RmqError, ValueError) as error:
+            said = "message %s of %s comes again after a delay level in place of %d ms: %s"
+            _log.warning(said, message.msg_id, message.topic, delay_ms, error)
             return False
         return True
 

@@ -50,6 +50,7 @@ from rmqkit.protocol.record import COMPRESSED, NEED_UNWRAP
 from rmqkit.protocol.schemas.clients import MessageQueue, SubscriptionData
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
 from rmqkit.rpc import Pulled, PullStatus
+from rmqkit.times import Duration, duration_ms
 
 _log = logging.getLogger(__name__)
 SubscriptionOf = Callable[[str], SubscriptionData | None]
@@ -59,7 +60,7 @@ _OVERTAKEN_PAUSE_MS = 100.0
 _HALF_HOUR_MS = 30 * 60_000
 _NOT_KNOWN_THERE = frozenset((ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST))
 
-PullTask = Callable[[MessageQueue], "Awaitable[float | None] | float | None"]
+PullTask = Callable[[MessageQueue], "Awaitable[Duration | None] | Duration | None"]
 """Pulls from a queue: a coroutine function on the loop, a plain one in a thread; ms to the next call, None as usual."""
 
 scheduled_call: contextvars.ContextVar[ProcessQueue | None] = contextvars.ContextVar("scheduled_call", default=None)
@@ -326,10 +327,10 @@ class ScheduledPull:
         task = self.schedule.task
         try:
             if inspect.iscoroutinefunction(task):
-                pause_ms = await cast("Awaitable[float | None]", task(queue))
+                pause = await cast("Awaitable[Duration | None]", task(queue))
             else:
-                pause_ms = cast("float | None", await asyncio.to_thread(task, queue))
+                pause = cast("Duration | None", await asyncio.to_thread(task, queue))
+            return self.schedule.pause_ms if pause is None else duration_ms(pause, "the pause of a scheduled pull")
         except Exception as error:  # noqa: BLE001 - the outer edge of a program's task: it is called again
             _log.warning("scheduled pull of %s failed", queue, exc_info=error)
             return self.error_pause_ms
-        return self.schedule.pause_ms if pause_ms is None else pause_ms

@@ -94,7 +94,10 @@ class OrderlyConsumeService(ConcurrentConsumeService):
         if error is None:
             self.consumed(process_queue, *messages)
             return 0.0
-        return 0.0 if await self._is_given_up(process_queue, messages, error) else self.settings.suspend_queue_ms
+        if await self._is_given_up(process_queue, messages, error):
+            return 0.0
+        pause_ms = error.delay_ms if isinstance(error, ConsumeLater) else None
+        return self.settings.suspend_queue_ms if pause_ms is None else pause_ms
 
     def _next(self, process_queue: ProcessQueue) -> list[ReceivedMessage]:
         """Take the lowest messages, as many as one call of the handler takes."""

@@ -41,6 +41,7 @@ from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, QueryMessageRequest
 from rmqkit.remoting.address import join_address
 from rmqkit.rpc import PullStatus
+from rmqkit.times import Duration, Moment, duration_ms, moment_ms
 
 _UNIQUE_KEY_COUNT = 32
 _THREE_DAYS_MS = 3 * 24 * 3_600_000
@@ -74,7 +75,7 @@ class PullConsumer(Consumer):
         consumer = PullConsumer("audit", name_servers="127.0.0.1:9876")
         consumer.subscribe("Orders", "new || changed")
         async with consumer:
-            while messages := await consumer.poll(timeout_ms=10_000):
+            while messages := await consumer.poll(timeout=10):
                 ...                                  # the next poll, or commit(), acknowledges them
 
     or queue by queue, with your own offsets::
@@ -88,23 +89,24 @@ class PullConsumer(Consumer):
 
     Every coroutine method raises RemotingError if a broker does not answer, and PeerRefused if it refuses. Offsets are
     read and saved for the group. The other arguments are those of a `PushConsumer`.
-    Raises SettingsError: a name or a setting is not valid, or no name server is given."""
+    Raises SettingsError: a name, an address or a setting is not valid."""
 
     _kind = "pull consumer"
 
     def __init__(
         self,
         group: str,
-        name_servers: str | None = None,
+        name_servers: str | Sequence[str] | None = None,
         *,
         settings: PullConsumerSettings | None = None,
         allocate: Allocate = averagely,
         runtime: ClientRuntime | None = None,
         clock: Clock = SYSTEM_CLOCK,
         hooks: Sequence[Hook] = (),
+        wait_ready: Duration = 0,
     ) -> None:
         self.settings = check(settings or PullConsumerSettings())
-        super().__init__(group, name_servers, self.settings, runtime, clock, hooks)
+        super().__init__(group, name_servers, self.settings, runtime, clock, hooks, wait_ready)
         self._clock = self._runtime.clock
         self._suggested: dict[MessageQueue, int] = {}
         self._offsets = offsets_of(self._runtime, group, self.settings)
@@ -138,26 +140,28 @@ class PullConsumer(Consumer):
         self._coordinator.assign(queues, expression, expression_type)
         self._open_later()
 
-    def schedule(self, topic: str, task: PullTask, *, pause_ms: float = 200) -> None:
+    def schedule(self, topic: str, task: PullTask, *, pause: Duration = 0.2) -> None:
         """Subscribe to a topic, and call ``task(queue)`` again and again for each queue that this consumer owns.
 
         In the task, call `pull` and `commit`. A coroutine function runs on the event loop, a plain function in a
-        thread. The task returns the ms until its next call, or None for ``pause_ms``. If it raises, the next call
-        comes after ``error_pause_ms``. Calls for one queue follow one another; calls for different queues overlap.
-        Before the consumer gives up a queue or closes, it waits for the running call, at most 30 s.
+        thread. The task returns the time until its next call, or None for ``pause``: seconds or a `timedelta`. If it
+        raises, the next call comes after ``error_pause_ms``. Calls for one queue follow one another; calls for
+        different queues overlap. Before the consumer gives up a queue or closes, it waits for the running call, at most
+        30 s.
         Raises SettingsError, ClientError: as `subscribe`."""
         self._check_mode(is_wrong=self._coordinator.is_manual)
-        self._coordinator.schedule(topic, PullSchedule(task, pause_ms))
+        self._coordinator.schedule(topic, PullSchedule(task, duration_ms(pause, "pause")))
         self._open_later()
 
-    async def poll(self, timeout_ms: float = 5000, *, max_count: int | None = None) -> list[ReceivedMessage]:
+    async def poll(self, timeout: Duration = 5.0, *, max_count: int | None = None) -> list[ReceivedMessage]:
         """Return the next messages: at most ``max_count``, all from one queue; an empty list if none came in time.
+        ``timeout``: seconds or a `timedelta`.
 
         This call acknowledges the messages of the previous poll. Their offsets are saved within seconds, or by `commit`
         if ``auto_commit`` is off.
-        Raises ClientError: you have not called `subscribe` or `assign`."""
+        Raises ClientError: you have not called `subscribe` or `assign`, or the time is not valid."""
         self._check_polling()
-        messages = await self._poll_buffer.poll(timeout_ms, max_count)
+        messages = await self._poll_buffer.poll(duration_ms(timeout, "timeout"), max_count)
         self._hooks.polled(self.group, messages)
         return messages
 
@@ -190,10 +194,10 @@ class PullConsumer(Consumer):
         """Continue with new messages only. Raises ClientError: this consumer does not own the queue."""
         await self.seek(queue, await self.max_offset(queue))
 
-    async def seek_to_time(self, queue: MessageQueue, timestamp_ms: int) -> None:
-        """Continue at the first message stored at or after a time. Raises ClientError: this consumer does not own the
-        queue."""
-        await self.seek(queue, await self.search_offset(queue, timestamp_ms))
+    async def seek_to_time(self, queue: MessageQueue, moment: Moment) -> None:
+        """Continue at the first message stored at or after a time: a `datetime`, or seconds since the epoch.
+        Raises ClientError: this consumer does not own the queue, or the time is not valid."""
+        await self.seek(queue, await self.search_offset(queue, moment))
 
     # -- queue by queue
 
@@ -211,16 +215,17 @@ class PullConsumer(Consumer):
         expression: str = "*",
         *,
         max_count: int = 32,
-        suspend_ms: int = 0,
+        wait: Duration = 0,
         expression_type: str = TAG,
     ) -> PullResult:
         """Read at most ``max_count`` messages of a queue, starting at an offset. A broker may return fewer.
 
-        If there is no message, the broker waits up to ``suspend_ms`` for the first one. ``expression`` selects tags;
-        ``*`` means all messages.
-        Raises ClientError: the expression is not valid.
+        If there is no message, the broker waits for the first one: ``wait`` seconds or a `timedelta`. ``expression``
+        selects tags; ``*`` means all messages.
+        Raises ClientError: the expression or the time is not valid.
         Raises BodyError: the answer is not made of messages."""
         self._check_started()
+        suspend_ms = round(duration_ms(wait, "wait"))
         address = await self._address(queue, self._suggested.get(queue, 0))
         try:
             wanted = subscription(queue.topic, expression, expression_type=expression_type)
@@ -269,8 +274,10 @@ class PullConsumer(Consumer):
         return await self._runtime.calls.max_offset(await self._address(queue), queue)
 
     @keeps_open
-    async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The first message stored at or after a time, in ms since the epoch."""
+    async def search_offset(self, queue: MessageQueue, moment: Moment) -> int:
+        """Return the offset of the first message stored at or after a time: a `datetime`, or seconds since the epoch.
+        Raises TimeIllegal: the time is not valid."""
+        timestamp_ms = moment_ms(moment, "moment")
         return await self._runtime.calls.search_offset(await self._address(queue), queue, timestamp_ms)
 
     @keeps_open
@@ -307,12 +314,15 @@ class PullConsumer(Consumer):
         return await view_message(self._runtime, topic, msg_id)
 
     async def query_messages(
-        self, topic: str, key: str, *, max_count: int = 32, begin_ms: int = 0, end_ms: int | None = None
+        self, topic: str, key: str, *, max_count: int = 32, begin: Moment | None = None, end: Moment | None = None
     ) -> list[ReceivedMessage]:
-        """Find the messages of a topic by one of their keys, stored from ``begin_ms`` to ``end_ms`` (ms since the
-        epoch).
+        """Find the messages of a topic by one of their keys, stored from ``begin`` to ``end``: a `datetime` each, or
+        seconds since the epoch.
+        Raises TimeIllegal: a time is not valid.
         Raises NoRoute: the topic does not exist."""
         self._check_started()
+        begin_ms = 0 if begin is None else moment_ms(begin, "begin")
+        end_ms = None if end is None else moment_ms(end, "end")
         return await query_messages(self._runtime, topic, key, max_count, begin_ms, end_ms)
 
     # -- inside

@@ -36,6 +36,7 @@ from rmqkit.filter import TAG
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import RETRY_PREFIX, retry_topic
 from rmqkit.remoting.tasks import Tasks
+from rmqkit.times import Duration
 
 _BATCH_MAX = 1024
 _READER_SECONDS = 1.0
@@ -61,7 +62,7 @@ class PushConsumer(Subscribing, Consumer):
     no other member owns the queue meanwhile, and if the handler raises, the same message comes again before the next
     one. With ``message_model=MessageModel.BROADCASTING`` in the settings, every member gets every message, at most
     once, and keeps its own offsets. The other arguments are those of a `Producer`.
-    Raises SettingsError: a name or a setting is not valid, or no name server is given."""
+    Raises SettingsError: a name, an address or a setting is not valid."""
 
     _kind = "consumer"
     _only_pops = False
@@ -69,7 +70,7 @@ class PushConsumer(Subscribing, Consumer):
     def __init__(
         self,
         group: str,
-        name_servers: str | None = None,
+        name_servers: str | Sequence[str] | None = None,
         *,
         settings: PushConsumerSettings | None = None,
         ordered: bool = False,
@@ -77,11 +78,12 @@ class PushConsumer(Subscribing, Consumer):
         runtime: ClientRuntime | None = None,
         clock: Clock = SYSTEM_CLOCK,
         hooks: Sequence[Hook] = (),
+        wait_ready: Duration = 0,
     ) -> None:
         self.settings = settings = check(settings or PushConsumerSettings())
         if self._only_pops and settings.is_broadcasting:
             raise SettingsError("message_model is BROADCASTING: what is popped goes to one member, use a PushConsumer")
-        super().__init__(group, name_servers, settings, runtime, clock, hooks)
+        super().__init__(group, name_servers, settings, runtime, clock, hooks, wait_ready)
         runtime = self._runtime
         self._is_ordered = ordered
         self._is_watched = False

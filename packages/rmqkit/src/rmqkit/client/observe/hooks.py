@@ -68,7 +68,7 @@ class SendResult(Struct, gc=False):
         queue: the queue of the message: topic, broker name and queue id.
         queue_offset: the position in the queue; for a batch, the position of its first message.
         transaction_id: the transaction id of the broker's answer, if any.
-        recall_handle: the handle for `Producer.recall`; only for messages with ``delay_ms`` or ``deliver_at_ms``.
+        recall_handle: the handle for `Producer.recall`; only for messages with ``delay`` or ``deliver_at``.
     """
 
     status: SendStatus

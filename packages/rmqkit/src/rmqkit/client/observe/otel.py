@@ -22,6 +22,7 @@ from rmqkit.client.observe.hooks import ConsumeOutcome, Consumption, Hook, Sendi
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.remoting.address import split_address
+from rmqkit.times import moment_ms
 
 with extras.needed("otel", "rmqkit.client.observe.otel"):
     from opentelemetry import context, propagate, trace
@@ -55,8 +56,9 @@ class Telemetry(Hook):
             attributes |= _described(message.tags, _keys(message), message.sharding_key)
             if message.delay_level:
                 attributes["messaging.rocketmq.message.delay_time_level"] = message.delay_level
-            if message.deliver_at_ms is not None:
-                attributes["messaging.rocketmq.message.delivery_timestamp"] = message.deliver_at_ms
+            if message.deliver_at is not None:
+                at_ms = moment_ms(message.deliver_at, "deliver_at")
+                attributes["messaging.rocketmq.message.delivery_timestamp"] = at_ms
         span = self._tracer.start_span(f"send {message.topic}", kind=SpanKind.PRODUCER, attributes=attributes)
         # Not into the message: that is the program's, which may send it again under another span.
         propagate.inject(sending.properties, trace.set_span_in_context(span))

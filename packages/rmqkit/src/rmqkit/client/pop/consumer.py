@@ -21,6 +21,7 @@ from rmqkit.errors import ClientError, RemotingError
 from rmqkit.filter import TAG, subscription
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.times import Duration, duration_ms
 
 
 class PopConsumer(PushConsumer):
@@ -37,12 +38,12 @@ class PopConsumer(PushConsumer):
     or message by message::
 
         async with PopConsumer("billing", name_servers="127.0.0.1:9876") as consumer:
-            for message in await consumer.pop("Orders", invisible_ms=30_000):
+            for message in await consumer.pop("Orders", invisible_time=30):
                 ...
                 await consumer.ack(message)       # without ack in time, the message is delivered again
 
     While a handler or `messages` holds a message, it stays invisible to others. A message from `pop` is invisible only
-    for ``invisible_ms``. With ``ordered``, one member at a time has the messages of a queue until it has acknowledged
+    for its invisible time. With ``ordered``, one member at a time has the messages of a queue until it has acknowledged
     all of them. ``allocate`` says how brokers distribute queues if an operator has told them to: `averagely` or
     `averagely_by_circle`. Every coroutine method raises RemotingError if a broker does not answer, and PeerRefused if
     it refuses. Everything else is as for `PushConsumer`. Raises SettingsError: also for broadcasting."""
@@ -57,16 +58,16 @@ class PopConsumer(PushConsumer):
         expression: str = "*",
         *,
         max_count: int = 32,
-        invisible_ms: int | None = None,
-        poll_ms: int = 0,
+        invisible_time: Duration | None = None,
+        wait: Duration = 0,
         queue: MessageQueue | None = None,
         expression_type: str = TAG,
     ) -> list[ReceivedMessage]:
-        """Return at most ``max_count`` messages, which other members do not get for ``invisible_ms``.
+        """Return at most ``max_count`` messages, which other members do not get for the invisible time.
 
-        A broker may return fewer. Brokers are asked in turn until one has messages; the last one waits up to
-        ``poll_ms`` for the first message.
-        Raises ClientError: the topic or the expression is not valid.
+        A broker may return fewer. Brokers are asked in turn until one has messages; the last one waits for the first
+        message.
+        Raises ClientError: the topic, the expression or a time is not valid.
         Raises NoRoute: the topic does not exist.
 
         Args:
@@ -74,8 +75,8 @@ class PopConsumer(PushConsumer):
             expression: ``*`` for all messages, ``A || B`` for tags, or with ``expression_type="SQL92"`` a SQL92
                 expression.
             max_count: 1 to 32.
-            invisible_ms: None means ``pop_invisible_ms`` of the settings.
-            poll_ms: how long a broker may wait for a message, in ms; 0 means no waiting.
+            invisible_time: seconds or a `timedelta`; None means ``pop_invisible_ms`` of the settings.
+            wait: how long a broker may wait for a message, in seconds or as a `timedelta`; 0 means no waiting.
             queue: pop from this queue only; None means all queues. An ordered consumer should name a queue.
             expression_type: ``TAG`` or ``SQL92``.
         """
@@ -84,16 +85,15 @@ class PopConsumer(PushConsumer):
             wanted = subscription(topic, expression, expression_type=expression_type)
         except ValueError as error:
             raise ClientError(str(error)) from None
+        poll_ms, invisible_ms = round(duration_ms(wait, "wait")), self.settings.pop_invisible_ms
+        if invisible_time is not None:
+            invisible_ms = round(duration_ms(invisible_time, "invisible_time"))
         queues = [queue] if queue is not None else await self._next_brokers(topic)
         for one in queues:
             is_last = one is queues[-1]
             try:
                 popped = await self._pop_session.pop(
-                    one,
-                    wanted,
-                    count=max_count,
-                    invisible_ms=self.settings.pop_invisible_ms if invisible_ms is None else invisible_ms,
-                    poll_ms=poll_ms if is_last else 0,
+                    one, wanted, count=max_count, invisible_ms=invisible_ms, poll_ms=poll_ms if is_last else 0
                 )
             except RemotingError:
                 # One broker that is away must not keep the others' messages from the program.
@@ -122,9 +122,11 @@ class PopConsumer(PushConsumer):
         await self._pop_session.ack(messages)
 
     @keeps_open
-    async def change_invisible_time(self, message: ReceivedMessage, invisible_ms: int) -> None:
-        """Change the invisible time of a message: it is delivered again after so many ms, unless you acknowledge it.
-        Raises ClientError: the message was not popped."""
+    async def change_invisible_time(self, message: ReceivedMessage, invisible_time: Duration) -> None:
+        """Change the invisible time of a message: it is delivered again after so many seconds, or after a `timedelta`,
+        unless you acknowledge it.
+        Raises ClientError: the message was not popped, or the time is not valid."""
+        invisible_ms = round(duration_ms(invisible_time, "invisible_time"))
         await self._pop_session.change_invisible_time(message, invisible_ms)
 
     def _check_started(self) -> None:

@@ -30,7 +30,7 @@ a handler …                 then
 ==========================  ==================================================================================
 returns                     the message is acknowledged
 raises                      the broker delivers it again after the step of `BACK_OFF_SECONDS` that its count of
-                            deliveries, or the level of a `ConsumeLater`, says; or after its ``invisible_ms``
+                            deliveries, or the level of a `ConsumeLater`, says; or after its ``delay``
 … for the last time         after ``retries_max`` failures, or at level -1, it goes to the dead letters
 runs long                   the message stays ours, up to ``consume_timeout_minutes``; then it comes again
 ==========================  ==================================================================================
@@ -121,7 +121,7 @@ class PopConsumeService(ConcurrentConsumeService):
             process_queue.remove(message)
             # The broker counts deliveries, so that another member goes on at the next step.
             step = min(level or message.reconsume_times, len(BACK_OFF_SECONDS) - 1)
-            chosen_ms = error.invisible_ms if isinstance(error, ConsumeLater) else None
+            chosen_ms = error.delay_ms if isinstance(error, ConsumeLater) else None
             invisible_ms = BACK_OFF_SECONDS[step] * 1000 if chosen_ms is None else chosen_ms
             try:
                 await process_queue.session.change_invisible_time(message, invisible_ms)

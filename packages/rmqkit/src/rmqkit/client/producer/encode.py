@@ -81,7 +81,7 @@ def encode_message(
     if message.delay_level > settings.delay_level_max:
         raise MessageIllegal(
             f"message for topic {message.topic} has delay_level {message.delay_level}: brokers have levels up to "
-            f"{settings.delay_level_max}, give delay_ms for any time, or set delay_level_max to what they have"
+            f"{settings.delay_level_max}, give a delay for any time, or set delay_level_max to what they have"
         )
     body = _checked_body(message, settings.message_bytes_max)
     properties = _properties(message, unique_key, own)
@@ -161,15 +161,23 @@ def encode_dead_letter(message: ReceivedMessage, group: str, reason: str, namesp
     return encode_retry(reasoned, group, 0, namespace)
 
 
-def encode_retry(message: ReceivedMessage, group: str, retries_max: int, namespace: str = "") -> EncodedMessage:
-    """Prepare a received message for its group's retry topic, because the broker could not send it back."""
+def encode_retry(
+    message: ReceivedMessage, group: str, retries_max: int, namespace: str = "", *, delay_ms: int | None = None
+) -> EncodedMessage:
+    """Prepare a received message for its group's retry topic, because the broker could not send it back, or because a
+    handler asked for a delay that is no level."""
     properties = dict(message.properties)
     for name in _OF_ONE_DELIVERY:
         properties.pop(name, None)
     # Only where the broker that stored it did not: a message that comes again once more keeps what it was at first.
     properties.setdefault(names.RETRY_TOPIC, with_namespace(namespace, message.topic))
     properties.setdefault(names.ORIGIN_MESSAGE_ID, message.offset_msg_id)
-    properties[names.DELAY] = str(_FIRST_RETRY_LEVEL + message.reconsume_times)
+    if delay_ms is None:
+        properties[names.DELAY] = str(_FIRST_RETRY_LEVEL + message.reconsume_times)
+    else:
+        for name in (names.DELAY, *names.TIMED):  # brokers take a message with the mark of a timer for a delivered one
+            properties.pop(name, None)
+        properties[names.TIMER_DELAY_MS] = str(delay_ms)
     return EncodedMessage(
         # sysFlag stays 0: what was received compressed is decompressed here.
         retry_topic(group),

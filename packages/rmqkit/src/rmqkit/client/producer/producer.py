@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence, Sized
+from typing import Unpack
 
 from rmqkit.client.observe.hooks import NO_HOOKS, BackgroundHook, Hook, Recall, Sending, SendResult
 from rmqkit.client.observe.status import ProducerStatus
@@ -28,28 +29,32 @@ from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ClientError, HeaderError, MessageIllegal, NoRoute, PeerRefused, ReplyTimedOut
 from rmqkit.protocol.bodies import Body
 from rmqkit.protocol.ids import decode_recall_handle
-from rmqkit.protocol.message import Message, ReceivedMessage
+from rmqkit.protocol.message import Message, MessageFields, ReceivedMessage, message_of
 from rmqkit.protocol.properties import TRANSACTION_PREPARED
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.send import RecallMessageRequest
+from rmqkit.times import Duration, duration_ms
 
 
 class Producer(Client):
     """Sends messages to topics::
 
         async with Producer("orders", name_servers="127.0.0.1:9876") as producer:
-            result = await producer.send(Message(topic="Orders", body=b"17", tags="new"))
+            result = await producer.send("Orders", b"17", tags="new")
 
     You can run any number of sends at the same time, in tasks or with `asyncio.gather`. `close` refuses new sends with
     ClientError, and waits for the running ones, each at most for its own time-out.
-    Raises SettingsError: a name or a setting is not valid, or no name server is given.
+    Raises SettingsError: a name, an address or a setting is not valid.
 
     Args:
         group: the producer group.
-        name_servers: ``host:port;host:port``; None means the environment variable ``NAMESRV_ADDR``.
+        name_servers: ``host:port;host:port``, or a list; None means the environment variable ``NAMESRV_ADDR``, or the
+            name server at 127.0.0.1:9876.
         settings: time-outs, retries, compression and more.
         runtime: use the connections of this runtime instead of new ones.
         hooks: objects that are called for every send.
+        wait_ready: how long `start` may wait until a name server answers and knows a broker, in seconds or as a
+            `timedelta`; with 0 it does not wait, and only a name server has to answer.
     """
 
     closes_last = True
@@ -60,15 +65,16 @@ class Producer(Client):
     def __init__(
         self,
         group: str,
-        name_servers: str | None = None,
+        name_servers: str | Sequence[str] | None = None,
         *,
         settings: ProducerSettings | None = None,
         runtime: ClientRuntime | None = None,
         clock: Clock = SYSTEM_CLOCK,
         hooks: Sequence[Hook] = (),
+        wait_ready: Duration = 0,
     ) -> None:
         self.settings = check(settings or ProducerSettings())
-        super().__init__(group, name_servers, self.settings, runtime, clock, hooks)
+        super().__init__(group, name_servers, self.settings, runtime, clock, hooks, wait_ready)
         self._clock = self._runtime.clock
         self._sender = Sender(self._runtime, group, self.settings)
         self._announced: set[str] = set()
@@ -82,32 +88,41 @@ class Producer(Client):
     @keeps_open
     async def send(
         self,
-        message: Message,
+        message: Message | str,
+        body: Body | None = None,
+        /,
         *,
-        timeout_ms: float | None = None,
+        timeout: Duration | None = None,
         queue: MessageQueue | None = None,
         selector: Selector | None = None,
+        **fields: Unpack[MessageFields],
     ) -> SendResult:
-        """Send a message, and wait until a broker has stored it.
+        """Send a message, and wait until a broker has stored it::
+
+            await producer.send("Orders", b"17", tags="paid", keys=["order-17"])
 
         Args:
-            message: the message.
-            timeout_ms: the time for all tries and pauses, without the time in line behind other sends. The default is
-                ``send_timeout_ms`` of the settings. With ``auto_batch``, a send with this argument is not batched.
+            message: the topic, followed by the body; or a `Message`.
+            timeout: seconds or a `timedelta` for all tries and pauses, without the time in line behind other sends. The
+                default is ``send_timeout_ms`` of the settings. With ``auto_batch``, a send with this argument is not
+                batched.
             queue: send to this queue only.
             selector: a function that chooses the queue (see `rmqkit.client.producer.selectors`). The message is sent to
                 this queue only.
+            fields: the other fields of a `Message`: ``tags``, ``keys``, ``properties``, ``delay``, ``deliver_at``, …
 
         Raises:
+            TypeError: there is no body, or a `Message` and fields.
             MessageIllegal: the message breaks a rule; nothing was sent.
             NoRoute: no broker accepts messages for the topic.
             PeerRefused: a broker refused the message, and another broker would refuse it, too.
             SendFailed: every try failed.
             ClientError: the producer is not started, or the selector chose no queue.
         """
+        message = message_of(message, body, fields)
         if (
             self._accumulator is not None
-            and timeout_ms is None
+            and timeout is None
             and self._accumulator.accepts(sized := with_bytes(message))
         ):
             queue, selector = await self._chosen(message, queue, selector), None
@@ -118,28 +133,33 @@ class Producer(Client):
         if queue is not None or selector is not None:
             with reporting_failure(prepared):
                 queue = await self._chosen(message, queue, selector)
-        return await self._sender.send(prepared, timeout_ms=self._time(timeout_ms), queue=queue)
+        return await self._sender.send(prepared, timeout_ms=self._time(timeout), queue=queue)
 
     @keeps_open
     async def send_one_way(
         self,
-        message: Message,
+        message: Message | str,
+        body: Body | None = None,
+        /,
         *,
-        timeout_ms: float | None = None,
+        timeout: Duration | None = None,
         queue: MessageQueue | None = None,
         selector: Selector | None = None,
+        **fields: Unpack[MessageFields],
     ) -> None:
-        """Send a message without waiting for an answer. If it is lost, you get no error.
-        Raises MessageIllegal, NoRoute, ClientError: as `send`.
-        Raises ConnectFailed: the broker cannot be reached, or does not read for ``timeout_ms``."""
+        """Send a message without waiting for an answer. If it is lost, you get no error. The arguments are those of
+        `send`.
+        Raises TypeError, MessageIllegal, NoRoute, ClientError: as `send`.
+        Raises ConnectFailed: the broker cannot be reached, or does not read for the time of ``timeout``."""
+        message = message_of(message, body, fields)
         prepared = self._prepare(message)
         with reporting_failure(prepared):
             queue = await self._chosen(message, queue, selector)
-        await self._sender.send_one_way(prepared, timeout_ms=self._time(timeout_ms), queue=queue)
+        await self._sender.send_one_way(prepared, timeout_ms=self._time(timeout), queue=queue)
 
     @keeps_open
     async def send_batch(
-        self, messages: Sequence[Message], *, timeout_ms: float | None = None, queue: MessageQueue | None = None
+        self, messages: Sequence[Message], *, timeout: Duration | None = None, queue: MessageQueue | None = None
     ) -> SendResult:
         """Send messages of one topic in one request. They are stored one after the other in one queue.
         Raises MessageIllegal: a message breaks a rule, the messages differ in topic or ``wait_store``, or the batch is
@@ -153,13 +173,13 @@ class Producer(Client):
         if queue is not None:
             with reporting_failure(prepared):
                 queue = await self._chosen(messages[0], queue, None)
-        return await self._sender.send(prepared, timeout_ms=self._time(timeout_ms), queue=queue)
+        return await self._sender.send(prepared, timeout_ms=self._time(timeout), queue=queue)
 
     async def send_many(
         self,
         messages: Iterable[Message] | AsyncIterable[Message],
         *,
-        timeout_ms: float | None = None,
+        timeout: Duration | None = None,
         selector: Selector | None = None,
     ) -> list[SendResult]:
         """Send any number of messages to any topics, in batches. The results are in the order of the messages.
@@ -168,13 +188,13 @@ class Producer(Client):
         time. If you pass an asynchronous iterable, a batch waits at most ``batch_delay_ms`` for its next message. With
         a selector, the messages of each queue keep their order. The method reads no more messages while too many are
         being sent. When the producer is closed, it reads no more messages, unless they are a sequence with a length.
-        ``timeout_ms`` is for each batch.
+        ``timeout`` is for each batch.
 
         Raises SendManyFailed: some messages were not sent. The error has the result or the error of each message.
         Raises ClientError: as `send`. If your iterable raises, this method raises the same; batches that were being
         sent may be stored or not."""
         self._check_started()
-        timeout_ms = self._time(timeout_ms)
+        timeout_ms = self._time(timeout)
 
         async def send(prepared: EncodedMessage, queue: MessageQueue | None) -> SendResult:
             return await self._sender.send(prepared, timeout_ms=timeout_ms, queue=queue)
@@ -198,18 +218,22 @@ class Producer(Client):
     @keeps_open
     async def request(
         self,
-        message: Message,
+        message: Message | str,
+        body: Body | None = None,
+        /,
         *,
-        timeout_ms: float | None = None,
+        timeout: Duration | None = None,
         queue: MessageQueue | None = None,
         selector: Selector | None = None,
+        **fields: Unpack[MessageFields],
     ) -> Reply:
         """Send a message, and wait until a consumer has replied to it.
 
-        ``timeout_ms`` is the time for both; the other arguments are those of `send`.
+        ``timeout`` is the time for both; the other arguments are those of `send`.
         Raises ReplyTimedOut: the message is stored, but nobody has replied.
-        Raises MessageIllegal, NoRoute, PeerRefused, SendFailed, ClientError: as `send`."""
-        timeout_ms = self._time(timeout_ms)
+        Raises TypeError, MessageIllegal, NoRoute, PeerRefused, SendFailed, ClientError: as `send`."""
+        message = message_of(message, body, fields)
+        timeout_ms = self._time(timeout)
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         # One time for sending and waiting; a reply can come before the answer to the send.
         with self._runtime.replies.expect(self._runtime.client_id, timeout_ms) as (own, reply):
@@ -231,7 +255,7 @@ class Producer(Client):
         body: Body,
         *,
         properties: Mapping[str, str] | None = None,
-        timeout_ms: float | None = None,
+        timeout: Duration | None = None,
     ) -> SendResult:
         """Reply to a message that was sent with `request`. Call this in the handler of a consumer.
         Raises NotARequest: the message was not sent with `request`.
@@ -240,11 +264,11 @@ class Producer(Client):
         topic, own = reply_address(request)
         prepared = self._prepare(Message(topic=topic, body=body, properties=dict(properties or {})), own)
         prepared.is_reply = True
-        return await self._sender.send(prepared, timeout_ms=self._time(timeout_ms))
+        return await self._sender.send(prepared, timeout_ms=self._time(timeout))
 
     @keeps_open
     async def recall(self, recall_handle: str) -> str:
-        """Cancel a message with ``delay_ms`` or ``deliver_at_ms`` before its time, and return its ``msg_id``.
+        """Cancel a message with ``delay`` or ``deliver_at`` before its time, and return its ``msg_id``.
         Raises MessageIllegal: the handle does not come from a `SendResult`. A message without a time has no handle.
         Raises NoRoute: the broker of the message is not known.
         Raises PeerRefused: the broker refused. It must have ``recallMessageEnable=true``.
@@ -315,11 +339,9 @@ class Producer(Client):
     async def _send_prepared(self, prepared: EncodedMessage, queue: MessageQueue | None) -> SendResult:
         return await self._sender.send(prepared, timeout_ms=self.settings.send_timeout_ms, queue=queue)
 
-    def _time(self, timeout_ms: float | None) -> float:
-        """The time a send may take in ms. Raises ClientError: that is no time."""
-        if timeout_ms is not None and not timeout_ms >= 0:
-            raise ClientError(f"timeout_ms is {timeout_ms}: give a positive number of ms, or None for the setting")
-        return timeout_ms or self.settings.send_timeout_ms
+    def _time(self, timeout: Duration | None) -> float:
+        """Return the time that a send may take, in ms; 0 means the setting, too. Raises TimeIllegal: it is no time."""
+        return duration_ms(timeout, "timeout") if timeout else self.settings.send_timeout_ms
 
     def _next_key(self) -> str:
         return self._runtime.keys.next(self._clock.now_ms())

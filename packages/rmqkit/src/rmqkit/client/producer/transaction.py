@@ -47,6 +47,7 @@ from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRA
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.send import CheckTransactionRequest, EndTransactionRequest
 from rmqkit.remoting.tasks import Tasks, is_cancelled
+from rmqkit.times import Duration, duration_ms
 
 _CHECKS_WAITING_MAX = 2000
 _CHECKS_AT_A_TIME = 4
@@ -115,7 +116,7 @@ class TransactionProducer(Producer):
     def __init__(
         self,
         group: str,
-        name_servers: str | None = None,
+        name_servers: str | Sequence[str] | None = None,
         *,
         execute: Execute,
         check: Check,
@@ -123,8 +124,11 @@ class TransactionProducer(Producer):
         runtime: ClientRuntime | None = None,
         clock: Clock = SYSTEM_CLOCK,
         hooks: Sequence[Hook] = (),
+        wait_ready: Duration = 0,
     ) -> None:
-        super().__init__(group, name_servers, settings=settings, runtime=runtime, clock=clock, hooks=hooks)
+        super().__init__(
+            group, name_servers, settings=settings, runtime=runtime, clock=clock, hooks=hooks, wait_ready=wait_ready
+        )
         self._execute = execute
         self._check = check
         self._questions: asyncio.Queue[tuple[str, CheckTransactionRequest, ReceivedMessage]]
@@ -138,20 +142,20 @@ class TransactionProducer(Producer):
         message: Message,
         argument: Any = None,
         *,
-        timeout_ms: float | None = None,
-        check_after: float | None = None,
+        timeout: Duration | None = None,
+        check_after: Duration | None = None,
     ) -> TransactionResult:
         """Store a message, run the local transaction, and send its outcome to the broker.
 
         Args:
-            timeout_ms: time to store the message.
-            check_after: seconds after the send in which the broker asks nobody for the outcome, for local transactions
+            timeout: time to store the message, in seconds or as a `timedelta`.
+            check_after: the time after the send in which the broker asks nobody for the outcome, for local transactions
                 that take long. Without it, the broker's ``transactionTimeOut`` counts (6 s). An outcome that
                 ``execute`` returns later than that has no effect: then only the answer of ``check`` counts.
 
         Raises MessageIllegal: as `send`, or the message has a delay level, or ``check_after`` is not positive.
         Raises NoRoute, PeerRefused, SendFailed, ClientError: as `send`; the local transaction did not run."""
-        sent = await self.send_half(message, timeout_ms=timeout_ms, check_after=check_after)
+        sent = await self.send_half(message, timeout=timeout, check_after=check_after)
         result = TransactionResult(sent, TransactionState.ROLLBACK)
         end = EndTransactionRequest(
             topic=message.topic,
@@ -180,9 +184,9 @@ class TransactionProducer(Producer):
         self,
         message: Message,
         *,
-        timeout_ms: float | None = None,
+        timeout: Duration | None = None,
         queue: MessageQueue | None = None,
-        check_after: float | None = None,
+        check_after: Duration | None = None,
     ) -> SendResult:
         """Store a message where no consumer sees it, for a transaction that ends elsewhere (END_TRANSACTION).
         Raises MessageIllegal, NoRoute, PeerRefused, SendFailed, ClientError: as `send_in_transaction`."""
@@ -195,17 +199,21 @@ class TransactionProducer(Producer):
         group = with_namespace(self._runtime.namespace, self.group)
         own = {names.TRANSACTION_PREPARED: "true", names.PRODUCER_GROUP: group}
         if check_after is not None:
-            if not 0 < check_after <= _CHECK_AFTER_MAX:
+            try:
+                seconds = math.ceil(duration_ms(check_after, "check_after") / 1000)
+            except ValueError:
+                seconds = 0
+            if not 0 < seconds <= _CHECK_AFTER_MAX:
                 where = f"check_after={check_after} of a message for topic {message.topic}"
                 raise MessageIllegal(f"{where} must be more than 0 and at most {_CHECK_AFTER_MAX} seconds")
-            own[names.CHECK_IMMUNITY_SECONDS] = str(math.ceil(check_after))
+            own[names.CHECK_IMMUNITY_SECONDS] = str(seconds)
         prepared = self._prepare(message, own)
         # Brokers go by the property TRAN_MSG; the bit is what Java's producers set besides.
         prepared.sys_flag |= TRANSACTION_PREPARED
         if queue is not None:
             with reporting_failure(prepared):
                 queue = await self._chosen(message, queue, None)
-        return await self._sender.send(prepared, timeout_ms=self._time(timeout_ms), queue=queue)
+        return await self._sender.send(prepared, timeout_ms=self._time(timeout), queue=queue)
 
     def _register(self) -> None:
         self._runtime.register_producer(self.group, self._asked)

@@ -28,6 +28,7 @@ from rmqkit.clock import Clock
 from rmqkit.errors import ClientError, SettingsError
 from rmqkit.protocol.names import group_fault
 from rmqkit.remoting.tasks import is_cancelled
+from rmqkit.times import Duration, duration_ms
 
 C = TypeVar("C", bound="Client")
 P = ParamSpec("P")
@@ -73,8 +74,8 @@ class Client:
 
     After a fork the child may start what was not started before; what was, it can only make anew.
 
-    ``name_servers`` None takes the environment's ``NAMESRV_ADDR``. ``runtime`` shares the connections of another client
-    instead; its owner starts and closes it.
+    ``name_servers`` as for `name_server_list`. ``runtime`` shares the connections of another client instead; its owner
+    starts and closes it. ``wait_ready`` is how long `start` may wait for servers.
     Raises SettingsError: the group's name is not legal, both or neither of name servers and runtime are given."""
 
     closes_last = False
@@ -86,11 +87,12 @@ class Client:
     def __init__(
         self,
         group: str,
-        name_servers: str | None,
+        name_servers: str | Sequence[str] | None,
         settings: ClientSettings,
         runtime: ClientRuntime | None,
         clock: Clock,
         hooks: Sequence[Hook] = (),
+        wait_ready: Duration = 0,
     ) -> None:
         fault = group_fault(group)
         if fault is None and group == self._reserved_group:
@@ -99,6 +101,7 @@ class Client:
             raise SettingsError(fault)
         if runtime is not None and name_servers is not None:
             raise SettingsError("name_servers and runtime cannot be combined: a runtime has its own name servers")
+        self._wait_ms = duration_ms(wait_ready, "wait_ready")
         self.group = group
         self._owns_runtime = runtime is None
         self._runtime = runtime or ClientRuntime(name_servers, settings=settings, clock=clock)
@@ -122,6 +125,7 @@ class Client:
     async def start(self) -> None:
         """Start the client: connect, join the group, begin to work.
         Raises ClientError: it was started before, or is closed meanwhile; a closed client cannot be started again.
+        Raises NoRoute: no name server answers; with ``wait_ready``, none has answered and known a broker in that time.
         Raises SettingsError: a `PushConsumer` has no subscription, or a handler that cannot be called with what it
         gets. You can correct that, and start it then."""
         if self.is_from_parent:
@@ -148,6 +152,7 @@ class Client:
     async def _start(self) -> None:
         if self._owns_runtime:
             await self._runtime.start()
+        await self._runtime.reach(self._wait_ms)
         self._register()
         self._is_registered = True
         if self._trace is not None:
@@ -182,6 +187,11 @@ class Client:
             if self._owns_runtime:
                 await self._runtime.close()
             self._closed.set()
+
+    async def ping(self) -> None:
+        """Ask a name server, for a health check. Raises NoRoute: none answers. Raises ClientError: as other methods."""
+        self._check_started()
+        await self._runtime.reach()
 
     async def run(self) -> None:
         """Run until SIGINT or SIGTERM asks the process to end, then finish running work and close::

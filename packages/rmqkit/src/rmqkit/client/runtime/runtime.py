@@ -21,7 +21,7 @@ import itertools
 import logging
 import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from rmqkit.client.runtime import process
 from rmqkit.client.runtime.handlers import ClientRequestHandlers, GroupConsumer, PendingReplies
@@ -29,7 +29,7 @@ from rmqkit.client.runtime.namespace import NamespaceClient, remove_namespace
 from rmqkit.client.runtime.routes import MASTER_ID, ClientRouteTable
 from rmqkit.client.runtime.settings import ClientSettings, name_server_list
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.errors import ClientError, RemotingError, RmqError
+from rmqkit.errors import ClientError, NoNameServer, NoRoute, RemotingError, RmqError
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_header
 from rmqkit.protocol.ids import UniqueKeys
@@ -50,6 +50,7 @@ from rmqkit.rpc import BrokerCalls, NameServers
 
 _MISSING_TOPIC_PAUSE_MS = 1000.0
 _REFRESH_GAP_MS = 500.0
+_READY_PAUSE_MS = 200
 """ms between two refreshes at least, however many sends fail."""
 
 _DISCOVERY_INTERVAL_MS = 120_000.0
@@ -91,7 +92,7 @@ class Absences:
 
 class ClientRuntime:
     """Runs what several producers and consumers can share: connections, route refresh, heartbeats.
-    Raises SettingsError: no name server is given, or an address is not ``host:port``.
+    ``name_servers``: as for `name_server_list`. Raises SettingsError: an address is not ``host:port``.
 
     Attributes:
         namespace: part of all names at brokers; here they are without it.
@@ -99,12 +100,17 @@ class ClientRuntime:
         name_servers: their addresses.
         keys: unique keys for messages.
         calls: typed requests to brokers.
+        broker_versions: the protocol version of each broker that has answered a heartbeat, by address.
         absences: tells which brokers cannot be reached.
         dispatch: answers requests of brokers; further codes may be registered before `start`.
     """
 
     def __init__(
-        self, name_servers: str | None = None, *, settings: ClientSettings | None = None, clock: Clock = SYSTEM_CLOCK
+        self,
+        name_servers: str | Sequence[str] | None = None,
+        *,
+        settings: ClientSettings | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         settings = settings or ClientSettings()
         self.name_servers = name_server_list(name_servers, domain=settings.name_server_domain)
@@ -129,10 +135,11 @@ class ClientRuntime:
         )
         self.calls = BrokerCalls(self.remoting, settings.api_timeout_ms)
         # The same list object: discovery replaces its contents in place.
-        name_servers_asked = NameServers(self.name_servers, self.calls, first=random.getrandbits(16))
-        self.routes = ClientRouteTable(name_servers_asked, self._route_changed)
+        self._name_servers = NameServers(self.name_servers, self.calls, first=random.getrandbits(16))
+        self.routes = ClientRouteTable(self._name_servers, self._route_changed)
         self._producers: dict[str, AnswerCheck | None] = {}
         self._consumers: dict[str, GroupConsumer] = {}
+        self.broker_versions: dict[str, int] = {}
         ClientRequestHandlers(self._consumers, self.namespace).register(self.dispatch)
         self._tasks = Tasks()
         self._refresh = asyncio.Event()
@@ -173,6 +180,23 @@ class ClientRuntime:
             f"routes {name}",
         )
         self._tasks.start(keep_doing(self._heartbeat, wake=self._beat, name=f"heartbeat {name}"), f"heartbeat {name}")
+
+    async def reach(self, wait_ms: float = 0) -> None:
+        """Check that a name server answers. With ``wait_ms``, wait so long until one answers and knows a broker.
+        Raises NoRoute: none answered, or none knew a broker."""
+        deadline_ms = self.clock.monotonic_ms() + wait_ms
+        while True:
+            error: NoRoute
+            try:
+                answer = await self._name_servers.brokers()
+                if not wait_ms or answer is None or answer.broker_addr_table:
+                    return
+                error = NoRoute(f"name servers {', '.join(self.name_servers)} know no broker: start one")
+            except NoNameServer as failed:
+                error = failed
+            if self.clock.monotonic_ms() >= deadline_ms:
+                raise error
+            await asyncio.sleep(_READY_PAUSE_MS / 1000)
 
     async def close(self) -> None:
         """Stop what `start` began and close every connection. Groups have to be unregistered before."""
@@ -235,13 +259,16 @@ class ClientRuntime:
             ],
         )
         if data.producerDataSet or data.consumerDataSet:
-            beating = self._ask_all_brokers(lambda address: self.calls.heartbeat(address, data), "heartbeat")
+            beating = self._ask_all_brokers(functools.partial(self._beat_once, data), "heartbeat")
             beat = self._tasks.start(beating, f"one heartbeat of client {self.client_id}")
             self._beats_under_way.add(beat)
             beat.add_done_callback(self._beats_under_way.discard)
             await asyncio.shield(beat)  # whoever wants it and is cancelled must not cut it off at half of the brokers
 
     # -- inside
+
+    async def _beat_once(self, data: HeartbeatData, address: str) -> None:
+        self.broker_versions[address] = await self.calls.heartbeat(address, data)
 
     def _forked(self) -> bool:
         """Called in the child of a fork: what was not started yet may be, under a client id of its own."""

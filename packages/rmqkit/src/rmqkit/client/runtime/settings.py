@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeVar
 
 from msgspec import Struct
@@ -21,6 +21,8 @@ from rmqkit.remoting.tls import ClientTlsSettings
 from rmqkit.settings import Setting, setting_table
 
 S = TypeVar("S", bound=Struct)
+
+DEFAULT_NAME_SERVER = "127.0.0.1:9876"
 
 
 class CompressionType(enum.Enum):
@@ -390,17 +392,20 @@ def _out_of_bounds(key: str, name: str, value: object, setting: Setting) -> str:
 
 
 def name_server_list(
-    name_servers: str | None, environment: Mapping[str, str] = os.environ, *, domain: str = ""
+    name_servers: str | Sequence[str] | None, environment: Mapping[str, str] = os.environ, *, domain: str = ""
 ) -> list[str]:
-    """List the name servers a client was given, else those of ``NAMESRV_ADDR``; none when a web server is to be asked.
-    Raises SettingsError: neither names any, or one is not ``host:port``."""
-    text = name_servers or environment.get("NAMESRV_ADDR", "")
-    if not text and domain:
-        return []
-    if not text:
-        remedy = "pass name_servers='host:port;host:port' or set NAMESRV_ADDR; in Spark, set the option nameServer"
-        raise SettingsError(f"no name server is known: {remedy}")
+    """Return the name servers of a client: those it was given, else those of ``NAMESRV_ADDR``, else the one at
+    127.0.0.1:9876. The list is empty if a web server has to be asked (``domain``).
+
+    ``name_servers``: ``host:port;host:port``, or a list of addresses; each may begin with ``rocketmq://``.
+    Raises SettingsError: an address is not ``host:port``."""
+    given = name_servers or environment.get("NAMESRV_ADDR", "")
+    if not given:
+        return [] if domain else [DEFAULT_NAME_SERVER]
+    parts = given.split(";") if isinstance(given, str) else given
     try:
-        return split_addresses(text)
+        if not all(isinstance(part, str) for part in parts):
+            raise ValueError("an address is a text, host:port")
+        return split_addresses(";".join(part.strip().removeprefix("rocketmq://").removesuffix("/") for part in parts))
     except ValueError as error:
-        raise SettingsError(f"name servers {text!r}: {error}") from None
+        raise SettingsError(f"name servers {given!r}: {error}") from None

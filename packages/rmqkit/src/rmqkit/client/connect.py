@@ -1,0 +1,157 @@
+"""One connection to a cluster for all producers and consumers of a program."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from rmqkit.client.consumer.allocate import Allocate, averagely
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.observe.hooks import Hook
+from rmqkit.client.pop.consumer import PopConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.transaction import Check, Execute, TransactionProducer
+from rmqkit.client.runtime import process
+from rmqkit.client.runtime.lifecycle import Client
+from rmqkit.client.runtime.process import closing_order
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import (
+    ClientSettings,
+    ProducerSettings,
+    PullConsumerSettings,
+    PushConsumerSettings,
+    check,
+)
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.errors import ClientError
+from rmqkit.times import Duration, duration_ms
+
+__all__ = ["ConnectedClients", "connect"]
+
+C = TypeVar("C", bound=Client)
+
+
+def connect(
+    name_servers: str | Sequence[str] | None = None,
+    *,
+    settings: ClientSettings | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    hooks: Sequence[Hook] = (),
+    wait_ready: Duration = 0,
+) -> ConnectedClients:
+    """Connect a program to a cluster, for all its producers and consumers::
+
+        async with rmqkit.connect("127.0.0.1:9876") as mq, mq.producer("shop") as producer:
+            await producer.send("Orders", b"17")
+
+    Args:
+        name_servers: as for a `Producer`.
+        settings: of the connections: TLS, credentials, intervals. The settings of a single client do not change them.
+        hooks: for every producer and consumer.
+        wait_ready: as for a `Producer`.
+
+    Raises SettingsError: an address or a setting is not valid. Raises TimeIllegal: the time is not valid."""
+    return ConnectedClients(name_servers, settings=settings, clock=clock, hooks=hooks, wait_ready=wait_ready)
+
+
+class ConnectedClients:
+    """Makes producers and consumers that share connections, routes and heartbeats. `connect` returns it.
+
+    The clients are started by ``async with`` or ``start()``, as always, but not before this object. When it closes, it
+    closes those that are still open: consumers first, because their handlers may still send. A group can have one
+    producer and one consumer here.
+    """
+
+    def __init__(
+        self,
+        name_servers: str | Sequence[str] | None,
+        *,
+        settings: ClientSettings | None,
+        clock: Clock,
+        hooks: Sequence[Hook],
+        wait_ready: Duration,
+    ) -> None:
+        self._wait_ms = duration_ms(wait_ready, "wait_ready")
+        self._runtime = ClientRuntime(name_servers, settings=check(settings or ClientSettings()), clock=clock)
+        self._hooks = tuple(hooks)
+        self._clients: list[Client] = []
+        self._is_open = False
+
+    async def __aenter__(self) -> Self:
+        """Raises NoRoute: as `start` of a client. Raises ClientError: it was closed."""
+        await self._runtime.start()
+        try:
+            await self._runtime.reach(self._wait_ms)
+        except BaseException:
+            await self._runtime.close()
+            raise
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        for together in closing_order(self._clients):
+            await asyncio.gather(*(client.close() for client in together))
+        await self._runtime.close()
+
+    def producer(self, group: str, *, settings: ProducerSettings | None = None) -> Producer:
+        """Make a `Producer`. Raises ClientError: this object is not open. Raises SettingsError: as `Producer`."""
+        return self._added(Producer(group, **self._shared(settings)))
+
+    def transaction_producer(
+        self, group: str, *, execute: Execute, check: Check, settings: ProducerSettings | None = None
+    ) -> TransactionProducer:
+        """Make a `TransactionProducer`. Raises: as `producer`."""
+        return self._added(TransactionProducer(group, execute=execute, check=check, **self._shared(settings)))
+
+    def consumer(
+        self,
+        group: str,
+        *,
+        settings: PushConsumerSettings | None = None,
+        ordered: bool = False,
+        allocate: Allocate = averagely,
+    ) -> PushConsumer:
+        """Make a `PushConsumer`. Raises: as `producer`."""
+        shared = self._shared(settings)
+        return self._added(PushConsumer(group, ordered=ordered, allocate=allocate, **shared))
+
+    def pop_consumer(
+        self, group: str, *, settings: PushConsumerSettings | None = None, ordered: bool = False
+    ) -> PopConsumer:
+        """Make a `PopConsumer`. Raises: as `producer`."""
+        return self._added(PopConsumer(group, ordered=ordered, **self._shared(settings)))
+
+    def pull_consumer(
+        self, group: str, *, settings: PullConsumerSettings | None = None, allocate: Allocate = averagely
+    ) -> PullConsumer:
+        """Make a `PullConsumer`. Raises: as `producer`."""
+        return self._added(PullConsumer(group, allocate=allocate, **self._shared(settings)))
+
+    async def ping(self) -> None:
+        """Ask a name server, for a health check. Raises NoRoute: none answers. Raises ClientError: it is not open."""
+        self._check_open()
+        await self._runtime.reach()
+
+    async def run(self) -> None:
+        """Start the producers and consumers made here, and run them as `rmqkit.run`."""
+        self._check_open()
+        await process.run(*self._clients)
+
+    def _shared(self, settings: ClientSettings | None) -> dict[str, Any]:
+        self._check_open()
+        return {"settings": settings, "runtime": self._runtime, "hooks": self._hooks}
+
+    def _added(self, client: C) -> C:
+        self._clients = [one for one in self._clients if not one.is_closed]
+        self._clients.append(client)
+        return client
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ClientError("the connection is not open: use it inside 'async with rmqkit.connect(…)'")
