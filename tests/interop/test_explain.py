@@ -463,7 +463,7 @@ async def wrong_topic(peer: Peer) -> Planted:
 
 async def timed(peer: Peer) -> Planted:
     topic = await peer.topic("Timed")
-    return Planted(Cause.DELAYED, topic, "timed", (await peer.send(topic, delay_ms=HOUR_MS)).msg_id)
+    return Planted(Cause.DELAYED, topic, "timed", (await peer.send(topic, delay=HOUR_MS / 1000)).msg_id)
 
 
 async def timed_by_a_fast_clock(peer: Peer) -> Planted:
@@ -476,7 +476,7 @@ async def timed_by_a_fast_clock(peer: Peer) -> Planted:
 
 async def recalled(peer: Peer) -> Planted:
     topic = await peer.topic("Recalled")
-    sent = await peer.send(topic, delay_ms=HOUR_MS)
+    sent = await peer.send(topic, delay=HOUR_MS / 1000)
     assert sent.recall_handle is not None
     await peer.sender.recall(sent.recall_handle)
     return Planted(Cause.RECALLED, topic, "timed", sent.msg_id)

@@ -45,7 +45,7 @@ from tests.patience import producing, pulling, pushing
 
 FIRST = pushing(start_from=StartFrom.FIRST_OFFSET)
 QUICK = msgspec.structs.replace(FIRST, rebalance_interval_ms=200, suspend_queue_ms=10)
-INVISIBLE_MS = 10_000
+INVISIBLE_SECONDS = 10
 """For tests that see it end: long enough to have everything popped, and acknowledged or renewed, on a busy machine."""
 MIXED_MESSAGES = 2000
 
@@ -121,15 +121,15 @@ def test_what_is_not_acknowledged_in_time_comes_again(servers: Servers) -> None:
     async def scenario() -> None:
         await send(servers.namesrv_addr, "PopTimes", range(8))
         async with PopConsumer("CG-pop-times", servers.namesrv_addr, settings=FIRST) as consumer:
-            first = await popped(consumer, "PopTimes", 8, invisible_ms=INVISIBLE_MS)
+            first = await popped(consumer, "PopTimes", 8, invisible_time=INVISIBLE_SECONDS)
             assert {(one.reconsume_times, one.topic) for one in first.values()} == {(0, "PopTimes")}
             await consumer.ack(first[0])
             await consumer.ack_many([first[1], first[2], first[3]])
             await consumer.change_invisible_time(first[4], 60)
             await consumer.change_invisible_time(first[5], 1)
-            await consumer.change_invisible_time(first[6], (INVISIBLE_MS // 2) / 1000)
+            await consumer.change_invisible_time(first[6], INVISIBLE_SECONDS / 2)
             await consumer.ack(first[6])  # by its new handle
-            again = await popped(consumer, "PopTimes", 2, invisible_ms=60_000)
+            again = await popped(consumer, "PopTimes", 2, invisible_time=60)
             assert {number: (one.reconsume_times, one.topic) for number, one in again.items()} == {
                 5: (1, "PopTimes"),
                 7: (1, "PopTimes"),
@@ -151,8 +151,8 @@ def test_retry_topics_of_the_second_version_are_acknowledged(servers: Servers) -
     async def scenario() -> None:
         await send(servers.namesrv_addr, "PopSecond", range(3))
         async with PopConsumer("CG-pop-second", servers.namesrv_addr, settings=FIRST) as consumer:
-            await popped(consumer, "PopSecond", 3, invisible_ms=INVISIBLE_MS)
-            again = await popped(consumer, "PopSecond", 3, invisible_ms=60_000)
+            await popped(consumer, "PopSecond", 3, invisible_time=INVISIBLE_SECONDS)
+            again = await popped(consumer, "PopSecond", 3, invisible_time=60)
             assert {(one.topic, one.reconsume_times) for one in again.values()} == {("PopSecond", 1)}
             assert {one.properties["POP_CK"].split()[4] for one in again.values()} == {"2"}
             await consumer.ack_many([again[0], again[1]])
@@ -204,7 +204,7 @@ def test_handlers_acknowledge_fail_take_long_and_give_up(servers: Servers) -> No
     async def scenario() -> None:
         namesrv, seen = servers.namesrv_addr, defaultdict[int, list[int]](list)
         await send(namesrv, "PopHandled", range(200))
-        settings = msgspec.structs.replace(QUICK, retries_max=1, pop_invisible_ms=INVISIBLE_MS)
+        settings = msgspec.structs.replace(QUICK, retries_max=1, pop_invisible_ms=INVISIBLE_SECONDS * 1000)
         consumer = PopConsumer("CG-pop-handled", namesrv, settings=settings)
         long_ones = asyncio.Event()
 
@@ -224,8 +224,8 @@ def test_handlers_acknowledge_fail_take_long_and_give_up(servers: Servers) -> No
             PopConsumer("CG-pop-control", namesrv, settings=FIRST) as control,
         ):
             await until(lambda: len(seen) == 200, "every message", SECONDS)
-            await popped(control, "PopHandled", 1, max_count=1, invisible_ms=INVISIBLE_MS)
-            await popped(control, "PopHandled", 199, invisible_ms=60_000)
+            await popped(control, "PopHandled", 1, max_count=1, invisible_time=INVISIBLE_SECONDS)
+            await popped(control, "PopHandled", 199, invisible_time=60)
             dead: list[ReceivedMessage] = []
             async with asyncio.timeout(SECONDS):
                 while not dead:

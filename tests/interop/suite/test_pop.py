@@ -48,7 +48,7 @@ async def test_what_is_not_acknowledged_in_time_comes_again(scene: Scene) -> Non
     await scene.create_topic()
     await send(scene, "acknowledged", "forgotten")
     consumer = await started(scene)
-    first = await popped(consumer, scene, 2, invisible_ms=1000)
+    first = await popped(consumer, scene, 2, invisible_time=1)
     await consumer.ack(next(message for message in first if message.body == b"acknowledged"))
     (again,) = await popped(consumer, scene, 1)
     assert (again.body, again.topic) == (b"forgotten", scene.topic)
@@ -61,7 +61,7 @@ async def test_popped_messages_are_acknowledged_together(scene: Scene) -> None:
     await scene.create_topic(queues=2)
     await send_everywhere(scene, 2, 4)
     consumer = await started(scene)
-    await consumer.ack_many(await popped(consumer, scene, 8, invisible_ms=1000))
+    await consumer.ack_many(await popped(consumer, scene, 8, invisible_time=1))
     await send(scene, "the next one")
     assert bodies(await popped(consumer, scene, 1)) == ["the next one"]
 
@@ -81,7 +81,7 @@ async def test_a_message_comes_again_when_its_invisible_time_was_changed(scene: 
     await scene.create_topic()
     await send(scene, "0")
     consumer = await started(scene)
-    (first,) = await popped(consumer, scene, 1, invisible_ms=300_000)
+    (first,) = await popped(consumer, scene, 1, invisible_time=300)
     await consumer.change_invisible_time(first, 1)
     (again,) = await popped(consumer, scene, 1)
     assert (again.body, again.msg_id) == (b"0", first.msg_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
@@ -394,13 +395,13 @@ async def test_a_query_by_key_is_limited_in_number_and_time(scene: Scene) -> Non
     consumer = await scene.pull_consumer()
     await found_by_key(consumer, scene.topic, "k", 2)
     assert len(await consumer.query_messages(scene.topic, "k", max_count=1)) == 1
-    stored_ms, hour_ms = (await scene.stored(2))[0].store_timestamp, 3_600_000
-    for begin_ms, end_ms, count in (
-        (stored_ms - hour_ms, stored_ms + hour_ms, 2),
-        (0, stored_ms - hour_ms, 0),
-        (stored_ms + hour_ms, None, 0),
+    stored, hour = (await scene.stored(2))[0].stored_at, timedelta(hours=1)
+    for begin, end, count in (
+        (stored - hour, stored + hour, 2),
+        (0, stored - hour, 0),
+        (stored + hour, None, 0),
     ):
-        found = await consumer.query_messages(scene.topic, "k", begin=begin_ms / 1000, end=end_ms / 1000)
+        found = await consumer.query_messages(scene.topic, "k", begin=begin, end=end)
         assert len(found) == count
 
 

@@ -87,7 +87,7 @@ async def test_a_key_with_a_blank_is_refused(scene: Scene) -> None:
 async def test_two_kinds_of_delay_are_refused(scene: Scene) -> None:
     """behaviour.md §3.4."""
     message = Message(topic=scene.topic, body=b"x", delay_level=1, delay=0.01)
-    await refused(scene, message, "delay_level=1, delay_ms=10, deliver_at_ms=None: give one, not negative")
+    await refused(scene, message, "delay_level=1, delay=0.01, deliver_at=None: give one, not negative")
 
 
 async def test_a_negative_delay_is_refused(scene: Scene) -> None:
