@@ -1,35 +1,52 @@
-"""HTTP/2 as a server of gRPC needs it: frames, header blocks, streams, and flow control in both directions.
+"""A connection of HTTP/2 as a server of gRPC needs it: frames to streams, flow control, and bounds.
 
 Written for many short requests: what a read brings is handled in one go, and what is answered leaves in the one write
 of the tick. Header blocks of ours are constants that use no dynamic table.
 
 A peer can ask for a lot with few bytes. So there are bounds: streams at a time, bytes of a header block, bytes of
-requests that are not whole or not answered, new streams in one turn of the loop, and frames that only make work
-(Rapid Reset, floods of PING, SETTINGS, CONTINUATION and empty DATA). Source: RFC 9113, RFC 7541, grpc.md §16.2.
+requests that are not whole or not answered, new streams in one loop iteration, and frames that only make work
+(Rapid Reset, floods of PING, SETTINGS, CONTINUATION and empty DATA). The bytes of frames are in `frames`, a request and
+its answer in `stream`. Source: RFC 9113, RFC 7541, grpc.md §16.2.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 import struct
-from collections import deque
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, Unpack
+from typing import Unpack
 
 from rmqkit.clock import Clock
 from rmqkit.errors import RmqError
 from rmqkit.protocol.core import GrpcHeaders
+from rmqkit.proxy.transport.frames import (
+    ACK,
+    CONTINUATION,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_BYTES_MAX,
+    GOAWAY,
+    HAS_PRIORITY,
+    HEAD,
+    PADDED,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    ErrorCode,
+    Http2Error,
+    StreamError,
+    frame,
+    unpadded,
+)
 from rmqkit.proxy.transport.header_blocks import HeaderBlockError, Headers, header_decoder
+from rmqkit.proxy.transport.stream import STREAM_WINDOW, Http2Stream, check_request
 from rmqkit.remoting.connection import Link, LinkArguments
 
-__all__ = ["Http2Connection", "Http2Error", "Http2Stream"]
+__all__ = ["Http2Connection"]
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-FRAME_BYTES_MAX = 16_384  # of what comes; what the peer takes is in its settings
 STREAMS_MAX = 10_000
-STREAM_WINDOW = 1 << 20
 CONNECTION_WINDOW = 4 << 20
 # Bytes of requests that are whole and not answered; above it the peer may send no more.
 _ASKED_BYTES_HIGH = 8 << 20
@@ -47,272 +64,9 @@ _CALLS_PER_TURN = 128
 _FRAMES_PER_TURN = 2048
 _RESET_KEPT = 256
 
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
-END_STREAM = ACK = 0x1
-END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
 _HEADER_TABLE_SIZE, _ENABLE_PUSH, _MAX_STREAMS, _INITIAL_WINDOW, _MAX_FRAME, _MAX_HEADER_LIST = range(1, 7)
 
-_HEAD = struct.Struct(">HBBBI")
 _SETTING = struct.Struct(">HI")
-_OF_CONNECTIONS = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
-# What SDKs send with every call, and what is as it should be: most headers are looked at no further.
-_USUAL = frozenset(
-    b"content-type user-agent grpc-timeout grpc-encoding grpc-accept-encoding accept-encoding authorization "
-    b"x-mq-client-id x-mq-language x-mq-client-version x-mq-protocol x-mq-request-id x-mq-date-time"
-    b" x-mq-namespace".split()
-)
-_PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
-
-
-class ErrorCode(enum.IntEnum):
-    """Why a stream or a connection ends (RFC 9113 §7)."""
-
-    NO_ERROR = 0
-    PROTOCOL_ERROR = 1
-    INTERNAL_ERROR = 2
-    FLOW_CONTROL_ERROR = 3
-    STREAM_CLOSED = 5
-    FRAME_SIZE_ERROR = 6
-    REFUSED_STREAM = 7
-    CANCEL = 8
-    COMPRESSION_ERROR = 9
-    ENHANCE_YOUR_CALM = 11
-
-
-class Http2Error(RmqError):
-    """What a peer sent is no HTTP/2, or too much of it: the connection ends."""
-
-    def __init__(self, code: ErrorCode, text: str) -> None:
-        super().__init__(f"{code.name}: {text}")
-        self.code = code
-
-
-class _StreamError(Exception):
-    """One stream ends."""
-
-    def __init__(self, code: ErrorCode) -> None:
-        super().__init__(code.name)
-        self.code = code
-
-
-def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """One frame."""
-    size = len(payload)
-    return _HEAD.pack(size >> 8, size & 0xFF, kind, flags, stream_id) + payload
-
-
-@lru_cache(maxsize=1024)
-def _start(size: int, kind: int, flags: int) -> bytes:
-    """What a frame begins with, up to its stream's number."""
-    return bytes((size >> 16, size >> 8 & 0xFF, size & 0xFF, kind, flags))
-
-
-class Http2Stream:
-    """One request and its answer; what is done with them is a subclass's.
-
-    Attributes:
-        id: the stream's number.
-        since_ms: when it was opened, monotonic.
-        is_request_whole: whether the peer has sent all.
-        waits_for_whole: whether nothing can be done before; False for a stream of requests.
-        is_over: whether nothing can be written any more.
-        asked_bytes, incomplete_bytes, pending_bytes: of a request that is whole, or not whole; of an answer that waits.
-        declared_bytes, received_bytes: the size of the request by its headers, -1 for none, and so far.
-        receive_window: how many bytes the peer may send.
-        extra_window: how many bytes may be sent to the peer beyond ``initial_window`` of the connection.
-    """
-
-    __slots__ = (
-        "_connection", "_pending", "_tail", "_unread", "_written", "asked_bytes", "declared_bytes", "extra_window",
-        "id", "incomplete_bytes", "is_over", "is_request_whole", "pending_bytes", "receive_window", "received_bytes",
-        "since_ms", "waits_for_whole",
-    )  # fmt: skip
-
-    def __init__(self, connection: Http2Connection, stream_id: int, since_ms: float) -> None:
-        self._connection = connection
-        # What it may send beyond the initial window of the connection, which the peer may change at any time.
-        self.extra_window = 0
-        self.receive_window = STREAM_WINDOW
-        self._unread = 0
-        self.received_bytes = 0
-        self.declared_bytes = -1
-        self._pending: deque[bytes] | None = None
-        self.pending_bytes = 0
-        self._tail: bytes | None = None
-        self._written: asyncio.Future[None] | None = None
-        self.id = stream_id
-        self.since_ms = since_ms
-        self.is_request_whole = False
-        self.waits_for_whole = True
-        self.is_over = False
-        self.asked_bytes = 0
-        self.incomplete_bytes = 0
-
-    # -- what a subclass does
-
-    def opened(self, headers: Headers) -> None:
-        """Take the request's headers."""
-
-    def opened_usually(self, path: bytes, seconds: float | None, metadata: dict[str, str]) -> None:
-        """`opened` with headers that ``read_usual`` has checked and read."""
-
-    def received(self, data: bytes) -> None:
-        """Take some of the request's body."""
-
-    def ended(self) -> None:
-        """Know that the request is whole."""
-
-    def cut(self) -> None:
-        """Know that nobody waits for the answer any more."""
-
-    def overrun(self) -> None:
-        """Answer that the peer has too much under way; the stream ends in any case."""
-
-    # -- what a subclass uses
-
-    @property
-    def peername(self) -> tuple[str, int]:
-        """Address and port of the other side."""
-        return self._connection.peername
-
-    def keep(self, count: int) -> None:
-        """Note that some bytes of the request are kept until there are more; 0 when they are not any more."""
-        self._connection.keep(self, count)
-
-    def take(self, count: int) -> None:
-        """Let the peer send as much again, as it was read; without it a stream stops at `STREAM_WINDOW`."""
-        self._unread += count
-        if self._unread >= STREAM_WINDOW // 2 and not self.is_request_whole and not self.is_over:
-            self._connection.put(frame(WINDOW_UPDATE, 0, self.id, self._unread.to_bytes(4)))
-            self.receive_window += self._unread
-            self._unread = 0
-
-    @property
-    def window(self) -> int:
-        """How many bytes of the answer's body would leave at once."""
-        if self._pending is not None:
-            return 0
-        return min(self.extra_window + self._connection.initial_window, self._connection.send_window)
-
-    def write_headers(self, block: bytes, *, ends: bool = False) -> None:
-        """Send headers; nothing happens when it is over."""
-        if not self.is_over:
-            assert len(block) <= FRAME_BYTES_MAX, "every peer takes a frame of that size"
-            self._connection.put(frame(HEADERS, END_HEADERS | END_STREAM if ends else END_HEADERS, self.id, block))
-            if ends:
-                self._connection.answered(self)
-
-    def write_data(self, data: bytes) -> bool:
-        """Send some of the answer's body as soon as the peer's windows allow it; whether they did at once."""
-        if self.is_over:
-            return True
-        connection = self._connection
-        size = len(data)
-        window = min(self.extra_window + connection.initial_window, connection.send_window)
-        if self._pending is None and size <= window and size <= connection.frame_bytes_max:
-            # Both windows give, here and below: bytes taken from one alone are never granted again, and in the end
-            # everything stands still.
-            self.extra_window -= size
-            connection.send_window -= size
-            connection.put(_HEAD.pack(size >> 8, size & 0xFF, DATA, 0, self.id))
-            connection.put(data)
-            return True
-        if self._pending is None:
-            self._pending = deque()
-        self._pending.append(data)
-        self.pending_bytes += size
-        connection.pending_bytes += size
-        # Who waits for the connection's window keeps its turn: those before it have waited longer.
-        if not connection.is_in_turn(self):
-            self.send_pending(connection)
-        return self._pending is None
-
-    def write_answer(self, head: bytes, data: bytes, tail: bytes) -> None:
-        """Headers, body and trailers of an answer that is whole."""
-        connection, size = self._connection, len(data)
-        window = min(self.extra_window + connection.initial_window, connection.send_window)
-        if self.is_over or size > window or size > connection.frame_bytes_max:
-            self.write_headers(head)
-            self.write_data(data)
-            self.write_tail(tail)
-            return
-        self.extra_window -= size
-        connection.send_window -= size
-        stream_id = self.id.to_bytes(4)
-        connection.put(
-            b"".join(
-                (
-                    *(_start(len(head), HEADERS, END_HEADERS), stream_id, head),
-                    *(_start(size, DATA, 0), stream_id, data),
-                    *(_start(len(tail), HEADERS, END_HEADERS | END_STREAM), stream_id, tail),
-                )
-            )
-        )
-        connection.answered(self)
-
-    def write_tail(self, block: bytes) -> None:
-        """End the answer with trailers, behind what waits."""
-        if self._pending is None:
-            self.write_headers(block, ends=True)
-        elif not self.is_over:
-            self._tail = block
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether something that was sent waits for the client to take it."""
-        return (self._pending is not None and not self.is_over) or self._connection.taken is not None
-
-    async def written(self) -> None:
-        """Wait until what was sent has left, or nothing can any more."""
-        if self._pending is not None and not self.is_over:
-            if self._written is None:
-                self._written = self._connection.loop.create_future()
-            await asyncio.shield(self._written)
-        elif (taken := self._connection.taken) is not None:
-            await asyncio.shield(taken)
-
-    def reset(self, code: ErrorCode = ErrorCode.CANCEL) -> None:
-        """End the stream; nobody is told but the peer."""
-        if not self.is_over:
-            self._connection.reset(self, code)
-
-    # -- what the connection does
-
-    def close(self) -> None:
-        """End the stream: nothing can be written any more."""
-        self.is_over = True
-        self._pending = self._tail = None
-        if self._written is not None and not self._written.done():
-            self._written.set_result(None)
-
-    def send_pending(self, connection: Http2Connection) -> None:
-        """Send what the windows allow; noted is whose window it waits for, the connection's or its own."""
-        pending = self._pending
-        assert pending, "only who waits for a window is asked"
-        while pending:
-            own = self.extra_window + connection.initial_window
-            # Pieces have bytes, five at least with gRPC: an empty one would look like a window without room for ever.
-            size = min(own, connection.send_window, connection.frame_bytes_max, len(pending[0]))
-            if size <= 0:
-                # Its own window first: otherwise every update of the connection's window would ask the stream again,
-                # which could not use it.
-                connection.wait_for_window(self, is_own=own <= 0)
-                return
-            data = pending.popleft()
-            if size < len(data):
-                pending.appendleft(data[size:])
-                data = data[:size]
-            self.extra_window -= size
-            connection.send_window -= size
-            self.pending_bytes -= size
-            connection.pending_bytes -= size
-            connection.put(frame(DATA, 0, self.id, data))
-        self._pending = None
-        if self._written is not None and not self._written.done():
-            self._written.set_result(None)
-        self._written = None
-        if self._tail is not None:
-            self.write_headers(self._tail, ends=True)
 
 
 class Http2Connection(Link):
@@ -528,7 +282,7 @@ class Http2Connection(Link):
             self._is_greeted, at = True, len(PREFACE)
         frames_left = _FRAMES_PER_TURN
         while size - at >= 9:
-            high, low, kind, flags, stream_id = _HEAD.unpack_from(data, at)
+            high, low, kind, flags, stream_id = HEAD.unpack_from(data, at)
             length, stream_id = high << 8 | low, stream_id & 0x7FFFFFFF
             # Before it is waited for: what is refused in the end must not be buffered.
             if length > FRAME_BYTES_MAX:
@@ -541,7 +295,7 @@ class Http2Connection(Link):
             frames_left -= 1
             try:
                 self._handle(kind, flags, stream_id, data[at + 9 : end])
-            except _StreamError as error:
+            except StreamError as error:
                 self._end_stream(stream_id, error.code)
             at = end
         return at, False
@@ -577,9 +331,9 @@ class Http2Connection(Link):
             raise Http2Error(ErrorCode.STREAM_CLOSED, f"DATA on stream {stream_id}, which has ended")
         stream.receive_window -= size
         if stream.receive_window < 0:
-            raise _StreamError(ErrorCode.FLOW_CONTROL_ERROR)
+            raise StreamError(ErrorCode.FLOW_CONTROL_ERROR)
         if flags & PADDED:
-            payload = _unpadded(payload)
+            payload = unpadded(payload)
             # Nobody reads the padding: it is granted again at once.
             stream.take(size - len(payload))
         if payload:
@@ -593,7 +347,7 @@ class Http2Connection(Link):
 
     def _request_ended(self, stream: Http2Stream) -> None:
         if 0 <= stream.declared_bytes != stream.received_bytes:
-            raise _StreamError(ErrorCode.PROTOCOL_ERROR)
+            raise StreamError(ErrorCode.PROTOCOL_ERROR)
         stream.is_request_whole = True
         self.keep(stream, 0)
         stream.asked_bytes = stream.received_bytes
@@ -604,7 +358,7 @@ class Http2Connection(Link):
         if not stream_id & 1:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}, which is not a client's")
         if flags & PADDED:
-            payload = _unpadded(payload)
+            payload = unpadded(payload)
         if flags & HAS_PRIORITY:
             if len(payload) < 5:
                 raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "HEADERS too short for its priority")
@@ -613,7 +367,7 @@ class Http2Connection(Link):
             if depends_on == stream_id:
                 self._last_id = max(self._last_id, stream_id)
                 self._decode(payload)  # the table has to stay the same on both sides
-                raise _StreamError(ErrorCode.PROTOCOL_ERROR)
+                raise StreamError(ErrorCode.PROTOCOL_ERROR)
         if flags & END_HEADERS:
             self._header_block(stream_id, payload, bool(flags & END_STREAM))
         else:
@@ -642,7 +396,7 @@ class Http2Connection(Link):
             if stream.is_request_whole:
                 raise Http2Error(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which has ended")
             if not ends or any(name[:1] == b":" or name != name.lower() for name, _ in headers):
-                raise _StreamError(ErrorCode.PROTOCOL_ERROR)
+                raise StreamError(ErrorCode.PROTOCOL_ERROR)
             self._request_ended(stream)
             return
         if stream_id <= self._last_id:
@@ -654,9 +408,9 @@ class Http2Connection(Link):
         self._calls_left -= 1
         if len(self._streams) >= STREAMS_MAX:
             self._count_labour()
-            raise _StreamError(ErrorCode.REFUSED_STREAM)
+            raise StreamError(ErrorCode.REFUSED_STREAM)
         usual = None if self._read_usual is None else self._read_usual(headers)
-        declared = _check_request(headers) if usual is None else -1
+        declared = check_request(headers) if usual is None else -1
         stream = self._make_stream(self, stream_id, self.active_ms)
         stream.declared_bytes = declared
         stream.is_request_whole = ends
@@ -699,9 +453,9 @@ class Http2Connection(Link):
             return
         stream.extra_window += more
         if not more:
-            raise _StreamError(ErrorCode.PROTOCOL_ERROR)
+            raise StreamError(ErrorCode.PROTOCOL_ERROR)
         if stream.extra_window + self.initial_window > _WINDOW_MAX:
-            raise _StreamError(ErrorCode.FLOW_CONTROL_ERROR)
+            raise StreamError(ErrorCode.FLOW_CONTROL_ERROR)
         if self._stuck.pop(stream_id, None) is not None:
             stream.send_pending(self)
 
@@ -766,9 +520,9 @@ class Http2Connection(Link):
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
         self._count_labour()
         if len(payload) != 5:
-            raise _StreamError(ErrorCode.FRAME_SIZE_ERROR)
+            raise StreamError(ErrorCode.FRAME_SIZE_ERROR)
         if int.from_bytes(payload[:4]) & 0x7FFFFFFF == stream_id:
-            raise _StreamError(ErrorCode.PROTOCOL_ERROR)
+            raise StreamError(ErrorCode.PROTOCOL_ERROR)
 
     def _must_be_open(self, stream_id: int) -> None:
         """Raises Http2Error: the stream has not begun, or is none that a client may open."""
@@ -901,34 +655,3 @@ class Http2Connection(Link):
         _window_update,
         _continuation,
     )
-
-
-def _unpadded(payload: bytes) -> bytes:
-    """The content of a padded frame."""
-    if not payload or payload[0] >= len(payload):
-        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a frame is padded with more than it has")
-    return payload[1 : len(payload) - payload[0]]
-
-
-def _check_request(headers: Headers) -> int:
-    """The declared size of a request, -1 for none. Raises _StreamError: no HTTP/2 request has such headers."""
-    declared, pseudo, is_regular = -1, set(), False
-    for name, value in headers:
-        if name in _USUAL:
-            is_regular = True
-        elif name[:1] == b":":
-            if is_regular or name in pseudo or name not in _PSEUDO:
-                raise _StreamError(ErrorCode.PROTOCOL_ERROR)
-            pseudo.add(name)
-        else:
-            is_regular = True
-            if name in _OF_CONNECTIONS or name != name.lower() or (name == b"te" and value != b"trailers"):
-                raise _StreamError(ErrorCode.PROTOCOL_ERROR)
-            if name == b"content-length":
-                if not value.isdigit() or len(value) > 18:
-                    raise _StreamError(ErrorCode.PROTOCOL_ERROR)
-                declared = int(value)
-    values: dict[bytes, Any] = dict(headers)
-    if not (pseudo >= {b":method", b":scheme", b":path"} and values[b":path"]):
-        raise _StreamError(ErrorCode.PROTOCOL_ERROR)
-    return declared
