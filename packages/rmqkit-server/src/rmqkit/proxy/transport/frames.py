@@ -34,7 +34,7 @@ HEAD = struct.Struct(">HBBBI")
 
 
 class ErrorCode(enum.IntEnum):
-    """Why a stream or a connection ends (RFC 9113 §7)."""
+    """The reasons for the end of a stream or a connection (RFC 9113 §7)."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -49,7 +49,7 @@ class ErrorCode(enum.IntEnum):
 
 
 class Http2Error(RmqError):
-    """What a peer sent is no HTTP/2, or too much of it: the connection ends."""
+    """A peer broke HTTP/2 or exceeded a bound. The connection closes."""
 
     def __init__(self, code: ErrorCode, text: str) -> None:
         super().__init__(f"{code.name}: {text}")
@@ -57,7 +57,7 @@ class Http2Error(RmqError):
 
 
 class StreamError(Exception):
-    """One stream ends."""
+    """A peer broke HTTP/2 on one stream. The stream is reset; the connection stays open."""
 
     def __init__(self, code: ErrorCode) -> None:
         super().__init__(code.name)
@@ -65,19 +65,19 @@ class StreamError(Exception):
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """One frame."""
+    """Return the bytes of a frame."""
     size = len(payload)
     return HEAD.pack(size >> 8, size & 0xFF, kind, flags, stream_id) + payload
 
 
 @lru_cache(maxsize=1024)
 def frame_start(size: int, kind: int, flags: int) -> bytes:
-    """What a frame begins with, up to its stream's number."""
+    """Return the first five bytes of a frame: length, type and flags."""
     return bytes((size >> 16, size >> 8 & 0xFF, size & 0xFF, kind, flags))
 
 
 def unpadded(payload: bytes) -> bytes:
-    """The content of a padded frame."""
+    """Return the content of a padded frame. Raises Http2Error: the padding is longer than the frame."""
     if not payload or payload[0] >= len(payload):
         raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a frame is padded with more than it has")
     return payload[1 : len(payload) - payload[0]]

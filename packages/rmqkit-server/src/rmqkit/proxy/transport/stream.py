@@ -30,7 +30,7 @@ __all__ = ["STREAM_WINDOW", "Http2Stream", "StreamOwner", "check_request"]
 
 STREAM_WINDOW = 1 << 20
 _OF_CONNECTIONS = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
-# What SDKs send with every call, and what is as it should be: most headers are looked at no further.
+# SDKs send these headers with every call. They need no further check.
 _USUAL = frozenset(
     b"content-type user-agent grpc-timeout grpc-encoding grpc-accept-encoding accept-encoding authorization "
     b"x-mq-client-id x-mq-language x-mq-client-version x-mq-protocol x-mq-request-id x-mq-date-time"
@@ -66,16 +66,18 @@ class StreamOwner(Protocol):
 
 
 class Http2Stream:
-    """One request and its answer; what is done with them is a subclass's.
+    """One request and its answer. A subclass reads the request and writes the answer.
 
     Attributes:
         id: the stream's number.
         since_ms: when it was opened, monotonic.
-        is_request_whole: whether the peer has sent all.
-        waits_for_whole: whether nothing can be done before; False for a stream of requests.
-        is_over: whether nothing can be written any more.
-        asked_bytes, incomplete_bytes, pending_bytes: of a request that is whole, or not whole; of an answer that waits.
-        declared_bytes, received_bytes: the size of the request by its headers, -1 for none, and so far.
+        is_request_whole: True after the peer has sent the whole request.
+        waits_for_whole: True if the request is handled when it is whole; False for a stream of requests.
+        is_over: True after the stream has ended; nothing can be written then.
+        asked_bytes, incomplete_bytes: size of a whole request, and of the stored part of an incomplete request.
+        pending_bytes: size of the part of the answer that waits for a window.
+        declared_bytes: the size that the headers of the request declare, -1 for none.
+        received_bytes: the bytes of the request's body so far.
         receive_window: how many bytes the peer may send.
         extra_window: how many bytes may be sent to the peer beyond ``initial_window`` of the connection.
     """
@@ -88,7 +90,7 @@ class Http2Stream:
 
     def __init__(self, connection: StreamOwner, stream_id: int, since_ms: float) -> None:
         self._connection = connection
-        # What it may send beyond the initial window of the connection, which the peer may change at any time.
+        # Relative to the initial window of the connection, because the peer may change that at any time.
         self.extra_window = 0
         self.receive_window = STREAM_WINDOW
         self._unread = 0
@@ -112,33 +114,33 @@ class Http2Stream:
         """Take the request's headers."""
 
     def opened_usually(self, path: bytes, seconds: float | None, metadata: dict[str, str]) -> None:
-        """`opened` with headers that ``read_usual`` has checked and read."""
+        """Take the request's headers, which ``read_usual`` has checked and read."""
 
     def received(self, data: bytes) -> None:
         """Take some of the request's body."""
 
     def ended(self) -> None:
-        """Know that the request is whole."""
+        """Handle the whole request."""
 
     def cut(self) -> None:
-        """Know that nobody waits for the answer any more."""
+        """Stop the work for the request: the client does not wait for the answer any more."""
 
     def overrun(self) -> None:
-        """Answer that the peer has too much under way; the stream ends in any case."""
+        """Answer that the client has too many requests in progress. The connection ends the stream afterwards."""
 
     # -- what a subclass uses
 
     @property
     def peername(self) -> tuple[str, int]:
-        """Address and port of the other side."""
+        """Return the address and port of the client."""
         return self._connection.peername
 
     def keep(self, count: int) -> None:
-        """Note that some bytes of the request are kept until there are more; 0 when they are not any more."""
+        """Set how many bytes of the incomplete request are stored; 0 after they were handled."""
         self._connection.keep(self, count)
 
     def take(self, count: int) -> None:
-        """Let the peer send as much again, as it was read; without it a stream stops at `STREAM_WINDOW`."""
+        """Let the peer send as many bytes again as were read. Without this call a stream stops at `STREAM_WINDOW`."""
         self._unread += count
         if self._unread >= STREAM_WINDOW // 2 and not self.is_request_whole and not self.is_over:
             self._connection.put(frame(WINDOW_UPDATE, 0, self.id, self._unread.to_bytes(4)))
@@ -147,13 +149,13 @@ class Http2Stream:
 
     @property
     def window(self) -> int:
-        """How many bytes of the answer's body would leave at once."""
+        """Return how many bytes of the answer's body would leave at once."""
         if self._pending is not None:
             return 0
         return min(self.extra_window + self._connection.initial_window, self._connection.send_window)
 
     def write_headers(self, block: bytes, *, ends: bool = False) -> None:
-        """Send headers; nothing happens when it is over."""
+        """Send headers, unless the stream has ended."""
         if not self.is_over:
             assert len(block) <= FRAME_BYTES_MAX, "every peer takes a frame of that size"
             self._connection.put(frame(HEADERS, END_HEADERS | END_STREAM if ends else END_HEADERS, self.id, block))
@@ -161,15 +163,15 @@ class Http2Stream:
                 self._connection.answered(self)
 
     def write_data(self, data: bytes) -> bool:
-        """Send some of the answer's body as soon as the peer's windows allow it; whether they did at once."""
+        """Send a part of the answer's body as soon as the peer's windows allow it; return True if it left at once."""
         if self.is_over:
             return True
         connection = self._connection
         size = len(data)
         window = min(self.extra_window + connection.initial_window, connection.send_window)
         if self._pending is None and size <= window and size <= connection.frame_bytes_max:
-            # Both windows give, here and below: bytes taken from one alone are never granted again, and in the end
-            # everything stands still.
+            # Subtract from both windows, here and below. The peer grants bytes of both again; a window that only
+            # shrinks stops the connection in the end.
             self.extra_window -= size
             connection.send_window -= size
             connection.put(HEAD.pack(size >> 8, size & 0xFF, DATA, 0, self.id))
@@ -180,13 +182,13 @@ class Http2Stream:
         self._pending.append(data)
         self.pending_bytes += size
         connection.pending_bytes += size
-        # Who waits for the connection's window keeps its turn: those before it have waited longer.
+        # A stream that waits for the connection's window keeps its place: the streams before it have waited longer.
         if not connection.is_in_turn(self):
             self.send_pending(connection)
         return self._pending is None
 
     def write_answer(self, head: bytes, data: bytes, tail: bytes) -> None:
-        """Headers, body and trailers of an answer that is whole."""
+        """Send headers, body and trailers of a whole answer."""
         connection, size = self._connection, len(data)
         window = min(self.extra_window + connection.initial_window, connection.send_window)
         if self.is_over or size > window or size > connection.frame_bytes_max:
@@ -209,7 +211,7 @@ class Http2Stream:
         connection.answered(self)
 
     def write_tail(self, block: bytes) -> None:
-        """End the answer with trailers, behind what waits."""
+        """End the answer with trailers, after the part of the body that waits."""
         if self._pending is None:
             self.write_headers(block, ends=True)
         elif not self.is_over:
@@ -217,11 +219,11 @@ class Http2Stream:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something that was sent waits for the client to take it."""
+        """Return True if a part of the answer waits for the client to read."""
         return (self._pending is not None and not self.is_over) or self._connection.taken is not None
 
     async def written(self) -> None:
-        """Wait until what was sent has left, or nothing can any more."""
+        """Wait until the answer so far has left or the stream has ended."""
         if self._pending is not None and not self.is_over:
             if self._written is None:
                 self._written = self._connection.loop.create_future()
@@ -230,30 +232,30 @@ class Http2Stream:
             await asyncio.shield(taken)
 
     def reset(self, code: ErrorCode = ErrorCode.CANCEL) -> None:
-        """End the stream; nobody is told but the peer."""
+        """End the stream and notify only the peer."""
         if not self.is_over:
             self._connection.reset(self, code)
 
     # -- what the connection does
 
     def close(self) -> None:
-        """End the stream: nothing can be written any more."""
+        """End the stream and drop the part of the answer that waits."""
         self.is_over = True
         self._pending = self._tail = None
         if self._written is not None and not self._written.done():
             self._written.set_result(None)
 
     def send_pending(self, connection: StreamOwner) -> None:
-        """Send what the windows allow; noted is whose window it waits for, the connection's or its own."""
+        """Send as much as the windows allow, and register the rest at the window that was too small."""
         pending = self._pending
-        assert pending, "only who waits for a window is asked"
+        assert pending, "a stream that is called here waits for a window"
         while pending:
             own = self.extra_window + connection.initial_window
-            # Pieces have bytes, five at least with gRPC: an empty one would look like a window without room for ever.
+            # No piece is empty (gRPC sends at least five bytes): an empty piece would look like an empty window.
             size = min(own, connection.send_window, connection.frame_bytes_max, len(pending[0]))
             if size <= 0:
-                # Its own window first: otherwise every update of the connection's window would ask the stream again,
-                # which could not use it.
+                # The stream's own window comes first: otherwise each update of the connection's window would call a
+                # stream that cannot use it.
                 connection.wait_for_window(self, is_own=own <= 0)
                 return
             data = pending.popleft()
@@ -274,7 +276,7 @@ class Http2Stream:
 
 
 def check_request(headers: Headers) -> int:
-    """The declared size of a request, -1 for none. Raises StreamError: no HTTP/2 request has such headers."""
+    """Return the declared size of a request, -1 for none. Raises StreamError: HTTP/2 forbids these headers."""
     declared, pseudo, is_regular = -1, set(), False
     for name, value in headers:
         if name in _USUAL:
