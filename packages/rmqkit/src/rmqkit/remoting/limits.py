@@ -68,6 +68,7 @@ class Limits:
     """The connections of one server, counted.
 
     Attributes:
+        count: the open connections.
         incomplete_bytes: what is kept of incomplete frames.
         refused: connections closed as there were too many, by the limit: ``all`` or ``address``.
         cut: connections closed for their incomplete frame.
