@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from rmqkit.proxy.transport.header_blocks import header_block
-from rmqkit.proxy.transport.http2 import Http2Connection, Http2Stream
+from rmqkit.proxy.transport.http2 import Http2Connection
+from rmqkit.proxy.transport.stream import Http2Stream
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
 from tests.interop.go_and_node import BUILD_SECONDS, cached, complete, fetch, find_tool

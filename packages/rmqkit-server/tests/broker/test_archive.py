@@ -267,8 +267,9 @@ async def walk(broker, queue_id=0):
 
 def forget(broker):
     """Have the next reads fetch what they need."""
-    broker.context.archive._archive._contents.clear()
-    broker.context.archive._archive._open.clear()
+    archive = broker.context.archive._archive
+    archive._contents.clear()
+    archive._open.clear()
 
 
 def segments_of(broker):
@@ -537,9 +538,9 @@ async def test_the_process_that_writes_segments_may_be_killed(tmp_path, caplog):
     async with Archived(tmp_path) as broker:
         await broker.fill(30)
         working = asyncio.ensure_future(broker.archive_full())
-        while broker.context.archive._process is None:
+        while broker.context.archive.process is None:
             await asyncio.sleep(0)
-        broker.context.archive._process.kill()
+        broker.context.archive.process.kill()
         await asyncio.wait([working])
         told = str(working.exception() or caplog.text)  # of this round, or of one of the broker's own
         assert "is not archived: the process that should write it died" in told

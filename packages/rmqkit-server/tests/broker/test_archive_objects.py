@@ -17,7 +17,7 @@ __all__ = ["beside"]
 pytest.importorskip("pyarrow.fs", reason="an object store as an archive needs rmqkit[arrow]")
 
 
-class Failing(object_store._Handler):
+class Failing(object_store.Handler):
     """Does what a test says to requests of a kind."""
 
     def do_PUT(self) -> None:  # noqa: N802 - the base class's name
@@ -36,11 +36,11 @@ class Failing(object_store._Handler):
 
 
 def refuse(handler) -> None:
-    handler._answer(403, object_store._error("AccessDenied"))
+    handler.answer(403, object_store.error("AccessDenied"))
 
 
 def lie(handler) -> None:
-    handler._answer(200, headers={"ETag": '"0"'})
+    handler.answer(200, headers={"ETag": '"0"'})
 
 
 @pytest.fixture

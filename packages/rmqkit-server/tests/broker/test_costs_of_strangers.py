@@ -309,7 +309,7 @@ def test_a_registration_that_inflates_to_more_than_a_frame_is_refused(beside):
 def test_incomplete_frames_are_bounded_together_and_the_oldest_is_cut_first(beside):
     def program(cluster, connect):
         address, _ = broker_of(cluster)
-        limits = cluster.standalone.broker._limits
+        limits = cluster.standalone.broker.limits
         half = frame(9999, body=bytes(400_000))[:300_000]
         others = connect(address)
         strangers = []
@@ -333,7 +333,7 @@ def test_answers_that_nobody_takes_are_bounded_together_and_who_holds_most_is_cu
 
     def program(cluster, connect):
         address, _ = broker_of(cluster)
-        limits = cluster.standalone.broker._limits
+        limits = cluster.standalone.broker.limits
         made = {"topicConfigList": [{"topicName": name} for name in names("topic-", 3000)]}
         assert connect(address).ask(frame(MAKE_TOPICS, body=json.dumps(made).encode()))["code"] == 0
         one = len(connect(address).ask(frame(ALL_TOPICS))["body"])
@@ -370,15 +370,15 @@ def test_answers_that_nobody_takes_are_bounded_together_and_who_holds_most_is_cu
 def test_connections_are_bounded_by_address_and_in_all(beside):
     def program(cluster, connect):
         address, _ = broker_of(cluster)
-        limits = cluster.standalone.broker._limits
+        limits = cluster.standalone.broker.limits
         strangers = [connect(address) for _ in range(20)]
         wait_for(lambda: limits.refused["address"] >= 10)
         assert strangers[0].ask(frame(9999))["code"] == 3
         assert strangers[-1].is_closed
         for stranger in strangers:
             stranger.close()
-        cluster.standalone.broker._settings.connections_max = 3
-        wait_for(lambda: limits._count <= 1)
+        cluster.standalone.broker.context.settings.connections_max = 3
+        wait_for(lambda: limits.count <= 1)
         more = [connect(address) for _ in range(6)]
         wait_for(lambda: limits.refused["all"] >= 1)
         assert more[0].ask(frame(9999))["code"] == 3
@@ -494,7 +494,7 @@ def test_long_batches_wait_for_the_disk_and_are_readable_then(beside):
             first = parts.store.max_offset("T", 0)
             answer = sender.ask(frame(SEND_BATCH, send_fields(m="true"), batch_of(60_000)))
             assert (answer["code"], answer["extFields"]["queueOffset"]) == (0, str(first))
-            wait_for(lambda: not parts.store._dispatcher.pending)
+            wait_for(lambda: not parts.store.dispatch_behind_bytes)
             assert parts.store.max_offset("T", 0) == first + 60_000
 
         assert_short(attempt)

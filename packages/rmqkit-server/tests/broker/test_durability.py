@@ -47,14 +47,14 @@ class Slaves:
 class Waiting:
     """A `Durability` and how the answers held by it ended, in order."""
 
-    def __init__(self, *, flushes=True, copies=True):
+    def __init__(self, *, flushes=True, copies=True, copies_timeout_ms=lambda: SLAVE_MS):
         self.clock, self.disk, self.slaves = StandingClock(), Disk(), Slaves()
         self.durability = Durability(
             self.disk,
             self.clock,
             flush_timeout_ms=(lambda: FLUSH_MS) if flushes else None,
             copies=self.slaves if copies else None,
-            copies_timeout_ms=lambda: SLAVE_MS,
+            copies_timeout_ms=copies_timeout_ms,
         )
         self.ended: list[tuple[int, Outcome, str]] = []
 
@@ -199,16 +199,14 @@ async def test_a_disk_that_is_late_is_told_of_when_the_copies_are_there():
 
 
 async def test_time_runs_out_by_itself(monkeypatch):
-    it = Waiting(flushes=False)
-    it.durability._copies_timeout_ms = lambda: 20
+    it = Waiting(flushes=False, copies_timeout_ms=lambda: 20)
     waiting = it.durability.wait(100)
     it.clock.ms += 20
     assert await asyncio.wait_for(waiting, SECONDS) == (Outcome.REPLICA_TIMED_OUT, "")
 
 
 async def test_the_timer_is_set_again_for_those_that_came_later():
-    it = Waiting(flushes=False)
-    it.durability._copies_timeout_ms = lambda: 20
+    it = Waiting(flushes=False, copies_timeout_ms=lambda: 20)
     first = it.durability.wait(100)
     it.clock.ms += 10
     second = it.durability.wait(200)
@@ -220,9 +218,8 @@ async def test_the_timer_is_set_again_for_those_that_came_later():
 
 
 async def test_a_time_that_is_made_shorter_counts_for_answers_that_wait():
-    it = Waiting(flushes=False)
     times_ms = [1_000_000]
-    it.durability._copies_timeout_ms = lambda: times_ms[-1]
+    it = Waiting(flushes=False, copies_timeout_ms=lambda: times_ms[-1])
     waiting = it.durability.wait(100)
     times_ms.append(20)
     it.clock.ms += 20

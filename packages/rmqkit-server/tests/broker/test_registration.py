@@ -139,9 +139,9 @@ async def test_name_servers_are_asked_what_they_know(cluster):
     assert await registration.is_outdated()
     await registration.register()
     assert not await registration.is_outdated()
-    registration._name_servers.append("127.0.0.1:1")  # nobody listens there
+    registration.name_servers.append("127.0.0.1:1")  # nobody listens there
     assert await registration.is_outdated()
-    registration._name_servers.pop()
+    registration.name_servers.pop()
 
 
 class Registered:

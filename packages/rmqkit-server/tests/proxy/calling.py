@@ -87,17 +87,17 @@ class Stream:
     """A Telemetry stream from the client's side; ``ended``: done with what the stream ended with."""
 
     def __init__(self, caller):
-        self._sent = asyncio.Queue()
+        self.sent = asyncio.Queue()
         self.received = asyncio.Queue()
         call = Call(caller.metadata, None)
         self.ended = asyncio.ensure_future(caller.endpoint.telemetry(call, self._commands(), self.received.put))
 
     async def _commands(self):
-        while (command := await self._sent.get()) is not None:
+        while (command := await self.sent.get()) is not None:
             yield command
 
     def send(self, **fields):
-        self._sent.put_nowait(message_class("TelemetryCommand")(**fields))
+        self.sent.put_nowait(message_class("TelemetryCommand")(**fields))
 
     async def ask(self, **fields):
         """Send a command; what comes back."""
@@ -106,7 +106,7 @@ class Stream:
 
     async def end(self):
         """Half-close."""
-        self._sent.put_nowait(None)
+        self.sent.put_nowait(None)
         await self.ended
 
 

@@ -143,8 +143,8 @@ async def test_no_enum_that_nobody_knows_is_an_error_of_ours(caller, caplog, num
             seen.add(name)
             if method.streams_requests:
                 stream = Stream(caller.other(name))
-                stream._sent.put_nowait(asked)
-                stream._sent.put_nowait(None)
+                stream.sent.put_nowait(asked)
+                stream.sent.put_nowait(None)
                 with suppress(StreamFailed):
                     await stream.ended
             elif method.streams_responses:

@@ -97,7 +97,7 @@ async def test_registered_clients_of_one_address_are_bounded_and_leave_room(call
     assert codes == [(42900, text)] * 2
     assert (await several[0].ask("NotifyClientTermination")).status.code == 20000
     assert (await several[4].ask("Heartbeat", group={"name": "G"}, client_type=3)).status.code == 20000
-    assert caller.endpoint.clients._holding == {("address", "10.0.0.7"): 4}
+    assert caller.endpoint.clients.holding == {("address", "10.0.0.7"): 4}
 
 
 async def test_silent_clients_leave_no_row_behind(caller):
@@ -110,4 +110,4 @@ async def test_silent_clients_leave_no_row_behind(caller):
     for client in clients:
         client.seen_ms, client.stream = -1e9, None
     clients.drop_silent()
-    assert len(clients) == 0 and not clients._passing and not clients._holding
+    assert len(clients) == 0 and not clients.passing and not clients.holding

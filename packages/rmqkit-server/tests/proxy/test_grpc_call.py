@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.core import CORE
 from rmqkit.proxy.schema.messages import SERVICE, message_class
-from rmqkit.proxy.transport.grpc_call import GrpcService
-from rmqkit.proxy.transport.header_blocks import header_block, header_decoder
-from rmqkit.proxy.transport.http2 import (
+from rmqkit.proxy.transport.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -26,6 +24,8 @@ from rmqkit.proxy.transport.http2 import (
     WINDOW_UPDATE,
     frame,
 )
+from rmqkit.proxy.transport.grpc_call import GrpcService
+from rmqkit.proxy.transport.header_blocks import header_block, header_decoder
 from tests.proxy.calling import METHODS
 from tests.proxy.test_http2 import GREETING, Peer, Transport, data_of
 

@@ -16,8 +16,8 @@ from rmqkit.errors import ExtraMissing
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
 from rmqkit.proxy.schema.messages import SERVICE, message_class
+from rmqkit.proxy.transport.frames import DATA, END_HEADERS, END_STREAM, HEADERS, SETTINGS, frame
 from rmqkit.proxy.transport.header_blocks import header_block
-from rmqkit.proxy.transport.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, SETTINGS, frame
 from rmqkit.remoting.address import AdminAddresses, split_address
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.listening import ListenFailed

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.proxy.transport import http2
-from rmqkit.proxy.transport.header_blocks import header_block, header_decoder
-from rmqkit.proxy.transport.http2 import (
+from rmqkit.proxy.transport.frames import (
     ACK,
     CONTINUATION,
     DATA,
@@ -28,10 +27,11 @@ from rmqkit.proxy.transport.http2 import (
     SETTINGS,
     WINDOW_UPDATE,
     ErrorCode,
-    Http2Connection,
-    Http2Stream,
     frame,
 )
+from rmqkit.proxy.transport.header_blocks import header_block, header_decoder
+from rmqkit.proxy.transport.http2 import Http2Connection
+from rmqkit.proxy.transport.stream import STREAM_WINDOW, Http2Stream
 from rmqkit.remoting.limits import Limits
 
 REQUEST = header_block([(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x"), (b"te", b"trailers")])
@@ -224,7 +224,7 @@ async def test_answers_share_the_window_of_the_connection():
 
 async def test_a_request_may_be_larger_than_every_window():
     peer = await greeted()
-    sent, window, connection_window = 0, http2.STREAM_WINDOW, http2.CONNECTION_WINDOW
+    sent, window, connection_window = 0, STREAM_WINDOW, http2.CONNECTION_WINDOW
     peer.sends(asks(1, ends=False))
     while sent < 10 << 20:
         size = min(16_384, window, connection_window)

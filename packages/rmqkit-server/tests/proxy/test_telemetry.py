@@ -338,12 +338,11 @@ async def test_a_producer_is_asked_about_what_it_forgot(caller, message_type):
 
 async def test_transactions_that_were_ended_are_forgotten(caller):
     transaction_id = await half(caller)
-    kept = caller.endpoint._sending
+    kept = caller.endpoint.sending
     assert said(await end(caller, transaction_id)) == (OK, "OK")
     assert said(await end(caller, transaction_id)) == (OK, "OK"), "a moment later it is known"
     await asyncio.sleep(90)
-    assert not kept._halves
-    assert not kept._ended
+    assert kept.transaction_counts == (0, 0)
     assert said(await end(caller, transaction_id)) == (40008, "cannot found transaction data")
 
 
@@ -352,9 +351,9 @@ async def test_transactions_that_nobody_ended_are_forgotten_much_later(inside, m
     monkeypatch.setattr(sending, "_OPEN_MS_MAX", 100_000.0)
     await half(inside)
     await asyncio.sleep(90)
-    assert inside.endpoint._sending._halves
+    assert inside.endpoint.sending.transaction_counts == (1, 0)
     await asyncio.sleep(30)
-    assert not inside.endpoint._sending._halves
+    assert inside.endpoint.sending.transaction_counts == (0, 0)
 
 
 async def test_a_transaction_has_no_delivery_time(caller):
@@ -486,7 +485,7 @@ async def test_a_message_that_a_handler_failed_on_is_not_renewed(inside):
         found = await inside.one(renew=True, invisible=None)
         assert found.system_properties.delivery_attempt == attempt
         await inside.change(found.system_properties.receipt_handle, attempt)
-    assert len(inside.endpoint._receiving.renewals) == 0
+    assert len(inside.endpoint.receiving.renewals) == 0
     await stream.end()
 
 

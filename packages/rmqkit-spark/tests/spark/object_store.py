@@ -31,7 +31,7 @@ class ObjectStore(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, root: Path) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", 0), Handler)
         self.root = root
         self.reads: list[tuple[str, int]] = []
         self.tokens: set[str] = set()
@@ -58,7 +58,7 @@ def serve_objects(root: Path) -> Iterator[ObjectStore]:
             thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = 1 << 16  # head and body in one packet
     server: ObjectStore
@@ -78,17 +78,17 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.tokens.add(token)
         path = self.server.root / "/".join(key)
         if f"Credential={ACCESS_KEY}/" not in self.headers.get("Authorization", ""):
-            self._answer(403, _error("AccessDenied"))
+            self.answer(403, error("AccessDenied"))
         elif bucket != "data":
-            self._answer(404, _error("NoSuchBucket"))
+            self.answer(404, error("NoSuchBucket"))
         elif "list-type" in url.query:
-            self._answer(200, self._page({name: values[0] for name, values in parse_qs(url.query).items()}))
+            self.answer(200, self._page({name: values[0] for name, values in parse_qs(url.query).items()}))
         elif not "".join(key):
-            self._answer(200)
+            self.answer(200)
         elif path.is_file() and not url.path.endswith("/"):
             self._object("/".join(key), path)
         else:
-            self._answer(404, _error("NoSuchKey"))
+            self.answer(404, error("NoSuchKey"))
 
     def do_PUT(self) -> None:
         content = b"".join(self._content())
@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
         number = parse_qs(url.query).get("partNumber")
         path.parent.mkdir(parents=True, exist_ok=True)
         (path if number is None else path.with_name(f"{path.name}.part{int(number[0]):05d}")).write_bytes(content)
-        self._answer(200, headers={"ETag": '"0"'})
+        self.answer(200, headers={"ETag": '"0"'})
 
     def _content(self) -> Iterator[bytes]:
         """The body, without the chunks in which the SDK sends it, each with a signature or none."""
@@ -114,26 +114,26 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         path = self.server.root.joinpath(*unquote(url.path).split("/")[2:])
         if "uploadId" not in parse_qs(url.query):
-            self._answer(200, b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>")
+            self.answer(200, b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>")
             return
         with path.open("wb") as whole:
             for part in sorted(path.parent.glob(f"{path.name}.part*")):
                 whole.write(part.read_bytes())
                 part.unlink()
-        self._answer(200, b"<CompleteMultipartUploadResult><ETag>0</ETag></CompleteMultipartUploadResult>")
+        self.answer(200, b"<CompleteMultipartUploadResult><ETag>0</ETag></CompleteMultipartUploadResult>")
 
     def _object(self, key: str, path: Path) -> None:
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         size = path.stat().st_size
         low, high = (int(asked[1]), min(int(asked[2]) + 1, size)) if asked else (0, size)
         if self.command == "HEAD":
-            self._answer(200, headers={"Content-Length": str(size)})
+            self.answer(200, headers={"Content-Length": str(size)})
             return
         with path.open("rb") as file:
             file.seek(low)
             content = file.read(high - low)
         self.server.reads.append((key, len(content)))
-        self._answer(206 if asked else 200, content, {"Content-Range": f"bytes {low}-{high - 1}/{size}"})
+        self.answer(206 if asked else 200, content, {"Content-Range": f"bytes {low}-{high - 1}/{size}"})
 
     def _page(self, asked: dict[str, str]) -> bytes:
         prefix, delimiter = asked.get("prefix", ""), asked.get("delimiter", "")
@@ -160,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
             f"<IsTruncated>{str(more).lower()}</IsTruncated>{token}{told}</ListBucketResult>"
         ).encode()
 
-    def _answer(self, status: int, content: bytes = b"", headers: dict[str, str] | None = None) -> None:
+    def answer(self, status: int, content: bytes = b"", headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
         for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
             self.send_header(name, value)
@@ -172,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
         """No line for every request."""
 
 
-def _error(code: str) -> bytes:
+def error(code: str) -> bytes:
     return f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
 
 

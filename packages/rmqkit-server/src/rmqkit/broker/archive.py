@@ -78,6 +78,7 @@ class LogArchive:
     """The archive of one broker; loop only.
 
     Attributes:
+        process: writes a segment now; None while no segment is written.
         needs: each tells from which physical offset on something of the broker's own reads the log, None for nothing.
 
     Args:
@@ -103,7 +104,7 @@ class LogArchive:
         self._reads: Counter[Connection] = Counter()
         self._is_known = False
         self._unreadable = ""
-        self._process: asyncio.subprocess.Process | None = None
+        self.process: asyncio.subprocess.Process | None = None
         self._is_stopping = False
         self._round = asyncio.Lock()
         self.needs: list[Callable[[], int | None]] = []
@@ -137,8 +138,8 @@ class LogArchive:
     def stop(self) -> None:
         """Let a round end soon: what is half written does not count, and is written anew after the next start."""
         self._is_stopping = True
-        if self._process is not None:
-            self._process.kill()
+        if self.process is not None:
+            self.process.kill()
 
     async def _look(self) -> None:
         if self._is_known and self._writes and self._rounds_to_list > 0:
@@ -206,13 +207,13 @@ class LogArchive:
     async def _writing(self, line: bytes) -> bytes:
         """Have a process of its own do the work; the line that it prints, empty where it died."""
         pipe = asyncio.subprocess.PIPE
-        process = self._process = await asyncio.create_subprocess_exec(
+        process = self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "rmqkit.store.archive.seal"), stdin=pipe, stdout=pipe
         )
         try:
             return (await process.communicate(line))[0]
         finally:
-            self._process = None
+            self.process = None
 
     def close(self) -> None:
         """End the threads; a read under way ends first."""

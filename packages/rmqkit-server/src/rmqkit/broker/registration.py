@@ -66,6 +66,7 @@ _log = logging.getLogger(__name__)
 
 class Registration:
     """Keeps one broker registered; loop only.
+    ``name_servers``: the addresses of the name servers.
     ``address``: where clients reach the broker.
     ``ha_address``: where slaves reach it.
     ``on_master``: called with the address and HA address of a slave's master after every answer that names them.
@@ -87,7 +88,7 @@ class Registration:
         self._address = address
         self._ha_address = ha_address
         self._on_master = on_master
-        self._name_servers = split_addresses(settings.namesrv_addr) if settings.namesrv_addr else []
+        self.name_servers = split_addresses(settings.namesrv_addr) if settings.namesrv_addr else []
         self._up_to_date: dict[str, Connection] = {}
         self._warned_places: set[tuple[str, str | None]] = set()
         self._is_started = False
@@ -100,7 +101,7 @@ class Registration:
         """Register now and then regularly; returns how many name servers know us now."""
         self._is_started = True
         reached = await self.register()
-        if self._name_servers:
+        if self.name_servers:
             self._repeat = asyncio.create_task(self._keep_registered(), name="registration")
             if self._settings.acts_as_master:
                 self._beat = asyncio.create_task(self._keep_beating(), name="heartbeat to name servers")
@@ -123,7 +124,7 @@ class Registration:
     async def register(self, changes: TopicConfigTable | None = None) -> int:
         """Send all topics, or a snapshot of changes to who has the others; returns how many name servers took them."""
         made: dict[bool, _MakeCommand] = {}
-        replies = await asyncio.gather(*(self._register_at(server, changes, made) for server in self._name_servers))
+        replies = await asyncio.gather(*(self._register_at(server, changes, made) for server in self.name_servers))
         answers = [answer for answer in replies if answer is not None]
         if changes is None and answers and answers[0].payload:
             self._mark_ordered(answers[0])
@@ -196,7 +197,7 @@ class Registration:
     def topics_changed(self, topics: list[TopicConfig]) -> None:
         """Register changed topics soon: those of one tick go together."""
         # What changes before the start is in the first registration; behind the stop nothing may be registered.
-        if self._name_servers and self._is_started:
+        if self.name_servers and self._is_started:
             if not self._changed:
                 asyncio.get_running_loop().call_soon(self._register_changes)
             self._changed += topics
@@ -279,7 +280,7 @@ class Registration:
     async def _route_answers(self, topic: str) -> list[Command]:
         header = RouteRequest(topic, accept_standard_json_only=True)
         make = partial(request, RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
-        return await self._ask_all(self._name_servers, make, _NAMESAKE_TIMEOUT_MS, logging.DEBUG)
+        return await self._ask_all(self.name_servers, make, _NAMESAKE_TIMEOUT_MS, logging.DEBUG)
 
     @property
     def _identity(self) -> BrokerIdentity:
@@ -298,7 +299,7 @@ class Registration:
         )
         headers = [decode_header_leniently(answer, DataVersionResponse, missing=_CHANGED) for answer in answers]
         # Who does not answer may have nothing: registering costs less than not being found.
-        return len(headers) < len(self._name_servers) or any(header.changed for header in headers)
+        return len(headers) < len(self.name_servers) or any(header.changed for header in headers)
 
     def _with_broker_permission(self, table: TopicConfigTable) -> TopicConfigTable:
         # In the registration only: the table keeps what operators gave each topic.
@@ -320,7 +321,7 @@ class Registration:
     async def _keep_beating(self) -> None:
         """Send every name server a heartbeat every second (behaviour.md §10.5)."""
         while True:
-            await asyncio.gather(*map(self._beat_at, self._name_servers))
+            await asyncio.gather(*map(self._beat_at, self.name_servers))
             await asyncio.sleep(_BEAT_SECONDS)
 
     async def _beat_at(self, server: str) -> None:
@@ -337,7 +338,7 @@ class Registration:
             _log.debug("no sign of life to %s: %s", server, error)
 
     async def _ask_name_servers(self, command: _MakeCommand, timeout_ms: int) -> list[Command]:
-        return await self._ask_all(self._name_servers, command, timeout_ms)
+        return await self._ask_all(self.name_servers, command, timeout_ms)
 
     async def _ask_all(
         self, servers: Iterable[str], command: _MakeCommand, timeout_ms: int, level: int = logging.WARNING

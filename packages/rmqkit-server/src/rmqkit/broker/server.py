@@ -76,6 +76,8 @@ class Broker:
         dispatch: makes what answers requests, one for each port; tests put faults there.
 
     Attributes:
+        configuration: the settings as operators see and change them.
+        limits: counts the connections, and refuses those beyond the limits.
         address: where clients reach it, as ``host:port``; set by `start`.
         metrics_address: where Prometheus reads its metrics, if it may; set by `start`.
         grpc_address: where SDKs of 5.x reach it, if they may; set by `start`.
@@ -101,11 +103,11 @@ class Broker:
         self._tls = tls
         self._client_tls = client_tls
         self._authentication = authentication or AuthenticationSettings()
-        self._configuration = configuration or Configuration(
+        self.configuration = configuration or Configuration(
             [settings, store_settings, self._authentication, UnusedSettings()]
         )
         self._dispatch = dispatch
-        self._limits = Limits(settings)
+        self.limits = Limits(settings)
         self._lifecycle = Lifecycle()
         self._parts: Assembly | None = None
         self._counts: Counts | None = None
@@ -170,7 +172,7 @@ class Broker:
             store_settings=self._store_settings,
             store_root=self._store_root,
             clock=self._clock,
-            configuration=self._configuration,
+            configuration=self.configuration,
             authentication=self._authentication,
             tls=self._tls,
             client_tls=self._client_tls,
@@ -192,7 +194,7 @@ class Broker:
         local_dispatch = Router()  # for calls that the gRPC endpoint has let in
         parts.add_handlers([dispatch, grpc_dispatch, local_dispatch], vip_dispatch, ha_address)
         dispatch.batch = vip_dispatch.batch = grpc_dispatch.batch = context.store.batch
-        self._configuration.listeners.append(self._settings_changed)
+        self.configuration.listeners.append(self._settings_changed)
         if authentication is not None:
             parts.authorize(authentication)
         # Before anybody is served: the system topics that the load added are on the disk when they are registered.
@@ -260,7 +262,7 @@ class Broker:
             tls=self._tls,
             accepts_proxy=self._settings.proxy_protocol,
             balancers=lambda: self._settings.proxy_addresses,
-            limits=self._limits,
+            limits=self.limits,
             connection=Connection if self._counts is None else self._counts.connection,
         )
 

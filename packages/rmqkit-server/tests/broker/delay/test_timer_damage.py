@@ -217,7 +217,7 @@ async def test_a_kill_while_the_topic_is_read_again_loses_nothing_and_repeats_no
         assert state.needs_survey
         while again.timer._has_to_survey():
             pass
-        again.timer._enqueue.run(20)  # half of it
+        again.timer.enqueue.run(20)  # half of it
         assert 0 < state.queue_offset < COUNT
         state.is_changed = True
         await again.timer.flush_round()

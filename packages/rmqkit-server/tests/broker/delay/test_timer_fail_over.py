@@ -63,7 +63,7 @@ async def test_a_slave_that_becomes_master_delivers_every_message_once(tmp_path)
         for name in ("a-0", "a-1"):
             await brokers.start(name)
         await create(brokers, "a-0")
-        brokers.context("a-0").timer._dequeue.run = deliver_nothing  # however slow the machine is
+        brokers.context("a-0").timer.dequeue.run = deliver_nothing  # however slow the machine is
         await send(brokers, "a-0", 2)
         await known_to_the_slave(brokers)
         await brokers.crash("a-0")
@@ -81,7 +81,7 @@ async def test_an_acting_master_puts_them_at_another_broker_and_they_do_not_come
         for name in ("a-0", "a-1", "b-0"):
             await brokers.start(name)
         await create(brokers, "a-0", "b-0")
-        brokers.context("a-0").timer._dequeue.run = deliver_nothing
+        brokers.context("a-0").timer.dequeue.run = deliver_nothing
         await send(brokers, "a-0", 1)
         await known_to_the_slave(brokers)
         await brokers.crash("a-0")

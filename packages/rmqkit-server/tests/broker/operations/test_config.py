@@ -113,7 +113,7 @@ async def test_a_change_has_a_new_version_and_is_kept_in_the_file(tmp_path):
 
     cluster = Cluster(tmp_path / "store")
     broker = cluster.standalone.broker
-    broker._configuration = Configuration(broker._configuration.settings, file=file)
+    broker.configuration = Configuration(broker.configuration.settings, file=file)
     async with cluster:
         assert (await change(cluster, "maxMessageSize=4096\nlongPollingEnable=false")).code == OK
         settings, version = await shown(cluster)
@@ -126,7 +126,7 @@ async def test_a_file_that_cannot_be_written_leaves_everything_as_it_was(tmp_pat
     cluster = Cluster(tmp_path / "store")
     broker = cluster.standalone.broker
     (tmp_path / "a-file").touch()
-    broker._configuration = Configuration(broker._configuration.settings, file=tmp_path / "a-file" / "broker.conf")
+    broker.configuration = Configuration(broker.configuration.settings, file=tmp_path / "a-file" / "broker.conf")
     async with cluster:
         before = await shown(cluster)
         answer = await change(cluster, "longPollingEnable=false")
@@ -140,7 +140,7 @@ async def test_what_has_no_effect_is_shown_kept_and_told_once(tmp_path, caplog):
 
     cluster = Cluster(tmp_path / "store")
     broker = cluster.standalone.broker
-    broker._configuration = Configuration(broker._configuration.settings, file=file)
+    broker.configuration = Configuration(broker.configuration.settings, file=file)
     async with cluster:
         settings, _ = await shown(cluster)
         assert (settings["maxTopicLength"], settings["timerCheckMetricsWhen"]) == ("127", "05")

@@ -49,8 +49,8 @@ def test_a_static_topic_survives_a_restart_and_ends_with_its_topic(tmp_path):
 
 async def test_a_static_topic_is_written_once_and_told_with_its_queues(monkeypatch, cluster):
     topics, saved = cluster.standalone.broker.context.topics, []
-    save = topics._file.save
-    monkeypatch.setattr(topics._file, "save", lambda value: (saved.append(value), save(value)))
+    save = topics.file.save
+    monkeypatch.setattr(topics.file, "save", lambda value: (saved.append(value), save(value)))
     registered = []
     tell = topics._on_change
     monkeypatch.setattr(

@@ -21,7 +21,7 @@ def run(tmp_path, scenario, clock=None):
         cluster = Cluster(tmp_path / "store", clock=clock or SetClock())
         async with cluster.standalone:
             try:
-                return await scenario(cluster, cluster.standalone.broker._clock)
+                return await scenario(cluster, cluster.standalone.broker.context.clock)
             finally:
                 for client in cluster.clients:
                     await client.close()

@@ -101,12 +101,12 @@ def test_who_waits_for_a_day_over_and_over_leaves_nothing_behind():
             waiting.held.arrived([arrival()])
             await asyncio.sleep(1)
         assert len(waiting.answered) == 10
-        assert not waiting.held._slots
+        assert waiting.held.timer_count == 0
         waiting.hold("soon", wait_ms=1000)
         waiting.held.arrived([arrival()])
-        assert len(waiting.held._slots) == 1, "for the next pull that ends then"
+        assert waiting.held.timer_count == 1, "for the next pull that ends then"
         await asyncio.sleep(2)
-        assert not waiting.held._slots
+        assert waiting.held.timer_count == 0
 
     in_loop(scenario)
 

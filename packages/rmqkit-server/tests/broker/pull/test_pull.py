@@ -186,7 +186,7 @@ def lite_pull():
 async def test_settings_that_refuse_a_lite_pull(settings, code, remark, forbidden, cluster):
     await cluster.send()
     for name, value in settings.items():
-        setattr(cluster.standalone.broker._settings, name, value)
+        setattr(cluster.standalone.broker.context.settings, name, value)
     answer = await cluster.call(RequestCode.LITE_PULL_MESSAGE, lite_pull())
     assert answer.code == code
     assert answer.remark.startswith(remark)
@@ -198,7 +198,7 @@ async def test_group_and_topic_close_a_pull_in_the_references_order(cluster):
     await cluster.heartbeat("c1", ("T", "*"), message_model="BROADCASTING")
     context = context_of(cluster)
     group, topic = context.groups.get("g"), context.topics.get("T")
-    context.groups._stored.forbidden_table["g"] = {"T": 1 << 2}
+    context.groups.stored.forbidden_table["g"] = {"T": 1 << 2}
 
     async def refused():
         answer = await cluster.pull(flags=0)
@@ -214,13 +214,13 @@ async def test_group_and_topic_close_a_pull_in_the_references_order(cluster):
     assert await refused() == (remark, ForbiddenType.BROADCAST)
     group.consume_broadcast_enable = True
     assert await refused() == ("the consumer group[g] is forbidden for topic[T]", ForbiddenType.SUBSCRIPTION)
-    context.groups._stored.forbidden_table["g"] = {"T": 1}
+    context.groups.stored.forbidden_table["g"] = {"T": 1}
     assert (await cluster.pull(flags=0)).code == 0
 
 
 async def test_active_pull_consumers_can_be_refused(cluster):
     await cluster.send()
-    cluster.standalone.broker._settings.reject_pull_consumers = True
+    cluster.standalone.broker.context.settings.reject_pull_consumers = True
     await cluster.heartbeat("c1", ("T", "*"), consume_type="CONSUME_ACTIVELY")
     assert (await cluster.pull(flags=0)).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
     await cluster.heartbeat("c1", ("T", "*"), consume_type="CONSUME_PASSIVELY")
@@ -257,7 +257,7 @@ async def test_a_reset_offset_is_answered_once_and_voids_what_the_pull_commits(c
 
 async def test_a_slave_does_not_move_consumers(cluster):
     await cluster.send()
-    settings = cluster.standalone.broker._settings
+    settings = cluster.standalone.broker.context.settings
     settings.broker_role, settings.slave_read = BrokerRole.SLAVE, True
     for offset, code, remark, following in [
         (8, ResponseCode.PULL_RETRY_IMMEDIATELY, "OFFSET_OVERFLOW_BADLY", 8),
@@ -282,7 +282,7 @@ async def test_who_is_far_behind_is_sent_to_a_slave_where_slaves_serve(cluster):
         return decode_header(await cluster.pull(count=1), PullMessageResponse).suggest_which_broker_id
 
     assert await suggested() == 0
-    cluster.standalone.broker._settings.slave_read = True
+    cluster.standalone.broker.context.settings.slave_read = True
     assert await suggested() == 3
     reader._memory_bytes = 10
     assert await suggested() == 7
@@ -446,7 +446,7 @@ async def test_retried_messages_are_filtered_where_the_setting_says_so(tmp_path)
             await cluster.send("%RETRY%g", body=str(number).encode(), properties=properties)
         pull = {"topic": "%RETRY%g"}
         assert bodies(await cluster.pull(**pull)) == [b"3", b"7"]
-        cluster.standalone.broker._settings.filter_retries = True
+        cluster.standalone.broker.context.settings.filter_retries = True
         assert bodies(await cluster.pull(**pull)) == [b"7"]
 
 

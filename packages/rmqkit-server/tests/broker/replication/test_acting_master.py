@@ -25,6 +25,7 @@ from rmqkit.protocol.schemas.offsets import ConsumerOffsets
 from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.remoting.client import RemotingClient
 from tests.broker.half_messages import HalfMessages
+from tests.broker.replication.inside import master_of, wake_of
 from tests.broker.replication.test_escape import Elsewhere
 from tests.client.peers import Peer, until
 from tests.store.stores import message, small_settings
@@ -182,7 +183,7 @@ def test_delay_offsets_are_copied_often_where_they_may_be_needed(tmp_path, escap
         group.members_known = {0: group.master.address, 1: OWN}
         acting = group.acting(escapes=escapes)
         acting.start()
-        await until(lambda: acting._master, "the master")
+        await until(lambda: master_of(acting), "the master")
         if escapes:
             await until(lambda: group.schedule.offsets().offset_table == {1: 3}, "its offsets")
             group.clock.ms += 4999
@@ -377,7 +378,7 @@ def test_only_the_master_that_was_known_is_followed_when_it_announces_itself(tmp
         assert await exchanged(group, acting, told, over(hop)) == {}
         followed = [(told.master_address, told.master_ha_address)] if is_believed else []
         assert (acting.is_acting, group.masters) == (not is_believed, followed)
-        assert acting._wake.is_set() is not is_believed, "it looks whether name servers know a master"
+        assert wake_of(acting).is_set() is not is_believed, "it looks whether name servers know a master"
         await acting.close()
 
     on_group(scenario, tmp_path)

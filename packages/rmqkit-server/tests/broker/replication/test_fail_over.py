@@ -22,6 +22,7 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.broker.groups_of_brokers import SECONDS, Brokers
+from tests.client.inside import runtime_of
 from tests.client.peers import until
 from tests.virtual_time import run as run_virtual
 
@@ -144,7 +145,7 @@ async def test_what_is_due_goes_to_another_master_and_nothing_comes_twice_when_t
             ours, theirs = (brokers.context(name).schedule.offsets().offset_table for name in ("a-0", "a-1"))
             assert ours == theirs and ours
             master = brokers.running["a-0"].address
-            await until(lambda: producer._runtime.routes.address("a") == master, "the producer's new route")
+            await until(lambda: runtime_of(producer).routes.address("a") == master, "the producer's new route")
             await producer.send(Message(topic="T", body=b"delayed again", delay_level=1), queue=queue("a"))
             await seen.all(b"delayed again")
             assert seen.brokers[b"delayed again"] == "a"
@@ -242,7 +243,7 @@ async def test_a_consumer_goes_on_at_a_classic_slave_and_goes_back(tmp_path):
                 await brokers.running["a-1"].parts.registration.register()  # as every 30 s
                 await back(brokers)
                 master = brokers.running["a-0"].address
-                await until(lambda: producer._runtime.routes.address("a") == master, "the producer's new route")
+                await until(lambda: runtime_of(producer).routes.address("a") == master, "the producer's new route")
                 await send(*range(20, 30))
                 await seen.all(*(b"%d" % number for number in range(30)))
                 await until(lambda: committed(brokers, "a-0") == [15, 15], "the offsets the master is told")
@@ -282,7 +283,7 @@ async def test_ordered_consumers_have_their_locks_at_the_acting_master_and_at_th
                 await back(brokers)
                 await until(lambda: brokers.context("a-0").queue_locks.is_any_held("G"), "locks at the master")
                 master = brokers.running["a-0"].address
-                await until(lambda: producer._runtime.routes.address("a") == master, "the producer's new route")
+                await until(lambda: runtime_of(producer).routes.address("a") == master, "the producer's new route")
                 for number in range(40, 50):
                     await producer.send(Message(topic="T", body=b"%d" % number), queue=queue("a", number % 2))
                 await until(lambda: {48, 49} <= {numbers[-1] for numbers in handled.values()}, f"the rest: {handled}")

@@ -20,6 +20,7 @@ from rmqkit.remoting.listening import ListenFailed
 from rmqkit.store.settings import FlushDiskType
 from rmqkit.testing.clock import StandingClock
 from tests.broker.ha_links import master, turns, until
+from tests.broker.replication.inside import accepted_by, is_round_due, transport_of
 from tests.golden_stores import unpack_golden
 from tests.protocol.test_ha import STREAMS, golden_stream, split
 from tests.remoting.test_remoting import AcceptedTransport
@@ -283,9 +284,9 @@ def test_a_slave_that_takes_nothing_costs_little_memory_and_goes_on_later(tmp_pa
                 it.put(os.urandom(1 << 20))
             end = it.store.max_physical_offset
             slow.report(0)
-            await until(lambda: it.ha._links[0]._is_paused)
+            await until(lambda: it.ha.links[0].is_paused)
             await turns()
-            assert it.ha._links[0]._transport.get_write_buffer_size() <= 6 << 20
+            assert transport_of(it.ha.links[0]).get_write_buffer_size() <= 6 << 20
             assert it.links[0].transfer_from_where < end
             other = await it.slave(100)
             assert await other.has(end - 100) == it.log(100)  # who is slow slows nobody down
@@ -355,12 +356,12 @@ async def test_the_age_of_what_came_before_the_slave_is_not_known(tmp_path):
 
 def test_the_marks_of_a_growing_log_are_bounded_and_never_later_than_the_growth(monkeypatch):
     monkeypatch.setattr(copies, "_MARKS_MAX", 16)
-    growth = copies._Growth()
+    growth = copies.Growth()
     assert growth.grew_ms(0) is None
     growth.mark(0, 0.0)
     for number in range(1, 1000):
         growth.mark(number * 10, number * 5.0)  # ten bytes every five ms
-    assert len(growth._starts) <= 16
+    assert len(growth) <= 16
     for number in range(1, 1000):
         grew_ms = growth.grew_ms(number * 10 - 1)
         assert grew_ms is not None
@@ -430,17 +431,17 @@ def test_who_waits_for_copies_at_all(settings, waits):
 async def test_a_broker_without_slaves_does_nothing_when_its_log_grows(tmp_path):
     async with master(tmp_path) as it:
         it.put()
-        assert not it.ha._is_round_due
+        assert not is_round_due(it.ha)
         await it.slave(0)
         it.put()
-        assert it.ha._is_round_due
+        assert is_round_due(it.ha)
 
 
 async def test_a_slave_that_comes_while_the_port_closes_is_not_kept(tmp_path):
     async with master(tmp_path) as it:
         await it.ha.close()
         transport = AcceptedTransport()
-        it.ha._link().connection_made(transport)
+        accepted_by(it.ha).connection_made(transport)
         assert transport.is_aborted
 
 

@@ -32,6 +32,7 @@ from rmqkit.settings import load, to_properties
 from rmqkit.store.message_store import MessageStore
 from rmqkit.testing.clock import LoopThread, StandingClock, VirtualClock
 from tests.broker.ha_links import master, turns, until
+from tests.broker.replication.inside import port_of
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.store.stores import small_settings
 
@@ -197,12 +198,12 @@ def test_a_link_of_this_machine_that_no_name_server_tells_of_is_left_out(tmp_pat
     async def scenario():
         told = NameServers()
         async with master(tmp_path, ask_members=told.ask) as it:
-            assert not it.ha._is_any_left_out()
+            assert not it.ha.is_any_left_out()
             await it.slave(it.put())
-            assert it.ha._is_any_left_out()
+            assert it.ha.is_any_left_out()
             told.members = {"127.0.0.1:10921"}
-            it.ha._members.look_soon()
-            await until(lambda: not it.ha._is_any_left_out())
+            it.ha.members.look_soon()
+            await until(lambda: not it.ha.is_any_left_out())
 
     asyncio.run(scenario())
 
@@ -226,7 +227,7 @@ async def test_an_unknown_address_waits_until_the_name_servers_were_asked(tmp_pa
     told = NameServers()
     async with master(tmp_path, ask_members=told.ask, ha_addresses=ONE_AND_MEMBERS) as it:
         end = it.put()
-        await until(lambda: it.ha._members.looks_ended == 1)
+        await until(lambda: it.ha.members.looks_ended == 1)
         told.gate.clear()
         if is_member:
             told.members = {f"{ELSEWHERE}:10911"}
@@ -245,7 +246,7 @@ async def test_an_unknown_address_waits_until_the_name_servers_were_asked(tmp_pa
             await again.close()
         else:
             await until(lambda: not slave.is_open)
-            assert it.ha._waiting == []
+            assert it.ha.waiting == []
     assert caplog.text.count("is refused at the HA port") == (not is_member)
 
 
@@ -255,7 +256,7 @@ async def test_links_that_wait_are_few(tmp_path):
     async with master(tmp_path, ask_members=told.ask, ha_addresses=ONE_AND_MEMBERS) as it:
         slaves = [await it.slave(host=ELSEWHERE) for _ in range(66)]
         await until(lambda: sum(not slave.is_open for slave in slaves) == 2)
-        assert len(it.ha._waiting) == 64
+        assert len(it.ha.waiting) == 64
         told.gate.set()
         await until(lambda: not any(slave.is_open for slave in slaves))
 
@@ -267,7 +268,7 @@ async def test_a_copy_from_this_machine_counts_when_the_name_servers_tell_of_a_m
         await it.slave(end)
         assert (it.ha.copies.replicated_offset(2), it.ha.copies.in_sync_count(), it.links[0].in_sync) == (-1, 1, False)
         told.members = {"127.0.0.1:10921"}
-        it.ha._members.look_soon()
+        it.ha.members.look_soon()
         await until(lambda: it.ha.copies.replicated_offset(2) == end)
         assert (it.ha.copies.in_sync_count(), it.links[0].in_sync) == (2, True)
 
@@ -305,8 +306,8 @@ def test_only_this_machine_can_connect_until_a_member_is_known(tmp_path, runner)
             assert await is_open("127.0.0.1", it.port)
             assert not await is_open(ELSEWHERE, it.port)
             told.members = {"127.0.0.1:10921"}
-            it.ha._members.look_soon()
-            await until(lambda: it.ha._port.is_open)
+            it.ha.members.look_soon()
+            await until(lambda: port_of(it.ha).is_open)
             assert await is_open(ELSEWHERE, it.port)
             assert await is_open("127.0.0.1", it.port)
             assert slave.is_open
@@ -335,7 +336,7 @@ async def test_the_port_is_open_from_the_start_where_slaves_are_wanted(tmp_path,
         assert await is_open(ELSEWHERE, it.port) is opened
         it.settings.ha_addresses = HaAddresses("any")
         it.ha.addresses_changed()
-        await until(lambda: it.ha._port.is_open)
+        await until(lambda: port_of(it.ha).is_open)
         assert await is_open(ELSEWHERE, it.port)
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.replication.master import HaMaster
-from rmqkit.broker.replication.slave import HaSlave, _Link, _Master
+from rmqkit.broker.replication.slave import HaSlave, _Master
 from rmqkit.broker.replication.tables import SlaveSync
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.topics import TopicTable
@@ -37,6 +37,7 @@ from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import FlushDiskType
 from rmqkit.testing.clock import StandingClock
 from tests.broker.conversation import ha_frames
+from tests.broker.replication.inside import follow_by_hand, link_of, one_round
 from tests.examples import examples
 from tests.store.stores import message, opened, put_all, read_all, small_settings
 from tests.virtual_time import run as run_virtual
@@ -434,10 +435,8 @@ def test_pauses_get_longer_and_a_reason_is_told_once(tmp_path, monkeypatch, capl
     async def scenario():
         async with slave_at(tmp_path) as slave:
             assert slave.may_serve
-            slave.follow("127.0.0.1:1", None)
-            await slave._tasks.close()
-            slave._pause_ms = 500.0
-            pauses = [await slave._round() for _ in range(6)]
+            follow_by_hand(slave, _Master("127.0.0.1:1", None))
+            pauses = [await one_round(slave) for _ in range(6)]
             assert slave.may_serve  # the master is gone
             return pauses
 
@@ -478,7 +477,7 @@ async def test_any_cut_of_the_stream_gives_the_same_log(tmp_path_factory, cuts):
         fill(store, 20)
         stream = b"".join([*frames_of(store), frame(store.max_physical_offset)])
         async with slave_at(root / "slave") as slave:
-            link = _Link(slave._append_frames, SYSTEM_CLOCK, memoryview(bytearray(4096)))
+            link = link_of(slave, 4096)
             link.connection_made(sink := Sink())
             link.begin(0)
             edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
@@ -503,7 +502,7 @@ async def test_all_frames_of_one_read_are_reported_once(tmp_path):
     with opened(tmp_path / "master") as store:
         fill(store, 10)
         async with slave_at(tmp_path / "slave") as slave:
-            link = _Link(slave._append_frames, SYSTEM_CLOCK, memoryview(bytearray(1 << 20)))
+            link = link_of(slave, 1 << 20)
             link.connection_made(sink := Sink())
             link.begin(0)
             feed(link, b"".join(frames_of(store)))
@@ -521,7 +520,7 @@ async def test_all_frames_of_one_read_are_reported_once(tmp_path):
 async def test_any_bytes_end_in_a_documented_way(tmp_path_factory, data):
     root = tmp_path_factory.mktemp("any")
     async with slave_at(root) as slave:
-        link = _Link(slave._append_frames, SYSTEM_CLOCK, memoryview(bytearray(4096)))
+        link = link_of(slave, 4096)
         link.connection_made(Sink())
         link.begin(0)
         feed(link, data)
@@ -592,7 +591,7 @@ async def test_what_cannot_be_flushed_is_never_reported(tmp_path, monkeypatch, c
         assert link.reports == [0]
         before = len(master.links)
         for _ in range(3):
-            await slave._round()  # nobody is connected to any more
+            await one_round(slave)  # nobody is connected to any more
         assert len(master.links) == before
         assert slave.status().max_offset == slave.store.max_physical_offset
         monkeypatch.undo()
@@ -654,17 +653,17 @@ async def test_a_slave_with_another_history_stops_and_says_where(tmp_path, caplo
     async with parted(tmp_path, common=common, own=own, theirs=theirs) as (master, slave):
         own_log = log_of(slave.store)
         slave.follow(master.ha_address, master.address)
-        await until(lambda: slave.is_diverged and slave._divergence is not None)
+        await until(lambda: slave.is_diverged and slave.divergence is not None)
         await until(lambda: all(link.is_closed for link in master.links))
         assert not slave.is_following
         assert [link.reports for link in master.links] == [[]]
-        assert slave._divergence.physical_offset == slave.parting
+        assert slave.divergence.physical_offset == slave.parting
         (told,) = warnings(caplog)
         for part in (f"physical offset {slave.parting} on", master.address, "127.0.0.1:10921", "rmq pipeline diff"):
             assert part in told
         assert f"whose log ends at {len(own_log)}" in told
         slave.follow(master.ha_address, "127.0.0.1:1")  # it stays stopped
-        assert await slave._round() > 1e6
+        assert await one_round(slave) > 1e6
         assert log_of(slave.store) == own_log
         assert len(master.compared) <= 16
 
@@ -673,7 +672,7 @@ async def test_a_slave_that_is_ahead_waits_for_its_master(tmp_path, caplog):
     async with parted(tmp_path, common=20, own=10, theirs=0) as (master, slave):
         slave.follow(master.ha_address, master.address)
         await until(lambda: len(master.compared) > 20)
-        assert slave.is_diverged and slave._divergence is None and not slave.may_serve
+        assert slave.is_diverged and slave.divergence is None and not slave.may_serve
         assert all(link.reports == [] for link in master.links)
         (told,) = warnings(caplog)
         assert f"goes on to {slave.store.max_physical_offset}" in told
@@ -694,15 +693,15 @@ async def test_a_slave_that_was_ahead_stops_when_its_master_goes_on_differently(
         slave.follow(master.ha_address, master.address)
         await until(lambda: slave.is_diverged)
         fill(master.store, 1, born_timestamp=7)
-        await until(lambda: slave._divergence is not None)
-        assert slave._divergence.physical_offset == end
+        await until(lambda: slave.divergence is not None)
+        assert slave.divergence.physical_offset == end
 
 
 async def test_a_parted_log_is_not_served_after_a_restart_without_a_master(tmp_path):
     async with parted(tmp_path, common=20, own=10, theirs=0) as (master, slave):
         slave.follow(master.ha_address, master.address)
         await until(lambda: slave.is_diverged)
-        client = slave._comparison._calls.remoting
+        client = slave.client
         again = HaSlave(slave.store, BrokerSettings(), SYSTEM_CLOCK, client, address="s", flushes=False)
         assert not again.may_serve
         assert "ends at" in (slave.store.root / "diverged").read_text()
@@ -731,8 +730,8 @@ async def test_histories_are_compared_from_where_the_masters_log_begins(tmp_path
         assert slave.parting > 32768
         master.store = Trimmed(master.store, 28672)
         slave.follow(master.ha_address, master.address)
-        await until(lambda: slave._divergence is not None)
-        assert slave._divergence.physical_offset == slave.parting
+        await until(lambda: slave.divergence is not None)
+        assert slave.divergence.physical_offset == slave.parting
         assert min(master.compared) >= 28672
 
 
@@ -779,7 +778,7 @@ def test_a_stream_that_is_no_continuation_stops_the_slave(tmp_path, caplog):
             await link.reported(first[1])
             await link.send(frame(first[1], data[first[1] + 50 : first[1] + 900]))
             await until(lambda: link.is_closed)
-            await until(lambda: slave._divergence is not None)
+            await until(lambda: slave.divergence is not None)
             assert slave.is_diverged
             assert link.reports == [0, first[1]]
             assert slave.store.max_physical_offset == first[1]
@@ -804,8 +803,8 @@ async def test_a_log_that_is_found_to_have_parted_before_a_link_is_not_continued
     await master.start()
     async with slave_at(tmp_path, prepare=prepare) as slave:
         monkeypatch.setattr(slave.store, "dispatch", dispatch)
-        slave._master = _Master(master.ha_address, master.address)
-        assert await slave._round() > 3_600_000
+        follow_by_hand(slave, _Master(master.ha_address, master.address))
+        assert await one_round(slave) > 3_600_000
         assert slave.is_diverged
         assert (tmp_path / "diverged").exists()
         monkeypatch.undo()
@@ -827,12 +826,12 @@ async def test_the_first_record_of_a_topic_waits_for_its_type(tmp_path):
         master = Master(store)
         master.table = TopicConfigTable(DataVersion(1, 0, 1), {"TopicTest": TopicConfig("TopicTest")})
         await master.start()
-        async with slave_at(tmp_path / "slave") as slave:
+        async with slave_at(tmp_path / "slave", prepare=lambda: sync.copy_topics()) as slave:
             topics = TopicTable(tmp_path / "slave/config", BrokerSettings(), SYSTEM_CLOCK, print)
             schedule = Schedule(tmp_path, slave.store, (), None, SYSTEM_CLOCK, flushes=False)
             sync = SlaveSync(topics, None, None, schedule, slave.client, tmp_path)
-            sync._master = master.address
-            slave.is_batch_topic, slave._prepare = sync.is_batch_topic, sync.copy_topics
+            follow_by_hand(sync, master.address)
+            slave.is_batch_topic = sync.is_batch_topic
             slave.follow(master.ha_address, master.address)
             link = await master.link()
             assert master.times_asked == 1

@@ -17,6 +17,7 @@ from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.remoting.tls import ServerTls, ServerTlsSettings, TlsMode
 from rmqkit.store.settings import StoreSettings
+from tests.broker.replication.inside import port_of
 from tests.broker.stranger import Stranger
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.elsewhere import BELIEVES_US
@@ -84,7 +85,7 @@ async def broker(root, *, tls=None, users=None, **settings):
     )
     await it.start()
     try:
-        yield it, int(it.address.rpartition(":")[2]), it.parts.master._port.number
+        yield it, int(it.address.rpartition(":")[2]), port_of(it.parts.master).number
     finally:
         await it.stop()
 
@@ -127,7 +128,7 @@ async def test_the_echo_of_a_stranger_is_no_copy_that_an_answer_waits_for(tmp_pa
         stranger.echoes = True
         stranger.report(0)
         assert await raw_send(port, b"1") == FLUSH_SLAVE_TIMEOUT
-        it._settings.slave_timeout_ms = 60_000
+        it.context.settings.slave_timeout_ms = 60_000
         slave = await Raw.open(ha_port, HERE)
         slave.echoes = True
         slave.report(0)
@@ -219,7 +220,7 @@ async def test_a_slave_that_somebody_elsewhere_registered_is_no_member(tmp_path,
         link.report(0)
         if is_member:
             await until(lambda: b"the secret" in link.log, "what a slave gets")
-            it._settings.slave_timeout_ms = 60_000
+            it.context.settings.slave_timeout_ms = 60_000
             assert await raw_send(port, b"1") == SEND_OK
         else:
             await until(lambda: link.is_closed, "the stranger is sent away")

@@ -40,6 +40,7 @@ from rmqkit.remoting.server import RemotingServer
 from rmqkit.store.message_store import MessageStore
 from tests.broker.cluster import Cluster
 from tests.broker.conversation import exchanges
+from tests.broker.replication.inside import follow_by_hand, one_round, tasks_of, wake_of
 from tests.ports import free_port, silent_port
 from tests.store.stores import small_settings
 from tests.virtual_time import run as run_virtual
@@ -253,7 +254,7 @@ async def test_the_type_of_a_new_topic_is_not_guessed_when_the_master_does_not_t
     table = msgspec.json.encode(TopicConfigTable(DataVersion(9, 0, 5), {"B": batch}))
 
     async with pair(tmp_path) as (master, slave):
-        slave.sync._master = master.address
+        follow_by_hand(slave.sync, master.address)
         master.answers[21] = lambda command: reply(command, 1, "busy")
         asked = 0
         async with asyncio.timeout(SECONDS):
@@ -264,7 +265,7 @@ async def test_the_type_of_a_new_topic_is_not_guessed_when_the_master_does_not_t
                         slave.sync.is_batch_topic("B")
                     await asyncio.sleep(0.002)
                 asked = len(master.asked)
-            while len(slave.sync._tasks):
+            while len(tasks_of(slave.sync)):
                 await asyncio.sleep(0.002)
         assert slave.sync.is_batch_topic("B")
 
@@ -274,11 +275,11 @@ async def test_records_of_a_topic_that_a_dead_master_did_not_tell_of_get_ordinar
 
     async with pair(tmp_path) as (_, slave):
         with silent_port() as port:
-            slave.sync._master = f"127.0.0.1:{port}"
+            follow_by_hand(slave.sync, f"127.0.0.1:{port}")
             with pytest.raises(BlockingIOError):
                 slave.sync.is_batch_topic("T")
             async with asyncio.timeout(SECONDS):
-                while len(slave.sync._tasks):
+                while len(tasks_of(slave.sync)):
                     await asyncio.sleep(0.002)
             assert not slave.sync.is_batch_topic("T")
             assert slave.topics.get("T") == TopicConfig("T", 16, 16)
@@ -354,12 +355,12 @@ def test_a_stranger_at_the_fast_port_of_a_dead_master_does_not_keep_a_slave_aski
     async def scenario():
         slave, address = Slave(tmp_path), f"127.0.0.1:{free_port(-2)}"
         async with stranger(address, STRANGERS[name]):
-            slave.sync._master = address
+            follow_by_hand(slave.sync, address)
             with pytest.raises(BlockingIOError):
                 slave.sync.is_batch_topic("T")
             began_ms = SYSTEM_CLOCK.monotonic_ms()
             async with asyncio.timeout(600):
-                while len(slave.sync._tasks):
+                while len(tasks_of(slave.sync)):
                     await asyncio.sleep(0.1)
             assert SYSTEM_CLOCK.monotonic_ms() - began_ms < 25_000
             assert not slave.sync.is_batch_topic("T")
@@ -373,12 +374,12 @@ def test_a_stranger_at_the_fast_port_of_a_dead_master_does_not_keep_a_slave_aski
 def test_the_fast_port_is_asked_again_in_the_next_round(tmp_path):
     async def scenario():
         async with pair(tmp_path) as (master, slave):
-            slave.sync._master = master.address
+            follow_by_hand(slave.sync, master.address)
             master.answers[21] = lambda command: reply(command, 2, "busy")
-            await slave.sync._round()
+            await one_round(slave.sync)
             await slave.sync.copy_topics()
             master.answers[21] = master.recorded
-            await slave.sync._round()
+            await one_round(slave.sync)
             assert [port for port, code, _ in master.asked if code == 21] == ["fast", "main", "main", "fast"]
 
     run_virtual(scenario())
@@ -456,13 +457,13 @@ def test_a_step_that_fails_is_told_once_and_the_others_go_on(tmp_path, caplog):
             before = slave.groups.stored
             slave.sync.follow(master.address)
             await slave.settled(master)
-            slave.sync._wake.set()
+            wake_of(slave.sync).set()
             await slave.settled(master, rounds=2)
             assert slave.groups.stored is before
             assert slave.topics.get("TopicA") is not None
             assert slave.offsets.contents.offset_table == {}
             master.answers[43] = master.answers[201] = master.recorded
-            slave.sync._wake.set()
+            wake_of(slave.sync).set()
             await slave.settled(master, rounds=3)
             assert slave.offsets.get("G1", "TopicA", 0) == 10
 
@@ -477,8 +478,8 @@ def test_a_step_that_fails_is_told_once_and_the_others_go_on(tmp_path, caplog):
 async def test_a_master_before_request_modes_is_no_failure(tmp_path, caplog):
     async with pair(tmp_path) as (master, slave):
         master.answers[402] = lambda command: reply(command, 3, "not supported")
-        slave.sync._master = master.address
-        await slave.sync._round()
+        follow_by_hand(slave.sync, master.address)
+        await one_round(slave.sync)
         assert master.codes == ROUND
     assert not request_modes_file(tmp_path).path.exists()
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -505,7 +506,7 @@ async def test_another_master_is_asked_at_once_and_the_former_one_no_more(tmp_pa
         assert slave.topics.get("OnlyHere") is None  # replaced by the table of the second, not of the first
         assert master.codes == [21]
         slave.sync.follow(None)
-        slave.sync._wake.set()
+        wake_of(slave.sync).set()
         await slave.sync.copy_topics()
         assert (len(other.asked), slave.sync.master) == (2 * len(ROUND) - 1, None)
         await other.close()
@@ -538,10 +539,10 @@ def test_offsets_committed_while_the_master_is_away_stay_until_it_knows_better(t
 
 async def test_delay_offsets_are_not_taken_over_while_this_broker_delivers(tmp_path):
     slave = Slave(tmp_path)
-    slave.schedule._is_running = True
+    slave.schedule.is_running = True
     slave.schedule.replace_with(DelayOffsets(offset_table={1: 5}))
     assert slave.schedule.offsets().offset_table == {}
-    slave.schedule._is_running = False
+    slave.schedule.is_running = False
     slave.schedule.replace_with(DelayOffsets(offset_table={1: 5, 40: 2}))
     assert slave.schedule.offsets().offset_table == {1: 5, 40: 2}
     slave.schedule.replace_with(DelayOffsets(offset_table={3: 1}))
@@ -632,10 +633,10 @@ async def test_our_slave_copies_our_master(golden_root, tmp_path):
     async with Cluster(golden_root, broker={"cluster_name": "C1"}) as cluster:
         slave = Slave(tmp_path / "slave")
         try:
-            await slave.sync._round()
+            await one_round(slave.sync)
             assert slave.topics.get("TopicA") is None
-            slave.sync._master = cluster.standalone.broker_address
-            await slave.sync._round()
+            follow_by_hand(slave.sync, cluster.standalone.broker_address)
+            await one_round(slave.sync)
             context = cluster.standalone.broker.context
             assert slave.topics.snapshot() == context.topics.snapshot()
             assert slave.groups.stored == context.groups.stored

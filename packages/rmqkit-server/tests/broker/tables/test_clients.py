@@ -145,7 +145,7 @@ async def test_a_silent_client_is_sent_away(cluster):
     clients = cluster.standalone.broker.context.clients
     clients.close_silent()
     assert await members(cluster) == ["c2"]
-    clients._settings.client_silent_ms_max = -1
+    cluster.standalone.broker.context.settings.client_silent_ms_max = -1
     clients.close_silent()
     assert await members(cluster) == []
     await other.close()
@@ -245,7 +245,7 @@ async def test_a_consumer_that_dies_holding_a_lock_keeps_it_until_it_expires(clu
         await asyncio.sleep(0)
     assert await lock(cluster, QUEUE, client_id="c2") == []
     locks = cluster.standalone.broker.context.queue_locks
-    (held,) = locks._groups["g"].values()
+    (held,) = locks.groups["g"].values()
     held.renewed_ms -= 60_001
     assert await lock(cluster, QUEUE, client_id="c2") == [0]
 

@@ -80,5 +80,5 @@ def test_expired_locks_are_forgotten(locks, clock):
     locks.lock("g", "c1", QUEUES[:1])
     clock.ms += 1
     asyncio.run(locks.drop_expired())
-    assert {group: list(held) for group, held in locks._groups.items()} == {"g": QUEUES[:1]}
+    assert {group: list(held) for group, held in locks.groups.items()} == {"g": QUEUES[:1]}
     assert locks.lock("g", "c2", QUEUES) == QUEUES[1:]

@@ -51,7 +51,7 @@ def refuse(table, monkeypatch):
     def save(value):
         raise StoreUnavailable("the disk refuses")
 
-    monkeypatch.setattr(table._file, "save", save)
+    monkeypatch.setattr(table.file, "save", save)
 
 
 def test_a_topic_that_the_disk_refuses_is_not_there(topics, monkeypatch):
@@ -108,7 +108,7 @@ def test_changes_that_come_together_share_one_write(tmp_path, groups, topics, ki
         if kind == "groups"
         else (topics, TopicTable(tmp_path, SETTINGS, SYSTEM_CLOCK, print))
     )
-    saves, save = [], table._file.save
+    saves, save = [], table.file.save
 
     def counted(value):
         saves.append(value)
@@ -116,7 +116,7 @@ def test_changes_that_come_together_share_one_write(tmp_path, groups, topics, ki
             raise StoreUnavailable("the disk refuses")
         save(value)
 
-    monkeypatch.setattr(table._file, "save", counted)
+    monkeypatch.setattr(table.file, "save", counted)
     made = TopicConfig if kind == "topics" else lambda name: SubscriptionGroupConfig(group_name=name)
     wanted = [f"new{number}" for number in range(100)]
 
@@ -141,8 +141,8 @@ def test_what_appears_by_itself_is_written_with_the_others_of_its_second(tmp_pat
         if kind == "groups"
         else (topics, TopicTable(tmp_path, SETTINGS, SYSTEM_CLOCK, print))
     )
-    saved, save = [], table._file.save
-    monkeypatch.setattr(table._file, "save", lambda value: (saved.append(value), save(value)))
+    saved, save = [], table.file.save
+    monkeypatch.setattr(table.file, "save", lambda value: (saved.append(value), save(value)))
     for number in range(100):
         name = f"g{number}"
         assert (table.get(name) if kind == "groups" else table.ensure(f"%RETRY%{name}", 1, soon=True)) is not None
@@ -178,7 +178,7 @@ def count_of(table, name):
 
 def read_again(table):
     """The table that its file holds."""
-    folder = table._file.path.parent
+    folder = table.file.path.parent
     is_group = isinstance(table, GroupTable)
     fresh = (
         GroupTable(folder, SETTINGS, SYSTEM_CLOCK) if is_group else TopicTable(folder, SETTINGS, SYSTEM_CLOCK, print)
@@ -199,7 +199,7 @@ def test_a_refused_write_of_what_appeared_is_tried_again(table, monkeypatch):
         with pytest.raises(StoreUnavailable):
             asyncio.run(table.write_new())
     asyncio.run(table.write_new())
-    assert b'"h"' in table._file.path.read_bytes()
+    assert b'"h"' in table.file.path.read_bytes()
 
 
 class SlowDisk:
@@ -207,8 +207,8 @@ class SlowDisk:
 
     def __init__(self, table, monkeypatch, *, fails=False):
         self.begun, self.may_end = threading.Event(), threading.Event()
-        self.fails, self.saved, self.save = fails, 0, table._file.save
-        monkeypatch.setattr(table._file, "save", self.slow)
+        self.fails, self.saved, self.save = fails, 0, table.file.save
+        monkeypatch.setattr(table.file, "save", self.slow)
 
     def slow(self, value):
         self.saved += 1
@@ -237,7 +237,7 @@ def test_the_loop_goes_on_while_what_appeared_is_written_and_a_later_table_stays
         await asyncio.gather(writing, removing)
 
     asyncio.run(scenario())
-    assert b"g1" not in table._file.path.read_bytes()
+    assert b"g1" not in table.file.path.read_bytes()
 
 
 @pytest.mark.parametrize("fails", [False, True])

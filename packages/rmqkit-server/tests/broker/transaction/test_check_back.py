@@ -342,7 +342,8 @@ def test_positions_are_kept_only_when_what_was_put_is_durable(halves, outcome):
 
     halves.producer()
     halves.half()
-    halves.check_back._durability = disk = Disk()
+    halves.durability = disk = Disk()
+    halves.check_back = check_back.CheckBack(halves)
     halves.round(OLD_ENOUGH)
     assert halves.positions == ((1, 0) if disk.is_done else (None, None))
 

@@ -68,6 +68,7 @@ class Limits:
     """The connections of one server, counted.
 
     Attributes:
+        count: the open connections.
         incomplete_bytes: what is kept of incomplete frames.
         refused: connections closed as there were too many, by the limit: ``all`` or ``address``.
         cut: connections closed for their incomplete frame.
@@ -79,7 +80,7 @@ class Limits:
     def __init__(self, settings: ConnectionSettings | None = None) -> None:
         self._settings = settings or ConnectionSettings()
         self._counts: Counter[IpAddress | None] = Counter()
-        self._count = 0
+        self.count = 0
         self._incomplete: dict[LimitedConnection, int] = {}
         self.incomplete_bytes = 0
         self.refused: Counter[str] = Counter({"all": 0, "address": 0})
@@ -92,9 +93,9 @@ class Limits:
     def opened(self, connection: LimitedConnection, address: IpAddress | None) -> bool:
         """Count a connection; False when it is one too many and has to be closed."""
         self._counts[address] += 1
-        self._count += 1
+        self.count += 1
         settings = self._settings
-        if self._count > settings.connections_max:
+        if self.count > settings.connections_max:
             self._refuse("all", connection, f"there are maxConnections={settings.connections_max}")
         elif self._counts[address] > settings.connections_per_address_max:
             reason = f"its address has maxConnectionsPerAddress={settings.connections_per_address_max}"
@@ -111,9 +112,9 @@ class Limits:
 
     def closed(self, connection: LimitedConnection, address: IpAddress | None) -> None:
         """Forget a connection that was counted."""
-        self._count -= 1
+        self.count -= 1
         self._counts[address] -= 1
-        assert self._count >= 0 <= self._counts[address], "more connections went than came"
+        assert self.count >= 0 <= self._counts[address], "more connections went than came"
         if not self._counts[address]:
             del self._counts[address]
         self.incomplete_bytes -= self._incomplete.pop(connection, 0)

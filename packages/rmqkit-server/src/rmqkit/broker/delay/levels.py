@@ -138,7 +138,7 @@ class Schedule:
         self._timer: asyncio.Handle | None = None
         self._timer_ms = _NEVER
         self._skew_ms = self._skew_before_ms = -_NEVER
-        self._is_running = False
+        self.is_running = False
         self._destination = Destination(store, "delayed", on_delivered, dead_letters)
 
     def schedule(self, message: InnerMessage, level: int) -> InnerMessage:
@@ -182,7 +182,7 @@ class Schedule:
     def replace_with(self, copied: DelayOffsets) -> None:
         """Put the master's offsets in the place of the file and read it; not while this broker delivers itself.
         Source: behaviour.md §10.1."""
-        if not self._is_running and copied.offset_table != self._offsets():
+        if not self.is_running and copied.offset_table != self._offsets():
             self._file.save(copied)
             self.load()
 
@@ -226,7 +226,7 @@ class Schedule:
 
     def start(self, remote_put: RemotePut | None = None) -> None:
         """Deliver from now on, what became due before first; into the own log, or at other brokers."""
-        self._is_running, self._destination.remote_put = True, remote_put
+        self.is_running, self._destination.remote_put = True, remote_put
         pending = 0
         for level in self._levels.values():
             pending += self._clamp(level) - level.offset
@@ -246,7 +246,7 @@ class Schedule:
         self._look_at(_loop_ms())
 
     def stop(self) -> None:
-        self._is_running = False
+        self.is_running = False
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._timer_ms = None, _NEVER
@@ -258,7 +258,7 @@ class Schedule:
 
     def _look_at(self, at_ms: float) -> None:
         """Have a round at a time of the loop."""
-        if not self._is_running or at_ms >= self._timer_ms:
+        if not self.is_running or at_ms >= self._timer_ms:
             return
         if self._timer is not None:
             self._timer.cancel()

@@ -92,6 +92,7 @@ class Timer:
             that it may not have: as master it would leave the message out.
 
     Attributes:
+        enqueue, dequeue: put messages on the wheel, and deliver them.
         state: how far it is, and what it counts.
         is_follower: whether it goes on as its master does.
         rates: messages put on the wheel and delivered in a second, lately.
@@ -119,8 +120,8 @@ class Timer:
         self._flushes = flushes
         self.state = TimerState(store, settings, clock)
         self._destination = Destination(store, "timed", on_delivered, dead_letters)
-        self._dequeue = Dequeue(self.state, store, clock, self._destination)
-        self._enqueue = Enqueue(self.state, store, settings, self._dequeue.deliver_at_once)
+        self.dequeue = Dequeue(self.state, store, clock, self._destination)
+        self.enqueue = Enqueue(self.state, store, settings, self.dequeue.deliver_at_once)
         self._backlog_end = self._begun_ms = 0
         self._survey: Survey | None = None
         self._is_held = False
@@ -327,17 +328,17 @@ class Timer:
     def start(self, remote_put: RemotePut | None = None) -> None:
         """Put on the wheel and deliver from now on, what became due before first; here, or at other brokers."""
         self._destination.remote_put, self.is_follower = remote_put, False
-        self._enqueue.late = Late.PUT if remote_put is None else Late.NEXT
+        self.enqueue.late = Late.PUT if remote_put is None else Late.NEXT
         self.state.place()
         if remote_put is not None:  # what is delivered from now on the master has to know of
             self.state.files.checkpoint.data_version.advance(self._clock.now_ms())
-        self._dequeue.begin()
+        self.dequeue.begin()
         self._run()
 
     def follow(self) -> None:
         """Put on the wheel what the master has on its from now on, and deliver nothing."""
         self._destination.remote_put, self.is_follower = None, True
-        self._enqueue.late = Late.KEPT
+        self.enqueue.late = Late.KEPT
         self.state.needs_survey &= not self.state.is_unset  # its master says what was delivered
         self._run()
 
@@ -409,7 +410,7 @@ class Timer:
             self._end_seconds()
         if self.is_follower:
             return has_more
-        return await self._dequeue.run(self._clock.monotonic_ms() + _DELIVER_MS_MAX) or has_more
+        return await self.dequeue.run(self._clock.monotonic_ms() + _DELIVER_MS_MAX) or has_more
 
     def _has_to_survey(self) -> bool:
         """Go on with the survey of a topic that is read again; whether there is more of it."""
@@ -434,8 +435,8 @@ class Timer:
         # A thread writes what was snapshot: the files under it must not change.
         if self.state.files.has_taken:
             return _RETRY_MS
-        self.state.begin_anew(broken, delivered=self._dequeue.delivered)
-        self._dequeue.begin()
+        self.state.begin_anew(broken, delivered=self.dequeue.delivered)
+        self.dequeue.begin()
         self._backlog_end, self._begun_ms = self.state.clamp(), 0
         return 0.0
 
@@ -457,7 +458,7 @@ class Timer:
         _log.warning("the clock was set back from %d to %d: timed messages wait again", self.state.write_ms, now_ms)
         self._begun_ms = now_ms
         if self.state.step_back(now_ms):
-            self._dequeue.begin()
+            self.dequeue.begin()
 
     def _end_seconds(self) -> None:
         """Have the seconds before the one that has begun delivered when what came before it is on the wheel."""
@@ -475,7 +476,7 @@ class Timer:
         """Put the next messages of the timer topic on the wheel; whether there may be more."""
         end_offset = self.state.master_progress.master_timer_queue_offset if self.is_follower else None
         while self._clock.monotonic_ms() < until_ms:
-            if not self._enqueue.run(end_offset):
+            if not self.enqueue.run(end_offset):
                 return self._wait_for_more(end_offset)
         return True
 

@@ -93,6 +93,11 @@ class LongPolling:
         """Whether no further pull may wait."""
         return self._count >= HELD_MAX
 
+    @property
+    def timer_count(self) -> int:
+        """Return how many timers run; pulls that end at about the same time share a timer."""
+        return len(self._slots)
+
     def hold(self, topic: str, queue_id: int, held: WaitingPull) -> None:
         """Keep a pull until a message for it comes or its time is up."""
         held.key = key = (topic, queue_id)

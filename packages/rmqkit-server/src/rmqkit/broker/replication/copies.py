@@ -60,7 +60,7 @@ class SlaveCopies:
         self._clock = clock
         self._members = members
         self._links = links
-        self._growth = _Growth()
+        self._growth = Growth()
 
     def mark_growth(self) -> None:
         """Note the time at which the log ends where it does now."""
@@ -71,7 +71,7 @@ class SlaveCopies:
         if self._links:
             self._growth.drop_before(min(link.acked_offset for link in self._links))
         else:
-            self._growth = _Growth()
+            self._growth = Growth()
 
     def replicated_offset(self, copies: int) -> int:
         """Physical offset up to which there are so many copies of the log, the master's own among them; -1 for none."""
@@ -160,7 +160,7 @@ class SlaveCopies:
         return UNSET if grew_ms is None else int(self._clock.monotonic_ms() - grew_ms)
 
 
-class _Growth:
+class Growth:
     """When the log grew, to within 2 ms; marks are set further apart when there are many, as a slave is far behind."""
 
     __slots__ = ("_apart_ms", "_end", "_starts", "_times_ms")
@@ -170,6 +170,10 @@ class _Growth:
         self._end = -1
         self._starts: list[int] = []
         self._times_ms: list[float] = []
+
+    def __len__(self) -> int:
+        """Return how many marks are stored, at most `_MARKS_MAX`."""
+        return len(self._starts)
 
     def mark(self, end: int, now_ms: float) -> None:
         """The log ends at an offset now."""

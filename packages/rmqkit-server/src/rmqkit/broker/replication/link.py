@@ -64,6 +64,7 @@ class Link(asyncio.Protocol):
         turn, first_turn: which of all reports to this master its newest and its first one were.
         read_ms: when it reported last, or came.
         looks_begun: how often members had been asked for when it came.
+        is_paused: whether the slave does not read what it was sent.
         is_lost: whether the log no longer has what it needs next.
         bytes_per_second: what it was sent in the last whole second.
     """
@@ -76,7 +77,7 @@ class Link(asyncio.Protocol):
         self._is_plain_asyncio = isinstance(asyncio.get_running_loop(), asyncio.BaseEventLoop)
         self._transport: asyncio.Transport | None = None
         self._reports = Reports()
-        self._is_paused = False
+        self.is_paused = False
         self._tls: TlsLayer | None = None
         self._is_known_plain = False
         self.read_ms = self._written_ms = self._second_ms = clock.monotonic_ms()
@@ -154,10 +155,10 @@ class Link(asyncio.Protocol):
                 self._transport.write(answer)
 
     def pause_writing(self) -> None:
-        self._is_paused = True
+        self.is_paused = True
 
     def resume_writing(self) -> None:
-        self._is_paused = False
+        self.is_paused = False
         self._master.advanced()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -170,7 +171,7 @@ class Link(asyncio.Protocol):
 
     def send(self) -> bool:
         """Send what is there, so much as the slave takes; whether there is more for the next round."""
-        if self._transport is None or self._is_paused or self.is_lost or self.acked_offset < 0:
+        if self._transport is None or self.is_paused or self.is_lost or self.acked_offset < 0:
             return False
         parts: list[bytes | memoryview] = []
         left, end = min(_ROUND_BYTES, self._allowance), self._store.dispatched_offset
@@ -210,7 +211,7 @@ class Link(asyncio.Protocol):
 
     def beat(self) -> None:
         """Send a heartbeat, which slaves of ours answer with a report; not before the first report."""
-        is_idle = self.acked_offset >= 0 and not self._is_paused
+        is_idle = self.acked_offset >= 0 and not self.is_paused
         if is_idle and self._transport is not None and not self._transport.is_closing():
             self._write([frame_head(self.next_offset, 0)])
 
@@ -244,4 +245,4 @@ class Link(asyncio.Protocol):
             self._transport.write(b"".join(parts))
         else:
             self._transport.writelines(parts)
-        return not self._is_paused
+        return not self.is_paused

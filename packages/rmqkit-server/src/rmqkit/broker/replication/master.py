@@ -62,6 +62,8 @@ class HaMaster:
 
     Attributes:
         copies: the slaves' copies of the log.
+        members: the brokers of this name that name servers know.
+        links: the links that were let in; `waiting`: those that wait until the members are known.
 
     Args:
         on_acked: called when slaves came, went or have more of the log; at most once per read.
@@ -95,23 +97,23 @@ class HaMaster:
         self._port: ListeningPort | None = None
         self._local_port: ListeningPort | None = None
         own = {settings.broker_ip1, settings.broker_ip2}
-        self._members = Members(
+        self.members = Members(
             clock,
             ask_members,
             self._looked,
             own=own,
             linked=self._linked,
-            is_any_left_out=self._is_any_left_out,
+            is_any_left_out=self.is_any_left_out,
             need_signatures=need_signatures,
         )
-        self._waiting: list[Link] = []
+        self.waiting: list[Link] = []
         self._warned_hosts: set[str] = set()
         self._turn = 0
-        self._links: list[Link] = []
+        self.links: list[Link] = []
         self._is_round_due = False
         self._next_check: asyncio.TimerHandle | None = None
         self._tasks = Tasks()
-        self.copies = SlaveCopies(store, settings, clock, self._members, self._links)
+        self.copies = SlaveCopies(store, settings, clock, self.members, self.links)
         self.log = BoundedLog(_log)
 
     async def start(self, bind_address: str, port: int) -> int:
@@ -125,7 +127,7 @@ class HaMaster:
             loopback = "127.0.0.1" if address.version == 4 else "::1"
             self._local_port = await ListeningPort.bind(self._link, loopback, number)
             await self._local_port.open()
-        self._members.start()
+        self.members.start()
         return number
 
     async def close(self) -> None:
@@ -134,12 +136,12 @@ class HaMaster:
             self._next_check.cancel()
         if self._port is None:
             return
-        await self._members.close()
+        await self.members.close()
         await self._tasks.close()
         ports = [port for port in (self._port, self._local_port) if port is not None]
         for port in ports:
             port.close()
-        for link in (*self._links, *self._waiting):
+        for link in (*self.links, *self.waiting):
             link.close()
         for port in ports:
             await port.wait_closed()
@@ -148,19 +150,19 @@ class HaMaster:
     def addresses_changed(self) -> None:
         """Let in and send away by ``haAllowedAddresses`` as it is now."""
         self._warned_hosts.clear()
-        for link in list(self._links):
+        for link in list(self.links):
             if not self._is_allowed(link.ip):
                 link.close("haAllowedAddresses leaves it out now")
         self._looked()
-        self._members.look_soon()
+        self.members.look_soon()
 
     def signed(self, address: IpAddress) -> None:
         """Somebody at an address has signed a request as only a broker or an operator can."""
-        self._members.signed(address)
+        self.members.signed(address)
 
     def advanced(self, _arrivals: object = ()) -> None:
         """Send what was dispatched, in the next tick of the loop; to be called whenever that is more than before."""
-        if self._links and not self._is_round_due:
+        if self.links and not self._is_round_due:
             self._is_round_due = True
             self._loop.call_soon(self._round)
 
@@ -172,38 +174,38 @@ class HaMaster:
     def _is_wanted(self) -> bool:
         """Whether a slave on another machine is wanted or known."""
         settings, allowed = self._settings, self._settings.ha_addresses
-        if not (allowed.has_members and self._members.are_asked_for):
+        if not (allowed.has_members and self.members.are_asked_for):
             return not allowed.is_local
         is_set = settings.broker_role is BrokerRole.SYNC_MASTER or settings.acts_as_master
-        return is_set or not allowed.is_local or self._members.is_any_known
+        return is_set or not allowed.is_local or self.members.is_any_known
 
     def _is_allowed(self, address: IpAddress | None) -> bool:
         allowed = self._settings.ha_addresses
         if address is None:
             return False
         return allowed.include(address) or (
-            allowed.has_members and self._members.are_asked_for and self._members.count_at(address) > 0
+            allowed.has_members and self.members.are_asked_for and self.members.count_at(address) > 0
         )
 
     def _looked(self) -> None:
         """The members are known anew, or who is allowed: links that wait for that have their answer."""
-        for link in list(self._waiting):
+        for link in list(self.waiting):
             # A look that began before a link came says nothing of it: the slave may have registered in between.
             is_allowed = self._is_allowed(link.ip)
-            if is_allowed or link.looks_begun < self._members.looks_ended:
-                self._waiting.remove(link)
+            if is_allowed or link.looks_begun < self.members.looks_ended:
+                self.waiting.remove(link)
                 if is_allowed:
                     link.admit()
                 else:
                     self._refuse(link)
-        for link in self._links:
-            if not self.copies.count_at(link.ip) and link.looks_begun < self._members.looks_ended:
+        for link in self.links:
+            if not self.copies.count_at(link.ip) and link.looks_begun < self.members.looks_ended:
                 self._warn_once(
                     link,
                     "%s is sent the log, but is no copy that answers wait for: haAllowedAddresses=%s does not name it, "
                     "and name servers know of no other broker %s there",
                 )
-        if self._links:
+        if self.links:
             self._on_acked()
         if self._is_wanted and self._port is not None and not self._port.is_open and not len(self._tasks):
             self._tasks.start(self._listen_everywhere(self._port), "HA port")
@@ -224,7 +226,7 @@ class HaMaster:
         """Close the connection of a peer that is no slave; logged once for an address."""
         link.close("it is neither allowed nor a member")
         unsigned = (
-            ", or it did not sign as innerClientAuthenticationCredentials says" if self._members.need_signatures else ""
+            ", or it did not sign as innerClientAuthenticationCredentials says" if self.members.need_signatures else ""
         )
         self._warn_once(
             link,
@@ -246,43 +248,44 @@ class HaMaster:
         if not any(port.is_open for port in (self._port, self._local_port) if port is not None):
             link.close()  # it was accepted while the port closed
             return
-        assert link not in self._links, "a link comes once"
-        asks = self._members.are_asked_for
-        link.looks_begun = self._members.looks_begun
-        if asks and link.ip is not None and self._count_from(link.ip) >= self._members.count_at(link.ip):
-            self._members.look_soon()
+        assert link not in self.links, "a link comes once"
+        asks = self.members.are_asked_for
+        link.looks_begun = self.members.looks_begun
+        if asks and link.ip is not None and self._count_from(link.ip) >= self.members.count_at(link.ip):
+            self.members.look_soon()
         if self._is_allowed(link.ip):
             link.admit()
         elif asks and link.ip is not None and self._settings.ha_addresses.has_members:
-            if len(self._waiting) >= _WAITING_MAX:
+            if len(self.waiting) >= _WAITING_MAX:
                 self._refuse(link)
                 return
             link.hold()
-            self._waiting.append(link)
+            self.waiting.append(link)
         else:
             self._refuse(link)
 
     def _linked(self) -> set[IpAddress | None]:
-        return {link.ip for link in self._links}
+        return {link.ip for link in self.links}
 
-    def _is_any_left_out(self) -> bool:
+    def is_any_left_out(self) -> bool:
+        """Return True if a link comes from an address that does not count as a copy of the log."""
         return any(self._count_from(ip) > self.copies.count_at(ip) for ip in self._linked() if ip is not None)
 
     def _count_from(self, address: IpAddress) -> int:
-        return sum(link.ip == address for link in self._links)
+        return sum(link.ip == address for link in self.links)
 
     def opened(self, link: Link) -> None:
         """A link is let in; its slave has yet to report."""
-        assert link not in self._links, "a link that is listed twice would count as two copies"
-        assert link not in self._waiting, "a link that is let in waits no more"
-        self._links.append(link)
+        assert link not in self.links, "a link that is listed twice would count as two copies"
+        assert link not in self.waiting, "a link that is let in waits no more"
+        self.links.append(link)
         self.copies.mark_growth()
         if self._next_check is None:
             self._next_check = self._loop.call_later(_CHECK_SECONDS, self._check_times)
 
     def reported(self, link: Link, *, is_first: bool) -> None:
         """A slave has said how far it is."""
-        assert link in self._links, "nothing is read from a link that is not let in"
+        assert link in self.links, "nothing is read from a link that is not let in"
         assert link.acked_offset <= self._store.max_physical_offset, "a slave has no more than its master"
         self._turn += 1
         link.turn = self._turn
@@ -292,17 +295,17 @@ class HaMaster:
                 "slave %s has the log up to %d, sending it from %d", link.peer, link.acked_offset, link.next_offset
             )
             self.advanced()
-            for other in self._links:
+            for other in self.links:
                 if other.ip == link.ip and other is not link:
                     other.beat()  # who answers is another slave, so that this one counts before the next heartbeat
         self._on_acked()
 
     def closed(self, link: Link) -> None:
         """A link is gone."""
-        if link in self._waiting:
-            self._waiting.remove(link)
-        if link in self._links:
-            self._links.remove(link)
+        if link in self.waiting:
+            self.waiting.remove(link)
+        if link in self.links:
+            self.links.remove(link)
             _log.info("slave %s disconnected: %s", link.peer, link.closed_because)
             self._on_acked()
 
@@ -310,7 +313,7 @@ class HaMaster:
         # Before anything is sent: `send` calls `advanced` when a peer takes more, which has to ask for another round.
         self._is_round_due = False
         self.copies.mark_growth()
-        is_more = [link.send() for link in self._links]
+        is_more = [link.send() for link in self.links]
         if any(is_more):
             self.advanced()
 
@@ -318,9 +321,9 @@ class HaMaster:
         """What is due by time: heartbeats, silent slaves, the next second's allowance."""
         self._next_check = None
         now_ms = self._clock.monotonic_ms()
-        for link in list(self._links):
+        for link in list(self.links):
             link.check_times(now_ms)
-        if self._links:
+        if self.links:
             self._next_check = self._loop.call_later(_CHECK_SECONDS, self._check_times)
             self.advanced()
         self.copies.forget_growth()

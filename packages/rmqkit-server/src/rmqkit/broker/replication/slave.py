@@ -87,6 +87,10 @@ class HaSlave:
         flushes: whether only what is on the disk is reported (SYNC_FLUSH); then `flushed` has to be called.
         prepare: awaited for every link before it is used: what records need to be dispatched right; does not raise.
         tls: what links are encrypted with under ``haTlsEnable``.
+
+    Attributes:
+        divergence: the error that stopped this slave for good; None while it follows.
+
     Raises SettingsError: ``haTlsEnable`` without it.
     """
 
@@ -121,7 +125,7 @@ class HaSlave:
         self._dispatch_handle: asyncio.Handle | None = None
         self._pause_ms = _PAUSE_MS_MIN
         self._last_warning = ""
-        self._divergence: LogDiverged | None = None
+        self.divergence: LogDiverged | None = None
         self._mark = store.root / "diverged"
         self._is_marked = self._mark.exists()
         self._comparison = LogComparison(store, client, address)
@@ -149,7 +153,7 @@ class HaSlave:
     @property
     def is_diverged(self) -> bool:
         """Whether the log holds what its master's does not: nothing may be served from it."""
-        return self._divergence is not None or self._comparison.ahead_from is not None
+        return self.divergence is not None or self._comparison.ahead_from is not None
 
     @property
     def may_serve(self) -> bool:
@@ -176,7 +180,7 @@ class HaSlave:
 
     async def _round(self) -> float:
         """One link, from connecting to its end; how long to pause then, in ms."""
-        if self._divergence is not None:
+        if self.divergence is not None:
             return _FOR_GOOD_MS
         master = self._master
         assert master is not None, "follow() came before"
@@ -200,8 +204,8 @@ class HaSlave:
     async def _follow_master(self, master: _Master) -> object:
         """Connect and append what comes until the link ends; returns why it ended, or raises that."""
         self._dispatch()  # queues that the disk refused are tried again
-        if self._divergence is not None:  # the dispatch just found it
-            raise self._divergence
+        if self.divergence is not None:  # the dispatch just found it
+            raise self.divergence
         self._check_disk()
         # What a crash left of half a frame is no record: the master would go on behind it.
         end = self._store.replica.cut_torn_tail()
@@ -353,8 +357,8 @@ class HaSlave:
                 self._link.end(error)
 
     def _stop_for_good(self, error: LogDiverged) -> None:
-        if self._divergence is None:
-            self._divergence = error
+        if self.divergence is None:
+            self.divergence = error
             master = "its master" if self._master is None else self._master.ha_address
             _log.error("slave %s no longer follows %s: %s", self._address, master, error)
             self._remember(error)

@@ -295,17 +295,17 @@ class _Lock:
 
 
 class QueueLocks:
-    """Group → queue → who holds it."""
+    """Locks of queues. ``groups``: group → queue → the lock and its owner."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._groups: dict[str, dict[MessageQueue, _Lock]] = {}
+        self.groups: dict[str, dict[MessageQueue, _Lock]] = {}
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Lock what is free, expired or the client's own; returns the queues it holds now."""
         # Monotonic: a clock that is set forward would expire all locks, and two clients would consume one queue.
         now_ms = self._clock.monotonic_ms()
-        locks = self._groups.setdefault(group, {})
+        locks = self.groups.setdefault(group, {})
         granted: list[MessageQueue] = []
         for queue in queues:
             held = locks.get(queue)
@@ -316,28 +316,28 @@ class QueueLocks:
         return granted
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        locks = self._groups.get(group, {})
+        locks = self.groups.get(group, {})
         for queue in queues:
             held = locks.get(queue)
             if held is not None and held.client_id == client_id:
                 del locks[queue]
         if not locks:
-            self._groups.pop(group, None)
+            self.groups.pop(group, None)
 
     async def drop_expired(self) -> None:
         """Forget the locks that nobody renewed."""
         work = Slice(ROUND_SLICE_SECONDS)
-        for group in list(self._groups):
-            now_ms, locks = self._clock.monotonic_ms(), self._groups.get(group, {})
+        for group in list(self.groups):
+            now_ms, locks = self._clock.monotonic_ms(), self.groups.get(group, {})
             for queue in [queue for queue, held in locks.items() if _is_expired(held, now_ms)]:
                 del locks[queue]
             if not locks:
-                self._groups.pop(group, None)
+                self.groups.pop(group, None)
             await work.pause_if_over()
 
     def is_any_held(self, group: str) -> bool:
         """Whether a group holds a lock that is not expired: then it consumes in order."""
-        locks = self._groups.get(group)
+        locks = self.groups.get(group)
         if not locks:
             return False
         now_ms = self._clock.monotonic_ms()

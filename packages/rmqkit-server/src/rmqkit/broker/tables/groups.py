@@ -61,21 +61,22 @@ class Appeared(msgspec.Struct):
 
 
 class GroupTable:
-    """Consumer groups by name. ``has_light``: whether every ``%LMQ%…`` is a group, which no table holds."""
+    """Consumer groups by name. ``has_light``: whether every ``%LMQ%…`` is a group, which no table holds.
+    ``file``: where the table is stored."""
 
     def __init__(self, folder: Path, settings: BrokerSettings, clock: Clock, *, has_light: bool = False) -> None:
         self._has_light = has_light
-        self._file = JsonFile(folder / "subscriptionGroup.json")
+        self.file = JsonFile(folder / "subscriptionGroup.json")
         self._settings = settings
         self._clock = clock
         self._stored = SubscriptionGroupTable()
         self._rows = RowTexts()
-        self._shared = SharedWrite(self._file, self._write_shared)
+        self._shared = SharedWrite(self.file, self._write_shared)
         self._appeared: dict[str, Appeared] = {}
 
     def load(self) -> None:
         """Read the file and add the groups every broker has."""
-        self._stored = self._file.load(SubscriptionGroupTable) or SubscriptionGroupTable()
+        self._stored = self.file.load(SubscriptionGroupTable) or SubscriptionGroupTable()
         _name_all(self._stored)
         table = self._stored.subscription_group_table
         for name in SYSTEM_GROUPS:

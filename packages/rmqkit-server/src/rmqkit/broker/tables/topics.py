@@ -61,7 +61,7 @@ class StaticTopics:
     """
 
     def __init__(self, folder: Path, settings: BrokerSettings, clock: Clock) -> None:
-        self._file = JsonFile(folder / "topicQueueMapping.json")
+        self.file = JsonFile(folder / "topicQueueMapping.json")
         self._settings = settings
         self._clock = clock
         self._stored = _Stored()
@@ -69,10 +69,10 @@ class StaticTopics:
 
     def load(self) -> None:
         """Read the file. Raises StoreMismatch: it holds what is not supported, and nothing was changed."""
-        self._stored = self._file.load(_Stored) or _Stored()
+        self._stored = self.file.load(_Stored) or _Stored()
         for topic, detail in self._stored.topic_queue_mapping_info_map.items():
             if reason := self._unsupported(detail):
-                raise StoreMismatch(f"{self._file.path}: topic {topic}: {reason}")
+                raise StoreMismatch(f"{self.file.path}: topic {topic}: {reason}")
             self.local[topic] = _local(detail)
 
     @property
@@ -156,7 +156,7 @@ class StaticTopics:
         self._keep(_Stored(version, details))
 
     def _keep(self, stored: _Stored) -> None:
-        self._file.save(stored)
+        self.file.save(stored)
         self._stored = stored
         self.local = {topic: _local(detail) for topic, detail in self.details.items()}
 
@@ -185,7 +185,8 @@ _TEMPLATE = _ALL | Permission.INHERIT
 
 class TopicTable:
     """Topics by name. ``on_change``: called with topics that were created or changed, after they are on disk.
-    ``has_light``: whether every name of a light queue is a topic with one queue, which no table holds."""
+    ``has_light``: whether every name of a light queue is a topic with one queue, which no table holds.
+    ``file``: where the table is stored."""
 
     def __init__(
         self,
@@ -197,7 +198,7 @@ class TopicTable:
         has_light: bool = False,
     ) -> None:
         self._has_light = has_light
-        self._file = JsonFile(folder / "topics.json")
+        self.file = JsonFile(folder / "topics.json")
         self._store_root = folder.parent
         self._settings = settings
         self._clock = clock
@@ -205,7 +206,7 @@ class TopicTable:
         self._table: dict[str, TopicConfig] = {}
         self._own: frozenset[str] = frozenset()
         self._rows = RowTexts()
-        self._shared = SharedWrite(self._file, self._write_shared)
+        self._shared = SharedWrite(self.file, self._write_shared)
         self.static = StaticTopics(folder, settings, clock)
         self.data_version = DataVersion()
 
@@ -223,17 +224,17 @@ class TopicTable:
             self._table.update((config.topic_name, config) for config in missing)
             self.data_version.advance(self._clock.now_ms())
         # Not for an empty table: a broker whose topics were all deleted has old queues, too, until retention is done.
-        if not self._file.path.exists():
+        if not self.file.path.exists():
             self._add_those_of_queues()
 
     def _read(self) -> TopicConfigTable | None:
         try:
-            return self._file.load(TopicConfigTable)
+            return self.file.load(TopicConfigTable)
         except StoreMismatch as error:
             _log.warning(
                 "%s; both are kept as *.damaged, and the topics are created from the queues of the store", error
             )
-            self._file.set_aside()
+            self.file.set_aside()
             return None
 
     def _add_those_of_queues(self) -> None:
@@ -249,7 +250,7 @@ class TopicTable:
             _log.warning(
                 "%s is lost: %d topics are taken from the store's queues, readable and writable, with as many queues "
                 "as had messages: %s%s: check them with `rmq admin topic list`",
-                *(self._file.path, len(added), shown, ", …" if len(added) > _LOGGED_MAX else ""),
+                *(self.file.path, len(added), shown, ", …" if len(added) > _LOGGED_MAX else ""),
             )
 
     def add_system_topics(self) -> None:

@@ -198,6 +198,8 @@ class Clients:
     """All clients.
 
     ``on_request``: takes what brokers tell and ask a client.
+    ``passing``: clients without settings or registration, by origin.
+    ``holding``: the number of the other clients, by origin.
     ``on_gone``: told of the id of a client that left or was silent for too long.
     """
 
@@ -213,8 +215,8 @@ class Clients:
         self._on_request = on_request
         self._on_gone = on_gone
         self._clients: dict[str, Client] = {}
-        self._passing: dict[_Origin, OrderedDict[str, Client]] = {}
-        self._holding: Counter[_Origin] = Counter()
+        self.passing: dict[_Origin, OrderedDict[str, Client]] = {}
+        self.holding: Counter[_Origin] = Counter()
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -233,10 +235,10 @@ class Clients:
             origin = ("address", peername[0]) if user is None else ("user", user)
             self._make_room(origin)
             client = self._clients[client_id] = Client(client_id, self, user, origin)
-            self._passing.setdefault(origin, OrderedDict())[client_id] = client
+            self.passing.setdefault(origin, OrderedDict())[client_id] = client
         else:
             self.check_user(client, user)
-            if client_id in (passing := self._passing.get(client.origin, _NONE)):
+            if client_id in (passing := self.passing.get(client.origin, _NONE)):
                 passing.move_to_end(client_id)
         if client.calls >= CALLS_MAX:
             raise Refused(Code.TOO_MANY_REQUESTS, "flow limit")
@@ -256,12 +258,12 @@ class Clients:
 
     def _make_room(self, origin: _Origin) -> None:
         """Forget a client that holds nothing where the bounds are reached. Raises Refused: there is none."""
-        passing = self._passing.get(origin, _NONE)
+        passing = self.passing.get(origin, _NONE)
         if len(passing) >= PASSING_OF_ORIGIN_MAX and not self._forget_one(passing):
             text = f"flow limit: {PASSING_OF_ORIGIN_MAX} clients of {' '.join(origin)} have calls under way"
             raise Refused(Code.TOO_MANY_REQUESTS, text)
         if len(self._clients) >= CLIENTS_MAX and not self._forget_one(
-            max(self._passing.values(), key=len, default=_NONE)
+            max(self.passing.values(), key=len, default=_NONE)
         ):
             raise Refused(Code.TOO_MANY_REQUESTS, f"flow limit: {CLIENTS_MAX} clients are known")
 
@@ -276,33 +278,33 @@ class Clients:
     def _forget(self, client: Client, why: str) -> None:
         del self._clients[client.id]
         self._let_go(client)
-        passing = self._passing[client.origin]
+        passing = self.passing[client.origin]
         del passing[client.id]
         if not passing:
-            del self._passing[client.origin]
+            del self.passing[client.origin]
         if client.peer is not None and client.peer.is_open:
             client.peer.close(why)
 
     def hold(self, client: Client) -> None:
         """Note that a client has settings, or is registered. Raises Refused: too many of its origin are."""
-        if client.id not in (passing := self._passing.get(client.origin, _NONE)):
+        if client.id not in (passing := self.passing.get(client.origin, _NONE)):
             return
-        if self._holding[client.origin] >= HOLDING_OF_ORIGIN_MAX:
+        if self.holding[client.origin] >= HOLDING_OF_ORIGIN_MAX:
             text = f"flow limit: {HOLDING_OF_ORIGIN_MAX} clients of {' '.join(client.origin)} are registered"
             raise Refused(Code.TOO_MANY_REQUESTS, text)
         del passing[client.id]
         if not passing:
-            del self._passing[client.origin]
-        self._holding[client.origin] += 1
+            del self.passing[client.origin]
+        self.holding[client.origin] += 1
 
     def _let_go(self, client: Client) -> None:
         """Note that a client holds nothing any more."""
-        passing = self._passing.setdefault(client.origin, OrderedDict())
+        passing = self.passing.setdefault(client.origin, OrderedDict())
         if client.id not in passing:
             passing[client.id] = client
-            self._holding[client.origin] -= 1
-            if not self._holding[client.origin]:
-                del self._holding[client.origin]
+            self.holding[client.origin] -= 1
+            if not self.holding[client.origin]:
+                del self.holding[client.origin]
 
     def peer_of(self, client: Client) -> Peer:
         """The client as brokers know it, entered again where they have sent it away."""
@@ -325,8 +327,8 @@ class Clients:
     def close(self) -> None:
         """Have brokers forget all of them."""
         clients, self._clients = self._clients, {}
-        self._passing.clear()
-        self._holding.clear()
+        self.passing.clear()
+        self.holding.clear()
         for client in clients.values():
             if client.peer is not None:
                 client.peer.close("the endpoint closes")

@@ -79,6 +79,7 @@ class Endpoint:
         port: its own, for clients that do not say where they found it.
 
     Attributes:
+        sending, receiving: answer the calls of producers and of consumers.
         stopping: set when it is to stop.
         answered: how many calls had an answer, by method and code; None where nobody asks.
     """
@@ -93,8 +94,8 @@ class Endpoint:
         self._under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._receiving = receiving = Receiving(backend, clock)
-        self._sending = sending = Sending(backend, clock)
+        self.receiving = receiving = Receiving(backend, clock)
+        self.sending = sending = Sending(backend, clock)
         self._telemetry = telemetry = Telemetry(backend, sending, self._tasks)
         self.clients = Clients(backend, clock, telemetry.on_request, self._gone)
         routes = Routes(backend, port)
@@ -120,7 +121,7 @@ class Endpoint:
         """Begin the work between calls: sweeping clients and half messages, renewing what clients hold."""
         for work, seconds in (
             (self.clients.drop_silent, _SWEEP_SECONDS),
-            (self._sending.drop_old, _SWEEP_SECONDS),
+            (self.sending.drop_old, _SWEEP_SECONDS),
             (self._renew, ROUND_SECONDS),
         ):
             name = f"gRPC: {getattr(work, '__name__', 'round')}"
@@ -138,7 +139,7 @@ class Endpoint:
         self.stopping.set()
         # Before what is held is given back: a renewal under way would hide it again.
         await asyncio.gather(*self._rounds)
-        await self._receiving.close(_STOP_SECONDS)
+        await self.receiving.close(_STOP_SECONDS)
         await self._tasks.close()
         self.clients.close()
 
@@ -219,7 +220,7 @@ class Endpoint:
         try:
             with self._entered(call, await self._signer(method.name, call, asked)) as client:
                 try:
-                    await self._receiving.receive(call, client, asked, write, write_framed)
+                    await self.receiving.receive(call, client, asked, write, write_framed)
                 except RmqError as error:
                     refused = refusal_of(error)
                     await write(_ReceiveResponse(status=status(refused.code, refused.text)))
@@ -267,7 +268,7 @@ class Endpoint:
     @property
     def held_messages(self) -> int:
         """How many messages are renewed for push consumers."""
-        return len(self._receiving.renewals)
+        return len(self.receiving.renewals)
 
     # -- inside
 
@@ -330,11 +331,11 @@ class Endpoint:
 
     async def _renew(self) -> None:
         online = {client.id for client in self.clients if client.is_online}
-        await self._receiving.renewals.round(online)
+        await self.receiving.renewals.round(online)
 
     def _gone(self, client_id: str) -> None:
         if not self.stopping.is_set():
-            self._tasks.start(self._receiving.renewals.release(client_id), f"what {client_id} held")
+            self._tasks.start(self.receiving.renewals.release(client_id), f"what {client_id} held")
 
 
 async def _heard(commands: AsyncIterator[Any]) -> AsyncIterator[Any]:

@@ -311,6 +311,11 @@ class Sending:
         asking.recover_orphaned_transaction_command.transaction_id = transaction_id
         client.stream.send(asking)
 
+    @property
+    def transaction_counts(self) -> tuple[int, int]:
+        """Return how many transactions are open, and how many ended lately."""
+        return len(self._halves), len(self._ended)
+
     def drop_old(self) -> None:
         """Forget half messages of long ago."""
         now_ms = self._clock.monotonic_ms()

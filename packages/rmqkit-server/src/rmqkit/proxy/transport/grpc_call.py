@@ -22,8 +22,10 @@ from rmqkit.proxy.schema.messages import SERVICE, DecodeError, Method
 from rmqkit.proxy.service.clients import CallEnded
 from rmqkit.proxy.service.endpoint import Endpoint, StreamFailed
 from rmqkit.proxy.transport.field_count import FIELDS_MAX, is_within
+from rmqkit.proxy.transport.frames import FRAME_BYTES_MAX
 from rmqkit.proxy.transport.header_blocks import Headers, header_block, header_decoder
-from rmqkit.proxy.transport.http2 import FRAME_BYTES_MAX, STREAM_WINDOW, Http2Connection, Http2Stream
+from rmqkit.proxy.transport.http2 import Http2Connection
+from rmqkit.proxy.transport.stream import STREAM_WINDOW, Http2Stream
 from rmqkit.remoting.connection import LinkArguments
 
 __all__ = ["GrpcService"]

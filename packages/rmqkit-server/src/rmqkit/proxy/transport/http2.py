@@ -1,334 +1,88 @@
-"""HTTP/2 as a server of gRPC needs it: frames, header blocks, streams, and flow control in both directions.
+"""A connection of HTTP/2 as a server of gRPC needs it: frames to streams, flow control, and bounds.
 
-Written for many short requests: what a read brings is handled in one go, and what is answered leaves in the one write
-of the tick. Header blocks of ours are constants that use no dynamic table.
+It is built for many short requests: all frames of one read are handled together, and all answers of a loop iteration
+leave in one write. Our header blocks are constants without a dynamic table.
 
-A peer can ask for a lot with few bytes. So there are bounds: streams at a time, bytes of a header block, bytes of
-requests that are not whole or not answered, new streams in one turn of the loop, and frames that only make work
-(Rapid Reset, floods of PING, SETTINGS, CONTINUATION and empty DATA). Source: RFC 9113, RFC 7541, grpc.md §16.2.
+A peer can cause much work with few bytes. Therefore these have bounds: streams at a time, bytes of a header block,
+bytes of requests that are incomplete or not answered, new streams in one loop iteration, and frames that only make work
+(Rapid Reset, floods of PING, SETTINGS, CONTINUATION and empty DATA). The bytes of frames are in `frames`, a request and
+its answer in `stream`. Source: RFC 9113, RFC 7541, grpc.md §16.2.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 import struct
-from collections import deque
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, Unpack
+from typing import Unpack
 
 from rmqkit.clock import Clock
 from rmqkit.errors import RmqError
 from rmqkit.protocol.core import GrpcHeaders
+from rmqkit.proxy.transport.frames import (
+    ACK,
+    CONTINUATION,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_BYTES_MAX,
+    GOAWAY,
+    HAS_PRIORITY,
+    HEAD,
+    PADDED,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    ErrorCode,
+    Http2Error,
+    StreamError,
+    frame,
+    unpadded,
+)
 from rmqkit.proxy.transport.header_blocks import HeaderBlockError, Headers, header_decoder
+from rmqkit.proxy.transport.stream import STREAM_WINDOW, Http2Stream, check_request
 from rmqkit.remoting.connection import Link, LinkArguments
 
-__all__ = ["Http2Connection", "Http2Error", "Http2Stream"]
+__all__ = ["Http2Connection"]
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-FRAME_BYTES_MAX = 16_384  # of what comes; what the peer takes is in its settings
 STREAMS_MAX = 10_000
-STREAM_WINDOW = 1 << 20
 CONNECTION_WINDOW = 4 << 20
 # Bytes of requests that are whole and not answered; above it the peer may send no more.
 _ASKED_BYTES_HIGH = 8 << 20
 # Bytes of requests that are not whole, of one connection.
 _INCOMPLETE_BYTES_MAX = 64 << 20
-# What a stream takes that has no bytes yet, about.
+# The approximate memory of a stream without bytes.
 _STREAM_BYTES = 1024
 _HEADER_BYTES_MAX = 16_384
 _WINDOW_MAX = 0x7FFFFFFF
-# Of frames that only make work, within `_LABOUR_MS`, beyond those of answered requests.
+# Frames that only make work, within `_LABOUR_MS`. Each answered request allows one more.
 _LABOUR_MAX = 1000
 _LABOUR_MS = 10_000.0
-# New streams in one turn of the loop: some 50 us each, before others have their turn.
+# New streams in one loop iteration: each costs some 50 us, and other connections wait.
 _CALLS_PER_TURN = 128
 _FRAMES_PER_TURN = 2048
 _RESET_KEPT = 256
 
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
-END_STREAM = ACK = 0x1
-END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
 _HEADER_TABLE_SIZE, _ENABLE_PUSH, _MAX_STREAMS, _INITIAL_WINDOW, _MAX_FRAME, _MAX_HEADER_LIST = range(1, 7)
 
-_HEAD = struct.Struct(">HBBBI")
 _SETTING = struct.Struct(">HI")
-_OF_CONNECTIONS = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
-# What SDKs send with every call, and what is as it should be: most headers are looked at no further.
-_USUAL = frozenset(
-    b"content-type user-agent grpc-timeout grpc-encoding grpc-accept-encoding accept-encoding authorization "
-    b"x-mq-client-id x-mq-language x-mq-client-version x-mq-protocol x-mq-request-id x-mq-date-time"
-    b" x-mq-namespace".split()
-)
-_PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
-
-
-class ErrorCode(enum.IntEnum):
-    """Why a stream or a connection ends (RFC 9113 §7)."""
-
-    NO_ERROR = 0
-    PROTOCOL_ERROR = 1
-    INTERNAL_ERROR = 2
-    FLOW_CONTROL_ERROR = 3
-    STREAM_CLOSED = 5
-    FRAME_SIZE_ERROR = 6
-    REFUSED_STREAM = 7
-    CANCEL = 8
-    COMPRESSION_ERROR = 9
-    ENHANCE_YOUR_CALM = 11
-
-
-class Http2Error(RmqError):
-    """What a peer sent is no HTTP/2, or too much of it: the connection ends."""
-
-    def __init__(self, code: ErrorCode, text: str) -> None:
-        super().__init__(f"{code.name}: {text}")
-        self.code = code
-
-
-class _StreamError(Exception):
-    """One stream ends."""
-
-    def __init__(self, code: ErrorCode) -> None:
-        super().__init__(code.name)
-        self.code = code
-
-
-def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """One frame."""
-    size = len(payload)
-    return _HEAD.pack(size >> 8, size & 0xFF, kind, flags, stream_id) + payload
-
-
-@lru_cache(maxsize=1024)
-def _start(size: int, kind: int, flags: int) -> bytes:
-    """What a frame begins with, up to its stream's number."""
-    return bytes((size >> 16, size >> 8 & 0xFF, size & 0xFF, kind, flags))
-
-
-class Http2Stream:
-    """One request and its answer; what is done with them is a subclass's.
-
-    Attributes:
-        id: the stream's number.
-        since_ms: when it was opened, monotonic.
-        is_request_whole: whether the peer has sent all.
-        waits_for_whole: whether nothing can be done before; False for a stream of requests.
-        is_over: whether nothing can be written any more.
-        asked_bytes, incomplete_bytes, pending_bytes: of a request that is whole, or not whole; of an answer that waits.
-        declared_bytes, received_bytes: the size of the request by its headers, -1 for none, and so far.
-        receive_window: how many bytes the peer may send.
-        extra_window: how many bytes may be sent to the peer beyond ``initial_window`` of the connection.
-    """
-
-    __slots__ = (
-        "_connection", "_pending", "_tail", "_unread", "_written", "asked_bytes", "declared_bytes", "extra_window",
-        "id", "incomplete_bytes", "is_over", "is_request_whole", "pending_bytes", "receive_window", "received_bytes",
-        "since_ms", "waits_for_whole",
-    )  # fmt: skip
-
-    def __init__(self, connection: Http2Connection, stream_id: int, since_ms: float) -> None:
-        self._connection = connection
-        # What it may send beyond the initial window of the connection, which the peer may change at any time.
-        self.extra_window = 0
-        self.receive_window = STREAM_WINDOW
-        self._unread = 0
-        self.received_bytes = 0
-        self.declared_bytes = -1
-        self._pending: deque[bytes] | None = None
-        self.pending_bytes = 0
-        self._tail: bytes | None = None
-        self._written: asyncio.Future[None] | None = None
-        self.id = stream_id
-        self.since_ms = since_ms
-        self.is_request_whole = False
-        self.waits_for_whole = True
-        self.is_over = False
-        self.asked_bytes = 0
-        self.incomplete_bytes = 0
-
-    # -- what a subclass does
-
-    def opened(self, headers: Headers) -> None:
-        """Take the request's headers."""
-
-    def opened_usually(self, path: bytes, seconds: float | None, metadata: dict[str, str]) -> None:
-        """`opened` with headers that ``read_usual`` has checked and read."""
-
-    def received(self, data: bytes) -> None:
-        """Take some of the request's body."""
-
-    def ended(self) -> None:
-        """Know that the request is whole."""
-
-    def cut(self) -> None:
-        """Know that nobody waits for the answer any more."""
-
-    def overrun(self) -> None:
-        """Answer that the peer has too much under way; the stream ends in any case."""
-
-    # -- what a subclass uses
-
-    @property
-    def peername(self) -> tuple[str, int]:
-        """Address and port of the other side."""
-        return self._connection.peername
-
-    def keep(self, count: int) -> None:
-        """Note that some bytes of the request are kept until there are more; 0 when they are not any more."""
-        self._connection.keep(self, count)
-
-    def take(self, count: int) -> None:
-        """Let the peer send as much again, as it was read; without it a stream stops at `STREAM_WINDOW`."""
-        self._unread += count
-        if self._unread >= STREAM_WINDOW // 2 and not self.is_request_whole and not self.is_over:
-            self._connection.put(frame(WINDOW_UPDATE, 0, self.id, self._unread.to_bytes(4)))
-            self.receive_window += self._unread
-            self._unread = 0
-
-    @property
-    def window(self) -> int:
-        """How many bytes of the answer's body would leave at once."""
-        if self._pending is not None:
-            return 0
-        return min(self.extra_window + self._connection.initial_window, self._connection.send_window)
-
-    def write_headers(self, block: bytes, *, ends: bool = False) -> None:
-        """Send headers; nothing happens when it is over."""
-        if not self.is_over:
-            assert len(block) <= FRAME_BYTES_MAX, "every peer takes a frame of that size"
-            self._connection.put(frame(HEADERS, END_HEADERS | END_STREAM if ends else END_HEADERS, self.id, block))
-            if ends:
-                self._connection.answered(self)
-
-    def write_data(self, data: bytes) -> bool:
-        """Send some of the answer's body as soon as the peer's windows allow it; whether they did at once."""
-        if self.is_over:
-            return True
-        connection = self._connection
-        size = len(data)
-        window = min(self.extra_window + connection.initial_window, connection.send_window)
-        if self._pending is None and size <= window and size <= connection.frame_bytes_max:
-            # Both windows give, here and below: bytes taken from one alone are never granted again, and in the end
-            # everything stands still.
-            self.extra_window -= size
-            connection.send_window -= size
-            connection.put(_HEAD.pack(size >> 8, size & 0xFF, DATA, 0, self.id))
-            connection.put(data)
-            return True
-        if self._pending is None:
-            self._pending = deque()
-        self._pending.append(data)
-        self.pending_bytes += size
-        connection.pending_bytes += size
-        # Who waits for the connection's window keeps its turn: those before it have waited longer.
-        if not connection.is_in_turn(self):
-            self.send_pending(connection)
-        return self._pending is None
-
-    def write_answer(self, head: bytes, data: bytes, tail: bytes) -> None:
-        """Headers, body and trailers of an answer that is whole."""
-        connection, size = self._connection, len(data)
-        window = min(self.extra_window + connection.initial_window, connection.send_window)
-        if self.is_over or size > window or size > connection.frame_bytes_max:
-            self.write_headers(head)
-            self.write_data(data)
-            self.write_tail(tail)
-            return
-        self.extra_window -= size
-        connection.send_window -= size
-        stream_id = self.id.to_bytes(4)
-        connection.put(
-            b"".join(
-                (
-                    *(_start(len(head), HEADERS, END_HEADERS), stream_id, head),
-                    *(_start(size, DATA, 0), stream_id, data),
-                    *(_start(len(tail), HEADERS, END_HEADERS | END_STREAM), stream_id, tail),
-                )
-            )
-        )
-        connection.answered(self)
-
-    def write_tail(self, block: bytes) -> None:
-        """End the answer with trailers, behind what waits."""
-        if self._pending is None:
-            self.write_headers(block, ends=True)
-        elif not self.is_over:
-            self._tail = block
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether something that was sent waits for the client to take it."""
-        return (self._pending is not None and not self.is_over) or self._connection.taken is not None
-
-    async def written(self) -> None:
-        """Wait until what was sent has left, or nothing can any more."""
-        if self._pending is not None and not self.is_over:
-            if self._written is None:
-                self._written = self._connection.loop.create_future()
-            await asyncio.shield(self._written)
-        elif (taken := self._connection.taken) is not None:
-            await asyncio.shield(taken)
-
-    def reset(self, code: ErrorCode = ErrorCode.CANCEL) -> None:
-        """End the stream; nobody is told but the peer."""
-        if not self.is_over:
-            self._connection.reset(self, code)
-
-    # -- what the connection does
-
-    def close(self) -> None:
-        """End the stream: nothing can be written any more."""
-        self.is_over = True
-        self._pending = self._tail = None
-        if self._written is not None and not self._written.done():
-            self._written.set_result(None)
-
-    def send_pending(self, connection: Http2Connection) -> None:
-        """Send what the windows allow; noted is whose window it waits for, the connection's or its own."""
-        pending = self._pending
-        assert pending, "only who waits for a window is asked"
-        while pending:
-            own = self.extra_window + connection.initial_window
-            # Pieces have bytes, five at least with gRPC: an empty one would look like a window without room for ever.
-            size = min(own, connection.send_window, connection.frame_bytes_max, len(pending[0]))
-            if size <= 0:
-                # Its own window first: otherwise every update of the connection's window would ask the stream again,
-                # which could not use it.
-                connection.wait_for_window(self, is_own=own <= 0)
-                return
-            data = pending.popleft()
-            if size < len(data):
-                pending.appendleft(data[size:])
-                data = data[:size]
-            self.extra_window -= size
-            connection.send_window -= size
-            self.pending_bytes -= size
-            connection.pending_bytes -= size
-            connection.put(frame(DATA, 0, self.id, data))
-        self._pending = None
-        if self._written is not None and not self._written.done():
-            self._written.set_result(None)
-        self._written = None
-        if self._tail is not None:
-            self.write_headers(self._tail, ends=True)
 
 
 class Http2Connection(Link):
     """The streams of one client.
 
     Args:
-        make_stream: a new stream of this connection, from the arguments of `Http2Stream`.
-        on_read: called when the streams have what a read brought.
-        read_usual: checks the headers of a usual call, and reads them; it returns None for others.
+        make_stream: returns a new stream of this connection; it accepts the arguments of `Http2Stream`.
+        on_read: called after the streams have received the frames of one read.
+        read_usual: checks and reads the headers of a usual call; it returns None for other headers.
 
     Attributes:
         peername: address and port of the client.
         frame_bytes_max: the largest frame that the client takes.
-        pending_bytes: what waits for the client's windows.
-        taken: set while the client does not read; done when it does again.
-        initial_window, send_window: what may be sent on a new stream, and on all streams together.
+        pending_bytes: the bytes of answers that wait for the client's windows.
+        taken: a future while the client does not read; done when the client reads again.
+        initial_window, send_window: how many bytes may be sent on a new stream, and on all streams together.
     """
 
     def __init__(
@@ -381,7 +135,7 @@ class Http2Connection(Link):
 
     @property
     def frame_since_ms(self) -> float | None:
-        """Since when the oldest request is not whole; a stream of requests never is, and does not count."""
+        """Return since when the oldest request is incomplete. Streams of requests do not count."""
         if self._block is not None or (self._left and not self._is_held):
             return self._left_since_ms
         for stream in self._streams.values():
@@ -403,7 +157,7 @@ class Http2Connection(Link):
             (_MAX_HEADER_LIST, _HEADER_BYTES_MAX),
         )
         self.put(frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*one) for one in settings)))
-        # SETTINGS change the windows of streams alone: without this the connection's stays at 65,535 bytes.
+        # SETTINGS change only the windows of streams: without this frame the connection's window stays at 65,535 bytes.
         self.put(frame(WINDOW_UPDATE, 0, 0, (CONNECTION_WINDOW - self._window).to_bytes(4)))
         self._window = CONNECTION_WINDOW
 
@@ -424,7 +178,7 @@ class Http2Connection(Link):
         self.flush()
 
     def pause_writing(self) -> None:
-        # Who does not read its answers is not read either: its next requests would only add to them.
+        # A client that does not read its answers is not read: its next requests would only add answers.
         self.taken = self._loop.create_future()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
@@ -435,7 +189,7 @@ class Http2Connection(Link):
             self._transport.resume_reading()
 
     def close(self, reason: str = "") -> None:
-        """Tell the client to connect again, and what it waits for that it does not come."""
+        """Tell the client to connect again, and end the requests that have no answer."""
         if self.is_open:
             self._go_away(ErrorCode.NO_ERROR, reason)
             self._end_all()
@@ -446,11 +200,11 @@ class Http2Connection(Link):
         super().cut(reason)
 
     def probe(self) -> None:
-        """PING: a client that does not answer is gone."""
+        """Send PING: a client that does not answer is gone."""
         heard_ms = self.active_ms
         self.put(frame(PING, 0, 0, bytes(8)))
         self.flush()
-        self.active_ms = heard_ms  # what we write says nothing of the client
+        self.active_ms = heard_ms  # our own write does not show that the client lives
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._left, self._block = b"", None
@@ -475,20 +229,20 @@ class Http2Connection(Link):
     # -- reading
 
     def _take(self, data: bytes) -> None:
-        """Handle what was read, up to the bound of one turn."""
+        """Handle the bytes of a read, up to the bounds of one loop iteration."""
         is_new = not self._left
         if not is_new:
             data = self._left + data
         if self._is_held or not self.is_open:
-            self._left = data  # reading is paused, but what was read before still comes
+            self._left = data  # reading is paused, but earlier reads are still delivered
             return
         self._calls_left = _CALLS_PER_TURN
         try:
             try:
                 at, self._is_held = self._read_frames(data)
             finally:
-                # Also when a later frame ends the connection: what was gathered from those before it is under way at
-                # the broker.
+                # Also when a later frame ends the connection: the requests of the frames before it are already at the
+                # broker.
                 self._on_read()
         except Http2Error as error:
             self._give_up(error)
@@ -506,7 +260,7 @@ class Http2Connection(Link):
         self._note_incomplete()
 
     def _go_on(self) -> None:
-        """Handle more of what was read, in the next turn."""
+        """Handle the rest of a read in the next loop iteration."""
         self._is_held = False
         if not self.is_open:
             return
@@ -517,8 +271,8 @@ class Http2Connection(Link):
             self._transport.resume_reading()
 
     def _read_frames(self, data: bytes) -> tuple[int, bool]:
-        """Handle the whole frames in some bytes; where the first begins that is not handled, and whether that is since
-        it was enough for one turn, not since it is not whole."""
+        """Handle the whole frames in some bytes. Return the position of the first frame that was not handled, and True
+        if the bounds of one loop iteration were reached; False if that frame is incomplete."""
         at, size = 0, len(data)
         if not self._is_greeted:
             if data[: len(PREFACE)] != PREFACE[:size]:
@@ -528,9 +282,9 @@ class Http2Connection(Link):
             self._is_greeted, at = True, len(PREFACE)
         frames_left = _FRAMES_PER_TURN
         while size - at >= 9:
-            high, low, kind, flags, stream_id = _HEAD.unpack_from(data, at)
+            high, low, kind, flags, stream_id = HEAD.unpack_from(data, at)
             length, stream_id = high << 8 | low, stream_id & 0x7FFFFFFF
-            # Before it is waited for: what is refused in the end must not be buffered.
+            # Checked before the rest of the frame arrives, so that a refused frame is never buffered.
             if length > FRAME_BYTES_MAX:
                 raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes, over {FRAME_BYTES_MAX}")
             end = at + 9 + length
@@ -541,14 +295,13 @@ class Http2Connection(Link):
             frames_left -= 1
             try:
                 self._handle(kind, flags, stream_id, data[at + 9 : end])
-            except _StreamError as error:
+            except StreamError as error:
                 self._end_stream(stream_id, error.code)
             at = end
         return at, False
 
     def _handle(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        # Before all else: a frame between the pieces of a header block would be read while the table of both sides
-        # differs.
+        # A frame between the pieces of a header block would be read while the tables of both sides differ.
         if self._block is not None and (kind != CONTINUATION or stream_id != self._block_of):
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a header block is not whole when another frame comes")
         if not self._has_settings and kind != SETTINGS:
@@ -556,14 +309,14 @@ class Http2Connection(Link):
         if kind < len(self._HANDLERS):
             self._HANDLERS[kind](self, flags, stream_id, payload)
         else:
-            self._count_labour()  # a type that is not known is none of our business
+            self._count_labour()  # unknown types are ignored (RFC 9113 §4.1)
 
     def _data(self, flags: int, stream_id: int, payload: bytes) -> None:
         if not stream_id:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "DATA on stream 0")
         size = len(payload)
-        # All of the payload counts, padding too and on streams that have ended: the peer has taken it from its own
-        # count, and would be short of it for ever.
+        # The whole payload counts, also padding and DATA on streams that have ended: the peer has subtracted it from
+        # its window, which would stay smaller for ever.
         self._window -= size
         if self._window < 0:
             raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the connection's window")
@@ -572,15 +325,15 @@ class Http2Connection(Link):
         if stream is None or stream.is_request_whole:
             self._grant()
             if stream is None and stream_id in self._resets:
-                return  # it was on its way when we ended the stream
+                return  # the frame was sent before the peer saw our RST_STREAM
             self._must_be_open(stream_id)
             raise Http2Error(ErrorCode.STREAM_CLOSED, f"DATA on stream {stream_id}, which has ended")
         stream.receive_window -= size
         if stream.receive_window < 0:
-            raise _StreamError(ErrorCode.FLOW_CONTROL_ERROR)
+            raise StreamError(ErrorCode.FLOW_CONTROL_ERROR)
         if flags & PADDED:
-            payload = _unpadded(payload)
-            # Nobody reads the padding: it is granted again at once.
+            payload = unpadded(payload)
+            # Padding is not read by the stream: it is granted again at once.
             stream.take(size - len(payload))
         if payload:
             stream.received_bytes += len(payload)
@@ -593,7 +346,7 @@ class Http2Connection(Link):
 
     def _request_ended(self, stream: Http2Stream) -> None:
         if 0 <= stream.declared_bytes != stream.received_bytes:
-            raise _StreamError(ErrorCode.PROTOCOL_ERROR)
+            raise StreamError(ErrorCode.PROTOCOL_ERROR)
         stream.is_request_whole = True
         self.keep(stream, 0)
         stream.asked_bytes = stream.received_bytes
@@ -604,7 +357,7 @@ class Http2Connection(Link):
         if not stream_id & 1:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}, which is not a client's")
         if flags & PADDED:
-            payload = _unpadded(payload)
+            payload = unpadded(payload)
         if flags & HAS_PRIORITY:
             if len(payload) < 5:
                 raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "HEADERS too short for its priority")
@@ -612,8 +365,8 @@ class Http2Connection(Link):
             payload = payload[5:]
             if depends_on == stream_id:
                 self._last_id = max(self._last_id, stream_id)
-                self._decode(payload)  # the table has to stay the same on both sides
-                raise _StreamError(ErrorCode.PROTOCOL_ERROR)
+                self._decode(payload)  # the tables of both sides must stay equal
+                raise StreamError(ErrorCode.PROTOCOL_ERROR)
         if flags & END_HEADERS:
             self._header_block(stream_id, payload, bool(flags & END_STREAM))
         else:
@@ -634,33 +387,33 @@ class Http2Connection(Link):
             self._header_block(stream_id, block, self._block_ends_stream)
 
     def _header_block(self, stream_id: int, block: bytes, ends: bool) -> None:
-        # First, also for streams that are refused or gone: all blocks of a connection share one table, and one that is
-        # left out makes the later ones unreadable.
+        # First, also for streams that are refused or gone: all blocks of a connection share one table, and a skipped
+        # block makes the later blocks unreadable.
         headers = self._decode(block)
         stream = self._streams.get(stream_id)
-        if stream is not None:  # trailers, which say nothing to gRPC
+        if stream is not None:  # trailers, which gRPC does not use in requests
             if stream.is_request_whole:
                 raise Http2Error(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which has ended")
             if not ends or any(name[:1] == b":" or name != name.lower() for name, _ in headers):
-                raise _StreamError(ErrorCode.PROTOCOL_ERROR)
+                raise StreamError(ErrorCode.PROTOCOL_ERROR)
             self._request_ended(stream)
             return
         if stream_id <= self._last_id:
             if stream_id in self._resets:
                 return
             raise Http2Error(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which has ended")
-        # Before it may be refused: it was opened all the same, and what still comes on it is no error.
+        # Set before the stream may be refused: the peer has opened it, and later frames on it are no error.
         self._last_id = stream_id
         self._calls_left -= 1
         if len(self._streams) >= STREAMS_MAX:
             self._count_labour()
-            raise _StreamError(ErrorCode.REFUSED_STREAM)
+            raise StreamError(ErrorCode.REFUSED_STREAM)
         usual = None if self._read_usual is None else self._read_usual(headers)
-        declared = _check_request(headers) if usual is None else -1
+        declared = check_request(headers) if usual is None else -1
         stream = self._make_stream(self, stream_id, self.active_ms)
         stream.declared_bytes = declared
         stream.is_request_whole = ends
-        # Before it is told: it may answer at once, and `_forget` has to find it.
+        # Before `opened`: the stream may answer at once, and `_forget` has to find it.
         self._streams[stream_id] = stream
         if usual is None:
             stream.opened(headers)
@@ -694,14 +447,14 @@ class Http2Connection(Link):
             return
         stream = self._streams.get(stream_id)
         if stream is None:
-            # It was on its way when the stream ended.
+            # The peer sent the frame before it saw the end of the stream.
             self._must_be_open(stream_id)
             return
         stream.extra_window += more
         if not more:
-            raise _StreamError(ErrorCode.PROTOCOL_ERROR)
+            raise StreamError(ErrorCode.PROTOCOL_ERROR)
         if stream.extra_window + self.initial_window > _WINDOW_MAX:
-            raise _StreamError(ErrorCode.FLOW_CONTROL_ERROR)
+            raise StreamError(ErrorCode.FLOW_CONTROL_ERROR)
         if self._stuck.pop(stream_id, None) is not None:
             stream.send_pending(self)
 
@@ -718,17 +471,17 @@ class Http2Connection(Link):
             if key == _INITIAL_WINDOW:
                 if value > _WINDOW_MAX:
                     raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, f"an initial window of {value}")
-                # It moves the windows of open streams as well, below zero if need be (RFC 9113 §6.9.2): so they keep
-                # only what they have beyond it.
+                # The value also moves the windows of open streams, even below zero (RFC 9113 §6.9.2). Therefore a
+                # stream stores only the difference to it.
                 self.initial_window = value
-                # At the end of the turn, once: to look at all streams for each frame would be a way to keep us busy.
+                # Once, at the end of the read: a peer could cause much work if each frame visited every stream.
                 self._waiting.update(self._stuck)
                 self._stuck.clear()
                 self._has_more_window = True
             elif key == _MAX_FRAME:
                 if not 16_384 <= value <= 16_777_215:
                     raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"frames of up to {value} bytes")
-                # Larger ones would only keep other streams waiting.
+                # Larger frames would only delay other streams.
                 self.frame_bytes_max = min(value, 1 << 20)
             elif key == _ENABLE_PUSH and value > 1:
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}")
@@ -748,7 +501,7 @@ class Http2Connection(Link):
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"RST_STREAM of {len(payload)} bytes")
         self._must_be_open(stream_id)
         self._count_labour()
-        # Counted before: to open streams and reset them costs a peer nothing (Rapid Reset, CVE-2023-44487).
+        # Every RST_STREAM counts: opening and resetting streams costs a peer nothing (Rapid Reset, CVE-2023-44487).
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._forget(stream)
@@ -759,24 +512,24 @@ class Http2Connection(Link):
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"GOAWAY on stream {stream_id}")
 
     def _push_promise(self, flags: int, stream_id: int, payload: bytes) -> None:
-        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a client pushes nothing")
+        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a client must not send PUSH_PROMISE")
 
     def _priority(self, flags: int, stream_id: int, payload: bytes) -> None:
         if not stream_id:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
         self._count_labour()
         if len(payload) != 5:
-            raise _StreamError(ErrorCode.FRAME_SIZE_ERROR)
+            raise StreamError(ErrorCode.FRAME_SIZE_ERROR)
         if int.from_bytes(payload[:4]) & 0x7FFFFFFF == stream_id:
-            raise _StreamError(ErrorCode.PROTOCOL_ERROR)
+            raise StreamError(ErrorCode.PROTOCOL_ERROR)
 
     def _must_be_open(self, stream_id: int) -> None:
-        """Raises Http2Error: the stream has not begun, or is none that a client may open."""
+        """Raise Http2Error if the client has not opened the stream, or may not open a stream with this number."""
         if not stream_id or stream_id > self._last_id or not stream_id & 1:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"stream {stream_id} was not opened")
 
     def _count_labour(self) -> None:
-        """Count a frame that makes work and brings nothing. Raises Http2Error: there are too many."""
+        """Count a frame that only makes work. Raises Http2Error: there are too many of them."""
         if self.active_ms - self._labour_since_ms > _LABOUR_MS:
             self._labour, self._labour_since_ms = 0, self.active_ms
         self._labour += 1
@@ -789,37 +542,37 @@ class Http2Connection(Link):
         self._go_away(error.code, str(error))
         self.flush()
         self._closed_because = str(error)
-        # Not our own `close`: its second GOAWAY has NO_ERROR, and the client would take its fault for a restart of
-        # ours.
+        # Not our own `close`: its second GOAWAY has NO_ERROR, and the client would mistake its own fault for a
+        # restart of the server.
         Link.close(self, str(error))
 
     def _go_away(self, code: ErrorCode, text: str) -> None:
         debug = text.encode("utf-8", "replace")[:200]
         self.put(frame(GOAWAY, 0, 0, self._last_id.to_bytes(4) + code.to_bytes(4) + debug))
 
-    # -- what is kept
+    # -- bytes of requests
 
     def keep(self, stream: Http2Stream, count: int) -> None:
-        """Note how many bytes of a request are kept that is not whole."""
+        """Set how many bytes of an incomplete request a stream stores."""
         if stream.waits_for_whole and not stream.is_request_whole:
             count += _STREAM_BYTES
         self._incomplete_bytes += count - stream.incomplete_bytes
         stream.incomplete_bytes = count
-        assert self._incomplete_bytes >= 0, "more was let go than was kept"
+        assert self._incomplete_bytes >= 0, "no more bytes are released than were stored"
         if self._incomplete_bytes > _INCOMPLETE_BYTES_MAX and not stream.is_over:
             stream.overrun()
             if not stream.is_over:
                 self._end_stream(stream.id, ErrorCode.ENHANCE_YOUR_CALM)
 
     def _note_incomplete(self) -> None:
-        """Tell the limits of all connections what this one keeps."""
+        """Report the incomplete bytes of this connection to the limits of all connections."""
         kept = self._incomplete_bytes + len(self._left) + (len(self._block) if self._block is not None else 0)
         if self._limits is not None and kept != self._noted_bytes and self._transport is not None:
             self._limits.note_incomplete(self, kept, is_new=not self._noted_bytes)
             self._noted_bytes = kept
 
     def _grant(self) -> None:
-        """Let the peer send as much again, unless too much of what it asked is not answered."""
+        """Let the peer send as many bytes again as were read, unless too many bytes of requests have no answer."""
         if self._unread >= CONNECTION_WINDOW // 2 and self._asked_bytes <= _ASKED_BYTES_HIGH:
             self.put(frame(WINDOW_UPDATE, 0, 0, self._unread.to_bytes(4)))
             self._window += self._unread
@@ -828,22 +581,22 @@ class Http2Connection(Link):
     # -- writing
 
     def put(self, data: bytes) -> None:
-        """Send a frame with the others of this turn."""
+        """Send a frame with the other frames of this loop iteration."""
         self._unsent.append(data)
         if not self._flush_due:
             self._flush_soon()
 
     def _send_waiting(self) -> None:
-        """Send what waits for the connection's window, in turn, while there is some of it."""
+        """Send the answers that wait for the connection's window, in order, while the window has room."""
         while self._waiting and self.send_window > 0:
             stream = self._waiting.pop(next(iter(self._waiting)))
             stream.send_pending(self)
 
     def answered(self, stream: Http2Stream) -> None:
-        """Know that an answer is whole."""
+        """End a stream after its whole answer was sent."""
         self._labour -= self._labour > 0
         if not stream.is_request_whole:
-            self._reset(stream.id, ErrorCode.NO_ERROR)  # what else it would say is not read
+            self._reset(stream.id, ErrorCode.NO_ERROR)  # the rest of the request is not read
         self._forget(stream)
 
     def reset(self, stream: Http2Stream, code: ErrorCode) -> None:
@@ -852,11 +605,11 @@ class Http2Connection(Link):
         self._forget(stream)
 
     def is_in_turn(self, stream: Http2Stream) -> bool:
-        """Whether a stream waits for the connection's window."""
+        """Return True if a stream waits for the connection's window."""
         return stream.id in self._waiting
 
     def wait_for_window(self, stream: Http2Stream, *, is_own: bool) -> None:
-        """Have a stream send more when its own window, or the connection's, allows it."""
+        """Have a stream send more when its own window, or the connection's window, allows it."""
         (self._stuck if is_own else self._waiting)[stream.id] = stream
 
     def _reset(self, stream_id: int, code: ErrorCode) -> None:
@@ -884,11 +637,11 @@ class Http2Connection(Link):
         stream.incomplete_bytes = 0
         self._asked_bytes -= stream.asked_bytes
         stream.asked_bytes = 0
-        assert self.pending_bytes >= 0 <= self._asked_bytes, "more was let go than was kept"
+        assert self.pending_bytes >= 0 <= self._asked_bytes, "no more bytes are released than were stored"
         stream.close()
         self._grant()
 
-    # By the type of a frame.
+    # The handlers, by the type of a frame.
     _HANDLERS = (
         _data,
         _headers,
@@ -901,34 +654,3 @@ class Http2Connection(Link):
         _window_update,
         _continuation,
     )
-
-
-def _unpadded(payload: bytes) -> bytes:
-    """The content of a padded frame."""
-    if not payload or payload[0] >= len(payload):
-        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a frame is padded with more than it has")
-    return payload[1 : len(payload) - payload[0]]
-
-
-def _check_request(headers: Headers) -> int:
-    """The declared size of a request, -1 for none. Raises _StreamError: no HTTP/2 request has such headers."""
-    declared, pseudo, is_regular = -1, set(), False
-    for name, value in headers:
-        if name in _USUAL:
-            is_regular = True
-        elif name[:1] == b":":
-            if is_regular or name in pseudo or name not in _PSEUDO:
-                raise _StreamError(ErrorCode.PROTOCOL_ERROR)
-            pseudo.add(name)
-        else:
-            is_regular = True
-            if name in _OF_CONNECTIONS or name != name.lower() or (name == b"te" and value != b"trailers"):
-                raise _StreamError(ErrorCode.PROTOCOL_ERROR)
-            if name == b"content-length":
-                if not value.isdigit() or len(value) > 18:
-                    raise _StreamError(ErrorCode.PROTOCOL_ERROR)
-                declared = int(value)
-    values: dict[bytes, Any] = dict(headers)
-    if not (pseudo >= {b":method", b":scheme", b":path"} and values[b":path"]):
-        raise _StreamError(ErrorCode.PROTOCOL_ERROR)
-    return declared
