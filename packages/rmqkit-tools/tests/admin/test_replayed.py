@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rmqkit import Message, PopConsumer, Producer, PushConsumer, StartFrom
 from rmqkit.admin import Admin
 from rmqkit.admin.messages.sending import Stop
+from rmqkit.admin.replay.memory import GroupProducer, Replayed, Retries, file_name, retry_of
 from rmqkit.admin.replay.replay import Replay, Selection, State, TopicSource
-from rmqkit.admin.replay.replayed import GroupProducer, Replayed, Retries, file_name, retry_of
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings

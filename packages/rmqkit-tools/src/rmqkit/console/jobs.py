@@ -7,7 +7,7 @@ file in the folder            has
 ``<id>.state.json``           how far each queue is (`rmqkit.admin.replay.replay.State`), written after each chunk
 ``<id>.audit.jsonl``          a line for each message: where it was, where it went, or why no broker took it
 ``<id>.lock``                 held by the process that runs it, so that two consoles do not send the same messages
-``<group>-….replayed.json``   the dead letters of a group that jobs have sent (`rmqkit.admin.replay.replayed.Replayed`)
+``<group>-….replayed.json``   the dead letters of a group that jobs have sent (`rmqkit.admin.replay.memory.Replayed`)
 ============================  =======================================================================================
 
 A console that was killed has sent a part of a chunk that the state does not have: the next one looks for these messages
@@ -37,8 +37,8 @@ from msgspec.structs import asdict
 
 from rmqkit.admin import Admin
 from rmqkit.admin.messages.sending import Pace, Stop
+from rmqkit.admin.replay.memory import GroupProducer, Replayed, Retries, file_name
 from rmqkit.admin.replay.replay import Audit, Replay, Selection, State, TopicSource
-from rmqkit.admin.replay.replayed import GroupProducer, Replayed, Retries, file_name
 from rmqkit.admin.tail import TOOLS_GROUP
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.producer.producer import Producer

@@ -6,7 +6,7 @@ of a message         what the replayed one has
 body, tags, keys,    the same; so do properties of the application (`own_properties`)
 flag, sharding key
 unique key           ``replay id/place``: where it is in the source
-topic                the target; of dead letters the retry topic of their group (`rmqkit.admin.replay.replayed`);
+topic                the target; of dead letters the retry topic of their group (`rmqkit.admin.replay.memory`);
                      without either, the topic that the message was first sent to
 queue                any, or the one that its sharding key chooses
 ===================  ================================================================================================
@@ -49,7 +49,7 @@ from rmqkit.admin.messages.sending import (
     send_chunk,
 )
 from rmqkit.admin.replay.dead import DRY_RUN, check_by, kind_of, origin
-from rmqkit.admin.replay.replayed import Replayed, Retries, retry_of
+from rmqkit.admin.replay.memory import Replayed, Retries, retry_of
 from rmqkit.admin.tail import Span, queue_text
 from rmqkit.client.consumer.pull import PullConsumer, PullResult
 from rmqkit.client.observe.hooks import SendResult

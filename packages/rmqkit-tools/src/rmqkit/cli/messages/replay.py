@@ -16,8 +16,8 @@ import typer
 from rmqkit.admin import Admin
 from rmqkit.admin.messages.sending import Pace, Stop
 from rmqkit.admin.replay.dead import BY
+from rmqkit.admin.replay.memory import GroupProducer, Replayed, Retries, file_name, other_readers
 from rmqkit.admin.replay.replay import Audit, Picked, Replay, Selection, State, StoreSource, TopicSource, destination
-from rmqkit.admin.replay.replayed import GroupProducer, Replayed, Retries, file_name, other_readers
 from rmqkit.admin.tail import TOOLS_GROUP
 from rmqkit.cli import with_options
 from rmqkit.cli.admin.message import shown
