@@ -1,0 +1,178 @@
+"""Retry topics of a group, and dead letters on their way there.
+
+A dead letter belongs to one group. The replay therefore sends it to a retry topic of the group, which no other group
+reads (`Retries`): ``%RETRY%<group>``, or for groups that only pop, ``%RETRY%<group>_<topic>`` (POP's second version has
+``+`` in place of ``_``). `GroupProducer` writes it as a broker writes a retry:
+
+=======================  ==============================================================================================
+property, field          value
+=======================  ==============================================================================================
+``RETRY_TOPIC``          the topic of the first delivery; consumers give this topic to their handlers
+``ORIGIN_MESSAGE_ID``    the id of the first delivery
+reconsumeTimes           0: the message has all its tries again
+``DELAY``                none: the message is delivered at once
+=======================  ==============================================================================================
+
+Groups that broadcast read no retry topic. Brokers store whatever is sent to the retry topic of a group that consumes in
+order as a dead letter again. `Retries.find` names both. Source: behaviour.md §3.3, §3.7, §4.8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from rmqkit.admin import Admin
+from rmqkit.client.observe.hooks import SendResult
+from rmqkit.client.observe.status import ProducerStatus
+from rmqkit.client.producer.encode import encode_message
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.selectors import PlacedMessage
+from rmqkit.client.producer.sender import Sender
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.errors import MessageIllegal, PeerRefused, SettingsError
+from rmqkit.protocol import properties as names
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.names import dlq_topic, pop_retry_topic, retry_topic
+from rmqkit.protocol.properties import own_properties
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.groups import GroupRequest
+from rmqkit.protocol.schemas.topics import TopicList
+from rmqkit.sentences import _, joined
+
+__all__ = ["GroupProducer", "Retries", "RetryMessage", "other_readers", "retry_of"]
+
+_ASKED_MAX = 5
+
+
+class Retries(Struct, kw_only=True):
+    """The retry topics of a group.
+
+    Attributes:
+        pops: the group only pops, and reads a retry topic for each of its topics.
+        is_online: whether a client of the group is connected.
+        known: names of retry topics that exist.
+    """
+
+    group: str
+    pops: bool
+    is_online: bool
+    known: set[str]
+
+    @classmethod
+    async def find(cls, admin: Admin, group: str) -> Retries:
+        """Find out how a group gets its retries.
+        Raises SettingsError: its clients would not handle what is sent to a retry topic."""
+        own = retry_topic(group)
+        known = {name for name in await admin.calls.topic_names() if name.startswith(own)}
+        remedy = _("to send to all groups of a topic: rmq replay --dlq {group} --to TOPIC", group=group)
+        try:
+            connection = await admin.clients.consumers(group)
+        except PeerRefused:  # nobody is online: the group's offsets show how it read its retries
+            read = await _topics_read(admin, group)
+            pops = own not in read and any(name.startswith(own) for name in read)
+            return cls(group=group, pops=pops, is_online=False, known=known)
+        if connection.message_model == "BROADCASTING":
+            raise SettingsError(
+                _("group {group} broadcasts, and reads no retry topic; {remedy}", group=group, remedy=remedy)
+            )
+        for member in connection.connection_set[:_ASKED_MAX]:
+            info = (await admin.clients.running(group, member.client_id))[member.client_id]
+            if info is not None and info.properties.get("PROP_CONSUMEORDERLY") == "true":
+                why = _(
+                    "group {group} consumes in order: brokers store what is sent to {own} in {dead}",
+                    group=group,
+                    own=own,
+                    dead=dlq_topic(group),
+                )
+                raise SettingsError(joined("; ", [why, remedy]))
+        return cls(group=group, pops=own not in connection.subscription_table, is_online=True, known=known)
+
+    def topic(self, origin: str) -> str:
+        """Return the retry topic for messages that were first sent to a topic."""
+        if not self.pops:
+            return retry_topic(self.group)
+        newer = pop_retry_topic(self.group, origin, "+")
+        return newer if newer in self.known else pop_retry_topic(self.group, origin)
+
+
+async def _topics_read(admin: Admin, group: str) -> set[str]:
+    """Return the topics that have an offset of a group at some broker."""
+    header = GroupRequest(group)
+    found: set[str] = set()
+    for address in (await admin.calls.masters()).values():
+        with contextlib.suppress(PeerRefused):  # a broker that does not know the group
+            answer = await admin.calls.fetch(TopicList, address, RequestCode.QUERY_TOPICS_BY_CONSUMER, header)
+            found.update(answer.topic_list)
+    return found
+
+
+class RetryMessage(PlacedMessage, kw_only=True):
+    """A dead letter as it goes to its group's retry topic; ``own`` has RocketMQ's properties of it."""
+
+    own: dict[str, str]
+
+
+def retry_of(message: ReceivedMessage, origin: str, retries: Retries, msg_id: str) -> RetryMessage:
+    """Return the retry of a dead letter that was first sent to topic ``origin``."""
+    properties = message.properties
+    first_id = properties.get(names.ORIGIN_MESSAGE_ID, "").strip() or message.offset_msg_id
+    own = {names.RETRY_TOPIC: origin, names.ORIGIN_MESSAGE_ID: first_id}
+    if names.SHARDING_KEY in properties:
+        own[names.SHARDING_KEY] = properties[names.SHARDING_KEY]
+    return RetryMessage(
+        topic=retries.topic(origin),
+        body=message.body,
+        tags=message.tags,
+        keys=message.keys,
+        properties=own_properties(properties),
+        flag=message.flag,
+        msg_id=msg_id,
+        own=own,
+    )
+
+
+class GroupProducer:
+    """Sends retries of dead letters; the interface is the part of `Producer` that `send_chunk` uses."""
+
+    def __init__(self, producer: Producer, runtime: ClientRuntime, admin: Admin, retries: Retries) -> None:
+        self._producer, self._admin, self._retries = producer, admin, retries
+        self._creating = asyncio.Lock()
+        self.settings = producer.settings
+        self._sender = Sender(runtime, producer.group, producer.settings)
+
+    async def send(self, message: PlacedMessage, *, queue: MessageQueue | None = None) -> SendResult:
+        """Send one retry. Raises what `Producer.send` raises."""
+        assert isinstance(message, RetryMessage), "dead letters go out as retries"
+        assert message.msg_id is not None, "a retry has the key of its place"
+        await self._create(message.topic)
+        encoded = encode_message(message, message.msg_id, self.settings, message.own)
+        return await self._sender.send(encoded, timeout_ms=self.settings.send_timeout_ms, queue=queue)
+
+    async def send_batch(self, messages: Sequence[PlacedMessage], *, queue: MessageQueue | None = None) -> SendResult:
+        """Raises MessageIllegal: brokers refuse batches for retry topics; `send_chunk` then sends one by one."""
+        raise MessageIllegal(
+            _("a batch cannot be sent to retry topic {topic}: send its messages one by one", topic=messages[0].topic)
+        )
+
+    async def _create(self, topic: str) -> None:
+        """Create a retry topic of which no message has come yet, as a broker does."""
+        async with self._creating:
+            if topic not in self._retries.known:
+                await self._admin.topics.create(topic, read_queues=1, write_queues=1)
+                self._retries.known.add(topic)
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        return await self._producer.queues(topic)
+
+    def status(self) -> ProducerStatus:
+        return self._producer.status()
+
+
+async def other_readers(admin: Admin, topic: str, group: str) -> list[str]:
+    """Return the other groups that read a topic, and therefore get what is sent to it."""
+    return [one for one in await admin.topics.groups(topic) if one != group]
