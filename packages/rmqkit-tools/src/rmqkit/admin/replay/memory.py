@@ -1,4 +1,5 @@
 """The dead letters of a group that were sent to a target: a file holds their offsets, so that a repeat skips them.
+`TaskFile` is what this file and the state of a replay have in common.
 
 One process at a time uses the file. Source: behaviour.md §4.8.
 """
@@ -13,6 +14,7 @@ import hashlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar, Self
 
 import msgspec
 from msgspec import Struct, field
@@ -24,45 +26,33 @@ from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.sentences import _, plain
 from rmqkit.store.files import naming
 
-__all__ = ["Memory", "file_name"]
+__all__ = ["Memory", "TaskFile", "file_name", "new_id", "refuse_device"]
 
 
-class Memory(Struct, kw_only=True):
-    """The dead letters of a group that were sent to one target.
+class TaskFile(Struct, kw_only=True):
+    """What a file holds of a replay.
 
     Attributes:
-        task: the group and the target; the file is not used for others.
-        replay_id: begins the unique keys of the copies, in all runs.
-        places: half-open ranges of queue offsets that were sent, sorted, by lane (``broker:queue``).
-        marks: the highest of these offsets and the message's id, by lane. They show whether the topic was deleted and
-            created again since then.
-        is_done: False while a run is in progress, and after a run that was interrupted.
+        task: what is replayed; the file is not used for another task.
+        replay_id: begins the unique keys of the copies.
     """
 
+    kind: ClassVar[str]
     task: str
     replay_id: str
-    places: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    marks: dict[str, tuple[int, str]] = field(default_factory=dict)
-    is_done: bool = True
 
     @classmethod
-    def new(cls, task: str) -> Memory:
-        """Return an empty memory with a new id."""
-        return cls(task=task, replay_id=f"replay-{random.getrandbits(40):010x}")
-
-    @classmethod
-    def load(cls, path: Path, task: str) -> Memory:
-        """Read a memory; without a file, return an empty one.
-        Raises SettingsError: the file has something else, or the memory of another group or target."""
-        if path.exists() and not path.is_file():
-            raise SettingsError(_("{path} is not a regular file: name another with --state", path=path))
+    def load(cls, path: Path, task: str) -> Self | None:
+        """Read a file; without a file, return None.
+        Raises SettingsError: the file has something else, or belongs to another replay."""
+        refuse_device(path)
         try:
             found = msgspec.json.decode(path.read_bytes(), type=cls)
         except FileNotFoundError:
-            return cls.new(task)
+            return None
         except msgspec.MsgspecError as error:
-            why = _("{path} is not the state of a replay of dead letters ({error})", path=path, error=error)
-            raise SettingsError(_("{why}: name another file with --state", why=why)) from None
+            text = _("{path} is not {kind} ({error}): name another file", path=path, kind=cls.kind, error=error)
+            raise SettingsError(text) from None
         if found.task != task:
             raise SettingsError(
                 _(
@@ -73,6 +63,39 @@ class Memory(Struct, kw_only=True):
                 )
             )
         return found
+
+    def save(self, path: Path) -> None:
+        """Replace the file as a whole. No save waits for the disk: a power cut may bring an older file back."""
+        whole = path.with_name(path.name + ".tmp")
+        with naming(path):
+            whole.write_bytes(msgspec.json.format(msgspec.json.encode(self, enc_hook=plain)))
+            whole.replace(path)
+
+
+class Memory(TaskFile, kw_only=True):
+    """The dead letters of a group that were sent to one target; all runs have the same ``replay_id``.
+
+    Attributes:
+        places: half-open ranges of queue offsets that were sent, sorted, by lane (``broker:queue``).
+        marks: the highest of these offsets and the message's id, by lane. They show whether the topic was deleted and
+            created again since then.
+        is_done: False while a run is in progress, and after a run that was interrupted.
+    """
+
+    kind = _("the state of a replay of dead letters")
+    places: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    marks: dict[str, tuple[int, str]] = field(default_factory=dict)
+    is_done: bool = True
+
+    @classmethod
+    def new(cls, task: str) -> Self:
+        """Return an empty memory with a new id."""
+        return cls(task=task, replay_id=new_id())
+
+    @classmethod
+    def load(cls, path: Path, task: str) -> Self:
+        """Read a memory as `TaskFile.load` does; without a file, return an empty one."""
+        return super().load(path, task) or cls.new(task)
 
     @staticmethod
     @contextlib.contextmanager
@@ -85,13 +108,6 @@ class Memory(Struct, kw_only=True):
             except OSError:
                 raise SettingsError(_("another replay uses {path} now: wait until it has stopped", path=path)) from None
             yield
-
-    def save(self, path: Path) -> None:
-        """Replace the file as a whole."""
-        whole = path.with_name(path.name + ".tmp")
-        with naming(path):
-            whole.write_bytes(msgspec.json.encode(self, enc_hook=plain))
-            whole.replace(path)
 
     def has(self, lane: str, offset: int) -> bool:
         """Return whether the dead letter at an offset was sent."""
@@ -138,3 +154,14 @@ def file_name(name_servers: str, group: str, target: str | None) -> str:
     digest = hashlib.sha256("\n".join((cluster, group, target or "")).encode()).hexdigest()[:12]
     legible = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in group)
     return f"{legible}-{digest}"
+
+
+def new_id() -> str:
+    """Return the id of a replay that begins now."""
+    return f"replay-{random.getrandbits(40):010x}"
+
+
+def refuse_device(path: Path) -> None:
+    """Raise SettingsError: a path is a device or a pipe, from which a read may never return."""
+    if path.exists() and not path.is_file():
+        raise SettingsError(_("{path} is no regular file, and may never end: name another", path=path))

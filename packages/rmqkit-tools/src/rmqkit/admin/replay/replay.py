@@ -3,7 +3,7 @@
 ===================  ================================================================================================
 of a message         what the replayed one has
 ===================  ================================================================================================
-body, tags, keys,    the same; so do properties of the application (`own_properties`)
+body, tags, keys,    the same; so do properties of the application (`rmqkit.protocol.message.copied`)
 flag, sharding key
 unique key           ``replay id/place``: where it is in the source
 topic                the target; of dead letters the retry topic of their group (`rmqkit.admin.replay.retries`);
@@ -51,8 +51,7 @@ from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ProducerSettings, PullConsumerSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import MessageIllegal, NoNameServer, NoRoute, RmqError
-from rmqkit.protocol.message import ReceivedMessage
-from rmqkit.protocol.properties import SHARDING_KEY, own_properties
+from rmqkit.protocol.message import ReceivedMessage, copied
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.sentences import _
 from rmqkit.store.offline.findings import Finding
@@ -279,16 +278,7 @@ class Replay:
             raise MessageIllegal(_("{which} does not say where it came from: name a target", which=which))
         if self.target is None and self.retries is not None:
             return retry_of(message, topic, self.retries, self._key(picked))
-        return PlacedMessage(
-            topic=topic,
-            body=message.body,
-            tags=message.tags,
-            keys=message.keys,
-            properties=own_properties(message.properties),
-            flag=message.flag,
-            sharding_key=message.properties.get(SHARDING_KEY),
-            msg_id=self._key(picked),
-        )
+        return PlacedMessage(topic=topic, msg_id=self._key(picked), **copied(message))
 
     def _key(self, picked: Picked) -> str:
         return f"{self.state.replay_id}/{picked.place}"

@@ -36,9 +36,8 @@ from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.errors import MessageIllegal, PeerRefused, SettingsError
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.message import ReceivedMessage, copied
 from rmqkit.protocol.names import dlq_topic, pop_retry_topic, retry_topic
-from rmqkit.protocol.properties import own_properties
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.groups import GroupRequest
 from rmqkit.protocol.schemas.topics import TopicList
@@ -119,21 +118,12 @@ class RetryMessage(PlacedMessage, kw_only=True):
 
 def retry_of(message: ReceivedMessage, origin: str, retries: Retries, msg_id: str) -> RetryMessage:
     """Return the retry of a dead letter that was first sent to topic ``origin``."""
-    properties = message.properties
-    first_id = properties.get(names.ORIGIN_MESSAGE_ID, "").strip() or message.offset_msg_id
+    first_id = message.properties.get(names.ORIGIN_MESSAGE_ID, "").strip() or message.offset_msg_id
     own = {names.RETRY_TOPIC: origin, names.ORIGIN_MESSAGE_ID: first_id}
-    if names.SHARDING_KEY in properties:
-        own[names.SHARDING_KEY] = properties[names.SHARDING_KEY]
-    return RetryMessage(
-        topic=retries.topic(origin),
-        body=message.body,
-        tags=message.tags,
-        keys=message.keys,
-        properties=own_properties(properties),
-        flag=message.flag,
-        msg_id=msg_id,
-        own=own,
-    )
+    fields = copied(message)
+    if (key := fields.pop("sharding_key")) is not None:
+        own[names.SHARDING_KEY] = key
+    return RetryMessage(topic=retries.topic(origin), msg_id=msg_id, own=own, **fields)
 
 
 class GroupProducer:

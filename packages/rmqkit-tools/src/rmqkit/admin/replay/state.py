@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
+from rmqkit.admin.replay.memory import TaskFile, new_id, refuse_device
 from rmqkit.admin.replay.sources import Lanes, StoreSource, TopicSource
 from rmqkit.errors import SettingsError
 from rmqkit.sentences import _, plain
@@ -20,16 +19,14 @@ _AUDIT_TAIL_BYTES = 1 << 20
 _AUDIT_BEGIN = b'{"time":'
 
 
-class State(Struct, kw_only=True):
+class State(TaskFile, kw_only=True):
     """How far a replay is.
 
     Attributes:
-        task: what is replayed; a state is not used for another task.
         lanes: next offset and end of each.
     """
 
-    task: str
-    replay_id: str
+    kind = _("the state of a replay")
     lanes: Lanes
     sent: int = 0
     failed: int = 0
@@ -41,40 +38,9 @@ class State(Struct, kw_only=True):
         return 0 if self.is_done else sum(end - offset for offset, end in self.lanes.values())
 
     @classmethod
-    def load(cls, path: Path, task: str) -> State | None:
-        """The state in a file; None when there is no file.
-        Raises SettingsError: the file has something else, or the state of another replay."""
-        _refuse_device(path)
-        try:
-            state = msgspec.json.decode(path.read_bytes(), type=cls)
-        except FileNotFoundError:
-            return None
-        except msgspec.MsgspecError as error:
-            raise SettingsError(
-                _("{path} is not the state of a replay ({error}): name another file", path=path, error=error)
-            ) from None
-        if state.task != task:
-            raise SettingsError(
-                _(
-                    "{path} is the state of another replay, {task}: name another file for {wanted}",
-                    path=path,
-                    task=state.task,
-                    wanted=task,
-                )
-            )
-        return state
-
-    @classmethod
     async def begin(cls, task: str, source: TopicSource | StoreSource) -> State:
-        """That of a replay that begins now."""
-        return cls(task=task, replay_id=f"replay-{random.getrandbits(40):010x}", lanes=await source.lanes())
-
-    def save(self, path: Path) -> None:
-        """Replace the file as a whole; a power cut may bring an older one back, for which no chunk waits."""
-        whole = path.with_name(path.name + ".tmp")
-        with naming(path):
-            whole.write_bytes(msgspec.json.format(msgspec.json.encode(self, enc_hook=plain)))
-            whole.replace(path)
+        """Return the state of a replay that begins now."""
+        return cls(task=task, replay_id=new_id(), lanes=await source.lanes())
 
 
 class Audit:
@@ -82,7 +48,7 @@ class Audit:
     Raises SettingsError: the file is something else. Raises OSError: it cannot be written."""
 
     def __init__(self, path: Path) -> None:
-        _refuse_device(path)
+        refuse_device(path)
         self._path = path
         self._file = open(path, "ab+")  # noqa: SIM115 - closed by `close`
         size = self._file.seek(0, os.SEEK_END)
@@ -106,8 +72,3 @@ class Audit:
     def close(self) -> None:
         with naming(self._path):
             self._file.close()
-
-
-def _refuse_device(path: Path) -> None:
-    if path.exists() and not path.is_file():
-        raise SettingsError(_("{path} is no regular file, and may never end: name another", path=path))
