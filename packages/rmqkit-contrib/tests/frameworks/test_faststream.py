@@ -282,11 +282,10 @@ async def test_one_group_may_have_several_subscribers(tmp_path):
 
 
 async def test_subscribers_of_a_group_have_equal_options(tmp_path):
-    broker = broker_at("127.0.0.1:1")
-    broker.subscriber("Orders", group="office")(print)
-    broker.subscriber("Bills", group="office", ordered=True)(print)
     async with cluster(tmp_path) as address:
-        broker._name_servers = address
+        broker = broker_at(address)
+        broker.subscriber("Orders", group="office")(print)
+        broker.subscriber("Bills", group="office", ordered=True)(print)
         with pytest.raises(SetupError, match="subscribers of group office have different options"):
             await broker.start()
         await broker.stop()

@@ -160,9 +160,9 @@ def test_without_a_name_server_a_connection_fails_as_kombu_expects():
 def test_the_url_may_have_a_user():
     connection = kombu.Connection("rocketmq://me:secret@shop:9999//", transport_options={"name_servers": None})
     made = connection.transport
-    assert (made._name_servers, made._credentials()) == ("shop:9999", {"access_key": "me", "secret_key": "secret"})
+    assert (made.name_servers, made.credentials()) == ("shop:9999", {"access_key": "me", "secret_key": "secret"})
     several = kombu.Connection("rocketmq://", transport_options={"name_servers": "a:1;b:2"}).transport
-    assert (several._name_servers, several._credentials()) == ("a:1;b:2", {})
+    assert (several.name_servers, several.credentials()) == ("a:1;b:2", {})
 
 
 class Wire:
@@ -173,6 +173,8 @@ class Wire:
         self.acknowledged, self.given_back, self.messages = [], [], list(messages)
         self.producer = self.consumer = self
         self.delivered, self.no_ack_queues = [], set()
+        self.client = kombu.Connection("rocketmq://127.0.0.1:1//")
+        self._used_channel_ids, self.channel_max, self._callbacks = [], 1, {}
 
     def _deliver(self, payload, queue) -> None:
         self.delivered.append((payload, queue))
@@ -195,8 +197,8 @@ class Wire:
 
 
 def channel_over(wire: Wire) -> Channel:
-    channel = Channel.__new__(Channel)
-    channel.connection, channel._popped, channel._qos, channel._turn, channel.closed = wire, {}, None, 0, True
+    channel = Channel(wire)
+    channel.closed = True
     return channel
 
 
@@ -294,7 +296,8 @@ def full_transport(monkeypatch) -> tuple[Transport, list[float]]:
     monkeypatch.setattr("rmqkit.kombu.transport.time.sleep", slept.append)
     transport = Transport(kombu.Connection("rocketmq://127.0.0.1:1//"))
     channel = channel_over(Wire(received(1, PAYLOAD)))
-    channel.qos.prefetch_count, channel._consumers = 1, {"c"}
+    channel.qos.prefetch_count = 1
+    channel.basic_consume("orders", no_ack=False, callback=print, consumer_tag="c")
     channel.basic_get("orders")
     assert not channel.qos.can_consume()
     transport.channels = [None, channel]

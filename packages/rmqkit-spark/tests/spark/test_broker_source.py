@@ -496,7 +496,7 @@ def test_a_topic_that_was_gone_for_a_while_is_read_from_its_first_message(
     assert start["later"]["broker-a"] == {"0": 55}
     send(producer, "later", 0, 8)
     again = stream(broker, subscribe="orders,later", failOnDataLoss="false", brokerPatienceMs="1")
-    again._given_up = reader._given_up
+    again.given_up = reader.given_up
     end = again.latestOffset(start, ReadAllAvailable())
     assert [number for number in read(again, start, end) if number < 8][:8] == list(range(8))
 

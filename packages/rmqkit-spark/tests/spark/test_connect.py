@@ -19,6 +19,7 @@ from tests.golden_stores import GoldenStore, unpack_golden
 from tests.interop.standalone import run_standalone
 from tests.ports import free_port
 from tests.spark import connect_program
+from tests.spark.inside import java_context_of, jvm_of
 from tests.store.stores import golden_settings
 
 for package in ("google.rpc", "grpc", "grpc_status", "pandas"):
@@ -43,14 +44,12 @@ def topic(golden: GoldenStore) -> str:
 def server(spark: SparkSession) -> Iterator[str]:
     """The address of a server."""
     port = free_port()
-    context = spark.sparkContext
-    assert context._jvm is not None
-    assert context._jsc is not None
-    conf = context._jsc.sc().conf()
+    context = java_context_of(spark)
+    conf = context.conf()
     conf.set("spark.connect.grpc.binding.address", "127.0.0.1")
     conf.set("spark.connect.grpc.binding.port", str(port))
-    plugin = context._jvm.org.apache.spark.sql.connect.SparkConnectPlugin().driverPlugin()
-    plugin.init(context._jsc.sc(), None)
+    plugin = jvm_of(spark).org.apache.spark.sql.connect.SparkConnectPlugin().driverPlugin()
+    plugin.init(context, None)
     yield f"sc://127.0.0.1:{port}"
     plugin.shutdown()
 

@@ -84,7 +84,7 @@ class Sink:
 
     def start(self) -> ExactlyOnce:
         """A new process; those before it are dead, or do not know that they are taken for it."""
-        process = writers._sinks[self.options] = ExactlyOnce(self.options)
+        process = writers.open_sinks[self.options] = ExactlyOnce(self.options)
         self.processes.append(process)
         return process
 
@@ -94,7 +94,7 @@ class Sink:
         for partition in range(PARTITIONS):
             body = [b"%d-%d-%d" % (batch_id, partition, number) for number in range(ROWS // PARTITIONS)]
             rows = pa.record_batch({"body": body, **more})
-            staged.append(self.writer._write(iter([rows]), RowKeys(self.sink_id, batch_id, partition)))
+            staged.append(self.writer.stage(iter([rows]), RowKeys(self.sink_id, batch_id, partition)))
         return staged
 
     def run(self, batch_id: int, **more: list[Any]) -> list[Staged]:
@@ -128,7 +128,7 @@ class Sink:
     def close(self) -> None:
         for process in self.processes:
             portal().run(process.producer.close)
-        writers._sinks.pop(self.options)
+        writers.open_sinks.pop(self.options)
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_a_task_that_fails_takes_back_what_it_staged(broker: Standalone, sinks: 
     sink.processes[0].producer.end = watched  # type: ignore[method-assign]
     batches = iter([pa.record_batch({"body": [b"1", b"2"]}), pa.record_batch({"body": [b"3", None]})])
     with pytest.raises(ClientError, match="row 3 of partition 0 has no body"):
-        sink.writer._write(batches, RowKeys("q", 0, 0))
+        sink.writer.stage(batches, RowKeys("q", 0, 0))
     assert told == [(2, TransactionState.ROLLBACK)]
     sink.run(0)
     sink.check(0)
@@ -205,12 +205,12 @@ def test_rows_with_a_sharding_key_keep_their_order(broker: Standalone, sinks: Ca
 def test_a_row_key_is_the_row_s_own(broker: Standalone, sinks: Callable[..., Sink]) -> None:
     sink = sinks(broker, "keyed")
     staged = [
-        sink.writer._write(iter([pa.record_batch({"body": ["x", "y"], "rowKey": ["k1", "k1"]})]), RowKeys("q", 0, 0))
+        sink.writer.stage(iter([pa.record_batch({"body": ["x", "y"], "rowKey": ["k1", "k1"]})]), RowKeys("q", 0, 0))
     ]
     with pytest.raises(ClientError, match="batch q/0 has several rows with key k1: make rowKey unique"):
         sink.writer.commit(list(staged), 0)
     staged = [
-        sink.writer._write(iter([pa.record_batch({"body": ["x", "y"], "rowKey": ["k1", "k2"]})]), RowKeys("q", 0, 0))
+        sink.writer.stage(iter([pa.record_batch({"body": ["x", "y"], "rowKey": ["k1", "k2"]})]), RowKeys("q", 0, 0))
     ]
     sink.writer.commit(list(staged), 0)
     assert sorted(sink.seen()) == [b"x", b"y"]
@@ -352,9 +352,9 @@ def test_one_that_was_taken_for_dead_commits_nothing_more(broker: Standalone, si
 def test_two_that_decide_at_once_agree_on_the_first(broker: Standalone, sinks: Callable[..., Sink]) -> None:
     sink = sinks(broker, "two")
     first, second = sink.processes[0], sink.start()
-    writers._sinks[sink.options] = first
+    writers.open_sinks[sink.options] = first
     theirs = [piece for staged in sink.write(0) for piece in staged.halves]
-    writers._sinks[sink.options] = second
+    writers.open_sinks[sink.options] = second
     ours = [piece for staged in sink.write(0) for piece in staged.halves]
     send_one = second.producer.send_one
 

@@ -129,7 +129,7 @@ def test_what_is_kept_is_bounded_and_can_be_read_again(monkeypatch: pytest.Monke
     ledger = opened(topic)
     for number in range(50):
         ledger.append(done(number))
-    assert len(ledger._entries) <= 20
+    assert len(ledger.entries) <= 20
     assert ledger.progress(Batch("q", 0)).is_done
 
 
@@ -144,5 +144,5 @@ def test_half_messages_are_read_when_they_are_needed() -> None:
     topic = Topic().fill(Entry(Kind.PART, Batch("q", 0), halves=tuple(pack_halves(halves))))
     ledger = opened(topic)
     assert not ledger.progress(Batch("q", 0)).is_decided
-    assert [written.entry.halves for written in ledger._entries] == [()]
+    assert [written.entry.halves for written in ledger.entries] == [()]
     assert ledger.halves(0) == halves

@@ -22,6 +22,7 @@ from rmqkit.errors import SettingsError
 from rmqkit.spark import daemon, register, session, spark_session
 from tests.golden_stores import unpack_golden
 from tests.interop.server_process import wait_until
+from tests.spark.inside import jvm_of
 
 pytestmark = pytest.mark.spark
 
@@ -70,8 +71,7 @@ def test_a_reader_that_has_enough_is_no_error(ends: str, spark: SparkSession, sh
 
 def test_an_idle_worker_that_looked_for_sources_ends_without_a_word(spark: SparkSession, short_path: str) -> None:
     """The session ends: Spark closes the connection of a worker that waits for more work."""
-    assert spark.sparkContext._jvm is not None
-    path = str(spark.sparkContext._jvm.System.getenv("PYTHONPATH"))
+    path = str(jvm_of(spark).System.getenv("PYTHONPATH"))
     assert path.split(os.pathsep)[-1] == str(Path(daemon.__file__).with_name("lookup"))
     running = subprocess.Popen(
         [sys.executable, "-m", "pyspark.daemon", "pyspark.sql.worker.lookup_data_sources"],
@@ -155,9 +155,7 @@ spark.stop()
 
 def test_spark_runs_on_java_17(spark: SparkSession, tmp_path: Path) -> None:
     """21 runs in `test_local_cluster`; when the other tests run on 17 already, this has nothing to start."""
-    jvm = spark.sparkContext._jvm
-    assert jvm is not None
-    if jvm.java.lang.System.getProperty("java.specification.version") == "17":
+    if jvm_of(spark).java.lang.System.getProperty("java.specification.version") == "17":
         assert spark.range(3).count() == 3
         return
     home = next((home for home in Path("/usr/lib/jvm").glob("*17*") if (home / "bin/java").exists()), None)

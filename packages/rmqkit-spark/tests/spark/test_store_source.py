@@ -316,7 +316,7 @@ def test_damage_can_be_skipped_or_reported(spark: SparkSession, damaged: tuple[P
     assert len(offsets) == 523
     assert broken not in offsets
     rows = reported.collect()
-    assert [row.commitLogOffset for row in rows if row._corrupt] == [broken]
+    assert [row.commitLogOffset for row in rows if row["_corrupt"]] == [broken]
     assert len(rows) == 524
 
 

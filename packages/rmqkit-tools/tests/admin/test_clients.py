@@ -21,6 +21,7 @@ from rmqkit.protocol.schemas.clients import (
     ProcessQueueInfo,
 )
 from tests.admin.things import make_topic
+from tests.client.inside import runtime_of
 
 NOW_MS = 1_700_000_000_000
 Q0, Q1 = MessageQueue("T", "broker-a", 0), MessageQueue("T", "broker-a", 1)
@@ -124,7 +125,7 @@ async def test_a_group_that_is_online(admin, name_servers):
         assert "thread MainThread" in stacks
         with pytest.raises(UnknownName, match="has no client nobody"):
             await admin.clients.running("NS%online", "nobody")
-        await producer._runtime.heartbeat()
+        await runtime_of(producer).heartbeat()
         rows = [row for row in await admin.clients.all_producers() if row.group == "NS%producers"]
         assert {row.broker_name for row in rows} == {"broker-a", "broker-b"}
         assert [row.client_id for row in await admin.clients.producers("NS%producers")] == [rows[0].client_id]

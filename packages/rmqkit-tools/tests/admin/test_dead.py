@@ -10,7 +10,7 @@ import pytest
 from rmqkit.admin import Admin
 from rmqkit.admin.messages.listing import Budget
 from rmqkit.admin.replay.dead import check_by, grouped, kind_of
-from rmqkit.admin.replay.replay import Selection, preview
+from rmqkit.admin.replay.selection import Selection, preview
 from rmqkit.errors import SettingsError, UnknownName
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request

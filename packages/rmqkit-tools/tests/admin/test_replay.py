@@ -11,7 +11,11 @@ import msgspec
 import pytest
 
 from rmqkit.admin.messages.sending import Stop
-from rmqkit.admin.replay.replay import Audit, Picked, Replay, Selection, State, origin
+from rmqkit.admin.replay.dead import origin
+from rmqkit.admin.replay.replay import Replay
+from rmqkit.admin.replay.selection import Selection
+from rmqkit.admin.replay.sources import Picked
+from rmqkit.admin.replay.state import Audit, State
 from rmqkit.client.observe.hooks import SendResult, SendStatus
 from rmqkit.errors import ConnectionLost, MessageIllegal, SendFailed, SettingsError
 from rmqkit.protocol.schemas.clients import MessageQueue

@@ -14,8 +14,12 @@ from hypothesis import strategies as st
 from rmqkit import Message, PopConsumer, Producer, PushConsumer, StartFrom
 from rmqkit.admin import Admin
 from rmqkit.admin.messages.sending import Stop
-from rmqkit.admin.replay.replay import Replay, Selection, State, TopicSource
-from rmqkit.admin.replay.replayed import GroupProducer, Replayed, Retries, file_name, retry_of
+from rmqkit.admin.replay.memory import Memory, file_name
+from rmqkit.admin.replay.replay import Replay
+from rmqkit.admin.replay.retries import GroupProducer, Retries, retry_of
+from rmqkit.admin.replay.selection import Selection
+from rmqkit.admin.replay.sources import TopicSource
+from rmqkit.admin.replay.state import State
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings
@@ -27,7 +31,7 @@ from tests.client.messages import received
 from tests.waiting import until
 
 
-async def replay(namesrv: str, group: str, memory: Replayed) -> Replay:
+async def replay(namesrv: str, group: str, memory: Memory) -> Replay:
     """Replay the dead letters of a group as the command does."""
     runtime = ClientRuntime(namesrv)
     await runtime.start()
@@ -85,7 +89,7 @@ async def test_a_replay_reaches_only_the_group_of_the_dead_letters(tmp_path: Pat
             while await dead() < 3 or len(works.seen) < 3:
                 await asyncio.sleep(0.05)
             fails.is_broken = False
-            memory = Replayed.new("task")
+            memory = Memory.new("task")
             assert (await replay(namesrv, "billing", memory)).state.sent == 3
             await until(lambda: Counter(map(len, fails.seen.values())) == {2: 3}, "billing handles each again")
             again = await replay(namesrv, "billing", memory)
@@ -101,7 +105,7 @@ async def test_a_repeat_sends_only_what_died_since(tmp_path: Path) -> None:
     async with Standalone(tmp_path) as both, Admin(both.namesrv_address) as admin:
         await admin.groups.update("billing", {})
         await die(admin, "billing", 3)
-        memory = Replayed.new("task")
+        memory = Memory.new("task")
         assert (await replay(both.namesrv_address, "billing", memory)).state.sent == 3
         await die(admin, "billing", 2)
         job = await replay(both.namesrv_address, "billing", memory)
@@ -114,7 +118,7 @@ async def test_a_topic_that_was_created_again_is_not_remembered(tmp_path: Path) 
     async with Standalone(tmp_path) as both, Admin(both.namesrv_address) as admin:
         await admin.groups.update("billing", {})
         await die(admin, "billing", 3)
-        memory = Replayed.new("task")
+        memory = Memory.new("task")
         await replay(both.namesrv_address, "billing", memory)
         await admin.topics.delete(dlq_topic("billing"))
         admin.calls.forget()
@@ -163,7 +167,7 @@ def test_a_group_that_only_pops_has_a_retry_topic_for_each_topic(pops: bool, kno
 
 @given(st.lists(st.tuples(st.sampled_from(["a:0", "b:0"]), st.integers(0, 12))))
 def test_the_memory_is_a_set_of_offsets(added: list[tuple[str, int]]) -> None:
-    memory = Replayed.new("task")
+    memory = Memory.new("task")
     for lane, offset in added:
         memory.add(lane, received(offset))
     for lane in ("a:0", "b:0"):
@@ -179,25 +183,25 @@ def test_the_memory_is_a_set_of_offsets(added: list[tuple[str, int]]) -> None:
 
 def test_the_memory_is_read_again_and_used_for_its_task_alone(tmp_path: Path) -> None:
     path = tmp_path / "memory"
-    memory = Replayed.load(path, "task")
+    memory = Memory.load(path, "task")
     memory.add("b:0", received(3))
     memory.save(path)
-    assert Replayed.load(path, "task") == memory
+    assert Memory.load(path, "task") == memory
     with pytest.raises(SettingsError, match="is the state of another replay, task: name another file for other"):
-        Replayed.load(path, "other")
+        Memory.load(path, "other")
     path.write_text("x")
     with pytest.raises(SettingsError, match="is not the state of a replay of dead letters"):
-        Replayed.load(path, "task")
+        Memory.load(path, "task")
 
 
 def test_one_replay_at_a_time_has_the_memory(tmp_path: Path) -> None:
     with (
-        Replayed.held(tmp_path / "memory"),
+        Memory.held(tmp_path / "memory"),
         pytest.raises(SettingsError, match="another replay uses"),
-        Replayed.held(tmp_path / "memory"),
+        Memory.held(tmp_path / "memory"),
     ):
         pass
-    with Replayed.held(tmp_path / "memory"):
+    with Memory.held(tmp_path / "memory"):
         pass
 
 

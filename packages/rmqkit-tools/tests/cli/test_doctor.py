@@ -216,7 +216,7 @@ def test_the_clock_of_a_broker(monkeypatch, runtime, state, text):
         brokers = Brokers()
 
     monkeypatch.setattr(doctor.time, "time", lambda: 1000.5)
-    finding = asyncio.run(doctor._clock_of(Admin(), "127.0.0.1:10911"))
+    finding = asyncio.run(doctor.clock_of(Admin(), "127.0.0.1:10911"))
     assert (finding.state, finding.found) == (state, text)
 
 

@@ -128,7 +128,7 @@ def test_an_interrupt_while_spark_starts_ends_what_was_started():
     started = []
 
     def start() -> None:
-        with session._ended_if_interrupted():
+        with session.ended_if_interrupted():
             started.append(subprocess.Popen(["sleep", str(SECONDS_MAX)]))
             raise KeyboardInterrupt
 
@@ -203,7 +203,7 @@ def test_a_bar_follows_each_stage(monkeypatch):
             drawn.append([(one.description, one.completed, one.total) for one in bars.tasks])
 
         monkeypatch.setattr(bars, "update", noted)
-        session._poll(_Tracker([{1: (8, 0)}, {1: (8, 5), 2: (0, 0)}, {3: (4, 1)}], done), bars, done)
+        session.follow_stages(_Tracker([{1: (8, 0)}, {1: (8, 5), 2: (0, 0)}, {3: (4, 1)}], done), bars, done)
     assert drawn == [[("stage 1", 0, 8)], [("stage 1", 5, 8)], [("stage 3", 1, 4)]]
 
 
@@ -277,7 +277,7 @@ def test_mistakes_are_one_line(arguments, kind, text, spark: SparkSession):
 
 @pytest.mark.spark
 def test_what_spark_itself_refuses_is_one_line(spark: SparkSession):
-    with pytest.raises(RmqError, match="PARSE_SYNTAX_ERROR") as caught, session._one_line():
+    with pytest.raises(RmqError, match="PARSE_SYNTAX_ERROR") as caught, session.one_line_errors():
         spark.sql("selec 1")
     assert "\n" not in str(caught.value)
 

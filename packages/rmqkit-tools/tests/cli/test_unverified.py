@@ -17,14 +17,15 @@ from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.cli.in_process import rmq
 
 NOBODY = ("-n", "127.0.0.1:1")
+WARNINGS = nouns._warn_unverified, tls._warn_unverified
 
 
 @pytest.fixture(autouse=True)
 def nothing_said() -> Iterator[None]:
-    for one in (nouns._warn_unverified, tls._warn_unverified):
+    for one in WARNINGS:
         one.cache_clear()
     yield
-    for one in (nouns._warn_unverified, tls._warn_unverified):
+    for one in WARNINGS:
         one.cache_clear()
 
 

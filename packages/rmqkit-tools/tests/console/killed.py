@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from rmqkit.admin import Admin
-from rmqkit.admin.replay.replay import Selection, TopicSource
+from rmqkit.admin.replay.selection import Selection
+from rmqkit.admin.replay.sources import TopicSource
 from rmqkit.admin.tail import TOOLS_GROUP
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.standalone import Standalone

@@ -51,7 +51,7 @@ async def main(days: int, series: int, changing: int) -> None:
         path = Path(folder) / "history"
         kept = History(path, clock)  # type: ignore[arg-type]
         await kept.open()
-        _, minutes, quarters = kept._levels
+        _, minutes, quarters = kept.levels
         write_s, largest, began = [], 0, time.process_time()
         for hour in range(days * 24):
             clock.ms = START + hour * HOUR_MS

@@ -41,7 +41,7 @@ async def test_a_connection_is_not_closed_under_a_request_that_uses_it(
         return User(name, Role.VIEWER, Credentials(access_key=name, secret_key="secret12"))
 
     async with served(tmp_path, authorize=next_user) as (_, console, browser):
-        console._routes = [(p, r, slow if v is groups.groups else v) for p, r, v in console._routes]
+        console.routes = [(p, r, slow if v is groups.groups else v) for p, r, v in console.routes]
         first = asyncio.ensure_future(browser.get("/local/groups"))
         await entered.wait()
         assert (await browser.get("/local/groups")).text == "shown"

@@ -19,6 +19,7 @@ from rmqkit.remoting.authentication import Credentials
 from rmqkit.standalone import Standalone
 from tests.admin.test_dead import KINDS, die
 from tests.console.asgi import Browser, served
+from tests.console.inside import task_of
 from tests.console.test_changes import token_of
 from tests.waiting import until
 
@@ -121,9 +122,9 @@ async def test_a_replay_goes_on_after_its_console_was_killed(tmp_path: Path) -> 
         state, (memory,) = (folder / f"{name}.state.json").read_bytes(), folder.glob("*.replayed.json")
         remembered = memory.read_bytes()
         await until(lambda: first.jobs.progress(job).sent >= COUNT // 2, "half is sent")
-        run = first.jobs._runs[name]
-        run.task.cancel()  # as a kill does: nothing is tidied up
-        await asyncio.gather(run.task, return_exceptions=True)
+        task = task_of(first.jobs, name)
+        task.cancel()  # as a kill does: nothing is tidied up
+        await asyncio.gather(task, return_exceptions=True)
         await first.close()
         # What a kill leaves at the worst: messages were sent that neither the state nor the lines have.
         (folder / f"{name}.state.json").write_bytes(state)

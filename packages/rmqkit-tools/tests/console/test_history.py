@@ -32,6 +32,7 @@ from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.standalone import Standalone
 from tests.admin.things import send
 from tests.console.asgi import Browser
+from tests.console.inside import oldest_of, rows_of
 
 START = 1_800_000_000_000 - 1_800_000_000_000 % DAY_MS
 
@@ -185,7 +186,7 @@ async def test_ninety_days_stay_within_the_cap(tmp_path: Path) -> None:
     """5 series that change all the time, and a cap that they are over; `measure_history` does it at full size."""
     clock, series = At(), 5
     async with opened(tmp_path / "h", clock) as kept:
-        kept.bytes_max = history._ROOM_BYTES + (56 << 10)
+        kept.bytes_max = history.ROOM_BYTES + (56 << 10)
         largest = 0
         for hour in range(2, 90 * 24, 3):
             for quarter in range(4):
@@ -196,9 +197,9 @@ async def test_ninety_days_stay_within_the_cap(tmp_path: Path) -> None:
                 await kept.write(clock.ms)
                 largest = max(largest, (tmp_path / "h").stat().st_size)
         assert largest <= 120 << 10
-        assert len(kept._levels[0].current) == 0
-        assert [len(level.finished) for level in kept._levels] == [0, 0, 0]
-        (minutes, _), (quarters, _) = await kept._in_thread(kept._oldest)
+        assert len(kept.levels[0].current) == 0
+        assert [len(level.finished) for level in kept.levels] == [0, 0, 0]
+        (minutes, _), (quarters, _) = await oldest_of(kept)
         assert clock.ms - 3 * DAY_MS < minutes < clock.ms - DAY_MS  # they went first, until a day was left
         assert START < quarters < START + 40 * DAY_MS
         assert (await kept.kept()).oldest_ms == quarters
@@ -218,8 +219,7 @@ async def test_old_blocks_go_when_their_time_is_over(tmp_path: Path) -> None:
             clock.ms = START + int(days * DAY_MS)
             kept.put(clock.ms, "lag", "other", 1)
             await kept.write(clock.ms)
-            with_start = "SELECT step FROM block WHERE start = ?"
-            rows = await kept._in_thread(lambda: kept._file.execute(with_start, (START,)).fetchall())  # noqa: B023
+            rows = await rows_of(kept, "SELECT step FROM block WHERE start = ?", START)
             assert {step for (step,) in rows} == steps
         clock.ms += DAY_MS
         kept.put(clock.ms, "lag", "other", 1)
@@ -257,7 +257,7 @@ async def test_a_damaged_file_is_kept_aside_and_said(tmp_path: Path, where: str)
         assert (await kept.read("lag", "g", START, clock.ms))[1] == [(START, 3)]
 
 
-async def test_damage_that_shows_later_is_kept_aside_too(tmp_path: Path) -> None:
+async def test_damage_that_shows_later_is_kept_aside_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, clock = tmp_path / "h", At()
     async with opened(path, clock) as kept:
         kept.put(clock.ms, "lag", "g", 3)
@@ -268,9 +268,9 @@ async def test_damage_that_shows_later_is_kept_aside_too(tmp_path: Path) -> None
             error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
             raise error
 
-        kept._store, usual = broken, kept._store  # type: ignore[method-assign]
-        await kept.write(clock.ms)
-        kept._store = usual  # type: ignore[method-assign]
+        with monkeypatch.context() as now:
+            now.setattr(kept, "_store", broken)
+            await kept.write(clock.ms)
         assert "was damaged" in kept.trouble
         assert len(list(tmp_path.glob("h.damaged-*"))) == 1  # noqa: ASYNC240
         await kept.write(clock.ms)  # what is in memory goes into the new file
@@ -296,7 +296,7 @@ async def test_series_are_bounded() -> None:
     async with opened(None, clock) as kept:
         kept.put(clock.ms, "put", "first", 1)
         for number in range(history.SERIES_MAX - 1):
-            kept._levels[1].current["put", str(number)] = array("q")
+            kept.levels[1].current["put", str(number)] = array("q")
         assert not kept.put(clock.ms, "put", "one more", 1)
         await kept.follow(Snapshot(at_ms=clock.ms, topics={"t": TopicState(name="t", in_tps=1.0)}))
         assert "more than 20,000 series" in kept.trouble

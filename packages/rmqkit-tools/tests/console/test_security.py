@@ -121,7 +121,7 @@ async def test_a_view_that_would_change_something_is_stopped_where_requests_leav
 
     viewer = User("paul", Role.VIEWER)
     async with served(tmp_path, authorize=lambda _: viewer) as (_, console, browser):
-        console._routes = [(p, r, careless if v is groups.groups else v) for p, r, v in console._routes]
+        console.routes = [(p, r, careless if v is groups.groups else v) for p, r, v in console.routes]
         answer = await browser.get("/local/groups")
         assert answer.status == 403
         assert "UPDATE_AND_CREATE_TOPIC" in answer.text

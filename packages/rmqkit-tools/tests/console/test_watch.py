@@ -93,7 +93,7 @@ async def test_a_broker_that_hangs_makes_its_cells_unknown(tmp_path: Path) -> No
             async with Console(both.namesrv_address) as console:
                 browser = Browser(console)
                 watcher = console.envs["local"].watcher
-                calls = watcher._admin.calls.remoting
+                calls = watcher.admin.calls.remoting
                 usual = calls.call
 
                 async def call(address: str, command: Command, timeout_ms: float) -> Command:

@@ -251,24 +251,24 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     @property
     def producer(self) -> Producer:
         if self._producer is None:
-            settings = ProducerSettings(**self._credentials())
-            self._producer = _started(lambda: Producer(self._group, self._name_servers, settings=settings))
+            settings = ProducerSettings(**self.credentials())
+            self._producer = _started(lambda: Producer(self._group, self.name_servers, settings=settings))
         return self._producer
 
     @property
     def consumer(self) -> PopConsumer:
         if self._consumer is None:
             first = StartFrom.FIRST_OFFSET  # tasks that were sent before the first worker came
-            settings = PushConsumerSettings(start_from=first, **self._credentials())
-            self._consumer = _started(lambda: PopConsumer(self._group, self._name_servers, settings=settings))
+            settings = PushConsumerSettings(start_from=first, **self.credentials())
+            self._consumer = _started(lambda: PopConsumer(self._group, self.name_servers, settings=settings))
         return self._consumer
 
     @property
-    def _name_servers(self) -> str:
+    def name_servers(self) -> str:
         given = self.client.transport_options.get("name_servers")
         return given or f"{self.client.hostname or '127.0.0.1'}:{self.client.port or self.default_port}"
 
-    def _credentials(self) -> dict[str, Any]:
+    def credentials(self) -> dict[str, Any]:
         user, password = self.client.userid, self.client.password
         return {"access_key": user, "secret_key": password} if user and password else {}
 

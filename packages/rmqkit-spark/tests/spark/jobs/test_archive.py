@@ -286,8 +286,8 @@ def _killing(original: Callable[..., Any], count: int, *, after: bool = False) -
 
 
 _POINTS: dict[str, tuple[Any, str, int, bool]] = {
-    "files are written": (archive_job, "_verify_files", 1, False),
-    "files are verified": (archive_job, "_verify_files", 1, True),
+    "files are written": (archive_job, "verify_files", 1, False),
+    "files are verified": (archive_job, "verify_files", 1, True),
     "manifest is being written": (archive_target, "_move", 1, False),
     "publishing has begun": (archive_target, "_move", 1, True),
     "some files are moved": (archive_target, "_move", 5, False),
@@ -344,7 +344,7 @@ _CHILD = """
 import sys, threading
 from rmqkit.spark.jobs import archive as job
 from tests.spark.jobs.in_process import in_process
-job._verify_files = lambda *given, **named: threading.Event().wait()   # stands still with its files written
+job.verify_files = lambda *given, **named: threading.Event().wait()   # stands still with its files written
 job.archive(in_process(), sys.argv[1], sys.argv[2], includes_newest=True)
 """
 
@@ -378,14 +378,14 @@ def _damage_first(folder: Path) -> Path:
 def test_a_file_that_changes_before_it_is_published_fails_the_run(
     tasks: SparkSession, stores: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verify = archive_job._verify_files
+    verify = archive_job.verify_files
 
     def tampered(tasks: SparkSession, target: Target, *given: Any, **named: Any) -> None:
         if named.get("folder"):
             _damage_first(tmp_path / named["folder"])
         verify(tasks, target, *given, **named)
 
-    monkeypatch.setattr(archive_job, "_verify_files", tampered)
+    monkeypatch.setattr(archive_job, "verify_files", tampered)
     with pytest.raises(StoreError, match=r"^\S+\.parquet has CRC \w+, written was \w+: restore it, or archive"):
         archive(tasks, str(stores["4.9.4"]), str(tmp_path), verify="full")
     assert _visible(tmp_path) == []

@@ -42,7 +42,7 @@ def _audited(root: Path, *, period_seconds: int = 3600, hot_keys: int = 20, spli
     options = store_options({"path": str(root), "splitBytes": split_bytes, "corruptRecordMode": "skip"})
     plan = read_plan(options, READ)
     parts = [reduce_split(split, plan, period_seconds) for split in store_splits(options)]
-    return audit_module._found(str(root), period_seconds, reduce(add, parts), hot_keys)
+    return audit_module.audit_of(str(root), period_seconds, reduce(add, parts), hot_keys)
 
 
 def _made(root: Path, messages: Iterable[dict[str, Any]]) -> Path:
@@ -184,16 +184,16 @@ def test_damage_is_left_out_and_counted(tmp_path):
 
 @given(st.lists(st.integers(-(2**40), 2**40), min_size=1), st.integers(1, 100))
 def test_percentiles_are_at_most_a_64th_too_high(values, percent):
-    ranges = audit_tables._ranges(pa.array(["t"] * len(values)), np.array(values, "i8"))
+    ranges = audit_tables.value_ranges(pa.array(["t"] * len(values)), np.array(values, "i8"))
     (keys, sums) = audit_tables.REDUCED["latencies"]
     rows = ranges.group_by(keys).aggregate(list(sums.items())).rename_columns([*keys, *sums]).to_pylist()
     exact = sorted(values)[-(-len(values) * percent // 100) - 1]
-    found = audit_module._percentile(rows, percent)
+    found = audit_module.percentile(rows, percent)
     assert found is not None
     assert exact <= found if exact >= 0 else found < 0
     if exact >= 0:
         assert found <= exact + exact // 64
-    assert audit_module._percentile(rows, 100) == max(values)
+    assert audit_module.percentile(rows, 100) == max(values)
 
 
 # ---------------------------------------------------------------- report
@@ -249,7 +249,7 @@ def test_without_matplotlib_the_page_has_the_tables_and_says_how_to_get_plots(tm
 
 
 def test_an_empty_store_has_a_report(tmp_path):
-    empty = audit_module._found("nothing", 3600, audit_tables.Reduced({}, 0, []), 20)
+    empty = audit_module.audit_of("nothing", 3600, audit_tables.Reduced({}, 0, []), 20)
     assert [draw(name, empty) for name in PLOTS] == [""] * len(PLOTS)
     write_report(empty, tmp_path / "report.html")
     assert "No message of an application is in the log." in (tmp_path / "report.html").read_text()

@@ -40,7 +40,7 @@ def _splits(root: Path, split_bytes: str = "128m") -> list[Split]:
 def _entries(digests: dict[int, int]) -> bytes:
     """Messages of a block: queue offset → digest, each lying at ten times its offset."""
     rows = [(offset, digest, 10 * offset) for offset, digest in digests.items()]
-    return np.array(rows, diff_module._ENTRY).tobytes()
+    return np.array(rows, diff_module.ENTRY).tobytes()
 
 
 def _packed(root: Path, *, content_only: bool = False) -> dict[Any, Any]:
@@ -83,13 +83,13 @@ def test_ranges_cover_exactly_what_differs(left, right):
 
 def test_of_very_many_ranges_the_last_ones_are_one():
     rows = list(compare_block(BLOCK, [_entries(dict.fromkeys(range(0, 2000, 2), 1))], []))
-    assert len(rows) == diff_module._RANGES_MAX + 1
+    assert len(rows) == diff_module.RANGES_MAX + 1
     assert sum(row[5] for row in rows) == 1000
-    assert rows[-1][3:6] == (2 * diff_module._RANGES_MAX, 1998, 1000 - diff_module._RANGES_MAX)
+    assert rows[-1][3:6] == (2 * diff_module.RANGES_MAX, 1998, 1000 - diff_module.RANGES_MAX)
 
 
 def test_the_last_record_of_a_queue_offset_counts():
-    twice = np.array([(3, 7, 100), (3, 8, 50)], diff_module._ENTRY).tobytes()
+    twice = np.array([(3, 7, 100), (3, 8, 50)], diff_module.ENTRY).tobytes()
     assert list(compare_block(BLOCK, [twice], [_entries({3: 7})])) == []
     assert [row[0] for row in compare_block(BLOCK, [twice], [_entries({3: 8})])] == ["changed"]
 
@@ -150,9 +150,9 @@ def test_large_queue_offsets_fall_into_blocks_of_their_own(tmp_path):
 
 def test_what_is_left_without_equal_ranges():
     splits = [Split("f", 1000, 0, 100), Split("f", 1000, 100, 300)]
-    assert diff_module._without(splits, []) == splits
-    assert diff_module._without(splits, [(1000, 1100), (1100, 1300)]) == []
-    assert diff_module._without(splits, [(1050, 1150), (1200, 1250)]) == [
+    assert diff_module.without(splits, []) == splits
+    assert diff_module.without(splits, [(1000, 1100), (1100, 1300)]) == []
+    assert diff_module.without(splits, [(1050, 1150), (1200, 1250)]) == [
         Split("f", 1000, 0, 50),
         Split("f", 1000, 150, 200),
         Split("f", 1000, 250, 300),

@@ -136,13 +136,13 @@ def test_sql_reads_the_columns_it_uses(
     text: str, columns: str, spark: SparkSession, golden: GoldenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    loaded = query_job._loaded
+    loaded = query_job.loaded
 
     def noted(spark: SparkSession, path: str, options: dict[str, str]) -> Any:
         read.append(options["columns"])
         return loaded(spark, path, options)
 
-    monkeypatch.setattr(query_job, "_loaded", noted)
+    monkeypatch.setattr(query_job, "loaded", noted)
     sql(spark, str(golden.root), text)
     assert read == [columns]
 
@@ -151,13 +151,13 @@ def test_work_is_planned_before_anything_is_read(
     spark: SparkSession, golden: GoldenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[dict[str, str]] = []
-    loaded = query_job._loaded
+    loaded = query_job.loaded
 
     def noted(spark: SparkSession, path: str, options: dict[str, str]) -> Any:
         given.append(options)
         return loaded(spark, path, options)
 
-    monkeypatch.setattr(query_job, "_loaded", noted)
+    monkeypatch.setattr(query_job, "loaded", noted)
     messages = golden.manifest["messages"]
     counts = read(
         spark, str(golden.root), lambda rows: rows.where("topic = 'GoldTag' and queueId > 0").groupBy("tags").count()
@@ -245,13 +245,13 @@ def test_sql_leaves_out_what_its_where_does(
     where: str, options: dict[str, str], spark: SparkSession, minutes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[dict[str, str]] = []
-    loaded = query_job._loaded
+    loaded = query_job.loaded
 
     def noted(spark: SparkSession, path: str, options: dict[str, str]) -> Any:
         given.append(options)
         return loaded(spark, path, options)
 
-    monkeypatch.setattr(query_job, "_loaded", noted)
+    monkeypatch.setattr(query_job, "loaded", noted)
     text = f"select queueOffset, topic, queueId from messages where {where}"
     found = sql(spark, str(minutes), text).collect()
     (said,) = given

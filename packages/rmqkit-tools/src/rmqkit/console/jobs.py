@@ -4,10 +4,10 @@
 file in the folder            has
 ============================  =======================================================================================
 ``<id>.json``                 what is to be done, by whom, and how far it got as a whole (`Job`)
-``<id>.state.json``           how far each queue is (`rmqkit.admin.replay.replay.State`), written after each chunk
+``<id>.state.json``           how far each queue is (`rmqkit.admin.replay.state.State`), written after each chunk
 ``<id>.audit.jsonl``          a line for each message: where it was, where it went, or why no broker took it
 ``<id>.lock``                 held by the process that runs it, so that two consoles do not send the same messages
-``<group>-….replayed.json``   the dead letters of a group that jobs have sent (`rmqkit.admin.replay.replayed.Replayed`)
+``<group>-….replayed.json``   the dead letters of a group that jobs have sent (`rmqkit.admin.replay.memory.Memory`)
 ============================  =======================================================================================
 
 A console that was killed has sent a part of a chunk that the state does not have: the next one looks for these messages
@@ -28,7 +28,7 @@ import io
 import logging
 import secrets
 from collections.abc import Callable
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,11 @@ from msgspec import Struct, field, to_builtins
 from msgspec.structs import asdict
 
 from rmqkit.admin import Admin
-from rmqkit.admin.messages.sending import Pace, Stop
-from rmqkit.admin.replay.replay import Audit, Replay, Selection, State, TopicSource
-from rmqkit.admin.replay.replayed import GroupProducer, Replayed, Retries, file_name
-from rmqkit.admin.tail import TOOLS_GROUP
-from rmqkit.client.consumer.pull import PullConsumer
-from rmqkit.client.producer.producer import Producer
+from rmqkit.admin.messages.sending import Stop
+from rmqkit.admin.replay.memory import Memory, file_name
+from rmqkit.admin.replay.replay import Plan, Replay, opened
+from rmqkit.admin.replay.selection import Selection
+from rmqkit.admin.replay.state import State
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings, PullConsumerSettings
 from rmqkit.errors import RmqError, SettingsError
@@ -54,8 +53,6 @@ from rmqkit.store.files import JsonFile
 __all__ = ["JOBS_MAX", "Job", "Jobs", "Progress", "Status"]
 
 JOBS_MAX, JOBS_KEPT = 4, 200
-_BODY_BYTES_MAX = 1 << 31
-_GROUP = "rmq-replay"
 _log = logging.getLogger(__name__)
 
 
@@ -188,21 +185,18 @@ class Jobs:
             state = None
         if state is None:
             return Progress(is_here=is_here)
-        left = 0 if state.is_done else sum(end - offset for offset, end in state.lanes.values())
-        return Progress(sent=state.sent, failed=state.failed, left=left, is_here=is_here)
+        return Progress(sent=state.sent, failed=state.failed, left=state.left, is_here=is_here)
 
     def audit_path(self, job: Job) -> Path | None:
         """Where the lines of its messages are."""
         path = self._path(job, ".audit.jsonl")
         return path if path.exists() else None
 
-    def memory(self, job: Job) -> Replayed:
+    def memory(self, job: Job) -> Memory:
         """Return the dead letters that earlier jobs have sent from the same group to the same target.
         Raises SettingsError: the file has something else."""
-        task = _("dead letters of {group}, to {target}", group=job.group, target=job.target or _("the group"))
-        if self._folder is None:
-            return Replayed.new(task)
-        return Replayed.load(self._memory_path(job), task)
+        task = _memory_task(job)
+        return Memory.new(task) if self._folder is None else Memory.load(self._memory_path(job), task)
 
     # -- what is done
 
@@ -314,43 +308,25 @@ class Jobs:
         self._told(job, outcome, detail)
 
     async def _replay(self, job: Job, run: _Run, stop: Stop, credentials: Credentials | None) -> None:
+        options = self._options(credentials)
+        plan = Plan(
+            task=job.id,
+            selection=job.selection,
+            group=job.group,
+            target=job.target or None,
+            memory=(self._memory_path(job), _memory_task(job)),
+            is_again=job.again,
+            state=self._path(job, ".state.json"),
+            audit=self._path(job, ".audit.jsonl"),
+            rate=job.rate,
+        )
         async with AsyncExitStack() as stack:
-            options = self._options(credentials)
             runtime = ClientRuntime(job.name_servers, settings=ClientSettings(**options))
             await runtime.start()
             stack.push_async_callback(runtime.close)
-            pulling = PullConsumerSettings(**options)
-            consumer = await stack.enter_async_context(PullConsumer(TOOLS_GROUP, settings=pulling, runtime=runtime))
-            sending = ProducerSettings(**options, message_bytes_max=_BODY_BYTES_MAX)  # a broker took them before
-            producer = await stack.enter_async_context(Producer(_GROUP, settings=sending, runtime=runtime))
-            admin = Admin(job.name_servers, tls=self._tls, credentials=credentials)
-            await stack.enter_async_context(admin)
-            topic, memory_path = dlq_topic(job.group), self._memory_path(job)
-            stack.enter_context(Replayed.held(memory_path))
-            source, state, memory = TopicSource(consumer, topic, job.selection), self._state(job), self.memory(job)
-            if state is None and job.again:
-                memory = Replayed.new(memory.task)
-            await memory.forget_deleted(consumer, topic)
-            is_continued = state is not None or not memory.is_done
-            if state is None:
-                state = await State.begin(job.id, source)
-                state.replay_id = memory.replay_id
-            retries = await Retries.find(admin, job.group) if not job.target else None
-            audit = stack.enter_context(closing(Audit(self._path(job, ".audit.jsonl"))))
-            run.replay = Replay(
-                source,
-                producer if retries is None else GroupProducer(producer, runtime, admin, retries),
-                consumer,
-                state,
-                target=job.target or None,
-                retries=retries,
-                memory=memory,
-                state_path=self._path(job, ".state.json"),
-                memory_path=memory_path,
-                audit=audit,
-                pace=Pace(job.rate),
-                is_unsure=is_continued,
-            )
+            admin = await stack.enter_async_context(Admin(job.name_servers, tls=self._tls, credentials=credentials))
+            reading, sending = PullConsumerSettings(**options), ProducerSettings(**options)
+            run.replay = await stack.enter_async_context(opened(plan, runtime, admin, reading=reading, sending=sending))
             await run.replay.run(stop)
 
     def _options(self, credentials: Credentials | None) -> dict[str, Any]:
@@ -382,3 +358,7 @@ class Jobs:
         except (RmqError, OSError) as error:
             _log.warning("console: %s is no job: %s", path, error)
             return None
+
+
+def _memory_task(job: Job) -> str:
+    return _("dead letters of {group}, to {target}", group=job.group, target=job.target or _("the group"))

@@ -154,6 +154,19 @@ def message_of(message: Message | str, body: Body | None, fields: MessageFields)
     return message
 
 
+def copied(message: ReceivedMessage) -> dict[str, Any]:
+    """Return the fields that a `Message` has in common with the stored message of which it is a copy. Topic and unique
+    key are the caller's choice; everything else that RocketMQ put there is left out."""
+    return {
+        "body": message.body,
+        "tags": message.tags,
+        "keys": message.keys,
+        "properties": names.own_properties(message.properties),
+        "flag": message.flag,
+        "sharding_key": message.properties.get(names.SHARDING_KEY),
+    }
+
+
 class ReceivedMessage(Struct, kw_only=True):
     """A stored message, as consumers receive it.
 

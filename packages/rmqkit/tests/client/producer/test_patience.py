@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 from msgspec import structs
 
-from rmqkit.admin.replay.replay import PATIENCE_MS, Selection, TopicSource
+from rmqkit.admin.replay.selection import Selection
+from rmqkit.admin.replay.sources import PATIENCE_MS, TopicSource
 from rmqkit.cli.frame.connected import sending_settings as of_command
 from rmqkit.client.observe.hooks import SendStatus
 from rmqkit.client.producer.faults import PASSING

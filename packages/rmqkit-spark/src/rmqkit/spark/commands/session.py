@@ -87,10 +87,10 @@ def session(
     from rmqkit.spark import spark_session
 
     has_session = _has_session()
-    with _ended_if_interrupted():
+    with ended_if_interrupted():
         spark = spark_session(f"rmq pipeline {name}", master, settings, remote=remote)
     try:
-        with _one_line(), _stage_bars(spark, is_hidden=as_json):
+        with one_line_errors(), _stage_bars(spark, is_hidden=as_json):
             yield spark
     finally:
         if not has_session:
@@ -98,7 +98,7 @@ def session(
 
 
 @contextmanager
-def _ended_if_interrupted() -> Iterator[None]:
+def ended_if_interrupted() -> Iterator[None]:
     """End the processes that an interrupted start leaves: Spark's Java machine ignores Ctrl-C, and outlives us when it
     finds nobody to tell that it is ready."""
     before = _children()
@@ -125,7 +125,7 @@ def _has_session() -> bool:
 
 
 @contextmanager
-def _one_line() -> Iterator[None]:
+def one_line_errors() -> Iterator[None]:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -163,10 +163,10 @@ def _follow(tracker: Any, bars: ProgressBar, done: threading.Event) -> None:
     from py4j.protocol import Py4JError
 
     with suppress(Py4JError, OSError):
-        _poll(tracker, bars, done)
+        follow_stages(tracker, bars, done)
 
 
-def _poll(tracker: Any, bars: ProgressBar, done: threading.Event) -> None:
+def follow_stages(tracker: Any, bars: ProgressBar, done: threading.Event) -> None:
     shown: dict[int, Any] = {}
     while not done.wait(_POLL_SECONDS):
         running = {stage: tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()}

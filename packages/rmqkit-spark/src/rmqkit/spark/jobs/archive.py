@@ -152,7 +152,7 @@ def archive(
         place.recover(commit)
         runs = place.runs()
         if is_full:
-            _verify_files(spark, place, [file for run in runs for file in run.files], reads_all=True)
+            verify_files(spark, place, [file for run in runs for file in run.files], reads_all=True)
         done = Archived(str(place.root))
         splits, newest = _new_splits(segments, runs, parsed.split_bytes, done)
         kept = [split for split in splits if includes_newest or split.path != newest]
@@ -254,7 +254,7 @@ def _written(
     try:
         made = run_tasks(spark, partial(archive_split, plan), splits)
         run.files = [file for one in made for file in one.files]
-        _verify_files(spark, plan.target, run.files, folder=plan.folder, reads_all=plan.has_bodies_crc)
+        verify_files(spark, plan.target, run.files, folder=plan.folder, reads_all=plan.has_bodies_crc)
         for path in dict.fromkeys(split.path for split in splits):
             run.segments.append(_segment(files[path], splits, made, run.files))
     except Exception:
@@ -283,7 +283,7 @@ def _segment(
     )
 
 
-def _verify_files(
+def verify_files(
     spark: SparkSession, target: Target, files: Sequence[ArchivedFile], *, folder: str = "", reads_all: bool
 ) -> None:
     """Open files again, in the workers. Raises StoreError: one is not as it was written."""
@@ -339,7 +339,7 @@ def _delete(
     # Every byte of their files is read once more first: after the deletion nothing else has these messages.
     bases = {segment.base_offset for segment in expired}
     files = [file for run in runs for file in run.files if file.segment in bases]
-    _verify_files(spark, target, files, reads_all=True)
+    verify_files(spark, target, files, reads_all=True)
     root = local_path(path)
     # Held for the deletion alone: reading the archive again takes long, and no broker could start meanwhile.
     lock = StoreLock(root)

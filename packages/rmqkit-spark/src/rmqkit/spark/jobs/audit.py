@@ -189,7 +189,7 @@ def audit(
     reduced = Reduced({}, 0, [])
     if splits:
         reduced = reduce_tasks(spark, lambda split: reduce_split(split, plan, period_seconds), splits, add)
-    found = _found(str(resolve(path)), period_seconds, reduced, hot_keys)
+    found = audit_of(str(resolve(path)), period_seconds, reduced, hot_keys)
 
     # What stands in other files may be missing or damaged; the log's own figures are told all the same.
     def noted(what: str, look: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
@@ -209,7 +209,7 @@ def audit(
 # ---------------------------------------------------------------- what was counted
 
 
-def _found(store: str, period_seconds: int, reduced: Reduced, hot_keys: int) -> Audit:
+def audit_of(store: str, period_seconds: int, reduced: Reduced, hot_keys: int) -> Audit:
     rows = {name: reduced.tables[name].to_pylist() if name in reduced.tables else [] for name in REDUCED}
     topics = _topics(rows)
     traffic = [
@@ -290,17 +290,17 @@ def _topic(
         busiest_queue_share=max(queues.values()) / messages,
         first_store_timestamp=_time(min(row["first"] for row in traffic)),
         last_store_timestamp=_time(max(row["last"] for row in traffic)),
-        record_bytes_p50=_percentile(sizes, 50) or 0,
-        record_bytes_max=_percentile(sizes, 100) or 0,
-        latency_ms_p50=_percentile(latencies, 50),
-        latency_ms_p95=_percentile(latencies, 95),
-        latency_ms_p99=_percentile(latencies, 99),
-        latency_ms_max=_percentile(latencies, 100),
+        record_bytes_p50=percentile(sizes, 50) or 0,
+        record_bytes_max=percentile(sizes, 100) or 0,
+        latency_ms_p50=percentile(latencies, 50),
+        latency_ms_p95=percentile(latencies, 95),
+        latency_ms_p99=percentile(latencies, 99),
+        latency_ms_max=percentile(latencies, 100),
         skewed=sum(row["messages"] for row in latencies if row["range"] < 0),
     )
 
 
-def _percentile(ranges: list[dict[str, Any]], percent: int) -> int | None:
+def percentile(ranges: list[dict[str, Any]], percent: int) -> int | None:
     """The largest value of the range in which a percentile is; None when there are no values."""
     # Rounded up: the p-th percentile of few values is one of them, never none.
     left = -(-sum(row["messages"] for row in ranges) * percent // 100)

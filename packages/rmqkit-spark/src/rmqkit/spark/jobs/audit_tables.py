@@ -106,7 +106,7 @@ def _tables(batch: pa.RecordBatch, period_seconds: int) -> dict[str, pa.Table]:
                 "last": stored,
             }
         ),
-        "sizes": _ranges(topic.filter(pa.array(is_first)), sizes[is_first]),
+        "sizes": value_ranges(topic.filter(pa.array(is_first)), sizes[is_first]),
     }
     # What waited by intent, or was sent back, says nothing of how long a send takes: delays, retries and half messages
     # are left out.
@@ -114,7 +114,7 @@ def _tables(batch: pa.RecordBatch, period_seconds: int) -> dict[str, pa.Table]:
     is_direct = pc.and_(is_direct, pa.array(batch["sysFlag"].to_numpy() & TRANSACTION_MASK == 0))
     is_direct = pc.and_(is_direct, pc.and_(batch["bornTimestamp"].is_valid(), batch["storeTimestamp"].is_valid()))
     latency_ms = (stored_us - born.to_numpy()) // 1000
-    tables["latencies"] = _ranges(topic.filter(is_direct), latency_ms[is_direct.to_numpy(zero_copy_only=False)])
+    tables["latencies"] = value_ranges(topic.filter(is_direct), latency_ms[is_direct.to_numpy(zero_copy_only=False)])
 
     lists = pc.split_pattern(batch["keys"].fill_null(""), " ")
     keys = pa.table({"topic": topic.take(pc.list_parent_indices(lists)), "key": lists.flatten()})
@@ -135,7 +135,7 @@ def _tables(batch: pa.RecordBatch, period_seconds: int) -> dict[str, pa.Table]:
     return tables
 
 
-def _ranges(topic: pa.Array, values: NDArray[np.int64]) -> pa.Table:
+def value_ranges(topic: pa.Array, values: NDArray[np.int64]) -> pa.Table:
     """Values by their leading bits; all that are below 0 are one range."""
     bits = np.frexp(np.maximum(values, 0).astype("f8"))[1].astype("i8")
     # The shift is part of the number: without it, ranges of different widths with equal leading bits would be one.

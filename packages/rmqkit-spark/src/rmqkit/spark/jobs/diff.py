@@ -51,8 +51,8 @@ __all__ = ["ConfigDifference", "Diff", "QueueDifference", "compare_block", "diff
 
 _BLOCK = 1 << 16
 _CHUNK_BYTES = 4 << 20
-_RANGES_MAX = 256
-_ENTRY = np.dtype([("offset", "i8"), ("digest", "u8"), ("physical", "i8")])
+RANGES_MAX = 256
+ENTRY = np.dtype([("offset", "i8"), ("digest", "u8"), ("physical", "i8")])
 _SCHEMA = (
     "difference string, topic string, queueId int, firstOffset bigint, lastOffset bigint, messages bigint,"
     " leftCommitLogOffset bigint, rightCommitLogOffset bigint"
@@ -131,7 +131,7 @@ def diff(
             task_count(left_splits),
         )
         equal = [_bounds(split) for split, end in zip(left_splits, ends, strict=True) if end == _bounds(split)[1]]
-        sides = (_without(left_splits, equal), _without(right_splits, equal))
+        sides = (without(left_splits, equal), without(right_splits, equal))
         found = _compared(spark, *sides, content_only=content_only) if any(sides) else []
         queues, notes = _queues(spark, left, right)
     begin = max((splits[0].base_offset for splits in (left_splits, right_splits) if splits), default=0)
@@ -194,7 +194,7 @@ def _around(split: Split, others: Sequence[Split]) -> list[Split]:
     return [other for other in others if _bounds(other)[0] < high and _bounds(other)[1] > low]
 
 
-def _without(splits: Sequence[Split], equal: Sequence[tuple[int, int]]) -> list[Split]:
+def without(splits: Sequence[Split], equal: Sequence[tuple[int, int]]) -> list[Split]:
     """Leave ranges of equal bytes out of some splits. Records begin and end at the ends of these ranges on
     one side, so they do on the other."""
     left: list[Split] = []
@@ -248,7 +248,7 @@ def pack(split: Split, *, content_only: bool) -> Iterator[tuple[Block | None, An
 
 
 def _blocks(records: Records, content_only: bool) -> Iterator[tuple[Block, bytes]]:
-    entries = np.empty(len(records), _ENTRY)
+    entries = np.empty(len(records), ENTRY)
     entries["offset"] = records.field("queue_offset")
     entries["digest"] = _digests(records, content_only)
     entries["physical"] = records.base_offset + records.positions
@@ -298,7 +298,7 @@ def compare_block(key: Block, left: Iterable[bytes], right: Iterable[bytes]) -> 
 
 def _newest(parts: Iterable[bytes]) -> NDArray[np.void]:
     """Sort entries by queue offset, and keep the last record of each."""
-    entries = np.frombuffer(b"".join(parts), _ENTRY)
+    entries = np.frombuffer(b"".join(parts), ENTRY)
     entries = entries[np.lexsort((entries["physical"], entries["offset"]))]
     # Cut to their number: of no entries np.append makes one value.
     newest: NDArray[np.void] = entries[np.append(np.diff(entries["offset"]) != 0, True)[: len(entries)]]
@@ -312,7 +312,7 @@ def _ranges(
     left: NDArray[np.int64] | None,
     right: NDArray[np.int64] | None,
 ) -> Iterator[tuple[Any, ...]]:
-    cuts = np.flatnonzero(np.diff(offsets) != 1)[:_RANGES_MAX] + 1
+    cuts = np.flatnonzero(np.diff(offsets) != 1)[:RANGES_MAX] + 1
     for rows in np.split(np.arange(len(offsets)), cuts) if len(offsets) else ():
         first, last = int(rows[0]), int(rows[-1])
         physical = (None if side is None else int(side[first]) for side in (left, right))

@@ -92,7 +92,7 @@ def query(
     else:
         needed = dict.fromkeys([*columns, *_TESTED])
         source = {**_source(parsed, topic, key or msg_id), **_times(begin_ms, end_ms)}
-        frame = _loaded(spark, path, {**(options or {}), **source, "columns": ",".join(needed)})
+        frame = loaded(spark, path, {**(options or {}), **source, "columns": ",".join(needed)})
     return reduce(lambda some, test: some.where(test), tests, frame).select(columns)
 
 
@@ -151,7 +151,7 @@ def _narrowest(
             chosen = {**given, "entity": VIEWS[name].value, "columns": ",".join(needed)}
             if VIEWS[name] is Entity.MESSAGES:
                 chosen |= _narrowed(reads[name].conditions, given)
-            frame = _loaded(spark, path, chosen)
+            frame = loaded(spark, path, chosen)
         new_table(name, frame.selectExpr(*(_shaped(column, needed) for column in columns)))
     # The alias is a border: Spark lets where() use columns of the table that a select had dropped, and here those that
     # the work does not use raise.
@@ -227,7 +227,7 @@ def _picked(options: StoreOptions, msg_id: str) -> pa.Table | None:
     return None
 
 
-def _loaded(spark: SparkSession, path: str, options: Mapping[str, str]) -> DataFrame:
+def loaded(spark: SparkSession, path: str, options: Mapping[str, str]) -> DataFrame:
     return spark.read.format(FORMAT).options(**options).load(path)
 
 

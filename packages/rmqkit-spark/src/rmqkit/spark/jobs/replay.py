@@ -9,6 +9,10 @@ The log is replayed in stretches of ``chunk_bytes``, in its order; each is one b
 ``replay_id`` goes on behind the last batch that the ledger has, and finishes that one first; so it also takes what a
 store has got since. It has to go on while brokers keep the ledger (``fileReservedTime``).
 
+This is a driver of its own beside `rmqkit.admin.replay`, which runs in one process and has its state in a file. Here
+tasks of Spark send, and the ledger of their transactions is the state. Both take the names of RocketMQ's own properties
+and topics from `rmqkit.protocol`.
+
 ===================  =============================================================================================
 of a message         what the replayed one has
 ===================  =============================================================================================

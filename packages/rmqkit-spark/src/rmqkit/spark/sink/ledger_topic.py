@@ -31,7 +31,11 @@ def ledger_topic(group: str) -> str:
 
 
 class LedgerTopic:
-    """The ledger's topic; thread-safe. Entries that were read are kept without their half messages."""
+    """The ledger's topic; thread-safe.
+
+    Attributes:
+        entries: the newest entries that were read, without their half messages; written only here, under the lock.
+    """
 
     def __init__(self, options: SinkOptions, producer: SinkProducer) -> None:
         self._producer = producer
@@ -41,7 +45,7 @@ class LedgerTopic:
         self._patience_ms = options.patience_ms
         self._lock = threading.Lock()
         self._home: MessageQueue | None = None
-        self._entries: list[Written] = []
+        self.entries: list[Written] = []
         self._low = self._high = -1
         self._read_ms = -math.inf
 
@@ -78,7 +82,7 @@ class LedgerTopic:
             if self._producer.now_ms - self._read_ms >= age_ms:
                 self._read_on()
             while True:
-                now = progress(self._entries, batch, self.lease_ms)
+                now = progress(self.entries, batch, self.lease_ms)
                 if now.is_decided or self._knows_earlier(batch) or self._low <= self._bounds()[0]:
                     break
                 self._read_back()
@@ -108,16 +112,16 @@ class LedgerTopic:
 
     def stored_ms(self, offset: int) -> int:
         """Look up when the broker stored an entry that was read."""
-        return next(written.stored_ms for written in reversed(self._entries) if written.offset == offset)
+        return next(written.stored_ms for written in reversed(self.entries) if written.offset == offset)
 
     def _batches(self, sink_id: str, kind: Kind) -> list[int]:
-        entries = (written.entry for written in self._entries)
+        entries = (written.entry for written in self.entries)
         return [entry.batch.batch_id for entry in entries if entry.kind is kind and entry.batch.sink_id == sink_id]
 
     def _knows_earlier(self, batch: Batch) -> bool:
         return any(
             written.entry.batch.sink_id == batch.sink_id and written.entry.batch.batch_id < batch.batch_id
-            for written in self._entries
+            for written in self.entries
         )
 
     def _find_home(self, patience_ms: float = 0.0) -> MessageQueue | None:
@@ -157,15 +161,15 @@ class LedgerTopic:
         low, high = bounds
         if self._high < 0:
             self._low = self._high = max(low, high - _WINDOW_COUNT)
-        self._entries += map(_trimmed, self._written(self._high, high))
+        self.entries += map(_trimmed, self._written(self._high, high))
         self._high = max(high, self._high)
-        if len(self._entries) > 2 * _KEPT_COUNT:
-            del self._entries[:-_KEPT_COUNT]
-            self._low = self._entries[0].offset
+        if len(self.entries) > 2 * _KEPT_COUNT:
+            del self.entries[:-_KEPT_COUNT]
+            self._low = self.entries[0].offset
 
     def _read_back(self) -> None:
         low = max(self._bounds()[0], self._low - _WINDOW_COUNT)
-        self._entries[:0] = map(_trimmed, self._written(low, self._low))
+        self.entries[:0] = map(_trimmed, self._written(low, self._low))
         self._low = low
 
     def _written(self, low: int, high: int) -> list[Written]:

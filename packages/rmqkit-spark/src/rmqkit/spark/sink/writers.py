@@ -60,7 +60,7 @@ class _Writing:
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
-    def _write(self, batches: Iterator[pa.RecordBatch], keys: RowKeys) -> Staged:
+    def stage(self, batches: Iterator[pa.RecordBatch], keys: RowKeys) -> Staged:
         if self._options.guarantee is DeliveryGuarantee.TRANSACTIONAL:
             return self._stage(batches, keys)
         row_count = 0
@@ -123,7 +123,7 @@ class BatchWriter(_Writing, DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Send or stage the rows of a task."""
-        return self._write(iterator, RowKeys(self._sink_id, self._options.batch_id, _context().partitionId()))
+        return self.stage(iterator, RowKeys(self._sink_id, self._options.batch_id, _context().partitionId()))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Make the rows of all tasks visible."""
@@ -144,7 +144,7 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
         # batch that runs again after a restart makes the same keys.
         sink_id = self._options.sink_id or str(context.getLocalProperty("sql.streaming.queryId"))
         batch_id = int(str(context.getLocalProperty("streaming.sql.batchId")))
-        return self._write(iterator, RowKeys(sink_id, batch_id, context.partitionId()))
+        return self.stage(iterator, RowKeys(sink_id, batch_id, context.partitionId()))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Make the rows of a micro-batch visible; called again for one whose end Spark did not note."""
@@ -170,14 +170,15 @@ def sink_options(given: Mapping[str, str], schema: StructType, *, overwrite: boo
 
 
 _producers: dict[SinkOptions, SinkProducer] = {}
-_sinks: dict[SinkOptions, ExactlyOnce] = {}
+open_sinks: dict[SinkOptions, ExactlyOnce] = {}
+"""The transactional sinks of this process, by their options."""
 
 
 def exactly_once(options: SinkOptions) -> ExactlyOnce:
     """Get the transactional sink of this process with some options; it is made when it is first asked for."""
-    known = _sinks.get(options)
+    known = open_sinks.get(options)
     if known is None or known.producer.is_from_parent:
-        known = _sinks[options] = ExactlyOnce(options)
+        known = open_sinks[options] = ExactlyOnce(options)
     return known
 
 

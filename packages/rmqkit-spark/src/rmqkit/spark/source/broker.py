@@ -215,7 +215,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         self._target: Offsets | None = None
         self._latest: Offsets = {}
         self._mean_bytes: dict[MessageQueue, float] = {}
-        self._given_up: set[MessageQueue] = set()
+        self.given_up: set[MessageQueue] = set()
         self._checked_ms: float | None = None
         self._fresh_marks: dict[MessageQueue, Mark] = {}
 
@@ -321,7 +321,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         # Spark calls this only when it plans the next batch, so the group is a batch behind the checkpoint. Nothing
         # reads it back: a failed query goes on from the checkpoint alone.
         if self._options.commit_group:
-            there = {queue: offset for queue, offset in _kept(end).offsets.items() if queue not in self._given_up}
+            there = {queue: offset for queue, offset in _kept(end).offsets.items() if queue not in self.given_up}
             self._pool().commit(self._options.commit_group, there)
 
     def stop(self) -> None:
@@ -332,22 +332,22 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         deleted and made again, or their broker lost the end, and are read from the first message. A queue that was read
         before and is in no route stays where it is."""
         options, begun = self._options, before.offsets
-        waited_for = {queue: offset for queue, offset in begun.items() if queue not in self._given_up}
+        waited_for = {queue: offset for queue, offset in begun.items() if queue not in self.given_up}
         assigned = _assigned(options.assigned) if options.assigned else []
         bounds = self._pool().reach(wanted_topics(options), options.pattern, assigned, waited_for)
         ends = {queue: bound.high for queue, bound in bounds.items()}
-        self._given_up &= {queue for queue, offset in begun.items() if ends.get(queue, -1) < offset}
+        self.given_up &= {queue for queue, offset in begun.items() if ends.get(queue, -1) < offset}
         anew: set[MessageQueue] = set()
         for queue, offset in begun.items():
             high = ends.get(queue)
             if high is not None and high < offset:
                 self._pool().report(DataLost(queue, high, offset, f"the queue ends at {high}"))
                 anew.add(queue)
-                self._given_up.discard(queue)
+                self.given_up.discard(queue)
             elif high is None and queue in waited_for:
                 why = "no route has the queue, its topic or broker is gone"
                 self._pool().report(DataLost(queue, offset, None, why))
-                self._given_up.add(queue)
+                self.given_up.add(queue)
         # A request for each queue that has something new. The others may stay so for days: they are asked now and then.
         reached = {queue: offset for queue, offset in begun.items() if queue in ends and queue not in anew}
         moved = {queue: offset for queue, offset in reached.items() if ends[queue] > offset}

@@ -357,13 +357,13 @@ async def _ask(target: Target, addresses: list[str]) -> list[Finding]:
                     one for group in cluster.broker_addr_table.values() for one in group.broker_addrs.values()
                 ):
                     if broker not in clocks:
-                        clocks[broker] = await _clock_of(admin, broker)
+                        clocks[broker] = await clock_of(admin, broker)
         except RmqError as error:
             findings.append(Finding(check, State.FAIL, str(error), "start it, or correct namesrvAddr"))
     return [*findings, *clocks.values()]
 
 
-async def _clock_of(admin: Admin, broker: str) -> Finding:
+async def clock_of(admin: Admin, broker: str) -> Finding:
     """The difference of a broker's clock, by when it started and how long it runs: to the second."""
     check = f"clock of {broker}"
     try:

@@ -26,9 +26,8 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header, request
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.ids import UniqueKeys, decode_offset_id
-from rmqkit.protocol.message import Message, ReceivedMessage, read_messages
+from rmqkit.protocol.message import Message, ReceivedMessage, copied, read_messages
 from rmqkit.protocol.names import AUTO_CREATE_TOPIC, HALF_TOPIC, TRACE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from rmqkit.protocol.properties import SHARDING_KEY, own_properties
 from rmqkit.protocol.record import pack_host
 from rmqkit.protocol.schemas.clients import ConsumeDirectlyRequest, ConsumeMessageDirectlyResult, MessageQueue
 from rmqkit.protocol.schemas.pull import QueryConsumeQueueBody, QueryConsumeQueueRequest, QueryMessageRequest
@@ -274,17 +273,7 @@ class Messages:
 
     async def resend(self, message: ReceivedMessage) -> Sent:
         """Send a stored message again to its topic, with the unique key it has, so that consumers can tell."""
-        again = Message(
-            topic=message.topic,
-            body=message.body,
-            tags=message.tags,
-            keys=message.keys,
-            properties=own_properties(message.properties),
-            sharding_key=message.properties.get(SHARDING_KEY),
-            flag=message.flag,
-            msg_id=message.msg_id,
-        )
-        return await self.send(again)
+        return await self.send(Message(topic=message.topic, msg_id=message.msg_id, **copied(message)))
 
     async def resume(self, msg_id: str) -> ReceivedMessage:
         """Have the producer of a half message asked anew what became of its transaction, although the broker gave up.

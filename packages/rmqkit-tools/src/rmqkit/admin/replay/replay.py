@@ -3,22 +3,22 @@
 ===================  ================================================================================================
 of a message         what the replayed one has
 ===================  ================================================================================================
-body, tags, keys,    the same; so do properties of the application (`own_properties`)
+body, tags, keys,    the same; so do properties of the application (`rmqkit.protocol.message.copied`)
 flag, sharding key
 unique key           ``replay id/place``: where it is in the source
-topic                the target; of dead letters the retry topic of their group (`rmqkit.admin.replay.replayed`);
+topic                the target; of dead letters the retry topic of their group (`rmqkit.admin.replay.retries`);
                      without either, the topic that the message was first sent to
 queue                any, or the one that its sharding key chooses
 ===================  ================================================================================================
 
-After each chunk the `State` says where to go on. A run that was killed in the middle of a chunk may have sent a part
-of it: the next one looks for its first unique keys in the target, until there is nothing of a whole chunk, and sends
-what it does not find; only what the target's brokers do not index can be there twice. `rmqkit.spark.jobs.replay` is for
-what is too much for one process.
+`opened` makes a `Replay` of a `Plan`: it joins source, state, memory, producer and audit. The command and the web
+console only fill in the plan, run the replay and show its progress.
 
-A source, a topic at its brokers or the log of a store, has *lanes*, queues or the one log, each from an offset up to an
-end, and gives the selected messages of its lanes in an order that is always the same. Lanes are asked for when a replay
-begins: what is stored later, such as what a replay puts into its own source, is not read.
+After each chunk the `State` holds where to continue. A run that was killed in the middle of a chunk may have sent a
+part of it. The next run therefore looks for its first unique keys in the target, until it finds nothing of a whole
+chunk, and sends only the messages that it does not find. Only messages that the target's brokers do not index can be
+there twice.
+`rmqkit.spark.jobs.replay` is for more messages than one process can send.
 Source: behaviour.md §4, store.md §3, spark.md §6, §7.
 """
 
@@ -26,144 +26,135 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
-import os
-import random
-from collections.abc import AsyncIterator, Callable, Sequence
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from msgspec import Struct, field
+from msgspec import Struct, structs
 
-from rmqkit.admin.calls import AdminCalls
-from rmqkit.admin.messages.listing import Budget, page
-from rmqkit.admin.messages.sending import (
-    CHUNK_COUNT,
-    ChunkProducer,
-    OnWait,
-    Pace,
-    Silence,
-    Stop,
-    is_illegal,
-    send_chunk,
-)
-from rmqkit.admin.replay.dead import DRY_RUN, check_by, kind_of, origin
-from rmqkit.admin.replay.replayed import Replayed, Retries, retry_of
-from rmqkit.admin.tail import Span, queue_text
-from rmqkit.client.consumer.pull import PullConsumer, PullResult
+from rmqkit.admin import Admin
+from rmqkit.admin.messages.sending import CHUNK_COUNT, ChunkProducer, OnWait, Pace, Stop, is_illegal, send_chunk
+from rmqkit.admin.replay.dead import origin
+from rmqkit.admin.replay.memory import Memory
+from rmqkit.admin.replay.retries import GroupProducer, Retries, retry_of
+from rmqkit.admin.replay.selection import Selection
+from rmqkit.admin.replay.sources import Picked, StoreSource, TopicSource
+from rmqkit.admin.replay.state import Audit, State
+from rmqkit.admin.tail import TOOLS_GROUP, queue_text
+from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.observe.hooks import SendResult
+from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import PlacedMessage
-from rmqkit.client.runtime.settings import ProducerSettings
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import ProducerSettings, PullConsumerSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.errors import BodyError, MessageIllegal, NoNameServer, NoRoute, RemotingError, RmqError, SettingsError
-from rmqkit.filter import matches_tags, subscription
-from rmqkit.filter.sql92 import ExpressionRejected, compile_expression
-from rmqkit.protocol.message import ReceivedMessage
-from rmqkit.protocol.names import NOT_OF_APPLICATIONS, SYSTEM_TOPICS
-from rmqkit.protocol.properties import SHARDING_KEY, encode_properties, own_properties
+from rmqkit.errors import MessageIllegal, NoNameServer, NoRoute, RmqError
+from rmqkit.protocol.message import ReceivedMessage, copied
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.remoting.client import Backoff, Failures
-from rmqkit.sentences import _, plain
-from rmqkit.store.files import naming
-from rmqkit.store.offline import check as fsck
+from rmqkit.sentences import _
 from rmqkit.store.offline.findings import Finding
 from rmqkit.store.settings import StoreSettings
 
+__all__ = ["Plan", "Replay", "opened"]
+
 _BATCH_COUNT = 32
-_AUDIT_TAIL_BYTES = 1 << 20
-_AUDIT_BEGIN = b'{"time":'
+_GROUP = "rmq-replay"
 
 Outcome = SendResult | ReceivedMessage | RmqError
 """What became of a message: it was sent, a run before had sent it, or no broker takes it."""
 
 
-class State(Struct, kw_only=True):
-    """How far a replay is.
+class Plan(Struct, kw_only=True):
+    """The options of a replay.
 
     Attributes:
         task: what is replayed; a state is not used for another task.
-        lanes: next offset and end of each.
+        selection: the messages; its topic is the source, unless ``store`` is.
+        group: the group to which the dead letters belong; None: the messages are no dead letters.
+        target: the topic to send to; None: a retry topic of the group, or the topic of each message without a group.
+        store: a store directory to read instead of a topic.
+        memory: the file of the dead letters that were sent, with the task in it; earlier ones are skipped.
+        is_again: forget what the memory holds, unless a state shows that this replay has begun.
+        state, audit: files; None: there is no file.
+        is_dry_run: open the replay only to look at it; no file is locked or written, no message is sent.
     """
 
     task: str
-    replay_id: str
-    lanes: Lanes
-    sent: int = 0
-    failed: int = 0
-    is_done: bool = False
-
-    @classmethod
-    def load(cls, path: Path, task: str) -> State | None:
-        """The state in a file; None when there is no file.
-        Raises SettingsError: the file has something else, or the state of another replay."""
-        _refuse_device(path)
-        try:
-            state = msgspec.json.decode(path.read_bytes(), type=cls)
-        except FileNotFoundError:
-            return None
-        except msgspec.MsgspecError as error:
-            raise SettingsError(
-                _("{path} is not the state of a replay ({error}): name another file", path=path, error=error)
-            ) from None
-        if state.task != task:
-            raise SettingsError(
-                _(
-                    "{path} is the state of another replay, {task}: name another file for {wanted}",
-                    path=path,
-                    task=state.task,
-                    wanted=task,
-                )
-            )
-        return state
-
-    @classmethod
-    async def begin(cls, task: str, source: TopicSource | StoreSource) -> State:
-        """That of a replay that begins now."""
-        return cls(task=task, replay_id=f"replay-{random.getrandbits(40):010x}", lanes=await source.lanes())
-
-    def save(self, path: Path) -> None:
-        """Replace the file as a whole; a power cut may bring an older one back, for which no chunk waits."""
-        whole = path.with_name(path.name + ".tmp")
-        with naming(path):
-            whole.write_bytes(msgspec.json.format(msgspec.json.encode(self, enc_hook=plain)))
-            whole.replace(path)
+    selection: Selection
+    group: str | None = None
+    target: str | None = None
+    store: Path | None = None
+    store_settings: StoreSettings | None = None
+    memory: tuple[Path, str] | None = None
+    is_again: bool = False
+    state: Path | None = None
+    audit: Path | None = None
+    rate: float = 0
+    is_dry_run: bool = False
 
 
-class Audit:
-    """A file with a JSON line for each replayed message; what a killed run wrote of a line is taken off.
-    Raises SettingsError: the file is something else. Raises OSError: it cannot be written."""
-
-    def __init__(self, path: Path) -> None:
-        _refuse_device(path)
-        self._path = path
-        self._file = open(path, "ab+")  # noqa: SIM115 - closed by `close`
-        size = self._file.seek(0, os.SEEK_END)
-        tail_at = self._file.seek(max(0, size - _AUDIT_TAIL_BYTES))
-        whole, newline, torn = self._file.read().rpartition(b"\n")
-        self._latest = whole + newline
-        for line in (whole.rpartition(b"\n")[2], torn):
-            if not _AUDIT_BEGIN.startswith(line[: len(_AUDIT_BEGIN)]):
-                self._file.close()
-                raise SettingsError(_("{path} does not end with a line of an audit: name another file", path=path))
-        self._file.truncate(tail_at + len(self._latest))
-
-    def write(self, lines: Sequence[dict[str, Any]], *, may_have: bool) -> None:
-        """Add lines, but those that it ``may_have``."""
-        with naming(self._path):
-            for line in lines:
-                if not (may_have and f'"{line["newMsgId"]}"'.encode() in self._latest):
-                    self._file.write(msgspec.json.encode(line, enc_hook=plain) + b"\n")
-            self._file.flush()
-
-    def close(self) -> None:
-        with naming(self._path):
-            self._file.close()
-
-
-def _refuse_device(path: Path) -> None:
-    if path.exists() and not path.is_file():
-        raise SettingsError(_("{path} is no regular file, and may never end: name another", path=path))
+@asynccontextmanager
+async def opened(
+    plan: Plan,
+    runtime: ClientRuntime,
+    admin: Admin,
+    *,
+    reading: PullConsumerSettings,
+    sending: ProducerSettings,
+    group: str = TOOLS_GROUP,
+    on_chunk: Callable[[int, list[RmqError]], None] = lambda sent, failures: None,
+    on_wait: OnWait = lambda who, up_to_ms: None,
+    on_damage: Callable[[Finding], None] = lambda finding: None,
+) -> AsyncIterator[Replay]:
+    """Open what a replay needs, and yield the replay, ready to run; ``group`` is the consumer group of its reads.
+    Raises SettingsError: a file belongs to another replay, or the group reads no retry topic."""
+    async with AsyncExitStack() as stack:
+        consumer = await stack.enter_async_context(PullConsumer(group, settings=reading, runtime=runtime))
+        # Brokers took the messages before: no body is too large.
+        sending = structs.replace(sending, message_bytes_max=sys.maxsize)
+        producer = Producer(_GROUP, settings=sending, runtime=runtime)
+        if not plan.is_dry_run:
+            await stack.enter_async_context(producer)
+        topic = plan.selection.topic or ""
+        source: TopicSource | StoreSource
+        if plan.store is None:
+            source = TopicSource(consumer, topic, plan.selection, on_wait)
+        else:
+            source = StoreSource(plan.store, plan.selection, plan.store_settings, on_damage)
+        if plan.memory is not None and not plan.is_dry_run:
+            stack.enter_context(Memory.held(plan.memory[0]))
+        state = None if plan.state is None else State.load(plan.state, plan.task)
+        memory = None if plan.memory is None else Memory.load(*plan.memory)
+        if memory is not None and plan.is_again and state is None:
+            memory = Memory.new(memory.task)
+        if memory is not None:
+            await memory.forget_deleted(consumer, topic)
+        is_unsure = state is not None or (memory is not None and not memory.is_done)
+        if state is None:
+            state = await State.begin(plan.task, source)
+            state.replay_id = state.replay_id if memory is None else memory.replay_id
+        retries = await Retries.find(admin, plan.group) if plan.group is not None and plan.target is None else None
+        audit = None
+        if plan.audit is not None and not plan.is_dry_run:
+            audit = stack.enter_context(closing(Audit(plan.audit)))
+        yield Replay(
+            source,
+            producer if retries is None else GroupProducer(producer, runtime, admin, retries),
+            consumer,
+            state,
+            target=plan.target,
+            retries=retries,
+            memory=memory,
+            state_path=plan.state,
+            memory_path=None if plan.memory is None else plan.memory[0],
+            audit=audit,
+            pace=Pace(plan.rate),
+            is_unsure=is_unsure,
+            on_chunk=on_chunk,
+            on_wait=on_wait,
+        )
 
 
 @dataclasses.dataclass
@@ -174,11 +165,12 @@ class Replay:
         consumer: looks up what a run before this one may have sent.
         target: the topic to send to; None: a retry topic of ``retries``, or without these each message's `origin`.
         retries: the retry topics of the group to which the dead letters belong.
-        memory: the dead letters that earlier runs have sent; they are skipped and counted in ``remembered``.
+        memory: the dead letters that earlier runs have sent; they are skipped.
         state_path, memory_path: the files of state and memory; None: there is no file.
         is_unsure: whether messages may be in the target already.
-        on_chunk: told after each chunk how many were sent, and why no broker takes others.
-        on_wait: told of brokers that do not answer.
+        on_chunk: called after each chunk with the number of messages sent, and the reasons why others were refused.
+        on_wait: called when a broker does not answer.
+        remembered: dead letters that were skipped, because the memory has them.
         found: messages that were in the target already.
     """
 
@@ -188,7 +180,7 @@ class Replay:
     state: State
     target: str | None = None
     retries: Retries | None = None
-    memory: Replayed | None = None
+    memory: Memory | None = None
     state_path: Path | None = None
     memory_path: Path | None = None
     audit: Audit | None = None
@@ -209,10 +201,7 @@ class Replay:
             self.memory.is_done = False
         self._save()
         chunk: list[Picked] = []
-        async for picked in self.source.read(self.state.lanes):
-            if self.memory is not None and self.memory.has(picked.lane, picked.message.queue_offset):
-                self.remembered += 1
-                continue
+        async for picked in self.selected():
             # Never within an inner batch: its messages share the place where the lane goes on behind them.
             if len(chunk) >= self.pace.chunk_count and picked.next_offset != chunk[-1].next_offset:
                 await self._pass(chunk, stop)
@@ -224,6 +213,14 @@ class Replay:
         if self.memory is not None:
             self.memory.is_done = True
         self._save()
+
+    async def selected(self) -> AsyncIterator[Picked]:
+        """Yield the messages that are left to send; count those that the memory has."""
+        async for picked in self.source.read(self.state.lanes):
+            if self.memory is not None and self.memory.has(picked.lane, picked.message.queue_offset):
+                self.remembered += 1
+            else:
+                yield picked
 
     async def _pass(self, chunk: list[Picked], stop: Stop) -> None:
         with stop.held():
@@ -281,16 +278,7 @@ class Replay:
             raise MessageIllegal(_("{which} does not say where it came from: name a target", which=which))
         if self.target is None and self.retries is not None:
             return retry_of(message, topic, self.retries, self._key(picked))
-        return PlacedMessage(
-            topic=topic,
-            body=message.body,
-            tags=message.tags,
-            keys=message.keys,
-            properties=own_properties(message.properties),
-            flag=message.flag,
-            sharding_key=message.properties.get(SHARDING_KEY),
-            msg_id=self._key(picked),
-        )
+        return PlacedMessage(topic=topic, msg_id=self._key(picked), **copied(message))
 
     def _key(self, picked: Picked) -> str:
         return f"{self.state.replay_id}/{picked.place}"
@@ -324,277 +312,3 @@ class Replay:
             self.memory.save(self.memory_path)
         if self.state_path is not None:
             self.state.save(self.state_path)
-
-
-LOG = "log"
-PATIENCE_MS = ProducerSettings().send_timeout_ms
-"""How long a broker that is away is waited for: as long as for its sends."""
-
-_SAMPLES_MAX = 5
-_PAUSE_MS, _PAUSE_MS_MAX = 20.0, 2000.0
-_PULL_COUNT = 64
-_EXAMINED_COUNT = 1024
-_FOREVER_MS = 1 << 62
-_CLOCK_STEP_MS = 60_000
-"""Brokers' clocks may go back so far between two messages of a queue."""
-
-Lanes = dict[str, tuple[int, int]]
-"""Next offset and end of each lane; the offset in the log is physical, and its end a store time in ms."""
-
-
-class Selection(Struct, frozen=True):
-    """Which messages; without a topic all of a store but those of the system, of retries and dead letters. Times are
-    bounds of ``storeTimestamp`` in ms; ``tags`` is ``A || B``, ``sql`` an SQL92 text; one of ``keys`` is enough.
-    ``kinds`` are names of `rmqkit.admin.replay.dead.kind_of`, distinguished ``by``; ``kind_parts`` are texts that the
-    name of a kind contains. One of both is enough; without any, all kinds are selected."""
-
-    topic: str | None = None
-    begin_ms: int = 0
-    end_ms: int | None = None
-    keys: tuple[str, ...] = ()
-    tags: str = "*"
-    sql: str = ""
-    by: str = "kind"
-    kinds: tuple[str, ...] = ()
-    kind_parts: tuple[str, ...] = ()
-
-    def test(self) -> Callable[[ReceivedMessage], bool]:
-        """Whether a message is selected. Raises SettingsError: an expression cannot be understood."""
-        try:
-            tags = subscription(self.topic or "*", self.tags)
-            expression = compile_expression(self.sql) if self.sql else None
-        except (ValueError, ExpressionRejected) as error:
-            raise SettingsError(_("replay: {error}", error=error)) from None
-        keys, end_ms = set(self.keys), _FOREVER_MS if self.end_ms is None else self.end_ms
-        by, kinds, parts = check_by(self.by), frozenset(self.kinds), self.kind_parts
-
-        def is_of_kind(message: ReceivedMessage) -> bool:
-            kind = kind_of(message, by)
-            return kind in kinds or any(part in kind for part in parts)
-
-        def is_selected(message: ReceivedMessage) -> bool:
-            topic = message.topic
-            is_of_topic = (
-                topic == self.topic
-                if self.topic is not None
-                else topic not in SYSTEM_TOPICS and not topic.startswith(NOT_OF_APPLICATIONS)
-            )
-            return (
-                is_of_topic
-                and self.begin_ms <= message.store_timestamp <= end_ms
-                and (not keys or not keys.isdisjoint((message.msg_id, *message.keys)))
-                and matches_tags(tags, message.tags)
-                and (expression is None or expression.matches(encode_properties(message.properties)))
-                and (not (kinds or parts) or is_of_kind(message))
-            )
-
-        return is_selected
-
-
-class Picked(Struct):
-    """A selected message, its lane, and where the lane goes on behind it; all of an inner batch go on at one place."""
-
-    message: ReceivedMessage
-    lane: str
-    next_offset: int
-
-    @property
-    def place(self) -> str:
-        """Lane and offset; of an inner batch's member with its number in the queue."""
-        if self.lane == LOG:
-            return f"{LOG}:{self.message.physical_offset}:{self.message.queue_offset}"
-        return f"{self.lane}:{self.message.queue_offset}"
-
-
-class Sample(Struct, rename="camel"):
-    """A message of a dry run: where it is, ``broker:queue:offset``, and the topic it would go to."""
-
-    place: str
-    to: str
-    kind: str
-
-
-class Preview(Struct, rename="camel", kw_only=True):
-    """A dry run: what a replay would send.
-
-    Attributes:
-        count: messages that are selected, of those that were examined.
-        targets: how many go to each topic; the empty name is of those that do not say where they came from.
-        kinds: how many are of each kind.
-        doubles: messages whose unique key was there before: all of them are sent.
-        samples: the first ones.
-        examined: how many were looked at.
-        is_whole: whether everything was looked at.
-        remembered: how many are selected and were replayed before; they are not counted in ``count``.
-        troubles: queues that could not be read, each with the reason.
-    """
-
-    count: int = 0
-    remembered: int = 0
-    targets: dict[str, int] = field(default_factory=dict)
-    kinds: dict[str, int] = field(default_factory=dict)
-    doubles: int = 0
-    samples: list[Sample] = field(default_factory=list)
-    examined: int = 0
-    is_whole: bool = True
-    troubles: list[str] = field(default_factory=list)
-
-    def add(self, message: ReceivedMessage, to: str, by: str, seen: set[str]) -> None:
-        """Count a message that would go to a topic; ``seen`` are the unique keys of the messages before it."""
-        kind = kind_of(message, by)
-        self.count += 1
-        self.targets[to] = self.targets.get(to, 0) + 1
-        self.kinds[kind] = self.kinds.get(kind, 0) + 1
-        self.doubles += message.msg_id in seen
-        seen.add(message.msg_id)
-        if len(self.samples) < _SAMPLES_MAX:
-            place = f"{message.broker_name}:{message.queue_id}:{message.queue_offset}"
-            self.samples.append(Sample(place, to, kind))
-
-
-async def preview(
-    calls: AdminCalls,
-    selection: Selection,
-    target: str | None,
-    budget: Budget = DRY_RUN,
-    *,
-    retries: Retries | None = None,
-    memory: Replayed | None = None,
-) -> Preview:
-    """Make a dry run over a topic, as far as a budget lets messages be examined, the oldest first; nothing is sent.
-    ``target``, ``retries``, ``memory``: as of `Replay`.
-    Raises what `rmqkit.admin.messages.listing.page` raises."""
-    assert selection.topic is not None, "a dry run of a store is its command's"
-    is_selected, span = selection.test(), Span(begin_ms=selection.begin_ms, end_ms=selection.end_ms)
-    found = await page(calls, selection.topic, span, newest_first=False, count=budget.messages, budget=budget)
-    shown, seen = Preview(examined=found.examined, is_whole=not found.cursor, troubles=found.troubles), set[str]()
-    for message in found.messages:
-        if not is_selected(message):
-            continue
-        lane = f"{message.broker_name}:{message.queue_id}"
-        if memory is not None and memory.has(lane, message.queue_offset):
-            shown.remembered += 1
-        else:
-            shown.add(message, destination(message, target, retries), selection.by, seen)
-    return shown
-
-
-def destination(message: ReceivedMessage, target: str | None, retries: Retries | None) -> str:
-    """Return the topic to which a message is sent, or "" if it does not say where it came from."""
-    first = origin(message)
-    if target is not None or first is None or retries is None:
-        return target or first or ""
-    return retries.topic(first)
-
-
-class TopicSource:
-    """A topic at its brokers, queue by queue.
-
-    Args:
-        on_wait: told of a broker that does not answer.
-    """
-
-    def __init__(
-        self,
-        consumer: PullConsumer,
-        topic: str,
-        selection: Selection,
-        on_wait: OnWait = lambda who, up_to_ms: None,
-    ) -> None:
-        self._consumer = consumer
-        self._topic = topic
-        self._selection = selection
-        self._on_wait = on_wait
-        self._is_selected = selection.test()
-
-    async def lanes(self) -> Lanes:
-        """Raises NoRoute: there is no such topic."""
-        queues = await self._consumer.queues(self._topic)
-        return {queue_text(queue): await self._bounds(queue) for queue in queues}
-
-    async def _bounds(self, queue: MessageQueue) -> tuple[int, int]:
-        consumer, begin_ms = self._consumer, self._selection.begin_ms
-        first = consumer.search_offset(queue, begin_ms / 1000) if begin_ms else consumer.min_offset(queue)
-        low, high = await asyncio.gather(first, consumer.max_offset(queue))
-        return low, high
-
-    async def read(self, lanes: Lanes) -> AsyncIterator[Picked]:
-        """Raises RemotingError, PeerRefused: a broker does not give its messages, tried for `PATIENCE_MS`.
-        Raises BodyError: the body of a message is damaged."""
-        end_ms = (self._selection.end_ms or _FOREVER_MS) + _CLOCK_STEP_MS
-        for lane, (offset, end) in lanes.items():
-            broker_name, __, queue_id = lane.rpartition(":")
-            queue = MessageQueue(self._topic, broker_name, int(queue_id))
-            while offset < end:
-                pulled = await self._pull(queue, offset)
-                for damaged in pulled.unreadable:
-                    place = _(
-                        "message {id} at offset {offset} of {queue}",
-                        id=damaged.msg_id,
-                        offset=damaged.queue_offset,
-                        queue=queue,
-                    )
-                    raise BodyError(
-                        _("{place} cannot be unpacked: replay the messages before and after it", place=place)
-                    )
-                for message in pulled.messages:
-                    if message.store_timestamp > end_ms:
-                        end = min(end, message.queue_offset)
-                    if offset <= message.queue_offset < end and self._is_selected(message):
-                        yield Picked(message, lane, message.queue_offset + 1)
-                # An offset that does not rise would be pulled for ever.
-                if pulled.next_begin_offset <= offset:
-                    break
-                offset = pulled.next_begin_offset
-
-    async def _pull(self, queue: MessageQueue, offset: int) -> PullResult:
-        """Pull, and retry for as long as a producer would try to send. Raise the cause of most failures."""
-        loop, backoff, failures = asyncio.get_running_loop(), Backoff(_PAUSE_MS, _PAUSE_MS_MAX), Failures()
-        deadline = loop.time() + PATIENCE_MS / 1000
-        with Silence(lambda: self._on_wait(_("broker {broker}", broker=queue.broker_name), PATIENCE_MS)):
-            while True:
-                try:
-                    return await self._consumer.pull(queue, offset, self._selection.tags, max_count=_PULL_COUNT)
-                except (RemotingError, NoRoute) as error:
-                    failures.note(error)
-                    if loop.time() >= deadline:
-                        raise failures.cause from None
-                await asyncio.sleep(backoff.next_ms() / 1000)
-
-
-class StoreSource:
-    """The log of a store, whose broker may be at work: then only what was stored when the replay began.
-
-    Args:
-        on_damage: told of what is no record, and of messages whose body changed on the disk: these are left out.
-    """
-
-    def __init__(
-        self, root: Path, selection: Selection, settings: StoreSettings | None, on_damage: Callable[[Finding], None]
-    ) -> None:
-        self._root = root
-        self._selection = selection
-        self._settings = settings
-        self._on_damage = on_damage
-
-    async def lanes(self) -> Lanes:
-        return {LOG: (0, SYSTEM_CLOCK.now_ms() if fsck.is_held(self._root, read_only=True) else _FOREVER_MS)}
-
-    async def read(self, lanes: Lanes) -> AsyncIterator[Picked]:
-        """Raises StoreError, OSError: there is no readable store."""
-        is_selected = self._selection.test()
-        ((offset, end_ms),) = lanes.values()
-        messages = fsck.dump(
-            self._root,
-            self._settings,
-            begin_ms=self._selection.begin_ms,
-            end_ms=end_ms,
-            begin_offset=offset,
-            read_only=True,
-            verify_crc=True,
-            on_damage=self._on_damage,
-        )
-        while some := await asyncio.to_thread(lambda: list(itertools.islice(messages, _EXAMINED_COUNT))):
-            for message in some:
-                if is_selected(message):
-                    yield Picked(message, LOG, message.physical_offset + message.store_size)

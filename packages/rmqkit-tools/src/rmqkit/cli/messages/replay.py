@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, closing, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,10 +14,12 @@ import msgspec
 import typer
 
 from rmqkit.admin import Admin
-from rmqkit.admin.messages.sending import Pace, Stop
+from rmqkit.admin.messages.sending import Stop
 from rmqkit.admin.replay.dead import BY
-from rmqkit.admin.replay.replay import Audit, Picked, Replay, Selection, State, StoreSource, TopicSource, destination
-from rmqkit.admin.replay.replayed import GroupProducer, Replayed, Retries, file_name, other_readers
+from rmqkit.admin.replay.memory import file_name
+from rmqkit.admin.replay.replay import Plan, Replay, opened
+from rmqkit.admin.replay.retries import Retries, other_readers
+from rmqkit.admin.replay.selection import Selection, destination
 from rmqkit.admin.tail import TOOLS_GROUP
 from rmqkit.cli import with_options
 from rmqkit.cli.admin.message import shown
@@ -34,17 +36,13 @@ from rmqkit.cli.frame.connected import (
 from rmqkit.cli.frame.nouns import COMMON, LIVE_TOPICS, admin_of, show
 from rmqkit.cli.frame.printing import body_text, time_ms, time_text
 from rmqkit.cli.servers.store import Config, settings_of
-from rmqkit.client.consumer.pull import PullConsumer
-from rmqkit.client.producer.producer import Producer
 from rmqkit.client.runtime.settings import PullConsumerSettings
 from rmqkit.errors import RmqError, SettingsError, UnknownName
 from rmqkit.protocol.names import dlq_topic
 from rmqkit.sentences import plain
-from rmqkit.store.settings import StoreSettings
 
 app = typer.Typer(name="replay", add_completion=False)
 
-_GROUP = "rmq-replay"
 _ROWS_MAX = 20
 _SECONDS = len("2026-01-31 12:00:00")
 _BODY_CHARS = 28
@@ -133,62 +131,56 @@ def replay(
     selection = Selection(topic, time_ms(begin or "0"), end_ms, tuple(keys or ()), tags, sql, by)
     selection.test()
     where = target or (f"group {dlq}" if dlq is not None else "their own topics")
-    remembers = dlq is not None and store is None
-    state_path = state_path or (_memory_path(dlq, target, options) if dlq is not None and store is None else None)
+    memory = None
+    if dlq is not None and store is None:
+        state_path = state_path or _memory_path(dlq, target, options)
+        memory = state_path, f"dead letters of {dlq}, to {where}"
     as_json = options["as_json"]
     tally = Tally("replaying", None, is_shown=not as_json)
     job: Replay | None = None
 
     async def work(stop: Stop) -> None:
-        nonlocal job, selection
-        async with AsyncExitStack() as stack:
-            known = topic if store is None else target
-            runtime = await stack.enter_async_context(runtime_for(known, options, must_exist=store is None))
-            pulling = client_settings(PullConsumerSettings, options)
-            consumer = await stack.enter_async_context(PullConsumer(group, settings=pulling, runtime=runtime))
-            admin = await stack.enter_async_context(admin_of(options))
-            selection = await _with_kinds(admin, selection, None if store is not None else dlq, kinds or [])
-            settings = None if store is None else settings_of(config, store)
-            source = _source(consumer, topic, store, selection, settings)
-            if dlq is not None and remembers and state_path is not None:
-                if not is_dry_run:
-                    stack.enter_context(Replayed.held(state_path))
-                memory = await _memory(consumer, dlq, where, state_path, is_again=is_again)
-                state = await State.begin(memory.task, source)
-                state.replay_id, is_continued = memory.replay_id, not memory.is_done
-            else:
-                memory, task = None, f"{store or 'brokers'}, {selection}, to {where}"
-                state, is_continued = await _state(task, source, state_path)
-            retries = await Retries.find(admin, dlq) if dlq is not None and target is None else None
-            readers = await _readers(admin, target, dlq, retries)
-            if is_dry_run:
-                await _show(source.read(state.lanes), target, retries, memory, as_json=as_json)
-            for line in readers:
-                note(line)
-            if is_dry_run:
-                return
-            if store is None and selection == Selection(topic, selection.begin_ms):
-                tally.total = sum(end - offset for offset, end in state.lanes.values())
-            sending = sending_settings(options, message_bytes_max=sys.maxsize)  # a broker took them before
-            producer = await stack.enter_async_context(Producer(_GROUP, settings=sending, runtime=runtime))
-            job = Replay(
-                source,
-                producer if retries is None else GroupProducer(producer, runtime, admin, retries),
-                consumer,
-                state,
+        nonlocal job
+        known = topic if store is None else target
+        async with runtime_for(known, options, must_exist=store is None) as runtime, admin_of(options) as admin:
+            chosen = await _with_kinds(admin, selection, None if store is not None else dlq, kinds or [])
+            plan = Plan(
+                task=f"{store or 'brokers'}, {chosen}, to {where}",
+                selection=chosen,
+                group=dlq,
                 target=target,
-                retries=retries,
+                store=store,
+                store_settings=None if store is None else settings_of(config, store),
                 memory=memory,
-                state_path=None if remembers else state_path,
-                memory_path=state_path if remembers else None,
-                audit=None if audit_path is None else stack.enter_context(closing(Audit(audit_path))),
-                pace=Pace(rate),
-                is_unsure=is_continued,
+                is_again=is_again,
+                state=state_path if memory is None else None,
+                audit=audit_path,
+                rate=rate,
+                is_dry_run=is_dry_run,
+            )
+            async with opened(
+                plan,
+                runtime,
+                admin,
+                reading=client_settings(PullConsumerSettings, options),
+                sending=sending_settings(options, message_bytes_max=sys.maxsize),
+                group=group,
                 on_chunk=tally.add,
                 on_wait=note_wait,
-            )
-            with tally:
-                await job.run(stop)
+                on_damage=lambda finding: note(str(finding)),
+            ) as found:
+                readers = await _readers(admin, target, dlq, found.retries)
+                if is_dry_run:
+                    await _show(found, as_json=as_json)
+                for line in readers:
+                    note(line)
+                if is_dry_run:
+                    return
+                if store is None and chosen == Selection(topic, chosen.begin_ms):
+                    tally.total = found.state.left
+                job = found
+                with tally:
+                    await job.run(stop)
 
     on = _continued(state_path, is_again=is_again)
     try:
@@ -224,34 +216,10 @@ def _print_end(job: Replay, tally: Tally, where: str, on: str, *, is_whole: bool
         print(text)
 
 
-def _source(
-    consumer: PullConsumer, topic: str | None, store: Path | None, selection: Selection, settings: StoreSettings | None
-) -> TopicSource | StoreSource:
-    if store is None:
-        return TopicSource(consumer, topic or "", selection, note_wait)
-    return StoreSource(store, selection, settings, lambda finding: note(str(finding)))
-
-
 def _memory_path(group: str, target: str | None, options: Mapping[str, Any]) -> Path:
     """Return the file that remembers the replayed dead letters of a group, of this user."""
     folder = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(folder) / "rmqkit" / "replays" / f"{file_name(options['name_servers'], group, target)}.json"
-
-
-async def _memory(consumer: PullConsumer, group: str, where: str, path: Path, *, is_again: bool) -> Replayed:
-    """Return the dead letters of a group that were replayed before."""
-    task = f"dead letters of {group}, to {where}"
-    memory = Replayed.load(path, task)
-    if is_again:
-        return Replayed.new(task)
-    await memory.forget_deleted(consumer, dlq_topic(group))
-    return memory
-
-
-async def _state(task: str, source: TopicSource | StoreSource, path: Path | None) -> tuple[State, bool]:
-    """Return the state of a replay, and whether an earlier run left it."""
-    found = None if path is None else State.load(path, task)
-    return found or await State.begin(task, source), found is not None
 
 
 def _topic(topic: str | None, dlq: str | None, store: Path | None, target: str | None, *, is_again: bool) -> str | None:
@@ -317,24 +285,13 @@ async def _readers(admin: Admin, target: str | None, group: str | None, retries:
     return [f"to {target}: {len(others)} {also}: {', '.join(others)}"]
 
 
-async def _show(
-    messages: AsyncIterator[Picked],
-    target: str | None,
-    retries: Retries | None,
-    memory: Replayed | None,
-    *,
-    as_json: bool,
-) -> None:
+async def _show(job: Replay, *, as_json: bool) -> None:
     """Print what would be sent: the first messages, and how many."""
     counts: Counter[tuple[str, str]] = Counter()
     rows: list[dict[str, str]] = []
-    remembered = 0
-    async for picked in messages:
+    async for picked in job.selected():
         message = picked.message
-        if memory is not None and memory.has(picked.lane, message.queue_offset):
-            remembered += 1
-            continue
-        to = destination(message, target, retries) or "?"
+        to = destination(message, job.target, job.retries) or "?"
         counts[message.topic, to] += 1
         if as_json:
             print(msgspec.json.encode({**msgspec.to_builtins(shown(message)), "newTopic": to}).decode(), flush=True)
@@ -350,9 +307,9 @@ async def _show(
     if (more := counts.total() - len(rows)) > 0:
         print(f"… and {more:,} more")
     for (topic, to), count in sorted(counts.items()):
-        whom = f", which only group {retries.group} reads" if retries is not None else ""
+        whom = f", which only group {job.retries.group} reads" if job.retries is not None else ""
         print(f"would send {count:,} of {topic} to {to}{whom}")
-    if remembered:
-        print(f"would not send {remembered:,} that were replayed before (--again repeats them)")
+    if job.remembered:
+        print(f"would not send {job.remembered:,} that were replayed before (--again repeats them)")
     elif not counts:
         print("would send nothing: no message is selected")

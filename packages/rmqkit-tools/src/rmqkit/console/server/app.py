@@ -67,7 +67,7 @@ class Console(Hub):
     """
 
     @functools.cached_property
-    def _routes(self) -> list[tuple[re.Pattern[str], Route, View]]:
+    def routes(self) -> list[tuple[re.Pattern[str], Route, View]]:
         own: dict[str, View] = {"events": self.events}
         found = [(compile_path(route.path)[0], route, own.get(route.view) or _view(route.view)) for route in ROUTES]
         for page in self.hooks.pages:
@@ -77,7 +77,7 @@ class Console(Hub):
 
     def find_route(self, path: str) -> tuple[Route, View, dict[str, str]] | None:
         """Which view an address has, and the names in it."""
-        for pattern, route, view in self._routes:
+        for pattern, route, view in self.routes:
             if (match := pattern.match(path)) is not None:
                 return route, view, match.groupdict()
         return None

@@ -8,8 +8,8 @@ from msgspec import structs
 from starlette.responses import FileResponse, Response
 
 from rmqkit.admin.replay.dead import BY, Kinds
-from rmqkit.admin.replay.replay import Preview, preview
-from rmqkit.admin.replay.replayed import Retries, other_readers
+from rmqkit.admin.replay.retries import Retries, other_readers
+from rmqkit.admin.replay.selection import Preview, preview
 from rmqkit.console.access.confirmations import Review
 from rmqkit.console.jobs import Job, Progress, Status
 from rmqkit.console.request.forms import Field, Form, change

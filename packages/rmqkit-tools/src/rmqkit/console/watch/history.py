@@ -56,7 +56,7 @@ HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 WRITE_S, LOCK_S = 300.0, 1.0
 FILE_BYTES_MAX = 256 << 20
-_ROOM_BYTES = 32 << 20
+ROOM_BYTES = 32 << 20
 """Left free for the next write, and its log beside the file."""
 SERIES_MAX = 20_000
 SYNCHRONOUS = "NORMAL"
@@ -182,7 +182,7 @@ class History:
         self.trouble = ""
         self.bytes_max = FILE_BYTES_MAX
         self._clock = clock
-        self._levels = [_Level(level) for level in LEVELS]
+        self.levels = [_Level(level) for level in LEVELS]
         self._names: set[Key] = set()
         self._ids: dict[Key, int] = {}
         self._last: dict[int, int] = {}
@@ -266,7 +266,7 @@ class History:
         """Keep one scaled figure. False: there are too many series."""
         key = figure, name
         self._names.add(key)
-        fine, minutes, long = self._levels
+        fine, minutes, long = self.levels
         if is_fine:
             fine.put(at_ms, key, value, is_highest=False)
         return minutes.put(at_ms, key, value, is_highest=False) and long.put(at_ms, key, value, is_highest=True)
@@ -283,7 +283,7 @@ class History:
         await self._opened.wait()
         key, now_ms = (figure, name), self._clock.now_ms()
         found: dict[int, tuple[int, int]] = {}
-        for one in reversed(self._levels):  # what is finer takes the place of what it is a part of
+        for one in reversed(self.levels):  # what is finer takes the place of what it is a part of
             step = one.level.step
             if one.level is LEVELS[_LONG] or now_ms - begin_ms <= one.level.kept:
                 finer = await self._slots(one, key, begin_ms, end_ms)
@@ -341,33 +341,33 @@ class History:
     async def write(self, now_ms: int) -> None:
         """Write all blocks that are in memory. What the disk refuses is tried again the next time; of blocks that have
         ended, the last four of each resolution are kept for that."""
-        for one in self._levels:
+        for one in self.levels:
             if one.start <= now_ms - one.level.block:  # nobody fills it any more
                 one.end(now_ms - now_ms % one.level.block)
         if self._file is not None:
             taken = [
                 (one.level, start, list(block.items()))
-                for one in self._levels
+                for one in self.levels
                 for start, block in one.blocks()
                 if block and start > now_ms - one.level.kept - one.level.block
             ]
             # Counted before the await: blocks that end while the thread writes are not written yet.
-            done = [len(one.finished) for one in self._levels]
+            done = [len(one.finished) for one in self.levels]
             try:
                 await self._in_thread(self._store, taken, now_ms)
                 self._written_ms = now_ms
-                for one, count in zip(self._levels, done, strict=True):
+                for one, count in zip(self.levels, done, strict=True):
                     self._filled -= {(one.level.step, start) for start, __ in one.finished[:count]}
                     del one.finished[:count]
             except sqlite3.Error as error:
                 await self._failed(error)
-        for one in self._levels:
+        for one in self.levels:
             if self.path is not None and len(one.finished) > _FINISHED_MAX:
                 self.trouble = _(
                     "history file {path} was not written for hours: the oldest figures are lost", path=self.path
                 )
             del one.finished[:-_FINISHED_MAX]
-        self._names &= set().union(*(one.current for one in self._levels)) | set(self._ids)
+        self._names &= set().union(*(one.current for one in self.levels)) | set(self._ids)
 
     async def _failed(self, error: sqlite3.Error) -> None:
         """A read or a write failed: begin anew beside a damaged file; whatever else it is may be over the next time."""
@@ -446,7 +446,7 @@ class History:
         assert self._file is not None
         keys = {number: key for key, number in self._ids.items()}
         found = []
-        for memory in self._levels:
+        for memory in self.levels:
             level = memory.level
             start = now_ms - now_ms % level.block
             block: Block = {}
@@ -529,7 +529,7 @@ class History:
         for level in LEVELS:
             ended = now_ms - level.kept - level.block
             self._file.execute("DELETE FROM block WHERE step = ? AND start <= ?", (level.step, ended))
-        while self._used_bytes() > self.bytes_max - _ROOM_BYTES and self._drop_oldest(now_ms):
+        while self._used_bytes() > self.bytes_max - ROOM_BYTES and self._drop_oldest(now_ms):
             pass
         for level, start, block in taken:
             self._store_block(level, start, block)

@@ -119,7 +119,7 @@ class Watcher:
         self.followers: list[Callable[[Snapshot], Awaitable[None]]] = []
         self.is_needed = False
         self.trouble = ""
-        self._admin = admin
+        self.admin = admin
         self._clock = admin.calls.clock
         self._tables: dict[str, _Tables] = {}
         self._brokers: dict[str, BrokerState] = {}
@@ -206,10 +206,10 @@ class Watcher:
 
     async def round(self) -> None:
         """Ask everything that is due, and replace the snapshot. Raises RmqError: no name server answers."""
-        calls = self._admin.calls
+        calls = self.admin.calls
         # Routes and clusters are kept by the calls otherwise, and new brokers would never be seen.
         calls.forget()
-        rows = await self._admin.clusters.listed()
+        rows = await self.admin.clusters.listed()
         addresses = {row.addr for row in rows}
         known = self._brokers
         self._brokers = {row.addr: _next_state(known.get(row.addr), row) for row in rows}
@@ -220,7 +220,7 @@ class Watcher:
             for address, one in self._gone.items()
             if address not in addresses and now_ms - one[0] < GONE_MS
         }
-        self._name_servers = await name_server_troubles(self._admin)
+        self._name_servers = await name_server_troubles(self.admin)
         masters = {row.broker_name: row.addr for row in rows if row.broker_id == 0}
         self._tables = {address: self._tables.get(address, _Tables()) for address in masters.values()}
         self._paces = {address: self._paces.get(address) or _Pace() for address in addresses}
@@ -249,17 +249,17 @@ class Watcher:
         state = self._brokers[address]
         troubles: list[str] = []
         asked_ms = self._clock.now_ms()
-        figures = await self._ask(address, lambda: self._admin.calls.runtime_info(address), troubles.append)
+        figures = await self._ask(address, lambda: self.admin.calls.runtime_info(address), troubles.append)
         state.trouble = troubles[0] if troubles else ""
         if figures is not None:
-            self._admin.clusters.fill(state.row, figures)
+            self.admin.clusters.fill(state.row, figures)
             state.figures, state.since_ms = dict(sorted(figures.items())), self._clock.now_ms()
             state.skew_ms = clock_skew_ms(figures, (asked_ms + state.since_ms) / 2)
 
     async def _replication(self, address: str) -> None:
         if address in self._no_ha:
             return
-        code, calls = RequestCode.GET_BROKER_HA_STATUS, self._admin.calls
+        code, calls = RequestCode.GET_BROKER_HA_STATUS, self.admin.calls
 
         async def asking() -> HaRuntimeInfo | None:
             try:
@@ -277,7 +277,7 @@ class Watcher:
         if now_ms < tables.stats_after:
             return
         rows = await self._ask(
-            address, lambda: self._admin.brokers.consume_stats(address), self._note(_("lags of {name}", name=name))
+            address, lambda: self.admin.brokers.consume_stats(address), self._note(_("lags of {name}", name=name))
         )
         took_ms = self._clock.monotonic_ms() - now_ms
         tables.stats_after = now_ms + max(0.9 * ROUND_S * 1000, STATS_PAUSE * took_ms)
@@ -286,7 +286,7 @@ class Watcher:
             self._heard(_("lags of {name}", name=name))
 
     async def _read_tables(self, name: str, address: str) -> None:
-        tables, now_ms, calls = self._tables[address], self._clock.monotonic_ms(), self._admin.calls
+        tables, now_ms, calls = self._tables[address], self._clock.monotonic_ms(), self.admin.calls
         if now_ms - tables.tables_at < TABLES_MS:
             return
         code = RequestCode.GET_ALL_TOPIC_CONFIG
@@ -307,13 +307,13 @@ class Watcher:
             tables.groups = groups.subscription_group_table
             self._heard(_("groups of {name}", name=name))
         producers = await self._ask(
-            address, lambda: self._admin.clients.all_producers(name), self._note(_("producers of {name}", name=name))
+            address, lambda: self.admin.clients.all_producers(name), self._note(_("producers of {name}", name=name))
         )
         if producers is not None:
             tables.producers = producers
             self._heard(_("producers of {name}", name=name))
         self._brokers[address].half_since_ms = await self._ask(
-            address, lambda: oldest_half(self._admin, name), _silently
+            address, lambda: oldest_half(self.admin, name), _silently
         )
 
     async def _pops(self, alive: dict[str, str]) -> None:
@@ -327,7 +327,7 @@ class Watcher:
         for name, address in alive.items():
             what = _("popped messages of {name}", name=name)
             self._heard(what)
-            await self._ask(address, partial(add_popped, self._admin, name, found, troubles), self._note(what))
+            await self._ask(address, partial(add_popped, self.admin, name, found, troubles), self._note(what))
         self._troubles |= troubles
         is_known = not any(what.startswith("popped messages") for what in self._troubles)
         for group, state in found.items():
@@ -346,7 +346,7 @@ class Watcher:
             at = [address for address, tables in self._tables.items() if topic in tables.topics]
             if not set(at) <= set(alive.values()):
                 return
-            code, header, calls = RequestCode.GET_TOPIC_STATS_INFO, TopicRequest(topic), self._admin.calls
+            code, header, calls = RequestCode.GET_TOPIC_STATS_INFO, TopicRequest(topic), self.admin.calls
 
             async def ask(address: str) -> TopicStatsTable | None:
                 return await self._ask(address, lambda: calls.fetch(TopicStatsTable, address, code, header), _silently)
@@ -364,7 +364,7 @@ class Watcher:
             group for tables in self._tables.values() for group in tables.groups if not names.is_system_group(group)
         }
         chosen = _turn(self._turn_groups, known, [one for one in self._wanted_groups if one in known], GROUPS_A_ROUND)
-        code, calls = RequestCode.GET_CONSUMER_CONNECTION_LIST, self._admin.calls
+        code, calls = RequestCode.GET_CONSUMER_CONNECTION_LIST, self.admin.calls
         gone = set(self._members) - known
         for group in gone:
             del self._members[group]

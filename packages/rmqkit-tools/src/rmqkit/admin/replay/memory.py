@@ -1,0 +1,167 @@
+"""The dead letters of a group that were sent to a target: a file holds their offsets, so that a repeat skips them.
+`TaskFile` is what this file and the state of a replay have in common.
+
+One process at a time uses the file. Source: behaviour.md §4.8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import contextlib
+import fcntl
+import hashlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar, Self
+
+import msgspec
+from msgspec import Struct, field
+
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.errors import SettingsError
+from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.sentences import _, plain
+from rmqkit.store.files import naming
+
+__all__ = ["Memory", "TaskFile", "file_name", "new_id", "refuse_device"]
+
+
+class TaskFile(Struct, kw_only=True):
+    """What a file holds of a replay.
+
+    Attributes:
+        task: what is replayed; the file is not used for another task.
+        replay_id: begins the unique keys of the copies.
+    """
+
+    kind: ClassVar[str]
+    task: str
+    replay_id: str
+
+    @classmethod
+    def load(cls, path: Path, task: str) -> Self | None:
+        """Read a file; without a file, return None.
+        Raises SettingsError: the file has something else, or belongs to another replay."""
+        refuse_device(path)
+        try:
+            found = msgspec.json.decode(path.read_bytes(), type=cls)
+        except FileNotFoundError:
+            return None
+        except msgspec.MsgspecError as error:
+            text = _("{path} is not {kind} ({error}): name another file", path=path, kind=cls.kind, error=error)
+            raise SettingsError(text) from None
+        if found.task != task:
+            raise SettingsError(
+                _(
+                    "{path} is the state of another replay, {task}: name another file for {wanted}",
+                    path=path,
+                    task=found.task,
+                    wanted=task,
+                )
+            )
+        return found
+
+    def save(self, path: Path) -> None:
+        """Replace the file as a whole. No save waits for the disk: a power cut may bring an older file back."""
+        whole = path.with_name(path.name + ".tmp")
+        with naming(path):
+            whole.write_bytes(msgspec.json.format(msgspec.json.encode(self, enc_hook=plain)))
+            whole.replace(path)
+
+
+class Memory(TaskFile, kw_only=True):
+    """The dead letters of a group that were sent to one target; all runs have the same ``replay_id``.
+
+    Attributes:
+        places: half-open ranges of queue offsets that were sent, sorted, by lane (``broker:queue``).
+        marks: the highest of these offsets and the message's id, by lane. They show whether the topic was deleted and
+            created again since then.
+        is_done: False while a run is in progress, and after a run that was interrupted.
+    """
+
+    kind = _("the state of a replay of dead letters")
+    places: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    marks: dict[str, tuple[int, str]] = field(default_factory=dict)
+    is_done: bool = True
+
+    @classmethod
+    def new(cls, task: str) -> Self:
+        """Return an empty memory with a new id."""
+        return cls(task=task, replay_id=new_id())
+
+    @classmethod
+    def load(cls, path: Path, task: str) -> Self:
+        """Read a memory as `TaskFile.load` does; without a file, return an empty one."""
+        return super().load(path, task) or cls.new(task)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def held(path: Path) -> Iterator[None]:
+        """Keep other processes from using the file. Raises SettingsError: one does."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with naming(path), open(path.with_name(path.name + ".lock"), "wb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise SettingsError(_("another replay uses {path} now: wait until it has stopped", path=path)) from None
+            yield
+
+    def has(self, lane: str, offset: int) -> bool:
+        """Return whether the dead letter at an offset was sent."""
+        ranges = self.places.get(lane, [])
+        at = bisect.bisect_right(ranges, offset, key=lambda one: one[0])
+        return at > 0 and offset < ranges[at - 1][1]
+
+    def add(self, lane: str, message: ReceivedMessage) -> None:
+        """Remember that a dead letter was sent."""
+        offset = message.queue_offset
+        if self.has(lane, offset):
+            return
+        ranges = self.places.setdefault(lane, [])
+        at = bisect.bisect_right(ranges, offset, key=lambda one: one[0])
+        begin, end = offset, offset + 1
+        if at < len(ranges) and ranges[at][0] == end:
+            end = ranges.pop(at)[1]
+        if at and ranges[at - 1][1] == begin:
+            at -= 1
+            begin = ranges.pop(at)[0]
+        ranges.insert(at, (begin, end))
+        if offset >= self.marks.get(lane, (0, ""))[0]:
+            self.marks[lane] = offset, message.offset_msg_id
+
+    async def forget_deleted(self, consumer: PullConsumer, topic: str) -> None:
+        """Forget the lanes whose queue was deleted and created again: their offsets name other messages now."""
+        for lane, (offset, msg_id) in list(self.marks.items()):
+            broker_name, __, queue_id = lane.rpartition(":")
+            queue = MessageQueue(topic, broker_name, int(queue_id))
+            if queue not in await consumer.queues(topic):
+                continue  # the broker is away: its queue has not changed
+            first, end = await asyncio.gather(consumer.min_offset(queue), consumer.max_offset(queue))
+            is_other = end <= offset
+            if first <= offset < end:
+                found = (await consumer.pull(queue, offset, max_count=1)).messages
+                is_other = bool(found) and found[0].queue_offset == offset and found[0].offset_msg_id != msg_id
+            if is_other:
+                del self.marks[lane], self.places[lane]
+
+
+def file_name(name_servers: str, group: str, target: str | None) -> str:
+    """Return a name for the memory of a group and target of a cluster."""
+    cluster = ";".join(sorted(name_servers.replace(",", ";").split(";")))
+    digest = hashlib.sha256("\n".join((cluster, group, target or "")).encode()).hexdigest()[:12]
+    legible = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in group)
+    return f"{legible}-{digest}"
+
+
+def new_id() -> str:
+    """Return the id of a replay that begins now."""
+    return f"replay-{random.getrandbits(40):010x}"
+
+
+def refuse_device(path: Path) -> None:
+    """Raise SettingsError: a path is a device or a pipe, from which a read may never return."""
+    if path.exists() and not path.is_file():
+        raise SettingsError(_("{path} is no regular file, and may never end: name another", path=path))
