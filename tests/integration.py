@@ -57,6 +57,7 @@ def needed(path: Path) -> frozenset[str]:
     return frozenset(packages)
 
 
+@functools.cache
 def of_others(path: Path) -> frozenset[str]:
     """Return the packages that a file of a package's tests needs, and that an installation of it may lack."""
     parts = path.relative_to(ROOT).parts
