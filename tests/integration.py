@@ -28,6 +28,7 @@ BELOW = {
 _left_out: Counter[str] = Counter()
 
 
+@functools.cache
 def _test_module(name: str) -> Path | None:
     below = name.removeprefix("tests.").replace(".", "/") + ".py"
     folders = (ROOT / "tests", *(ROOT / "packages" / package / "tests" for package in FOLDERS))
@@ -35,20 +36,28 @@ def _test_module(name: str) -> Path | None:
 
 
 @functools.cache
-def needed(path: Path, above: tuple[Path, ...] = ()) -> frozenset[str]:
+def _direct(path: Path) -> tuple[frozenset[str], frozenset[Path]]:
+    """Return the packages and the test modules that a file of tests imports by itself."""
+    modules = (found(name.removeprefix("rmqkit.").replace(".", "/")) for name in imported(path, "rmqkit"))
+    packages = frozenset(package_of(module) for module in modules if module is not None)
+    tests = (_test_module(name) for name in imported(path, "tests"))
+    return packages, frozenset(module for module in tests if module is not None)
+
+
+@functools.cache
+def needed(path: Path) -> frozenset[str]:
     """Return the packages that a file of tests imports, by itself or by the test modules that it imports."""
     packages: set[str] = set()
-    for name in imported(path, "rmqkit"):
-        module = found(name.removeprefix("rmqkit.").replace(".", "/"))
-        if module is not None:
-            packages.add(package_of(module))
-    for name in imported(path, "tests"):
-        module = _test_module(name)
-        if module is not None and module != path and module not in above:
-            packages |= needed(module, (*above, path))
+    seen, open_paths = {path}, [path]
+    while open_paths:
+        own, modules = _direct(open_paths.pop())
+        packages |= own
+        open_paths += modules - seen
+        seen |= modules
     return frozenset(packages)
 
 
+@functools.cache
 def of_others(path: Path) -> frozenset[str]:
     """Return the packages that a file of a package's tests needs, and that an installation of it may lack."""
     parts = path.relative_to(ROOT).parts

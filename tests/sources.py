@@ -74,10 +74,16 @@ def room(file: str) -> str:
 
 def imported(path: Path, of: str) -> set[str]:
     """Return the modules of `rmqkit` or `tests` that a file imports, wherever the import stands."""
+    return {name for name in _imported(path) if name.startswith(f"{of}.")}
+
+
+@functools.cache
+def _imported(path: Path) -> frozenset[str]:
+    # Every process of a test run asks for every file of tests: parsing a file twice costs seconds.
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
-    return {name for name in names if name.startswith(f"{of}.")}
+    return frozenset(names)
