@@ -44,7 +44,7 @@ def sizes(endpoint: Endpoint, *others: object) -> dict[str, int]:
                 left.append(value)
             elif callable(value):
                 left += filter(_is_ours, _behind(value))
-    held = endpoint._receiving.renewals._held.values()
+    held = endpoint.receiving.renewals._held.values()
     found[RENEWED] = sum(one.extended > 0 for by_key in held for one in by_key.values())
     found["tasks"] = len(asyncio.all_tasks())
     return {name: count for name, count in found.items() if not name.startswith(_LEFT_OUT)}
