@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -55,13 +56,28 @@ ORDINALS: dict[str, tuple[str, ...]] = {
 """Enum members by the property that holds them, in the order of their ordinals. Source: remoting.md §6.3."""
 
 
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+_building = threading.Lock()
+
+
+def _decoder(body_type: type[T]) -> msgspec.json.Decoder[T]:
+    """Return the decoder of a type, made once. Two threads that use a type of msgspec for the first time at the same
+    moment crash the process: one sees what the other has not finished. So one thread after the other makes decoders."""
+    decoder = _decoders.get(body_type)
+    if decoder is None:
+        with _building:
+            decoder = _decoders.setdefault(body_type, msgspec.json.Decoder(body_type, strict=False))
+    return decoder
+
+
 def decode_as(body: bytes | bytearray | memoryview, body_type: type[T], *, slow_bytes_max: int | None = None) -> T:
     """A typed value out of a body in strict JSON or the dialect.
     Raises BodyError: neither, or not of the type; the text names the place.
     ``slow_bytes_max``: bytes up to which what is not strict JSON of the type is read; None: any number."""
+    decoder = _decoder(body_type)
     if not _has_reference(body):
         try:
-            return msgspec.json.decode(body, type=body_type, strict=False)
+            return decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass  # not strict JSON, or something that only the dialect allows
     if slow_bytes_max is not None and len(body) > slow_bytes_max:
@@ -85,7 +101,7 @@ def decode_with_texts(body: bytes | bytearray | memoryview, body_type: type[T]) 
     object, strict JSON. A third of the time of `decode_as`, for bodies with very many keys.
     Raises BodyError: it is not what Java and we write without references, though `decode_as` may read it."""
     try:
-        return msgspec.json.decode(_OBJECT_KEY.sub(_quoted, str(body, "utf-8")), type=body_type, strict=False)
+        return _decoder(body_type).decode(_OBJECT_KEY.sub(_quoted, str(body, "utf-8")))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise BodyError(f"{getattr(body_type, '__name__', body_type)}: {error}") from None
 
