@@ -1,7 +1,8 @@
 """``make dist``: sdist and wheels in ``dist/``, looked at as a package index does, and used as a person would.
 
 Each wheel is built from its sdist. The native wheel is built where cargo is. Then `first_use` installs both into empty
-environments of every CPython that pyproject.toml names and this machine has.
+environments of every CPython that pyproject.toml names and this machine has. With the first of them, `each_alone`
+imports every module of each wheel.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
+from tests.release.alone import each_alone
 from tests.release.first_use import ROOT, FirstUse, Unusable, first_use
 from tests.sources import FOLDERS
 
@@ -99,6 +101,9 @@ def main() -> None:
                     continue
                 place = Path(folder) / version
                 place.mkdir()
+                if not used:
+                    for line in each_alone(python, DIST, place):
+                        print(f"dist: {line}", flush=True)
                 used.append(first_use(python, wheel, place, (native,) if native else ()))
                 print(f"dist: {used[-1]}", flush=True)
     except Unusable as error:

@@ -82,6 +82,7 @@ def first_use(python: Path, wheel: Path, folder: Path, more: tuple[Path, ...] = 
     with ServerProcess([*map(str, command)], folder / "standalone.log", _clean()) as process:
         address = process.wait_ready(r"^ready namesrv=(\S+)", _SECONDS_MAX)[1]
         asyncio_client, sync_client = readme_clients(address)
+        there = {"NAMESRV_ADDR": address}
         _expect(server.run("-c", asyncio_client), r"SEND_OK \w+\npaid \['order-17'\] b'17'\n")
         first_message = time.monotonic() - began
         if more and "read by the compiled core" not in (
@@ -94,7 +95,7 @@ def first_use(python: Path, wheel: Path, folder: Path, more: tuple[Path, ...] = 
         client.install(str(wheel))
         client_install, client_mb = time.monotonic() - began, client.mb()
         _expect(client.run("-c", asyncio_client), r"SEND_OK \w+\npaid \['order-17'\] b'1[78]'\n")
-        _expect(client.run("-c", sync_client), "")
+        _expect(client.run("-c", sync_client, **there), "")
         _expect(client.run("-c", COMPRESSED), "zlib lz4 zstd\n")
         client.install(f"{wheel}[testing]")
         for block in blocks_of(ROOT / "docs/tutorial/testing.md")[:2]:
@@ -116,13 +117,12 @@ print("zlib lz4 zstd")
 
 
 def readme_clients(address: str) -> tuple[str, str]:
-    """README's two client programs, for a name server at ``address``."""
-    clients = [
-        block.text for block in blocks_of(ROOT / "README.md") if block.language == "python" and "Producer" in block.text
-    ]
-    if len(clients) != 2 or not all(_ADDRESS in one for one in clients):
-        raise Unusable(f"README has {len(clients)} clients for {_ADDRESS}: 2 are expected")
-    return clients[0].replace(_ADDRESS, address), clients[1].replace(_ADDRESS, address)
+    """README's two client programs: one for a name server at ``address``, one for that of ``NAMESRV_ADDR``."""
+    programs = [block.text for block in blocks_of(ROOT / "README.md") if block.language == "python"]
+    clients = [text for text in programs if "rmqkit.connect(" in text or "sync.Producer(" in text]
+    if len(clients) != 2 or _ADDRESS not in clients[0]:
+        raise Unusable(f"README has {len(clients)} clients: 2 are expected, the first one for {_ADDRESS}")
+    return clients[0].replace(_ADDRESS, address), clients[1]
 
 
 @dataclass(slots=True)
@@ -150,9 +150,9 @@ class Environment:
         quiet = ("--quiet", "--disable-pip-version-check", "--find-links", self.wheels)
         self.run("-m", "pip", "install", *quiet, *what)
 
-    def run(self, *words: str | Path, cwd: Path | None = None) -> str:
-        """Run its Python: what that prints."""
-        return _run([self.bin / "python", *words], cwd or self.home.parent)
+    def run(self, *words: str | Path, cwd: Path | None = None, may_fail: bool = False, **environ: str) -> str:
+        """Run its Python, with more in its environment: what that prints."""
+        return _run([self.bin / "python", *words], cwd or self.home.parent, may_fail=may_fail, **environ)
 
     def rmq(self, *words: str | Path, may_fail: bool = False) -> str:
         """Run its command: what that prints."""
@@ -174,9 +174,9 @@ def _clean() -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV", "RMQ"))}
 
 
-def _run(command: list[str | Path], cwd: Path, *, may_fail: bool = False) -> str:
+def _run(command: list[str | Path], cwd: Path, *, may_fail: bool = False, **environ: str) -> str:
     done = subprocess.run(
-        [*map(str, command)], capture_output=True, text=True, cwd=cwd, env=_clean(), timeout=_SECONDS_MAX
+        [*map(str, command)], capture_output=True, text=True, cwd=cwd, env=_clean() | environ, timeout=_SECONDS_MAX
     )
     if done.returncode != 0 and not may_fail:
         raise Unusable(f"{' '.join(map(str, command))[:200]} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

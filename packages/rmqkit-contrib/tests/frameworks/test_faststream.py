@@ -113,7 +113,7 @@ async def test_what_other_clients_send_is_read_as_json(tmp_path):
 OUTCOMES = {
     "raises": (ValueError("no stock"), "ValueError: no stock"),
     "does not fit": (None, "ValidationError: 1 validation error for bill"),
-    "rejects": (RejectMessage(), "RejectMessage"),
+    "rejects": (RejectMessage(), "its handler gave it up without a reason"),
 }
 
 
@@ -131,7 +131,8 @@ async def test_a_rejected_message_is_a_dead_letter_with_the_reason(outcome, tmp_
             await broker.start()
             await broker.publish({"id": "x"} if error is None else {"id": 1}, "Orders")
             (letter,) = await stored(address, "%DLQ%billing")
-        assert letter.properties.get("rmqkit_reason", "RejectMessage").startswith(reason)
+        assert letter.properties["rmqkit_reason"].startswith(reason)
+        assert letter.properties["rmqkit_handler"] == "bill"
 
 
 FAILURES = {

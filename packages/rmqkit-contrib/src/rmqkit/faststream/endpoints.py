@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Unpack
 
@@ -133,8 +133,9 @@ class RocketSubscriber(SubscriberUsecase[Any]):
         if self.calls and self._consumer is None:
             config, consumers = self._config, self._consumers
             self._consumer = consumers.of(self.group, config.options)
+            handle = self._named_handler()
             self._consumer._subscribe(
-                self.topic, config.expression, self._handle, config.expression_type, None, config.batch_max, None
+                self.topic, config.expression, handle, config.expression_type, None, config.batch_max, None
             )
             await consumers.start_new()
         self._post_start()
@@ -173,6 +174,15 @@ class RocketSubscriber(SubscriberUsecase[Any]):
 
     def _make_response_publisher(self, message: StreamMessage[Any]) -> Iterable[PublisherProto]:
         return (ReplyPublisher(message, producer=self._outer_config.producer),)
+
+    def _named_handler(self) -> Callable[[Any], Awaitable[None]]:
+        """Return `_handle` under the name of the program's function, for dead letters and logs."""
+
+        async def handle(received: ReceivedMessage | list[ReceivedMessage]) -> None:
+            await self._handle(received)
+
+        handle.__module__, handle.__qualname__ = "", self.calls[0].name
+        return handle
 
     async def _handle(self, received: ReceivedMessage | list[ReceivedMessage]) -> None:
         """Handle what the client pulled. Raises ConsumeLater: it is not consumed."""

@@ -59,9 +59,7 @@ class Delivery:
     def finish(self) -> None:
         """Return to consume the messages. Raises ConsumeLater: they come again, or go to the dead letters."""
         if self.status is AckStatus.REJECTED:
-            error = self.error
-            reason = self._reason if error is None else self._reason or f"{type(error).__name__}: {error}"
-            raise ConsumeLater(-1, reason=reason)
+            raise ConsumeLater(-1, reason=self._reason) from self.error
         if self.status is not AckStatus.ACKED:
             raise ConsumeLater(self._delay_level, delay=self._delay)
 

@@ -75,7 +75,13 @@ TRACE_CONTEXT = "TRACE_CONTEXT"
 REDIRECT = "REDIRECT"
 PROPERTY_CRC = "__CRC32#"
 DEAD_LETTER_REASON = "rmqkit_reason"
-"""Why a consumer of rmqkit gave a message up. Not RocketMQ's: it stores no such thing, and other clients ignore it."""
+"""Why rmqkit gave a message up, in one line. RocketMQ has no such properties; its clients take them for those of an
+application. The next three belong to it."""
+DEAD_LETTER_TRACEBACK = "rmqkit_traceback"
+DEAD_LETTER_HANDLER = "rmqkit_handler"
+DEAD_LETTER_TRIES = "rmqkit_tries"
+BORN_HOST = "__BORNHOST"
+"""Where a message was first sent from, if the connection that brought it does not say that."""
 
 # fmt: off
 RESERVED_NAMES = frozenset((

@@ -196,16 +196,44 @@ async def test_a_failed_message_is_sent_back_and_counts_as_consumed(caplog):
     assert "no stock" in (logged.exc_text or "")
 
 
-@pytest.mark.parametrize(("level", "sent"), [(0, "0"), (5, "5"), (-1, "-1")])
-async def test_a_handler_may_choose_the_delay_level(level, sent, caplog):
+@pytest.mark.parametrize("level", [0, 5])
+async def test_a_handler_may_choose_the_delay_level(level, caplog):
     async def handler(message):
         raise ConsumeLater(level)
 
     async with Workers(handler) as it:
         it.put(received(0))
         await until(lambda: it.offset == 1, "sent back")
-        assert it.sent_back()[0]["delayLevel"] == sent
+        assert it.sent_back()[0]["delayLevel"] == str(level)
     assert ours(caplog) == [], "what a handler chooses is no warning"
+
+
+@pytest.mark.parametrize(("error", "tries"), [(ConsumeLater(-1), 0), (ConsumeLater(5), 16), (ValueError(), 16)])
+async def test_the_last_try_is_sent_with_its_reason_as_beyond_the_limit(error, tries, caplog):
+    async def handler(message):
+        raise error
+
+    async with Workers(handler) as it:
+        it.put(received(0, reconsume_times=tries, born_timestamp=17))
+        await until(lambda: it.offset == 1, "sent back")
+        assert it.sent_back() == []
+        (sent,) = it.cluster.broker.asked(RequestCode.SEND_MESSAGE_V2)
+    assert (sent["b"], sent["g"], sent["j"], sent["l"]) == ("%RETRY%G", "17", str(tries + 1), "0")
+    assert decode_properties(sent["i"].encode())["rmqkit_tries"] == str(tries + 1)
+
+
+@pytest.mark.parametrize(("level", "tries"), [(-1, 0), (0, 16)])
+async def test_a_dead_letter_that_the_broker_refuses_goes_there_without_its_reason(level, tries, caplog):
+    async def handler(message):
+        raise ConsumeLater(level)
+
+    async with Workers(handler) as it:
+        it.cluster.broker.answer(RequestCode.SEND_MESSAGE_V2, refused(13, "too long"))
+        it.put(received(0, reconsume_times=tries))
+        await until(lambda: it.offset == 1, "sent back")
+        (sent,) = it.sent_back()
+    assert (sent["delayLevel"], sent["maxReconsumeTimes"]) == (str(level), "16")
+    assert "goes to the dead letters without its reason, its handler gave it up without a reason" in caplog.text
 
 
 OLD, NEW = version_number(4, 9, 7), version_number(5, 0, 0)
@@ -217,7 +245,6 @@ OLD, NEW = version_number(4, 9, 7), version_number(5, 0, 0)
         (7, NEW, 0, None, "7000"),
         (timedelta(days=1), NEW, 0, None, "86400000"),
         (7, NEW, 15, None, "7000"),
-        (7, NEW, 16, "3", None),  # the broker has to make it a dead letter
         (7, None, 0, "3", None),  # no heartbeat was answered yet
         (7, NEW - 1, 0, "3", None),
         (5, OLD, 0, "2", None),

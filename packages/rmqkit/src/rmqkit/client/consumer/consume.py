@@ -39,6 +39,7 @@ from msgspec import Struct
 from rmqkit import rpc
 from rmqkit.client.consumer.offsets import OffsetStore
 from rmqkit.client.consumer.process_queue import NOTHING_HELD, Failure, ProcessQueue
+from rmqkit.client.consumer.reasons import Reason, handler_name, text_of, traceback_of
 from rmqkit.client.consumer.subscribe import Dedupe, Seen, is_async, once, takes_two
 from rmqkit.client.observe.hooks import NO_HOOKS, ConsumeOutcome, Consumption, Hooks
 from rmqkit.client.producer.encode import encode_dead_letter, encode_retry
@@ -60,7 +61,7 @@ from rmqkit.times import Duration, duration_ms
 class Listener(Struct):
     """A handler as workers call it, on the loop: with one message, or with a list of at most ``batch_max`` messages.
     With ``decode`` it is called with what that makes of bodies; ``takes_messages`` adds the messages. If it
-    ``is_deduped``, the message comes before all of these."""
+    ``is_deduped``, the message comes before all of these. ``name`` is what dead letters call it."""
 
     call: Callable[..., Awaitable[object]]
     batch_max: int | None = None
@@ -68,6 +69,7 @@ class Listener(Struct):
     decode: Callable[[bytes], Any] | None = None
     takes_messages: bool = False
     is_deduped: bool = False
+    name: str = ""
 
     def arguments(self, messages: list[ReceivedMessage]) -> tuple[Any, ...]:
         """What the handler is called with. Raises DeadLetters: there are bodies that do not fit."""
@@ -92,6 +94,7 @@ ListenerOf = Callable[[str], Listener | None]
 """Finds the listener of a topic; None when the program iterates over its messages (`ConcurrentConsumeService.next`)."""
 
 _TO_DEAD_LETTERS = -1
+_GIVEN_UP = "its handler gave it up without a reason"
 _HAS_TIMER = version_number(5, 0, 0)
 _LEVEL_SECONDS = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 """The delay levels of brokers whose operator did not change them (``messageDelayLevel``)."""
@@ -123,7 +126,7 @@ class ConsumeLater(Exception):
         delay: the time until then instead of a level: seconds or a `timedelta`. Pushed messages wait in the broker's
             timer, which counts in seconds. A broker without one (4.x) takes the next longer delay level.
         reason: why a message goes to the dead letters, at most 1,000 characters; it is kept in the property
-            ``rmqkit_reason``.
+            ``rmqkit_reason``. None takes the exception that this one is raised ``from``.
 
     Raises ValueError: there is a delay and a level. Raises TimeIllegal: the delay is no duration.
     """
@@ -211,13 +214,14 @@ class ConcurrentConsumeService:
         thread."""
         if handler is None:
             return None
+        name = handler_name(handler)
         takes_messages, is_deduped = decode is not None and takes_two(handler), dedupe is not None
         if dedupe is not None:
             handler = once(handler, dedupe, self.group)
         is_threaded = not is_async(handler)
         call = functools.partial(self._in_thread, handler) if is_threaded else handler
         on_loop = cast("Callable[..., Awaitable[object]]", call)
-        return Listener(on_loop, batch_max, is_threaded, decode, takes_messages, is_deduped)
+        return Listener(on_loop, batch_max, is_threaded, decode, takes_messages, is_deduped, name)
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
         """Queue messages, which the process queue holds, for the workers."""
@@ -282,8 +286,9 @@ class ConcurrentConsumeService:
         if offset != NOTHING_HELD and not process_queue.is_released:
             self.offsets.raise_to(process_queue.queue, offset)
 
-    async def send_back(self, message: ReceivedMessage, delay_level: int, reason: str | None = None) -> bool:
-        """Have a message delivered again later; returns whether the broker or the retry topic took it."""
+    async def send_back(self, message: ReceivedMessage, delay_level: int, reason: Reason | None = None) -> bool:
+        """Have a message delivered again later, or with a reason put to the dead letters. Return whether the broker or
+        the retry topic took it."""
         try:
             await self._send_back(message, delay_level, reason)
         except RmqError as error:
@@ -305,7 +310,7 @@ class ConcurrentConsumeService:
                 "message %s of %s has been handled since %d: sending it back", message.msg_id, message.topic, started_ms
             )
             # Sent back first, removed second: a crash in between delivers it twice, the other order not at all.
-            if not await self.send_back(message, _EXPIRED_LEVEL):
+            if not await self.send_back(message, _EXPIRED_LEVEL, self._reason_of_expiry(message)):
                 return
             self.consumed(process_queue, message)
 
@@ -444,10 +449,11 @@ class ConcurrentConsumeService:
         self, process_queue: ProcessQueue, message: ReceivedMessage, level: int, error: BaseException
     ) -> None:
         delay_ms = error.delay_ms if isinstance(error, ConsumeLater) else None
+        reason = self.reason_of(error, message) if self._is_last(message, level) else None
         if (
             self.settings.is_broadcasting
-            or (delay_ms is not None and await self._has_timed(message, delay_ms))
-            or await self.send_back(message, level, reason_of(error, message))
+            or (delay_ms is not None and reason is None and await self._has_timed(message, delay_ms))
+            or await self.send_back(message, level, reason)
         ):
             self.consumed(process_queue, message)
         else:
@@ -464,8 +470,32 @@ class ConcurrentConsumeService:
         timer = asyncio.get_running_loop().call_later(pause_ms / 1000.0, act)
         self._timers.add(timer)
 
-    async def _send_back(self, message: ReceivedMessage, delay_level: int, reason: str | None = None) -> None:
-        if delay_level == _TO_DEAD_LETTERS and reason and await self._send_to_dead_letters(message, reason):
+    def _is_last(self, message: ReceivedMessage, level: int) -> bool:
+        """Return True if a message that failed goes to the dead letters now."""
+        return level == _TO_DEAD_LETTERS or message.reconsume_times >= self._retries_max
+
+    def reason_of(self, error: BaseException, message: ReceivedMessage) -> Reason:
+        """Return why a message that failed goes to the dead letters."""
+        listener = self.listener_of(message.topic)
+        name, tries = "" if listener is None else listener.name, message.reconsume_times + 1
+        if isinstance(error, DeadLetters):
+            return Reason(error.reasons[id(message)], handler=name, tries=tries)
+        if isinstance(error, ConsumeLater):
+            if error.reason or error.__cause__ is None:
+                return Reason(error.reason or _GIVEN_UP, handler=name, tries=tries)
+            error = error.__cause__
+        return Reason(text_of(error), traceback_of(error), name, tries)
+
+    def _reason_of_expiry(self, message: ReceivedMessage) -> Reason | None:
+        if not self._is_last(message, _EXPIRED_LEVEL):
+            return None
+        listener = self.listener_of(message.topic)
+        minutes = self.settings.consume_timeout_minutes
+        text = f"the handler took longer than {minutes} minutes (consumeTimeout)"
+        return Reason(text, handler="" if listener is None else listener.name, tries=message.reconsume_times + 1)
+
+    async def _send_back(self, message: ReceivedMessage, delay_level: int, reason: Reason | None = None) -> None:
+        if reason is not None and await self._send_to_dead_letters(message, reason):
             return
         header = ConsumerSendBackRequest(
             offset=message.physical_offset,
@@ -481,15 +511,15 @@ class ConcurrentConsumeService:
         address = self.runtime.routes.address(message.broker_name or "") or message.store_host
         await self.runtime.calls.send_back(address, header)
 
-    async def _send_to_dead_letters(self, message: ReceivedMessage, reason: str) -> bool:
+    async def _send_to_dead_letters(self, message: ReceivedMessage, reason: Reason) -> bool:
         """Send a message to the dead letters with a reason; returns whether it is there. A broker may refuse it: with
         the reason the properties may be too long, and the body is not compressed as it was."""
         try:
-            prepared = encode_dead_letter(message, self.group, reason, self.runtime.namespace)
+            prepared = encode_dead_letter(message, self.group, reason.properties(), self.runtime.namespace)
             await self._resend.send(prepared, timeout_ms=rpc.SEND_BACK_TIMEOUT_MS)
         except (RmqError, ValueError) as error:
             said = "message %s of %s goes to the dead letters without its reason, %s: %s"
-            _log.warning(said, message.msg_id, message.topic, reason, error)
+            _log.warning(said, message.msg_id, message.topic, reason.text, error)
             return False
         return True
 
@@ -497,8 +527,7 @@ class ConcurrentConsumeService:
         """Send a message to the retry topic with an exact time; return whether a broker's timer has it. Requests to
         send back only have levels."""
         address = self.runtime.routes.address(message.broker_name or "") or message.store_host
-        is_last = message.reconsume_times >= self._retries_max  # the broker makes it a dead letter
-        if is_last or self.runtime.broker_versions.get(address, 0) < _HAS_TIMER:
+        if self.runtime.broker_versions.get(address, 0) < _HAS_TIMER:
             return False
         try:
             prepared = encode_retry(message, self.group, self._retries_max, self.runtime.namespace, delay_ms=delay_ms)
@@ -530,13 +559,6 @@ def _split(
         [message for message in messages if id(message) not in again],
         [message for message in messages if id(message) in again],
     )
-
-
-def reason_of(error: BaseException, message: ReceivedMessage) -> str | None:
-    """What goes along with a message that becomes a dead letter."""
-    if isinstance(error, DeadLetters):
-        return error.reasons[id(message)]
-    return error.reason if isinstance(error, ConsumeLater) else None
 
 
 def log_failure(failed: list[ReceivedMessage], error: BaseException) -> None:

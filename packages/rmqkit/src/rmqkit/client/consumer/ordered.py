@@ -31,10 +31,10 @@ from rmqkit.client.consumer.consume import (
     ConsumeLater,
     DeadLetters,
     log_failure,
-    reason_of,
     restore_topic,
 )
 from rmqkit.client.consumer.process_queue import Failure, ProcessQueue
+from rmqkit.client.consumer.reasons import Reason
 from rmqkit.client.runtime.routes import NOT_REGISTERED
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.errors import ConnectFailed, RmqError
@@ -127,7 +127,7 @@ class OrderlyConsumeService(ConcurrentConsumeService):
             log_failure(failed, error)
         for message in failed:
             is_last = later.delay_level == _TO_DEAD_LETTERS or 0 <= self._retries_max <= message.reconsume_times
-            if not is_last or not await self._is_dead_lettered(message, later.reason):
+            if not is_last or not await self._is_dead_lettered(message, self.reason_of(error, message)):
                 for one in failed:
                     one.reconsume_times += 1
                 process_queue.failure = Failure(message, error)
@@ -139,13 +139,13 @@ class OrderlyConsumeService(ConcurrentConsumeService):
         """Send what no handler can take to the dead letters; the others of its batch are handled after it."""
         log_failure(error.messages, error)
         for message in error.messages:
-            if not await self._is_dead_lettered(message, reason_of(error, message)):
+            if not await self._is_dead_lettered(message, self.reason_of(error, message)):
                 process_queue.failure = Failure(message, error)
                 return False
             self.consumed(process_queue, message)
         return True
 
-    async def _is_dead_lettered(self, message: ReceivedMessage, reason: str | None = None) -> bool:
+    async def _is_dead_lettered(self, message: ReceivedMessage, reason: Reason) -> bool:
         """Send a message to the dead letters; returns whether it is there. In broadcasting it is only logged."""
         if self.settings.is_broadcasting:
             return True

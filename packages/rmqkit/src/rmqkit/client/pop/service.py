@@ -49,12 +49,13 @@ from dataclasses import dataclass
 from rmqkit.client.consumer import allocate as strategies
 from rmqkit.client.consumer.allocate import Allocate
 from rmqkit.client.consumer.assignment import AssignedQueues, QueueOwner, Rebalance
-from rmqkit.client.consumer.consume import ConcurrentConsumeService, ConsumeLater, reason_of
+from rmqkit.client.consumer.consume import ConcurrentConsumeService, ConsumeLater
 from rmqkit.client.consumer.context import ConsumerContext
 from rmqkit.client.consumer.group import GroupCoordinator
 from rmqkit.client.consumer.loop import PullLoop
 from rmqkit.client.consumer.ordered import OrderlyConsumeService
 from rmqkit.client.consumer.process_queue import NOTHING_HELD, ProcessQueue
+from rmqkit.client.consumer.reasons import Reason
 from rmqkit.client.observe.status import ConsumerStats
 from rmqkit.client.pop.session import ANY_QUEUE, PopProcessQueue, PopSession
 from rmqkit.errors import PeerRefused, RmqError
@@ -69,6 +70,7 @@ from rmqkit.rpc import PopStatus
 _log = logging.getLogger(__name__)
 BACK_OFF_SECONDS = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 _TO_DEAD_LETTERS = -1
+_NO_ACK = "no consumer acknowledged it in time, at any of its tries"
 
 _STRATEGIES: dict[Allocate, str] = {strategies.averagely: "AVG", strategies.averagely_by_circle: "AVG_BY_CIRCLE"}
 _POP = "POP"
@@ -104,7 +106,7 @@ class PopConsumeService(ConcurrentConsumeService):
         if isinstance(process_queue, PopProcessQueue):
             for message in here:
                 if 0 <= self._retries_max < message.reconsume_times:
-                    await self._give_up(process_queue, message)
+                    await self._give_up(process_queue, message, Reason(_NO_ACK, tries=message.reconsume_times))
             here = [message for message in here if message in process_queue]
         if here or not messages:
             await super()._handle(process_queue, here)
@@ -114,8 +116,8 @@ class PopConsumeService(ConcurrentConsumeService):
     ) -> None:
         if not isinstance(process_queue, PopProcessQueue):
             await super()._retry_message(process_queue, message, level, error)
-        elif level == _TO_DEAD_LETTERS or message.reconsume_times >= self._retries_max:
-            await self._give_up(process_queue, message, reason_of(error, message))
+        elif self._is_last(message, level):
+            await self._give_up(process_queue, message, self.reason_of(error, message))
         else:
             # Removed before it is given back: the session must not renew the time that is being set.
             process_queue.remove(message)
@@ -133,9 +135,7 @@ class PopConsumeService(ConcurrentConsumeService):
                     failed,
                 )
 
-    async def _give_up(
-        self, process_queue: PopProcessQueue, message: ReceivedMessage, reason: str | None = None
-    ) -> None:
+    async def _give_up(self, process_queue: PopProcessQueue, message: ReceivedMessage, reason: Reason) -> None:
         """Send a message to the dead letters, and acknowledge it only then; else it comes again when its time is
         over."""
         if await self._is_dead_letter(message, reason):
@@ -143,7 +143,7 @@ class PopConsumeService(ConcurrentConsumeService):
         else:
             process_queue.remove(message)
 
-    async def _is_dead_letter(self, message: ReceivedMessage, reason: str | None) -> bool:
+    async def _is_dead_letter(self, message: ReceivedMessage, reason: Reason) -> bool:
         try:
             await self._send_back(message, _TO_DEAD_LETTERS, reason)
         except RmqError as error:
@@ -155,7 +155,7 @@ class PopConsumeService(ConcurrentConsumeService):
 class OrderlyPopConsumeService(PopConsumeService, OrderlyConsumeService):
     """Runs handlers on popped messages in the order of each queue."""
 
-    async def _is_dead_lettered(self, message: ReceivedMessage, reason: str | None = None) -> bool:
+    async def _is_dead_lettered(self, message: ReceivedMessage, reason: Reason) -> bool:
         return await self._is_dead_letter(message, reason)
 
 

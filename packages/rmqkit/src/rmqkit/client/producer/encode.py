@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -38,6 +39,7 @@ _ZLIB_LEVEL_MAX = 9
 # Programs send to few topics: looking at every character for each message costs more than the rest.
 _topic_fault = functools.lru_cache(maxsize=1024)(topic_fault)
 _FIRST_RETRY_LEVEL = 3
+_DEAD_LETTER_BYTES_MAX = PROPERTIES_BYTES_MAX - 512  # brokers add properties of their own
 _REPLY = "reply"
 _OF_ONE_DELIVERY = (
     names.MIN_OFFSET,
@@ -48,15 +50,12 @@ _OF_ONE_DELIVERY = (
     names.FIRST_POP_TIME,
 )
 
-REASON_CHARACTERS_MAX = 1000
-"""So much is kept of why a message is a dead letter."""
-
 
 class EncodedMessage(Struct, gc=False):
     """A message, or a batch, as send requests carry it.
     ``msg_id`` is the unique key, of a batch those of its messages, joined by commas; ``properties`` is the property
-    string; ``reconsume_times`` and ``retries_max`` are only for messages sent to a retry topic. Where hooks are,
-    ``on_end`` is called once, with ``outcome``, when the send ended."""
+    string; ``reconsume_times``, ``retries_max`` and ``born_ms`` (0 is now) are for messages sent again. Where
+    hooks are, ``on_end`` is called once, with ``outcome``, when the send ended."""
 
     topic: str
     body: bytes
@@ -68,6 +67,7 @@ class EncodedMessage(Struct, gc=False):
     is_reply: bool = False
     reconsume_times: int = 0
     retries_max: int | None = None
+    born_ms: int = 0
     on_end: Callable[[SendOutcome], None] | None = None
     outcome: SendOutcome | None = None
 
@@ -151,14 +151,21 @@ def encode_entries(
     return EncodedMessage(first.topic, body, properties, ",".join(unique_keys), is_batch=True)
 
 
-def encode_dead_letter(message: ReceivedMessage, group: str, reason: str, namespace: str = "") -> EncodedMessage:
-    """Prepare a received message for its group's dead letters, with a reason.
-    A request to send back has no room for one. So it is sent to the retry topic as after its last try: from there the
-    broker puts it into the dead letters, whose topic it makes when it is first needed."""
-    # A reason is often the text of an exception: 0x01 or 0x02 in it would take the property string apart.
-    text = "".join(character if character.isprintable() else " " for character in reason[:REASON_CHARACTERS_MAX])
-    reasoned = replace(message, properties=message.properties | {names.DEAD_LETTER_REASON: text})
-    return encode_retry(reasoned, group, 0, namespace)
+def encode_dead_letter(
+    message: ReceivedMessage, group: str, reason: Mapping[str, str], namespace: str = ""
+) -> EncodedMessage:
+    """Prepare a received message for its group's dead letters, with the properties of a reason. The last ones of these
+    are left out where there is no room for all.
+    A request to send back has no room for a reason. So the message is sent to the retry topic as after its last try:
+    from there the broker puts it into the dead letters, whose topic it makes when it is first needed.
+    Raises ValueError: there is no room for any of them."""
+    own = {names.BORN_HOST: message.born_host} | message.properties
+    for count in range(len(reason), 0, -1):
+        reasoned = replace(message, properties=own | dict(islice(reason.items(), count)))
+        prepared = encode_retry(reasoned, group, 0, namespace)
+        if len(prepared.properties.encode("utf-8", "replace")) <= _DEAD_LETTER_BYTES_MAX:
+            return prepared
+    raise ValueError("its properties leave no room for a reason")
 
 
 def encode_retry(
@@ -187,6 +194,7 @@ def encode_retry(
         message.flag,
         reconsume_times=message.reconsume_times + 1,
         retries_max=retries_max,
+        born_ms=message.born_timestamp,
     )
 
 

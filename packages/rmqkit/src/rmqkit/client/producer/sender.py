@@ -335,7 +335,7 @@ class Sender:
             default_topic_queue_nums=settings.template_queue_count,
             queue_id=queue.queue_id,
             sys_flag=message.sys_flag,
-            born_timestamp=self._clock.now_ms(),
+            born_timestamp=message.born_ms or self._clock.now_ms(),
             flag=message.flag,
             properties=message.properties,
             reconsume_times=message.reconsume_times or None,

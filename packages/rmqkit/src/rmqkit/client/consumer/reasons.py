@@ -1,0 +1,95 @@
+"""Why a message goes to the dead letters, as properties that go with it.
+
+====================  ============================================================  ================
+property              holds                                                         at most
+====================  ============================================================  ================
+``rmqkit_reason``     type and text of the exception, in one line                   1,000 characters
+``rmqkit_traceback``  the last lines of its traceback; none where nothing raised    4,000 characters
+``rmqkit_handler``    module and name of the handler                                200 characters
+``rmqkit_tries``      how often the group tried the message, this time included
+====================  ============================================================  ================
+
+RocketMQ stores nothing of the kind: other clients see four properties of an application. They hold text of exceptions,
+so they are as secret as the log of the consumer. Pure.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import traceback
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from rmqkit.protocol import properties as names
+
+REASON_CHARACTERS_MAX = 1000
+_TRACEBACK_CHARACTERS_MAX = 4000
+_HANDLER_CHARACTERS_MAX = 200
+_FRAMES_MAX = 20
+_OURS = __name__.partition(".")[0] + ".client."
+
+
+class Reason(Struct, frozen=True):
+    """Why one message is given up.
+
+    Attributes:
+        text: what went wrong.
+        traceback: the traceback of the exception, empty where nothing raised.
+        handler: the name of the handler, empty where none was called.
+        tries: how often the group tried the message.
+    """
+
+    text: str
+    traceback: str = ""
+    handler: str = ""
+    tries: int = 0
+
+    def properties(self) -> dict[str, str]:
+        """Return the properties that a dead letter gets, the least important one last."""
+        found = {
+            names.DEAD_LETTER_REASON: _one_line(self.text)[:REASON_CHARACTERS_MAX],
+            names.DEAD_LETTER_TRIES: str(self.tries) if self.tries else "",
+            names.DEAD_LETTER_HANDLER: _one_line(self.handler)[:_HANDLER_CHARACTERS_MAX],
+            names.DEAD_LETTER_TRACEBACK: _last_lines(self.traceback),
+        }
+        return {name: value for name, value in found.items() if value}
+
+
+def text_of(error: BaseException) -> str:
+    """Return the type and the text of an exception."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback of what a handler raised, from the handler on: the calls of this client are left out."""
+    first = error.__traceback__
+    while first is not None and first.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
+        first = first.tb_next
+    told = traceback.TracebackException(type(error), error, first, limit=-_FRAMES_MAX)
+    return "".join(told.format()).rstrip()
+
+
+def handler_name(handler: Callable[..., object]) -> str:
+    """Return the module and the name of a handler, of its class if it is a callable object."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    handler = inspect.unwrap(handler)
+    named = handler if hasattr(handler, "__qualname__") else type(handler)
+    return f"{named.__module__}.{named.__qualname__}" if named.__module__ else named.__qualname__
+
+
+def _one_line(text: str) -> str:
+    # 0x01 and 0x02 would take the property string apart.
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def _last_lines(text: str) -> str:
+    lines = [_one_line(line) for line in text.split("\n")]
+    text = "\n".join(lines)
+    if len(text) <= _TRACEBACK_CHARACTERS_MAX:
+        return text
+    kept = text[-_TRACEBACK_CHARACTERS_MAX:]
+    return "…\n" + kept[kept.find("\n") + 1 :]
