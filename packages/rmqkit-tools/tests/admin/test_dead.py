@@ -53,11 +53,19 @@ def test_the_kind_of_a_dead_letter(body: bytes, properties: dict[str, str], kind
 
 @pytest.mark.parametrize(
     ("by", "value"),
-    [("topic", "Orders"), ("tag", "paid"), ("reason", "no reason"), ("shape", "JSON a"), ("property:x", "y")],
+    [
+        *(("topic", "Orders"), ("tag", "paid"), ("reason", "no reason"), ("shape", "JSON a")),
+        *(("property:x", "y"), ("host", "127.0.0.1")),
+    ],
 )
 def test_other_ways_to_tell_them_apart(by: str, value: str) -> None:
     message = dead(b'{"a": 1}', TAGS="paid", DLQ_ORIGIN_TOPIC="Orders", x="y")
     assert kind_of(message, check_by(by)) == value
+
+
+@pytest.mark.parametrize("first", ["10.1.2.3:4711", "10.1.2.3"])
+def test_the_host_of_a_dead_letter_is_the_one_that_its_message_was_first_sent_from(first: str) -> None:
+    assert kind_of(dead(b"x", __BORNHOST=first), "host") == "10.1.2.3"
 
 
 @pytest.mark.parametrize(

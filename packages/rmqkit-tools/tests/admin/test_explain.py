@@ -182,7 +182,12 @@ CASES: dict[str, tuple[Facts, Cause, str]] = {
     "dead": (
         facts(copies=[message("%DLQ%billing", retries=17), TO_RETRY], place=PAST),
         Cause.DEAD_LETTER,
-        "failed 17 times and is in %DLQ%billing",
+        "failed 17 times, its consumer gave no reason, and is in %DLQ%billing",
+    ),
+    "dead with a reason": (
+        facts(copies=[message("%DLQ%billing", retries=17, rmqkit_reason="ValueError: no stock")], place=PAST),
+        Cause.DEAD_LETTER,
+        "failed 17 times, ValueError: no stock, and is in %DLQ%billing",
     ),
     "to be retried": (
         facts(copies=[TO_RETRY], due_ms=NOW_MS, members={"c1": member(maxReconsumeTimes="7")}),

@@ -67,7 +67,13 @@ def test_a_delayed_and_a_half_message() -> None:
 
 def test_a_dead_letter() -> None:
     dead = message("%DLQ%billing", retries=16)
-    assert "given up after 16 failed tries: it is a dead letter" in words(facts(copies=[dead]))
+    silent = "given up after 16 failed tries, its consumer gave no reason: it is a dead letter"
+    assert silent in words(facts(copies=[dead]))
+    dead.properties |= {"rmqkit_reason": "ValueError: no stock", "rmqkit_handler": "shop.bill"}
+    told = "given up after 16 failed tries, ValueError: no stock in shop.bill: it is a dead letter"
+    assert told in words(facts(copies=[dead]))
+    hidden = "given up after 16 failed tries, its reason is hidden from you here: it is a dead letter"
+    assert hidden in words(facts(copies=[dead], hides_bodies=True))
 
 
 def test_timelines_of_several_groups_are_one() -> None:

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from rmqkit.admin import Admin
 from rmqkit.console import Console
 from rmqkit.console.html import render
@@ -225,6 +227,24 @@ async def test_hidden_bodies_are_nowhere(tmp_path: Path) -> None:
         for path in (at, f"{at}?format=json", *lists):
             assert "the password" not in (await browser.get(path)).text, path
         assert (await browser.get(f"{at}?download=1")).status == 403
+
+
+@pytest.mark.parametrize("hides", [False, True])
+async def test_a_dead_letter_says_why_unless_bodies_are_hidden(hides: bool, tmp_path: Path) -> None:
+    reason = {"rmqkit_reason": "ValueError: no card 4711", "rmqkit_handler": "shop.bill", "rmqkit_tries": "17"}
+    trace = {"rmqkit_traceback": "Traceback (most recent call last):\n  <in bill>\nValueError: no card 4711"}
+    async with served(tmp_path, hide_all_bodies=hides) as (both, _, browser), Admin(both.namesrv_address) as admin:
+        await admin.topics.create("%DLQ%billing", read_queues=1, write_queues=1)
+        await send(admin, Message(topic="%DLQ%billing", body=b"dead", properties=reason | trace))
+        at = f"/local/topics/%25DLQ%25billing/at/{both.broker.context.settings.broker_name}/0/0"
+        shown = (await browser.get(at)).text
+        found = await browser.json(at)
+    assert "Why it is a dead letter" in shown
+    assert "shop.bill" in shown
+    assert ("4711" not in shown) is hides
+    assert ("&lt;in bill&gt;\nValueError: no card 4711</pre>" in shown) is not hides
+    assert found["why"]["tries"] == "17"
+    assert (found["why"]["traceback"] == trace["rmqkit_traceback"]) is not hides
 
 
 async def test_a_name_that_is_not_there_is_404_with_the_nearest(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from rmqkit.protocol.properties import (
     PROPERTIES_BYTES_MAX,
     RESERVED_NAMES,
     _sort_entries,
+    copied_properties,
     decode_properties,
     encode_in_stored_order,
     encode_properties,
@@ -26,6 +27,13 @@ def test_entries_end_with_0x02():
 
 def test_the_properties_of_the_application_are_those_without_a_reserved_name():
     assert own_properties({"TAGS": "A", "a": "1", "RETRY_TOPIC": "T", "tags": "B"}) == {"a": "1", "tags": "B"}
+
+
+def test_a_message_that_is_sent_again_leaves_the_reason_behind_why_it_was_a_dead_letter():
+    reason = {f"rmqkit_{name}": "x" for name in ("reason", "traceback", "handler", "tries")}
+    letter = {"TAGS": "A", "a": "1", "rmqkit_key": "own", **reason}
+    assert own_properties(letter) == {"a": "1", "rmqkit_key": "own", **reason}
+    assert copied_properties(letter) == {"a": "1", "rmqkit_key": "own"}
 
 
 @pytest.mark.parametrize(

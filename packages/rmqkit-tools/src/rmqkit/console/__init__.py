@@ -24,8 +24,11 @@ It needs the extra ``console``: Starlette, uvicorn, Jinja2.
 
 from __future__ import annotations
 
-from rmqkit.console.hooks import OwnPage
-from rmqkit.console.request.request import own_page
-from rmqkit.console.server.app import Console
+from rmqkit.extras import needed
+
+with needed("console", "rmqkit.console"):
+    from rmqkit.console.hooks import OwnPage
+    from rmqkit.console.request.request import own_page
+    from rmqkit.console.server.app import Console
 
 __all__ = ["Console", "OwnPage", "own_page"]

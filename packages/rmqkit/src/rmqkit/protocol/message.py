@@ -161,7 +161,7 @@ def copied(message: ReceivedMessage) -> dict[str, Any]:
         "body": message.body,
         "tags": message.tags,
         "keys": message.keys,
-        "properties": names.own_properties(message.properties),
+        "properties": names.copied_properties(message.properties),
         "flag": message.flag,
         "sharding_key": message.properties.get(names.SHARDING_KEY),
     }

@@ -34,7 +34,7 @@ from pyspark.sql.types import StructType
 
 from rmqkit.client.producer.selectors import PlacedMessage
 from rmqkit.errors import MessageIllegal, SettingsError
-from rmqkit.protocol.properties import RESERVED_NAMES, own_properties
+from rmqkit.protocol.properties import RESERVED_NAMES, copied_properties
 
 ROW_KEY_CHARS_MAX = 255
 
@@ -128,7 +128,7 @@ def messages(
             raise MessageIllegal(f"row {number} of partition {keys.partition} has no {missing}: filter it out before")
         own = {name: value for name, value in properties or () if value is not None}
         if drops_reserved:
-            own = own_properties(own)
+            own = copied_properties(own)
         elif reserved := sorted(RESERVED_NAMES.intersection(own)):
             raise MessageIllegal(
                 f"row {number} of partition {keys.partition} has RocketMQ's own properties {', '.join(reserved)}:"

@@ -261,11 +261,23 @@ def _dead(f: Facts) -> _Verdict | None:
     if (dead := f.dead_letter) is None:
         return None
     return Cause.DEAD_LETTER, _(
-        "group {group} gave {asked} up: it failed {times} and is in {dead}",
+        "group {group} gave {asked} up: it failed {times}, {why}, and is in {dead}",
         times=_times(dead),
+        why=why_dead(f, dead),
         dead=dead.topic,
         **f.named,
     )
+
+
+def why_dead(f: Facts, letter: ReceivedMessage) -> str:
+    """Return the reason that a dead letter carries, as text for operators."""
+    if f.hides_bodies:
+        return _("its reason is hidden from you here")
+    if not (reason := letter.properties.get(prop.DEAD_LETTER_REASON)):
+        return _("its consumer gave no reason")
+    if not (handler := letter.properties.get(prop.DEAD_LETTER_HANDLER)):
+        return reason
+    return _("{reason} in {handler}", reason=reason, handler=handler)
 
 
 def _scheduled(f: Facts) -> _Verdict | None:
@@ -719,6 +731,7 @@ class Facts(Struct, kw_only=True):
         is_fetched: whether the broker's counters say that the group was given anything of the queue since the message
             was stored; None when they cannot tell.
         traces: what clients of the group told the trace topic about handling the message.
+        hides_bodies: whether the reader may not see bodies, which reasons of dead letters often quote.
     """
 
     topic: str
@@ -737,6 +750,7 @@ class Facts(Struct, kw_only=True):
     traces: list[TraceRow] = field(default_factory=list)
     transaction: Transaction | None = None
     lookup: Lookup = field(default_factory=Lookup)
+    hides_bodies: bool = False
 
     @property
     def retry(self) -> ReceivedMessage | None:

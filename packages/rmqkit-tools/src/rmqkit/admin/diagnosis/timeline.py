@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from rmqkit.admin.diagnosis.causes import Facts
+from rmqkit.admin.diagnosis.causes import Facts, why_dead
 from rmqkit.admin.messages.messages import TraceRow
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as prop
@@ -101,8 +101,9 @@ def _copy(copy: ReceivedMessage, facts: Facts) -> Event:
     if copy.topic.startswith(names.DLQ_PREFIX):
         what, group = (
             _(
-                "given up after {times} failed tries: it is a dead letter",
+                "given up after {times} failed tries, {why}: it is a dead letter",
                 times=copy.reconsume_times,
+                why=why_dead(facts, copy),
             ),
             facts.group,
         )

@@ -1,7 +1,7 @@
 """Dead letters: which groups have them, and of which kinds they are.
 
-RocketMQ stores a dead letter as the message it was, in ``%DLQ%<group>``, and no text of an exception with it. What is
-there to tell kinds apart by:
+RocketMQ stores a dead letter as the message it was, in ``%DLQ%<group>``. rmqkit's consumers add the exception. These
+tell kinds apart:
 
 ========  ============================================================================================================
 by        what a message is put under
@@ -10,7 +10,7 @@ kind      the topic it came from, its tag, and its reason; without one the shape
 topic     the topic it came from
 tag       its tag
 reason    the property ``rmqkit_reason``, which rmqkit's consumers write; its numbers are made one, ``#``
-host      the host it was sent from
+host      the host it was first sent from
 shape     what its body looks like: keys of a JSON object, text, bytes
 a name    the value of that property, as ``property:country``
 ========  ============================================================================================================
@@ -35,7 +35,7 @@ from rmqkit.errors import SettingsError, UnknownName
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import DLQ_PREFIX, RETRY_PREFIX, dlq_topic
-from rmqkit.protocol.properties import DEAD_LETTER_REASON, DLQ_ORIGIN_TOPIC, RETRY_TOPIC
+from rmqkit.protocol.properties import BORN_HOST, DEAD_LETTER_REASON, DLQ_ORIGIN_TOPIC, RETRY_TOPIC
 from rmqkit.protocol.schemas.offsets import TopicStatsTable
 from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.sentences import _
@@ -119,7 +119,7 @@ def kind_of(message: ReceivedMessage, by: str = "kind") -> str:
         case "reason":
             return _reason(message) or _("no reason")
         case "host":
-            return _line(message.born_host.rpartition(":")[0])
+            return _host(message)
         case "shape":
             return _shape(message.body)
         case "kind":
@@ -135,6 +135,12 @@ def _line(text: str) -> str:
 
 def _reason(message: ReceivedMessage) -> str:
     return _line(_NUMBERS.sub("#", message.properties.get(DEAD_LETTER_REASON, "")))
+
+
+def _host(message: ReceivedMessage) -> str:
+    first = _line(message.properties.get(BORN_HOST, "")) or message.born_host
+    host, colon, port = first.rpartition(":")
+    return host if colon and port.isdecimal() else first
 
 
 def _shape(body: bytes) -> str:

@@ -32,7 +32,7 @@ from rmqkit.client.producer.selectors import PlacedMessage
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import MessageIllegal, RmqError
 from rmqkit.protocol.message import ReceivedMessage
-from rmqkit.protocol.properties import SHARDING_KEY, own_properties
+from rmqkit.protocol.properties import SHARDING_KEY, copied_properties
 
 app = typer.Typer(name="send", add_completion=False)
 
@@ -65,7 +65,7 @@ def from_line(text: bytes, template: PlacedMessage) -> PlacedMessage:
         if "offsetMsgId" in given:  # `rmq tail` printed it: as `rmq replay` would send it
             properties = given.get("properties", {})
             given = {name: value for name, value in given.items() if value and name not in _OF_STORED}
-            given |= {"properties": own_properties(properties), "shardingKey": properties.get(SHARDING_KEY)}
+            given |= {"properties": copied_properties(properties), "shardingKey": properties.get(SHARDING_KEY)}
         if isinstance(given.get("keys"), str):
             given["keys"] = given["keys"].split()
         given = {_SPELLED.get(name, name): value for name, value in given.items()}

@@ -39,6 +39,7 @@ async def explain_page(ask: Ask) -> Page:
         values["trouble"] = str(error)
         page.status = 404
         return page
+    facts.hides_bodies = ask.hides_bodies
     values["explanation"], values["timeline"] = judge(facts), timeline(facts)
     page.more["message"] = facts.message or facts.lookup.elsewhere
     return page

@@ -20,7 +20,13 @@ from rmqkit.console.html import render
 from rmqkit.console.request.request import Ask, Fault, Page, part
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import Message, ReceivedMessage
-from rmqkit.protocol.properties import own_properties
+from rmqkit.protocol.properties import (
+    DEAD_LETTER_HANDLER,
+    DEAD_LETTER_REASON,
+    DEAD_LETTER_TRACEBACK,
+    DEAD_LETTER_TRIES,
+    copied_properties,
+)
 from rmqkit.sentences import _
 
 GROUPS_MAX, GROUPS_AT_ONCE = 20, 4
@@ -84,6 +90,10 @@ async def _shown(ask: Ask, message: ReceivedMessage) -> Page | Response:
         facts = [found.value] if found.value is not None else []
     is_under_way = any(one.explanation is not None and one.explanation.cause in _UNDER_WAY for one in verdicts)
     told: list[TraceRow] = traces.value or []
+    properties = dict(message.properties)
+    if ask.hides_bodies:  # the text of an exception often quotes the body
+        for name in properties.keys() & {DEAD_LETTER_REASON, DEAD_LETTER_TRACEBACK}:
+            properties[name] = _("hidden from you here")
     values: dict[str, Any] = {
         "id": message.msg_id,
         "offsetId": message.offset_msg_id,
@@ -100,7 +110,13 @@ async def _shown(ask: Ask, message: ReceivedMessage) -> Page | Response:
         "retries": message.reconsume_times,
         "tags": message.tags,
         "keys": message.keys,
-        "properties": dict(sorted(message.properties.items())),
+        "why": {
+            "text": properties.get(DEAD_LETTER_REASON, ""),
+            "handler": properties.get(DEAD_LETTER_HANDLER, ""),
+            "tries": properties.get(DEAD_LETTER_TRIES, ""),
+            "traceback": properties.get(DEAD_LETTER_TRACEBACK, ""),
+        },
+        "properties": dict(sorted(properties.items())),
         "body": await _body(ask, message),
         "timeline": merged(timeline(one) for one in facts) if facts else [],
         "groups": verdicts,
@@ -140,9 +156,11 @@ async def _verdicts(ask: Ask, message: ReceivedMessage, groups: list[str]) -> tu
     async def one(group: str) -> Facts | str:
         async with turns:
             try:
-                return await Explainer(ask.admin, message.topic, group).facts(place)
+                facts = await Explainer(ask.admin, message.topic, group).facts(place)
             except RmqError as error:
                 return str(error)
+            facts.hides_bodies = ask.hides_bodies
+            return facts
 
     found = await asyncio.gather(*map(one, groups))
     verdicts = [
@@ -250,7 +268,7 @@ async def _copy(ask: Ask, message: ReceivedMessage) -> dict[str, Any]:
         body=message.body,
         tags=message.tags,
         keys=message.keys,
-        properties=own_properties(message.properties),
+        properties=copied_properties(message.properties),
     )
     return {
         "action": _("copy"),
