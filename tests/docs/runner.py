@@ -187,6 +187,7 @@ class PageRun:
             **_PYTHON,
             "HOME": str(folder),
             "XDG_CONFIG_HOME": str(folder / ".config"),
+            "XDG_STATE_HOME": str(folder / ".local/state"),
             "PATH": f"{_PATIENT}:{_BIN}:{os.environ['PATH']}",
             "COLUMNS": "120",
             "NO_COLOR": "1",

@@ -32,10 +32,12 @@ _IMPORT_ALL = """
 import importlib, importlib.metadata, json, sys
 from rmqkit.errors import ExtraMissing
 found, extra, bare = 0, {}, {}
-for file in importlib.metadata.files(sys.argv[1]):
+for file in sorted(importlib.metadata.files(sys.argv[1])):
     if file.suffix != ".py" or file.name == "__main__.py":
         continue
     name = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+    if any(name.startswith(parent + ".") for parent in extra):
+        continue
     try:
         importlib.import_module(name)
         found += 1

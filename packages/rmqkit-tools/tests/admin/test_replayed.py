@@ -20,6 +20,7 @@ from rmqkit.admin.replay.retries import GroupProducer, Retries, retry_of
 from rmqkit.admin.replay.selection import Selection
 from rmqkit.admin.replay.sources import TopicSource
 from rmqkit.admin.replay.state import State
+from rmqkit.broker.settings import BrokerSettings
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings
@@ -127,6 +128,21 @@ async def test_a_topic_that_was_created_again_is_not_remembered(tmp_path: Path) 
         assert (job.state.sent, job.remembered) == (4, 0)
 
 
+async def test_a_new_store_at_the_same_address_is_not_remembered(tmp_path: Path) -> None:
+    from tests.admin.test_dead import die
+
+    memory, port = Memory.new("task"), 0
+    for folder in ("first", "second"):
+        await asyncio.sleep(1)  # virtual
+        broker = BrokerSettings(listen_port=port, bind_address="127.0.0.1")
+        async with Standalone(tmp_path / folder, broker=broker) as both, Admin(both.namesrv_address) as admin:
+            port = int(both.broker_address.rpartition(":")[2])
+            await admin.groups.update("billing", {})
+            await die(admin, "billing", 3)
+            job = await replay(both.namesrv_address, "billing", memory)
+            assert (job.state.sent, job.remembered) == (3, 0)
+
+
 async def test_a_group_that_consumes_in_order_is_named_and_nothing_is_sent(tmp_path: Path) -> None:
     async with Standalone(tmp_path) as both, Admin(both.namesrv_address) as admin:
         await admin.topics.create("Orders", read_queues=1, write_queues=1)
@@ -175,7 +191,7 @@ def test_the_memory_is_a_set_of_offsets(added: list[tuple[str, int]]) -> None:
         ranges = memory.places.get(lane, [])
         assert all(first[1] < second[0] for first, second in pairwise(ranges)), "apart and sorted"
     assert memory.marks == {
-        lane: (top, received(top).offset_msg_id)
+        lane: (top, f"{received(top).offset_msg_id} 0")
         for lane in dict(added)
         for top in [max(at for of, at in added if of == lane)]
     }

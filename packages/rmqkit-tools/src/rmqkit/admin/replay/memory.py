@@ -77,8 +77,8 @@ class Memory(TaskFile, kw_only=True):
 
     Attributes:
         places: half-open ranges of queue offsets that were sent, sorted, by lane (``broker:queue``).
-        marks: the highest of these offsets and the message's id, by lane. They show whether the topic was deleted and
-            created again since then.
+        marks: the highest of these offsets and what is stored there (`_mark`), by lane. They show whether the topic was
+            deleted and created again since then, or the whole store.
         is_done: False while a run is in progress, and after a run that was interrupted.
     """
 
@@ -130,11 +130,11 @@ class Memory(TaskFile, kw_only=True):
             begin = ranges.pop(at)[0]
         ranges.insert(at, (begin, end))
         if offset >= self.marks.get(lane, (0, ""))[0]:
-            self.marks[lane] = offset, message.offset_msg_id
+            self.marks[lane] = offset, _mark(message)
 
     async def forget_deleted(self, consumer: PullConsumer, topic: str) -> None:
         """Forget the lanes whose queue was deleted and created again: their offsets name other messages now."""
-        for lane, (offset, msg_id) in list(self.marks.items()):
+        for lane, (offset, mark) in list(self.marks.items()):
             broker_name, __, queue_id = lane.rpartition(":")
             queue = MessageQueue(topic, broker_name, int(queue_id))
             if queue not in await consumer.queues(topic):
@@ -143,9 +143,14 @@ class Memory(TaskFile, kw_only=True):
             is_other = end <= offset
             if first <= offset < end:
                 found = (await consumer.pull(queue, offset, max_count=1)).messages
-                is_other = bool(found) and found[0].queue_offset == offset and found[0].offset_msg_id != msg_id
+                is_other = bool(found) and found[0].queue_offset == offset and _mark(found[0]) != mark
             if is_other:
                 del self.marks[lane], self.places[lane]
+
+
+def _mark(message: ReceivedMessage) -> str:
+    # A new store at the same address may have its dead letters at the same bytes of its log.
+    return f"{message.offset_msg_id} {message.store_timestamp}"
 
 
 def file_name(name_servers: str, group: str, target: str | None) -> str:
