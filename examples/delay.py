@@ -10,15 +10,14 @@ import asyncio
 import sys
 from datetime import UTC, datetime, timedelta
 
-from rmqkit import Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, StartFrom
+from rmqkit import Producer, PushConsumer, ReceivedMessage
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
-FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
 
 
 async def main() -> None:
     arrived: asyncio.Queue[str] = asyncio.Queue()
-    consumer = PushConsumer("reminders", NAME_SERVERS, settings=FIRST)
+    consumer = PushConsumer("reminders", NAME_SERVERS)
 
     @consumer.on("Reminders")
     async def remind(message: ReceivedMessage) -> None:

@@ -23,7 +23,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from rmqkit import Message, Producer, PullConsumer, PushConsumer, ReceivedMessage
-from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 
 TOPIC = "Orders"
 TAGS = ("created", "paid", "shipped", "cancelled")
@@ -88,8 +87,7 @@ async def produce_and_consume(namesrv: str, count: int) -> set[str]:
     sent: set[str] = set()
     received: Counter[str] = Counter()
     complete = asyncio.Event()
-    settings = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
-    consumer = PushConsumer("demo-billing", namesrv, settings=settings)
+    consumer = PushConsumer("demo-billing", namesrv)
     with progress() as bars:
         sending, receiving = (bars.add_task(name, total=count, rate="") for name in ("produced", "consumed"))
 

@@ -20,14 +20,14 @@ import uvicorn
 from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel
 
-from rmqkit import Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, RmqError, StartFrom
+from rmqkit import Producer, PushConsumer, ReceivedMessage, RmqError
 
 if __name__ == "__main__" and len(sys.argv) > 1:
     os.environ["NAMESRV_ADDR"] = sys.argv[1]
 
 ITEMS = ("book", "lamp")
 producer = Producer("web-shop")
-consumer = PushConsumer("web-shop-billing", settings=PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET))
+consumer = PushConsumer("web-shop-billing")
 billed: list[str] = []
 all_billed = asyncio.Event()
 

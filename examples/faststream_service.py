@@ -13,14 +13,12 @@ import sys
 from faststream import FastStream
 from pydantic import BaseModel
 
-from rmqkit import PushConsumerSettings, StartFrom
 from rmqkit.faststream import RocketBroker, RocketMessage
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 and __name__ == "__main__" else os.environ.get("NAMESRV_ADDR")
-FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
 
 # A logger of the program's own in place of FastStream's, which says something of every message.
-broker = RocketBroker(NAME_SERVERS or "127.0.0.1:9876", consumer_settings=FIRST, logger=logging.getLogger("shop"))
+broker = RocketBroker(NAME_SERVERS or "127.0.0.1:9876", logger=logging.getLogger("shop"))
 app = FastStream(broker)
 
 

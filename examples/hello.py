@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from rmqkit import Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, StartFrom
+from rmqkit import Producer, PushConsumer, ReceivedMessage
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
-FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
 
 
 async def main() -> None:
     arrived = asyncio.Event()
-    consumer = PushConsumer("greeters", NAME_SERVERS, settings=FIRST)
+    consumer = PushConsumer("greeters", NAME_SERVERS)
 
     @consumer.on("Greetings")
     async def greet(message: ReceivedMessage) -> None:

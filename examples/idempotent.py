@@ -10,10 +10,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from rmqkit import Message, PushConsumerSettings, SqliteDedupe, StartFrom, sync
+from rmqkit import Message, PushConsumerSettings, SqliteDedupe, sync
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
-ONE_BY_ONE = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, handlers_max=1)
+ONE_BY_ONE = PushConsumerSettings(handlers_max=1)
 
 
 @dataclass

@@ -10,10 +10,10 @@ import asyncio
 import sys
 from collections import defaultdict
 
-from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, StartFrom, selectors
+from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, selectors
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
-SETTINGS = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, suspend_queue_ms=100)
+SETTINGS = PushConsumerSettings(suspend_queue_ms=100)
 EVENTS = ("created", "paid", "packed", "shipped")
 ORDERS = 5
 

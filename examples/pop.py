@@ -17,11 +17,10 @@ from rmqkit import (
     Producer,
     PushConsumerSettings,
     ReceivedMessage,
-    StartFrom,
 )
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
-FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, pop_invisible_ms=10_000)
+FIRST = PushConsumerSettings(pop_invisible_ms=10_000)
 TOPIC = f"Jobs{time.time_ns()}"
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from rmqkit import Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, ReplyTimedOut, StartFrom
+from rmqkit import Producer, PushConsumer, ReceivedMessage, ReplyTimedOut
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
-FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
 PRICES = {b"apples": b"3", b"pears": b"4"}
 
 
 async def main() -> None:
-    consumer = PushConsumer("price-desk", NAME_SERVERS, settings=FIRST)
+    consumer = PushConsumer("price-desk", NAME_SERVERS)
     desk = Producer("price-desk-replies", NAME_SERVERS)
 
     @consumer.on("Prices")

@@ -12,15 +12,14 @@ import os
 import sys
 
 import rmqkit
-from rmqkit import Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, StartFrom
+from rmqkit import Producer, PushConsumer, ReceivedMessage
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
-FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
 
 
 async def main() -> None:
     producer = Producer("billing", NAME_SERVERS)
-    consumer = PushConsumer("billing", NAME_SERVERS, settings=FIRST)
+    consumer = PushConsumer("billing", NAME_SERVERS)
 
     @consumer.on("Orders")
     async def bill(message: ReceivedMessage) -> None:

@@ -13,16 +13,15 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from rmqkit import PushConsumerSettings, ReceivedMessage, StartFrom, sync
+from rmqkit import ReceivedMessage, sync
 from rmqkit.client.observe.instrumentor import RmqkitInstrumentor
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
-FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
 
 
 def shop() -> None:
     tracer, handled = trace.get_tracer("shop"), threading.Event()
-    consumer = sync.PushConsumer("checkout-desk", NAME_SERVERS, settings=FIRST)
+    consumer = sync.PushConsumer("checkout-desk", NAME_SERVERS)
 
     @consumer.on("Checkouts")
     def bill(message: ReceivedMessage) -> None:

@@ -18,19 +18,16 @@ from rmqkit import (
     Producer,
     ProducerSettings,
     PullConsumer,
-    PullConsumerSettings,
     PushConsumer,
     PushConsumerSettings,
     ReceivedMessage,
-    StartFrom,
 )
 from rmqkit.client.observe.otel import Telemetry
 from rmqkit.protocol.trace import decode_traces
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
 TRACED = ProducerSettings(enable_trace=True)
-CONSUMED = PushConsumerSettings(enable_trace=True, start_from=StartFrom.FIRST_OFFSET)
-READ = PullConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
+CONSUMED = PushConsumerSettings(enable_trace=True)
 
 
 def line(span: ReadableSpan) -> str:
@@ -57,7 +54,7 @@ async def main() -> None:
     async with consumer:
         await handled.wait()
 
-    async with PullConsumer("auditors", NAME_SERVERS, settings=READ) as reader:
+    async with PullConsumer("auditors", NAME_SERVERS) as reader:
         for message in await reader.query_messages("RMQ_SYS_TRACE_TOPIC", sent.msg_id):
             for record in decode_traces(message.body):
                 print("trace topic:", type(record).__name__, record.group)

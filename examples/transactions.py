@@ -13,15 +13,12 @@ import sys
 from rmqkit import (
     Message,
     PushConsumer,
-    PushConsumerSettings,
     ReceivedMessage,
-    StartFrom,
     TransactionProducer,
     TransactionState,
 )
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
-FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
 
 database = sqlite3.connect(":memory:")
 database.execute("CREATE TABLE orders (message_id TEXT PRIMARY KEY, amount INTEGER CHECK (amount > 0))")
@@ -49,7 +46,7 @@ async def is_placed(message: ReceivedMessage) -> TransactionState:
 
 async def main() -> None:
     shipped: asyncio.Queue[bytes] = asyncio.Queue()
-    consumer = PushConsumer("shipping", NAME_SERVERS, settings=FIRST)
+    consumer = PushConsumer("shipping", NAME_SERVERS)
 
     @consumer.on("PlacedOrders")
     async def ship(message: ReceivedMessage) -> None:

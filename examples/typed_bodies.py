@@ -7,10 +7,9 @@ import sys
 
 from pydantic import BaseModel, Field
 
-from rmqkit import Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, StartFrom
+from rmqkit import Producer, PushConsumer, ReceivedMessage
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
-FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
 
 
 class Ticket(BaseModel):
@@ -20,8 +19,8 @@ class Ticket(BaseModel):
 
 async def main() -> None:
     bodies: list[Ticket | bytes] = [Ticket(seat="12A", price=90), b'{"seat": "aisle", "price": 0}']
-    gate = PushConsumer("gate", NAME_SERVERS, settings=FIRST)
-    desk = PushConsumer("gate-desk", NAME_SERVERS, settings=FIRST)
+    gate = PushConsumer("gate", NAME_SERVERS)
+    desk = PushConsumer("gate-desk", NAME_SERVERS)
     admitted: asyncio.Queue[Ticket] = asyncio.Queue()
     turned_away: asyncio.Queue[ReceivedMessage] = asyncio.Queue()
 

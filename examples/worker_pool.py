@@ -10,17 +10,16 @@ import asyncio
 import sys
 from collections import Counter
 
-from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, StartFrom
+from rmqkit import Message, Producer, PushConsumer
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
-FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
 JOBS, WORKERS = 200, 8
 
 
 async def main() -> None:
     done: Counter[int] = Counter()
     everything = asyncio.Event()
-    consumer = PushConsumer("resizers", NAME_SERVERS, settings=FIRST)
+    consumer = PushConsumer("resizers", NAME_SERVERS)
     consumer.subscribe("Images")
 
     async def work(worker: int) -> None:

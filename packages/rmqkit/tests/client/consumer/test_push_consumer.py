@@ -364,7 +364,7 @@ async def test_it_says_hello_before_it_pulls_and_leaves_when_it_is_closed():
                 "CG",
                 "CONSUME_PASSIVELY",
                 "CLUSTERING",
-                "CONSUME_FROM_LAST_OFFSET",
+                "CONSUME_FROM_FIRST_OFFSET",
             )
             subscriptions = {
                 one.topic: (one.sub_string, one.tags_set, one.code_set) for one in data.subscription_data_set

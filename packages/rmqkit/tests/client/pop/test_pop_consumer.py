@@ -46,7 +46,7 @@ async def test_a_pop_says_what_the_spec_names():
             "maxMsgNums": "5",
             "invisibleTime": "9000",
             "pollTime": "700",
-            "initMode": "1",
+            "initMode": "0",
             "expType": "TAG",
             "exp": "A || B",
             "bname": "broker-0",
@@ -60,11 +60,11 @@ async def test_nothing_is_told_to_brokers_by_a_consumer_that_only_pops():
         assert cluster.heartbeats == []
 
 
-async def test_a_group_that_begins_at_the_first_offset_says_so():
-    settings = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
+async def test_a_group_that_begins_with_new_messages_says_so():
+    settings = PushConsumerSettings(start_from=StartFrom.NEW_MESSAGES)
     async with PopCluster(NOTHING) as cluster, PopConsumer("G", cluster.namesrv, settings=settings) as consumer:
         assert await consumer.pop("T") == []
-        assert cluster.pop.pops[0]["initMode"] == "0"
+        assert cluster.pop.pops[0]["initMode"] == "1"
         assert cluster.pop.pops[0]["invisibleTime"] == "60000"
 
 

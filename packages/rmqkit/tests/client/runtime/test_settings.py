@@ -33,7 +33,7 @@ def test_defaults_are_the_reference_ones():
         2000,
     )
     assert (consumer.suspend_ms, consumer.pull_timeout_ms, consumer.handlers_max) == (15_000, 30_000, 20)
-    assert consumer.start_from is StartFrom.LAST_OFFSET
+    assert consumer.start_from is StartFrom.FIRST_OFFSET
 
 
 @pytest.mark.parametrize(

@@ -37,16 +37,18 @@ class CompressionType(enum.Enum):
 
 
 class StartFrom(enum.Enum):
-    """Where a group starts in a queue that it reads for the first time (Java's ``ConsumeFromWhere``)."""
+    """Where a group starts in a queue that it reads for the first time (Java's ``ConsumeFromWhere``). A group that has
+    an offset for the queue continues there."""
 
-    LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
-    """At the first message if the queue still has its very first one; otherwise at the end."""
     FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
-    """At the first stored message."""
-    TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
-    """At the first message stored at or after ``start_timestamp_ms``."""
+    """At the first stored message: the group passes nothing over. The default of every consumer."""
     NEW_MESSAGES = "CONSUME_FROM_MAX_OFFSET"
     """At the end of every queue. For a POP consumer the broker decides, and it starts as with LAST_OFFSET."""
+    TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+    """At the first message stored at or after ``start_timestamp_ms``."""
+    LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
+    """At the first message if the queue still has its very first one; otherwise at the end. The default of Java's
+    clients."""
 
 
 class MessageModel(enum.Enum):
@@ -218,7 +220,7 @@ class ConsumerSettings(ClientSettings, kw_only=True):
     ] = ""
     start_from: Annotated[
         StartFrom, Setting("consumeFromWhere", "where a group starts in a queue that it reads for the first time")
-    ] = StartFrom.LAST_OFFSET
+    ] = StartFrom.FIRST_OFFSET
     start_timestamp_ms: Annotated[
         int,
         Setting(
