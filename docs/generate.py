@@ -28,7 +28,7 @@ from rmqkit import errors, metrics
 from rmqkit import settings as configuration
 from rmqkit.broker.settings import PROMISES, WITHOUT_EFFECT, BrokerSettings
 from rmqkit.broker.unused_settings import UNUSED
-from rmqkit.cli import app
+from rmqkit.cli import PANELS, app
 from rmqkit.cli.servers.logging_setup import LoggingSettings
 from rmqkit.client.runtime import settings as client
 from rmqkit.console.request.routes import ROUTES
@@ -222,10 +222,12 @@ _OPTION_COLUMNS = f"| Argument or option | Value | Default | |\n{'|---' * 4}|"
 
 
 def cli_page() -> str:
-    """The tree of commands; what all that connect have in common is told once."""
+    """Return the tree of commands. The options of all commands that connect are listed once."""
     root: Any = typer.main.get_command(app)
     shared: dict[str, str] = {}
+    groups = [_row(f"**{panel}**", ", ".join(f"[{name}](#rmq-{name})" for name in PANELS[panel])) for panel in PANELS]
     tree = list(_command(root, typer.Context(root, info_name="rmq"), "rmq", shared))
+    tree[1:1] = [f"| Group | Commands |\n{'|---' * 2}|", *groups, ""]
     common = [
         f"## {_CONNECTION}\n",
         "All commands that connect to servers have these options.\n",

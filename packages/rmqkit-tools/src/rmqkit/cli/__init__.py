@@ -19,44 +19,59 @@ from typer.core import TyperGroup
 from rmqkit.cli.others import is_installed, module_of_another_package
 from rmqkit.errors import SettingsError
 
-__all__ = ["app"]
+__all__ = ["PANELS", "app"]
 
 _EVERYWHERE = {"admin", "top", "send", "tail", "consume", "explain", "profile"}
 """Commands that need no more than a client; the others run servers or read stores, and need Linux or macOS."""
 
 _HELP_NAMES = ["-h", "--help"]
 
-_MODULES = {
-    "standalone": "servers.serve",
-    "namesrv": "servers.serve",
-    "broker": "servers.serve",
-    "proxy": "servers.serve",
-    "console": "servers.console",
-    "doctor": "servers.doctor",
-    "bench": "bench",
-    "admin": "admin",
-    "top": "admin.top",
-    "send": "messages.send",
-    "tail": "messages.tail",
-    "consume": "messages.consume",
-    "replay": "messages.replay",
-    "explain": "admin.message",
-    "profile": "profile",
-    "store": "servers.store",
-    "archive": "servers.archive",
+PANELS = {
+    "Run": {
+        "standalone": "servers.serve",
+        "namesrv": "servers.serve",
+        "broker": "servers.serve",
+        "proxy": "servers.serve",
+        "console": "servers.console",
+        "doctor": "servers.doctor",
+        "bench": "bench",
+    },
+    "Messages": {
+        "send": "messages.send",
+        "tail": "messages.tail",
+        "consume": "messages.consume",
+        "replay": "messages.replay",
+        "explain": "admin.message",
+    },
+    "Operate": {
+        "top": "admin.top",
+        "admin": "admin",
+        "profile": "profile",
+    },
+    "Store": {
+        "store": "servers.store",
+        "archive": "servers.archive",
+    },
+    "Spark": {
+        "pipeline": "",
+    },
 }
+"""Groups of ``rmq --help`` → their commands → the module of each; without a module, an entry point of `_EXTRAS`."""
 
-_OTHERS = {"pipeline": "spark"}
+_MODULES = {name: module for commands in PANELS.values() for name, module in commands.items()}
+_PANEL_OF = {name: panel for panel, commands in PANELS.items() for name in commands}
+
+_EXTRAS = {"pipeline": "spark"}
 """Commands of other packages, and the extra that brings each."""
 
 
 class _LateImports(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
-        others = [name for name in _OTHERS if is_installed(name)]
-        return [name for name in (*_MODULES, *others) if sys.platform != "win32" or name in _EVERYWHERE]
+        there = [name for name in _MODULES if name not in _EXTRAS or is_installed(name)]
+        return [name for name in there if sys.platform != "win32" or name in _EVERYWHERE]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in _MODULES and cmd_name not in _OTHERS:
+        if cmd_name not in _MODULES:
             return None
         if sys.platform == "win32" and cmd_name not in _EVERYWHERE:
             raise SettingsError(
@@ -64,20 +79,22 @@ class _LateImports(TyperGroup):
                 f"clients and rmq {', '.join(sorted(_EVERYWHERE))} work here"
             )
         module: Any = typer.main.get_command(_module_of(cmd_name).app)
-        return with_bare_flags(module if module.name == cmd_name else module.commands[cmd_name])
+        command = with_bare_flags(module if module.name == cmd_name else module.commands[cmd_name])
+        command.rich_help_panel = _PANEL_OF[cmd_name]
+        return command
 
     def get_params(self, ctx: Any) -> Any:
         return bare_flags(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        self.commands = dict.fromkeys((*_MODULES, *_OTHERS))  # type: ignore[assignment] # names that may be suggested
+        self.commands = dict.fromkeys(_MODULES)  # type: ignore[assignment] # names that may be suggested
         return super().resolve_command(ctx, args)
 
 
 def _module_of(command: str) -> Any:
-    if command in _MODULES:
-        return import_module(f"rmqkit.cli.{_MODULES[command]}")
-    return module_of_another_package(command, _OTHERS[command])
+    if command in _EXTRAS:
+        return module_of_another_package(command, _EXTRAS[command])
+    return import_module(f"rmqkit.cli.{_MODULES[command]}")
 
 
 def with_bare_flags(command: Any) -> Any:
