@@ -97,7 +97,7 @@ Servers read settings files in the format of Java's RocketMQ, with the same keys
 the fields of a client: `ProducerSettings(send_timeout_ms=500)`. In Spark, use `option(...)`.
 
 If a value is out of bounds, the server does not start. If a key is unknown, the server ignores it and logs a warning
-with the most similar key. You can change settings marked *hot* while the server runs: with `rmq admin broker
+with the most similar key. You can change settings marked *hot* while the server runs: with `rmq broker
 config-set`, or in the file with SIGHUP ([how to](../how-to/configure.md)).
 
 {NOTE}"""
@@ -255,6 +255,9 @@ def _command(command: Any, context: typer.Context, path: str, shared: dict[str, 
         yield from (_OPTION_COLUMNS, *own, "")
     if connects:
         yield f"Also [{_CONNECTION.lower()}](#connection-and-output).\n"
+    if path == "rmq admin":  # the verbs of the nouns, which are listed under their own names
+        yield "[A table](mqadmin.md) shows the noun and verb of each.\n"
+        return
     for name in command.list_commands(context) if hasattr(command, "list_commands") else ():
         below = command.get_command(context, name)
         if below is not None and not below.hidden:
@@ -361,7 +364,7 @@ lists the settings of servers, too.""",
     ),
     "admin": (
         "Administration",
-        "`from rmqkit.admin import Admin`. Its coroutines do what `rmq admin` does, and return structs.",
+        "`from rmqkit.admin import Admin`. Its coroutines do what `rmq topic list` and so on do, and return structs.",
         ("rmqkit.admin", *(f"rmqkit.admin.{module}" for module in ADMIN)),
     ),
     "console": (

@@ -447,12 +447,12 @@ def test_kinds_are_chosen_by_number_and_by_a_part_of_the_name(rmq, namesrv, kind
                 await die(admin, group, 6)
 
     asyncio.run(prepare())
-    listed = json.loads(rmq("admin", "dead", "kinds", group, "--json"))["kinds"]
+    listed = json.loads(rmq("dead", "kinds", group, "--json"))["kinds"]
     assert listed[0]["kind"] == KINDS[2][2], "the kinds are sorted by count and name"
     lines = rmq("replay", "--dlq", group, "--kind", kind, "--dry-run", "--json").splitlines()
     assert len(lines) == 2 * found
     told = rmq("replay", "--dlq", group, "--kind", "4", "--dry-run", exit_code_wanted=2)
-    assert f"--kind 4: group {group} has 3 numbered kinds: rmq admin dead kinds {group}" in told
+    assert f"--kind 4: group {group} has 3 numbered kinds: rmq dead kinds {group}" in told
 
 
 def test_the_messages_of_a_store_are_replayed(rmq, stored, tmp_path):

@@ -1,4 +1,4 @@
-"""``rmq admin message``: messages found, listed, sent, traced; and ``rmq explain``: why a group did not consume one."""
+"""``rmq message``: messages found, listed, sent, traced; and ``rmq explain``: why a group did not consume one."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ async def page_of_messages(
 ) -> View:
     """Show one page of a topic's messages, the newest first.
 
-    It looks at no more than 20,000 messages, 64 MiB or 3 s, then says how far it came. Use `rmq admin message list`
+    It looks at no more than 20,000 messages, 64 MiB or 3 s, then says how far it came. Use `rmq message list`
     for all of them."""
     from rmqkit.admin.messages.listing import page
 

@@ -1,4 +1,4 @@
-"""What all verbs of ``rmq admin`` share: options for servers and security, the connection, tables and JSON.
+"""A noun with verbs (``rmq topic list``), and what all verbs share: common options, connection, tables and JSON.
 
 A verb is a coroutine function; it gets an `Admin` and its own options, and returns what it found out. The frame adds
 the common options, runs it, and prints the result:
@@ -222,7 +222,7 @@ def _warn_unverified() -> None:
 
 
 class Noun:
-    """A noun of ``rmq admin``, to which verbs are added."""
+    """A noun, such as ``topic``, to which verbs are added."""
 
     def __init__(self, name: str, help: str) -> None:  # noqa: A002
         self.app = typer.Typer(cls=TyperGroup, name=name, help=help, no_args_is_help=True, add_completion=False)

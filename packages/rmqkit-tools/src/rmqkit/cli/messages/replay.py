@@ -91,7 +91,7 @@ def replay(
         typer.Option(
             "--kind",
             metavar="NO|TEXT",
-            help="Only messages of this kind: its number in rmq admin dead kinds, or a part of its name; repeatable.",
+            help="Only messages of this kind: its number in rmq dead kinds, or a part of its name; repeatable.",
         ),
     ] = None,
     by: Annotated[str, typer.Option(help=f"What tells kinds apart: {', '.join(BY)} or property:NAME.")] = "kind",
@@ -259,9 +259,7 @@ async def _with_kinds(admin: Admin, selection: Selection, group: str | None, kin
             if not 0 < int(text) <= len(listed):
                 there = f"group {group} has {len(listed)}" if group is not None else "only dead letters at brokers have"
                 by = "" if selection.by == "kind" else f" --by {selection.by}"
-                raise SettingsError(
-                    f"--kind {text}: {there} numbered kinds: rmq admin dead kinds {group or 'GROUP'}{by}"
-                )
+                raise SettingsError(f"--kind {text}: {there} numbered kinds: rmq dead kinds {group or 'GROUP'}{by}")
             whole.append(listed[int(text) - 1])
             note(f"kind {text}: {whole[-1]}")
         else:
