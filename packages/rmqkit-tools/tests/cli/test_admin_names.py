@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import sys
 
 import pytest
@@ -14,6 +15,7 @@ from rmqkit.admin import Admin
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.cli import app
 from rmqkit.cli.frame.nouns import LIVE_TOPICS, confirm, show
+from rmqkit.cli.frame.printing import print_table, wrapped
 from rmqkit.errors import RmqError, UnknownName
 from rmqkit.protocol.names import is_of_applications
 from tests.cli.in_process import rmq
@@ -200,6 +202,41 @@ def test_sentences_in_tables_are_wrapped_and_not_cut(monkeypatch):
     assert " ".join(line[at : heading.index("LAST")].strip() for line in lines) == sentence
     assert lines[0].startswith(" 1  1,234  Orders")
     assert lines[1].startswith(" " * at), "the other columns are empty below their first line"
+
+
+def test_a_command_in_a_sentence_is_not_broken_over_two_lines():
+    text = "bad: 31 dead letters; see why: rmq dead kinds billing; mend its handler, then: rmq replay --dlq billing"
+    for width in range(26, 110):
+        lines = wrapped(text, width)
+        assert max(map(len, lines)) <= width and " ".join(lines) == text
+        assert any("rmq dead kinds billing" in line for line in lines)
+        assert any("rmq replay --dlq billing" in line for line in lines)
+    assert max(map(len, wrapped(text, 12))) <= 12
+
+
+def test_a_table_of_too_many_columns_has_a_line_for_each_cell(monkeypatch):
+    out = Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setenv("COLUMNS", "30")
+    show(
+        [{"address": "192.168.100.100:10911", "in_tps": "2.36 (0 ms)", "gone": ""}] * 2
+        + [{"address": "192.168.100.101:10911", "in_tps": "2.36 (0 ms)", "gone": "yes"}],
+        as_json=False,
+    )
+    lines = out.getvalue().splitlines()
+    assert lines[:3] == ["ADDRESS  192.168.100.100:10911", "IN TPS   2.36 (0 ms)", ""]
+    assert lines[6:] == ["ADDRESS  192.168.100.101:10911", "IN TPS   2.36 (0 ms)", "GONE     yes", ""]
+
+
+def test_tables_of_stores_fit_a_terminal_and_files_get_whole_lines(monkeypatch):
+    def shown(out):
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setenv("COLUMNS", "60")
+        print_table(["topic", "body"], [["Orders", "word " * 80]])
+        return re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()).splitlines()
+
+    assert max(map(len, shown(Terminal()))) <= 60
+    assert any(("word " * 80).strip() in line for line in shown(io.StringIO()))
 
 
 def test_no_flag_is_shown_with_a_value():
