@@ -28,7 +28,7 @@ from rmqkit import errors, metrics
 from rmqkit import settings as configuration
 from rmqkit.broker.settings import PROMISES, WITHOUT_EFFECT, BrokerSettings
 from rmqkit.broker.unused_settings import UNUSED
-from rmqkit.cli import app
+from rmqkit.cli import PANELS, app
 from rmqkit.cli.servers.logging_setup import LoggingSettings
 from rmqkit.client.runtime import settings as client
 from rmqkit.console.request.routes import ROUTES
@@ -97,7 +97,7 @@ Servers read settings files in the format of Java's RocketMQ, with the same keys
 the fields of a client: `ProducerSettings(send_timeout_ms=500)`. In Spark, use `option(...)`.
 
 If a value is out of bounds, the server does not start. If a key is unknown, the server ignores it and logs a warning
-with the most similar key. You can change settings marked *hot* while the server runs: with `rmq admin broker
+with the most similar key. You can change settings marked *hot* while the server runs: with `rmq broker
 config-set`, or in the file with SIGHUP ([how to](../how-to/configure.md)).
 
 {NOTE}"""
@@ -222,10 +222,12 @@ _OPTION_COLUMNS = f"| Argument or option | Value | Default | |\n{'|---' * 4}|"
 
 
 def cli_page() -> str:
-    """The tree of commands; what all that connect have in common is told once."""
+    """Return the tree of commands. The options of all commands that connect are listed once."""
     root: Any = typer.main.get_command(app)
     shared: dict[str, str] = {}
+    groups = [_row(f"**{panel}**", ", ".join(f"[{name}](#rmq-{name})" for name in PANELS[panel])) for panel in PANELS]
     tree = list(_command(root, typer.Context(root, info_name="rmq"), "rmq", shared))
+    tree[1:1] = [f"| Group | Commands |\n{'|---' * 2}|", *groups, ""]
     common = [
         f"## {_CONNECTION}\n",
         "All commands that connect to servers have these options.\n",
@@ -253,6 +255,9 @@ def _command(command: Any, context: typer.Context, path: str, shared: dict[str, 
         yield from (_OPTION_COLUMNS, *own, "")
     if connects:
         yield f"Also [{_CONNECTION.lower()}](#connection-and-output).\n"
+    if path == "rmq admin":  # the verbs of the nouns, which are listed under their own names
+        yield "[A table](mqadmin.md) shows the noun and verb of each.\n"
+        return
     for name in command.list_commands(context) if hasattr(command, "list_commands") else ():
         below = command.get_command(context, name)
         if below is not None and not below.hidden:
@@ -359,7 +364,7 @@ lists the settings of servers, too.""",
     ),
     "admin": (
         "Administration",
-        "`from rmqkit.admin import Admin`. Its coroutines do what `rmq admin` does, and return structs.",
+        "`from rmqkit.admin import Admin`. Its coroutines do what `rmq topic list` and so on do, and return structs.",
         ("rmqkit.admin", *(f"rmqkit.admin.{module}" for module in ADMIN)),
     ),
     "console": (

@@ -128,7 +128,7 @@ def test_the_pods_commands_run_and_their_probes_agree(tmp_path, name, names):
             pod = start(one["metadata"]["name"], container_of(one)["args"], variables, config, **here)
             probe(container_of(one)["readinessProbe"]["exec"]["command"], pod.address)
         probe(container_of(name_servers)["readinessProbe"]["exec"]["command"], namesrv.address)
-        listed = json.loads(rmq("admin", "cluster", "list", "-n", namesrv.address, "--json"))
+        listed = json.loads(rmq("cluster", "list", "-n", namesrv.address, "--json"))
         assert {(row["brokerName"], str(row["brokerId"])) for row in listed} == {("broker-0", "0"), ("broker-0", "1")}
         assert all(row["addr"].startswith("127.0.0.1:") for row in listed)
 

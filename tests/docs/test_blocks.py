@@ -173,7 +173,7 @@ def test_a_command_of_a_page_has_time(tmp_path, monkeypatch, chosen, timeout_ms)
     monkeypatch.setattr(nouns, "_run", lambda operation, given, options: got.update(options))
     monkeypatch.setattr(profiles, "resolved", commands.resolved)
     monkeypatch.setattr(sending, "SILENT_SECONDS", 2)
-    assert rmq("admin", "cluster", "list", *chosen).returncode == 0
+    assert rmq("cluster", "list", *chosen).returncode == 0
     assert (got["timeout_ms"], sending.SILENT_SECONDS) == (timeout_ms, 60)
 
 

@@ -82,8 +82,8 @@ class World:
         return [word.format(**names).replace("~", " ") for word in text.split()]
 
     def ask(self, command: str) -> Any:
-        """What a command of ``rmq admin`` answers with ``--json``. Raises AssertionError: it fails."""
-        words = ["admin", *self.fill(command), "-n", self.namesrv, "--json", "--timeout", str(TIMEOUT_MS)]
+        """Return what a command answers with ``--json``. Raises AssertionError: it fails."""
+        words = [*self.fill(command), "-n", self.namesrv, "--json", "--timeout", str(TIMEOUT_MS)]
         done = CliRunner().invoke(app, words, env={"NAMESRV_ADDR": None})
         error = done.exception
         if isinstance(error, RmqError):
@@ -100,7 +100,7 @@ class Row:
     Args:
         command: of mqadmin.
         options: of mqadmin; ``{name}`` stands for a member of `World`, ``~`` for a blank within a word.
-        ours: our command, without ``rmq admin``, ``-n`` and ``--json``.
+        ours: our command, without ``rmq``, ``-n`` and ``--json``.
         check: whether our answer (from JSON) is right in a world.
         java: whether what mqadmin prints at Apache's servers, afterwards, agrees with our answer there; only for
             commands that may be run again.

@@ -1,4 +1,4 @@
-"""Every command of mqadmin that ``rmq admin`` has: ours against Apache's servers and against rmqkit's, row by row.
+"""Every command of mqadmin that ``rmq`` has: ours against Apache's servers and against rmqkit's, row by row.
 
 The rows are in `admin_rows`, what they are run against is in `admin_world`. The outcome is the table in
 `docs/reference/mqadmin.md`, which has to be what this test finds.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.cli.admin import JAVA
+from rmqkit.cli.admin.mqadmin import JAVA
 from tests.interop.admin_rows import consumers, servers
 from tests.interop.admin_world import Row, World, open_world
 from tests.interop.apache import BROKER_NAME, CLUSTER, ApachePair
@@ -32,7 +32,7 @@ means that mqadmin gives the same result on Apache's servers. You can also use t
 
 This page is generated: `tests/interop/test_admin_table.py` fails while it is out of date, and writes what it should be.
 
-| mqadmin | rmq admin | Apache 5.4.0 | rmqkit |
+| mqadmin | rmq | Apache 5.4.0 | rmqkit |
 |---|---|---|---|
 """
 

@@ -40,7 +40,7 @@ A test runs every command of Java's mqadmin 5.4.0 with Apache's name server and 
 means that the output of the command says so. Otherwise the table shows the code and the text of the refusal, or the
 output of the tool. Controllers, broker containers and other kinds of stores are not part of the test.
 
-If a command works with Apache's servers but not with rmqkit's, rmqkit refuses it with a reason. `rmq admin` has most of
+If a command works with Apache's servers but not with rmqkit's, rmqkit refuses it with a reason. `rmq` has most of
 these commands, too: see [side by side](mqadmin.md). The option `-n` for the name servers is left out.
 
 This page is generated: `tests/interop/test_java_mqadmin.py` fails while it is out of date, and writes a new one.

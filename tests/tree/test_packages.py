@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rmqkit.cli import PANELS
 from tests.sources import FOLDERS, ROOT, found, imported, modules, package_of, place
 
 BELOW = {
@@ -85,3 +86,10 @@ def test_a_checkout_has_the_extras_of_the_package():
         ours = [need.partition("=")[0] for need in needs if need.startswith("rmqkit-")]
         for need in ours:
             assert any(one.startswith(f"{need} @ ") for one in here[extra]), (extra, need)
+
+
+def test_commands_of_other_packages_are_in_a_group_of_the_help():
+    points = (one.get("entry-points", {}).get("rmqkit.commands", {}) for one in PROJECTS.values())
+    names = {name.split()[0] for commands in points for name in commands}
+    assert "pipeline" in names
+    assert names <= {name for commands in PANELS.values() for name in commands}

@@ -59,7 +59,7 @@ ROWS = [
     Row(
         "updateSubGroup",
         "-c {cluster} -g row_group -s false -q 2",
-        "updateSubGroup -c {cluster} -g row_group -s false -q 2",
+        "admin updateSubGroup -c {cluster} -g row_group -s false -q 2",
         lambda answer, world: (
             {name: answer[world.broker_name][name] for name in ("consumeEnable", "retryQueueNums", "retryMaxTimes")}
             == {"consumeEnable": False, "retryQueueNums": 2, "retryMaxTimes": 3}
@@ -86,7 +86,7 @@ ROWS = [
     Row(
         "consumerProgress",
         "-g {online} -s true",
-        "consumerProgress -g {online} -s true",
+        "admin consumerProgress -g {online} -s true",
         lambda answer, world: (
             answer["diffTotal"] == 0
             and {queue["client"] for queue in answer["queues"]} == {world.client_id}
@@ -128,21 +128,21 @@ ROWS = [
     Row(
         "consumerStatus",
         "-g {online} -i {client_id} -s",
-        "consumerStatus -g {online} -i {client_id} -s",
+        "admin consumerStatus -g {online} -i {client_id} -s",
         lambda answer, world: "thread " in answer["clients"][world.client_id]["jstack"],
         java=lambda text, answer: "PROP_CONSUME_TYPE" in text,
     ),
     Row(
         "producerConnection",
         "-g {producers} -t {topic}",
-        "producer connections {producers} -t {topic}",
+        "admin producer connections {producers} -t {topic}",
         lambda answer, world: [one["language"] for one in answer] == ["PYTHON"],
         java=lambda text, answer: answer[0]["clientId"] in text,
     ),
     Row(
         "producer",
         "-b {broker}",
-        "producer list -b {broker}",
+        "admin producer list -b {broker}",
         lambda rows, world: (
             {row["brokerName"] for row in rows if row["group"] == world.producers} == {world.broker_name}
         ),
@@ -157,7 +157,7 @@ ROWS = [
     Row(
         "resetOffsetByTime",
         "-g row_group -t {topic} -s -1",
-        "resetOffsetByTime -g row_group -t {topic} -s -1",
+        "admin resetOffsetByTime -g row_group -t {topic} -s -1",
         lambda rows, world: offsets(rows) == [3] * 4,
     ),
     Row(
@@ -178,7 +178,7 @@ ROWS = [
     Row(
         "resetOffsetByTime",
         "-b {broker} -g row_group -t {topic} -s -1 -q 2 -o 1",
-        "resetOffsetByTime -b {broker} -g row_group -t {topic} -s -1 -q 2 -o 1",
+        "admin resetOffsetByTime -b {broker} -g row_group -t {topic} -s -1 -q 2 -o 1",
         lambda rows, world: [(row["queueId"], row["offset"]) for row in rows] == [(2, 1)],
     ),
     Row(
@@ -209,7 +209,7 @@ ROWS = [
     Row(
         "deleteSubGroup",
         "-c {cluster} -g row_group",
-        "deleteSubGroup -c {cluster} -g row_gone",
+        "admin deleteSubGroup -c {cluster} -g row_gone",
         lambda answer, world: "row_gone" not in world.ask("group list"),
     ),
     Row(
@@ -236,14 +236,14 @@ ROWS = [
     Row(
         "queryMsgById",
         "-t {topic} -i {messages[1].message_id} -g {online} -d {client_id}",
-        "queryMsgById -t {topic} -i {messages[1].message_id} -g {online} -d {client_id}",
+        "admin queryMsgById -t {topic} -i {messages[1].message_id} -g {online} -d {client_id}",
         lambda answer, world: answer["consumeResult"] == "CR_SUCCESS",
         java=lambda text, answer: "CR_SUCCESS" in text,
     ),
     Row(
         "queryMsgByUniqueKey",
         "-t {topic} -i {messages[2].unique_key}",
-        "queryMsgByUniqueKey -t {topic} -i {messages[2].unique_key}",
+        "admin queryMsgByUniqueKey -t {topic} -i {messages[2].unique_key}",
         lambda answer, world: (
             (answer["offsetMsgId"], answer["queueOffset"]) == (world.messages[2].message_id, 0)
             and answer["tags"] == "A"
@@ -288,7 +288,7 @@ ROWS = [
     Row(
         "printMsgByQueue",
         "-t {topic} -a {broker_name} -i 1 -p true -d true",
-        "printMsgByQueue -t {topic} -a {broker_name} -i 1 -p true -d true",
+        "admin printMsgByQueue -t {topic} -a {broker_name} -i 1 -p true -d true",
         lambda answer, world: keys(answer) == [one.unique_key for one in world.messages if one.queue_id == 1],
     ),
     Row(
@@ -337,7 +337,7 @@ ROWS = [
     Row(
         "queryMsgById",
         f"-t row_messages -i {TRACED} -s true",
-        f"queryMsgById -t row_messages -i {TRACED} -s true",
+        f"admin queryMsgById -t row_messages -i {TRACED} -s true",
         lambda answer, world: (
             (answer["msgId"], answer["sendResult"]) == (TRACED, "SEND_OK")
             and waits_for(lambda: len(world.ask("message list row_messages")) == 3)

@@ -118,7 +118,7 @@ ROWS = [
     Row(
         "updateTopic",
         "-b {broker} -t row_fifo -a +message.type=FIFO -o true",
-        "updateTopic -b {broker} -t row_fifo -r 2 -w 2 -a +message.type=FIFO -o true",
+        "admin updateTopic -b {broker} -t row_fifo -r 2 -w 2 -a +message.type=FIFO -o true",
         lambda done, world: (
             every(done, world, 2)
             and world.ask("topic config row_fifo")[world.broker_name]["attributes"] == {"message.type": "FIFO"}
@@ -134,7 +134,7 @@ ROWS = [
     Row(
         "updateTopicPerm",
         "-b {broker} -t row_topic -p 6",
-        "updateTopicPerm -b {broker} -t row_topic -p 6",
+        "admin updateTopicPerm -b {broker} -t row_topic -p 6",
         lambda done, world: (
             done[0]["done"].endswith("from r to rw")
             and world.ask("topic config row_topic")[world.broker_name]["readQueueNums"] == 3
@@ -261,7 +261,7 @@ ROWS = [
     Row(
         "haStatus",
         "-c {cluster}",
-        "haStatus -c {cluster}",
+        "admin haStatus -c {cluster}",
         lambda answer, world: answer[world.broker]["masterCommitLogMaxOffset"] > 0,
     ),
     Row("cleanExpiredCQ", "-b {broker}", "broker clean-expired-cq -b {broker}", every),

@@ -116,8 +116,8 @@ def test_the_command_prints_groups_and_kinds(tmp_path: Path) -> None:
             servers = ("-n", both.namesrv_address)
             run = asyncio.to_thread
             return (
-                (await run(rmq, "admin", "dead", "list", *servers)).stdout,
-                (await run(rmq, "admin", "dead", "kinds", "billing", "--by", "topic", "--json", *servers)).stdout,
+                (await run(rmq, "dead", "list", *servers)).stdout,
+                (await run(rmq, "dead", "kinds", "billing", "--by", "topic", "--json", *servers)).stdout,
             )
 
     listed, kinds = asyncio.run(session())

@@ -415,4 +415,4 @@ async def test_a_broker_may_forbid_reading_of_all_its_topics(name_servers: str) 
             data.perm = Permission.WRITE
         found = await explain(admin, "Closed", "reader", one.msg_id)
         assert found.cause is Cause.TOPIC_NOT_READABLE
-        assert "rmq admin broker perm rw" in found.remedy
+        assert "rmq broker perm rw" in found.remedy

@@ -1,4 +1,4 @@
-"""`rmq admin`: how verbs are found, what they are given, and how their results are shown."""
+"""Nouns and verbs: how verbs are found, what they are given, and how their results are shown."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import sys
 
 import msgspec
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from rmqkit.cli import app
-from rmqkit.cli.admin import JAVA, NOUNS
+from rmqkit.cli import NOUNS, app, noun_group
+from rmqkit.cli.admin.mqadmin import JAVA
 from rmqkit.errors import UnknownName
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
@@ -59,7 +58,7 @@ def answering(status):
 
 
 def rmq(*arguments, env=None):
-    return CliRunner().invoke(app, ["admin", *arguments], env={"NAMESRV_ADDR": None, **(env or {})})
+    return CliRunner().invoke(app, list(arguments), env={"NAMESRV_ADDR": None, **(env or {})})
 
 
 def cells(text):
@@ -67,7 +66,7 @@ def cells(text):
     return [re.split(r"  +", line.strip()) for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("command", [("broker", "ha-status"), ("haStatus",), ("getBrokerHAStatus",)])
+@pytest.mark.parametrize("command", [("broker", "ha-status"), ("admin", "haStatus"), ("admin", "getBrokerHAStatus")])
 def test_a_master_has_a_row_for_each_slave(command):
     with serving(answering(MASTER)) as address:
         done = rmq(*command, "-b", address)
@@ -82,14 +81,14 @@ def test_a_master_has_a_row_for_each_slave(command):
 
 def test_a_slave_says_whom_it_follows():
     with serving(answering(SLAVE)) as address:
-        done = rmq("haStatus", "-b", address)
+        done = rmq("admin", "haStatus", "-b", address)
     assert done.stdout == f"{address} is a slave of 127.0.0.1:10912; its log ends at 4,711\n"
 
 
 @pytest.mark.parametrize("where", [["-c", "DefaultCluster"], ["-b", "broker-a"], []])
 def test_masters_are_found_through_a_name_server(where):
     with serving(answering(MASTER)) as address:
-        done = rmq("haStatus", "-n", address, *where, "--json")
+        done = rmq("admin", "haStatus", "-n", address, *where, "--json")
     assert msgspec.convert(json.loads(done.stdout), dict[str, HaRuntimeInfo]) == {address: MASTER}
 
 
@@ -103,14 +102,14 @@ def test_masters_are_found_through_a_name_server(where):
 )
 def test_whom_a_name_server_does_not_know(where, said):
     with serving(answering(MASTER)) as address:
-        done = rmq("haStatus", "-n", address, *where)
+        done = rmq("admin", "haStatus", "-n", address, *where)
     assert isinstance(done.exception, UnknownName)
     assert str(done.exception) == f"name server {address} {said}"
 
 
 def test_a_broker_that_does_not_answer_does_not_hide_the_others():
     with serving(answering(MASTER)) as address:
-        done = rmq("clusterList", "-n", address, "--json")
+        done = rmq("admin", "clusterList", "-n", address, "--json")
     rows = {row["addr"]: row for row in json.loads(done.stdout)}
     assert (rows[address]["version"], rows[address]["inTps"], rows[address]["trouble"]) == ("V5_4_0", 2.5, "")
     assert "cannot connect to 127.0.0.1:1" in rows["127.0.0.1:1"]["trouble"]
@@ -147,13 +146,15 @@ def test_watching_asks_again():
 @pytest.mark.parametrize(
     ("words", "incomplete", "found"),
     [
-        (["admin", "topic", "route"], "O", "Orders"),
-        (["admin", "group", "progress"], "p", "payers"),
-        (["admin", "topic", "route", "-t"], "O", "Orders"),
-        (["admin", "topic", "status", "Orders", "-c"], "D", "DefaultCluster"),
-        (["admin", "broker", "status", "-b"], "broker-", "broker-a\nbroker-b"),
-        (["admin", "topic"], "rou", "route"),
-        (["admin"], "clus", "cluster"),
+        (["topic", "route"], "O", "Orders"),
+        (["group", "progress"], "p", "payers"),
+        (["topic", "route", "-t"], "O", "Orders"),
+        (["topic", "status", "Orders", "-c"], "D", "DefaultCluster"),
+        (["broker", "status", "-b"], "broker-", "broker-a\nbroker-b"),
+        (["topic"], "rou", "route"),
+        ([], "clus", "cluster"),
+        (["broker"], "ha", "ha-status"),
+        (["admin"], "topicL", "topicList"),
         (["send"], "O", "Orders"),
         (["tail"], "O", "Orders"),
         (["replay"], "O", "Orders"),
@@ -174,17 +175,13 @@ def test_shells_complete_commands_and_live_names(words, incomplete, found, monke
 
 
 def test_completion_is_silent_without_a_server():
-    env = {"NAMESRV_ADDR": "127.0.0.1:1", "_RMQ_COMPLETE": "complete_bash", "COMP_WORDS": "rmq admin topic route O"}
+    env = {"NAMESRV_ADDR": "127.0.0.1:1", "_RMQ_COMPLETE": "complete_bash", "COMP_WORDS": "rmq topic route O"}
     done = CliRunner().invoke(app, [], env={**env, "COMP_CWORD": "4"}, prog_name="rmq")
     assert (done.stdout.strip(), done.stderr) == ("", "")
 
 
 def commands():
-    group = typer.main.get_command(app).get_command(None, "admin")
-    context = typer.Context(group)
-    return {
-        (noun, verb): command for noun in NOUNS for verb, command in group.get_command(context, noun).commands.items()
-    }
+    return {(noun, verb): command for noun in NOUNS for verb, command in noun_group(noun).commands.items()}
 
 
 def test_java_s_names_stand_for_verbs():
@@ -202,7 +199,7 @@ def test_a_list_of_topics_needs_nothing_heavy():
         "print(*sorted(name for name in sys.modules if name.count('.') < 2))"
     )
     with serving(answering(MASTER)) as address:
-        asked = [sys.executable, "-c", program, "admin", "topic", "list", "-n", address]
+        asked = [sys.executable, "-c", program, "topic", "list", "-n", address]
         done = subprocess.run(asked, capture_output=True, text=True, timeout=SECONDS_MAX, check=True)
     *topics, modules = done.stdout.splitlines()
     assert topics == ["Orders"]

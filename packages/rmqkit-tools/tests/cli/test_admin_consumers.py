@@ -1,4 +1,4 @@
-"""`rmq admin` about groups, offsets, consumers, producers and messages: what people and programs see."""
+"""Commands about groups, offsets, consumers, producers and messages: what people and programs see."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def world(tmp_path_factory):
 
 
 def rmq(world, *arguments):
-    return CliRunner().invoke(app, ["admin", *arguments, "-n", world.name_servers], env={"NAMESRV_ADDR": None})
+    return CliRunner().invoke(app, [*arguments, "-n", world.name_servers], env={"NAMESRV_ADDR": None})
 
 
 def shown(world, *arguments):
@@ -115,7 +115,10 @@ def test_a_message_is_shown_with_its_body(world):
     assert f"offset message id  {first.offset_msg_id}" in text
     assert "body (17 bytes):\ntext\nof two lines\n" in text
     assert "body: 2 bytes that are not UTF-8 text" in shown(world, "message", "show", second.offset_msg_id)
-    assert lines(world, "queryMsgByOffset", "-t", TOPIC, "-b", "broker-a", "-i", "0", "-o", "1")[0]["body"] == "third"
+    assert (
+        lines(world, "admin", "queryMsgByOffset", "-t", TOPIC, "-b", "broker-a", "-i", "0", "-o", "1")[0]["body"]
+        == "third"
+    )
     (several,) = lines(world, "message", "by-key", TOPIC, "k")
     assert len(several) == 4
 
@@ -124,7 +127,7 @@ def test_a_client_handles_a_message(world):
     first = world.sent[0]
     for command in (
         ["message", "push", first.offset_msg_id, TOPIC, "online", world.client],
-        ["queryMsgById", "-t", TOPIC, "-i", first.msg_id, "-g", "online", "-d", world.client],
+        ["admin", "queryMsgById", "-t", TOPIC, "-i", first.msg_id, "-g", "online", "-d", world.client],
     ):
         assert lines(world, *command)[0]["consumeResult"] == "CR_SUCCESS"
 
@@ -133,25 +136,25 @@ def test_progress_is_a_table_and_a_line(world):
     text = shown(world, "group", "progress", "behind")
     assert text.endswith("0.00 messages/s pulled, 3 behind, 0 in flight\n")
     assert "CONSUMER OFFSET" in text
-    (row,) = [row for row in lines(world, "consumerProgress")[0] if row["group"] == "behind"]
+    (row,) = [row for row in lines(world, "admin", "consumerProgress")[0] if row["group"] == "behind"]
     assert (row["diffTotal"], row["count"], row["consumeType"]) == (3, 0, "")
     assert shown(world, "group", "progress", "online", "-s", "true").count(world.client) == 3
 
 
 def test_a_group_is_changed_field_by_field(world):
-    command = ["updateSubGroup", "-g", "made", "-s", "false", "-r", "2", "--attributes", "+priority.factor=3"]
+    command = ["admin", "updateSubGroup", "-g", "made", "-s", "false", "-r", "2", "--attributes", "+priority.factor=3"]
     (found,) = lines(world, *command)
     assert found["broker-a"] | {"consumeEnable": False, "retryMaxTimes": 2} == found["broker-a"]
     assert found["broker-a"]["attributes"] == {"priority.factor": "3"}
     assert "retryMaxTimes" in shown(world, "group", "show", "made")
     assert '"made"' in shown(world, "group", "export")
-    text = shown(world, "deleteSubGroup", "-g", "made", "-r", "false")
+    text = shown(world, "admin", "deleteSubGroup", "-g", "made", "-r", "false")
     assert text == "group made deleted at broker-a, its offsets kept\n"
 
 
 def test_a_group_is_moved(world):
     shown(world, "group", "create", "moved")
-    rows = lines(world, "resetOffsetByTime", "-g", "moved", "-t", TOPIC, "-s", "-1")[0]
+    rows = lines(world, "admin", "resetOffsetByTime", "-g", "moved", "-t", TOPIC, "-s", "-1")[0]
     assert [(row["queueId"], row["offset"]) for row in rows] == [(0, 2), (1, 2)]
     assert [row["offset"] for row in lines(world, "offset", "clone", "behind", "moved", TOPIC)[0]] == [1]
     assert [row["offset"] for row in lines(world, "offset", "skip", "moved", TOPIC)[0]] == [2, 2]
@@ -162,7 +165,7 @@ def test_clients_are_shown(world):
     assert world.client in shown(world, "consumer", "connections", "online")
     text = shown(world, "consumer", "status", "online", "-s")
     well = "clients in order: the same subscriptions, and none is stuck; whether the group keeps up: "
-    assert text.endswith(f"{well}rmq admin cluster findings\n")
+    assert text.endswith(f"{well}rmq cluster findings\n")
     assert "thread MainThread" in text
     assert shown(world, "producer", "list") == ""
 
@@ -172,7 +175,7 @@ def test_clients_are_shown(world):
     [
         (["group", "show", "behin"], 5, "did you mean behind"),
         (["group", "progress", "nobody"], 5, "has no group nobody"),
-        (["group", "delete", "nobody"], 5, "make it with: rmq admin group create"),
+        (["group", "delete", "nobody"], 5, "make it with: rmq group create"),
         (["consumer", "status", "behind"], 5, "not online; start one of its consumers"),
         (["producer", "connections", "nobody"], 5, "no producer group nobody"),
         (["message", "list", "Cly"], 5, "did you mean Cli"),

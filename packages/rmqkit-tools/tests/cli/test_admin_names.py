@@ -1,10 +1,11 @@
-"""What `rmq admin` leaves out, asks before it deletes, and does for scripts that use mqadmin's names."""
+"""What lists leave out, what commands ask before it deletes, and does for scripts that use mqadmin's names."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import json
+import re
 import sys
 
 import pytest
@@ -14,6 +15,7 @@ from rmqkit.admin import Admin
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.cli import app
 from rmqkit.cli.frame.nouns import LIVE_TOPICS, confirm, show
+from rmqkit.cli.frame.printing import print_table, wrapped
 from rmqkit.errors import RmqError, UnknownName
 from rmqkit.protocol.names import is_of_applications
 from tests.cli.in_process import rmq
@@ -25,7 +27,7 @@ def namesrv(tmp_path_factory):
     settings = BrokerSettings(listen_port=0, bind_address="127.0.0.1", broker_name="broker-a")
     with standalone(tmp_path_factory.mktemp("names"), broker=settings) as address:
         for topic in "Orders", "%RETRY%payers":
-            assert rmq("admin", "topic", "create", topic, "-b", "broker-a", "-n", address).returncode == 0
+            assert rmq("topic", "create", topic, "-b", "broker-a", "-n", address).returncode == 0
         yield address
 
 
@@ -51,11 +53,11 @@ def test_topics_of_applications_are_told_by_their_names(topic, is_own):
 
 
 def test_system_topics_are_listed_when_they_are_asked_for(namesrv):
-    assert rmq("admin", "topic", "list", "-n", namesrv).stdout == "Orders\n"
-    whole = rmq("admin", "topic", "list", "--system", "-n", namesrv).stdout.split()
+    assert rmq("topic", "list", "-n", namesrv).stdout == "Orders\n"
+    whole = rmq("topic", "list", "--system", "-n", namesrv).stdout.split()
     assert {"%RETRY%payers", "Orders", "SCHEDULE_TOPIC_XXXX", "DefaultCluster", "broker-a"} <= set(whole)
     assert rmq("admin", "topicList", "-n", namesrv).stdout.split() == whole, "scripts know mqadmin's list"
-    uses = json.loads(rmq("admin", "topic", "list", "--uses", "--json", "-n", namesrv).stdout)
+    uses = json.loads(rmq("topic", "list", "--uses", "--json", "-n", namesrv).stdout)
     assert {use["topic"] for use in uses} == {"Orders"}
 
 
@@ -126,35 +128,35 @@ def test_who_said_yes_and_scripts_are_not_asked(terminal, monkeypatch):
 )
 def test_topics_and_groups_are_kept_unless_the_answer_is_yes(namesrv, terminal, command, question):
     noun, name = command[0], f"kept-{command[0]}"
-    assert rmq("admin", noun, "create", name, "-b", "broker-a", "-n", namesrv).returncode == 0
+    assert rmq(noun, "create", name, "-b", "broker-a", "-n", namesrv).returncode == 0
 
     def delete(*words, answer):
         """As in a terminal: what this process reads and writes is one."""
         asked = terminal(answer)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "stdout", io.StringIO())
-            app(["admin", *words, "-n", namesrv], standalone_mode=False)
+            app([*words, "-n", namesrv], standalone_mode=False)
         return asked.getvalue()
 
     with pytest.raises(RmqError, match="nothing was changed"):
         delete(*command, name, answer="n\n")
-    java = {"topic": ("deleteTopic", "-t"), "group": ("deleteSubGroup", "-g")}[noun]
+    java = {"topic": ("admin", "deleteTopic", "-t"), "group": ("admin", "deleteSubGroup", "-g")}[noun]
     assert delete(*command, name, answer="y\n") == question.format(name)
-    assert rmq("admin", noun, "create", name, "-b", "broker-a", "-n", namesrv).returncode == 0
+    assert rmq(noun, "create", name, "-b", "broker-a", "-n", namesrv).returncode == 0
     assert delete(*java, name, answer="n\n") == "", "scripts that use mqadmin's names are not asked"
     with pytest.raises(UnknownName):
         delete(*command, name, answer="y\n")
 
 
 def test_errors_are_json_where_json_was_asked_for(namesrv):
-    told = rmq("admin", "topic", "route", "Nowhere", "--json", "-n", namesrv)
+    told = rmq("topic", "route", "Nowhere", "--json", "-n", namesrv)
     assert told.returncode == 5 and told.stdout == ""
     error = json.loads(told.stderr)
     assert (error["kind"], error["exitCode"]) == ("UnknownName", 5)
     assert "has no topic Nowhere" in error["error"]
-    misspelled = json.loads(rmq("admin", "topic", "rout", "--json").stderr)
+    misspelled = json.loads(rmq("topic", "rout", "--json").stderr)
     assert misspelled["exitCode"] == 2 and "No such command 'rout'" in misspelled["error"]
-    plain = rmq("admin", "topic", "route", "Nowhere", "-n", namesrv).stderr
+    plain = rmq("topic", "route", "Nowhere", "-n", namesrv).stderr
     assert plain.startswith("rmq: name server ")
 
 
@@ -202,6 +204,41 @@ def test_sentences_in_tables_are_wrapped_and_not_cut(monkeypatch):
     assert lines[1].startswith(" " * at), "the other columns are empty below their first line"
 
 
+def test_a_command_in_a_sentence_is_not_broken_over_two_lines():
+    text = "bad: 31 dead letters; see why: rmq dead kinds billing; mend its handler, then: rmq replay --dlq billing"
+    for width in range(26, 110):
+        lines = wrapped(text, width)
+        assert max(map(len, lines)) <= width and " ".join(lines) == text
+        assert any("rmq dead kinds billing" in line for line in lines)
+        assert any("rmq replay --dlq billing" in line for line in lines)
+    assert max(map(len, wrapped(text, 12))) <= 12
+
+
+def test_a_table_of_too_many_columns_has_a_line_for_each_cell(monkeypatch):
+    out = Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setenv("COLUMNS", "30")
+    show(
+        [{"address": "192.168.100.100:10911", "in_tps": "2.36 (0 ms)", "gone": ""}] * 2
+        + [{"address": "192.168.100.101:10911", "in_tps": "2.36 (0 ms)", "gone": "yes"}],
+        as_json=False,
+    )
+    lines = out.getvalue().splitlines()
+    assert lines[:3] == ["ADDRESS  192.168.100.100:10911", "IN TPS   2.36 (0 ms)", ""]
+    assert lines[6:] == ["ADDRESS  192.168.100.101:10911", "IN TPS   2.36 (0 ms)", "GONE     yes", ""]
+
+
+def test_tables_of_stores_fit_a_terminal_and_files_get_whole_lines(monkeypatch):
+    def shown(out):
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setenv("COLUMNS", "60")
+        print_table(["topic", "body"], [["Orders", "word " * 80]])
+        return re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()).splitlines()
+
+    assert max(map(len, shown(Terminal()))) <= 60
+    assert any(("word " * 80).strip() in line for line in shown(io.StringIO()))
+
+
 def test_no_flag_is_shown_with_a_value():
     root = typer.main.get_command(app)
 
@@ -217,16 +254,29 @@ def test_no_flag_is_shown_with_a_value():
 
 def test_users_and_policies_under_both_names(namesrv):
     def run(*words):
-        found = rmq("admin", *words, "-n", namesrv)
+        found = rmq(*words, "-n", namesrv)
         assert found.returncode == 0, found.stderr
         return found.stdout
 
     assert "user anna created" in run("user", "create", "anna", "-p", "secret-of-anna")
-    run("createAcl", "-s", "User:anna", "-r", "Topic:Orders", "-a", "Pub,Sub", "-i", "10.0.0.0/8", "-d", "Allow")
+    run(
+        "admin",
+        "createAcl",
+        "-s",
+        "User:anna",
+        "-r",
+        "Topic:Orders",
+        "-a",
+        "Pub,Sub",
+        "-i",
+        "10.0.0.0/8",
+        "-d",
+        "Allow",
+    )
     users = run("user", "list", "--json")
     assert [(one["username"], one["userType"]) for one in json.loads(users)] == [("anna", "Normal")]
     assert "secret" not in users
-    assert "Pub,Sub" in run("listAcl", "-s", "anna")
+    assert "Pub,Sub" in run("admin", "listAcl", "-s", "anna")
     verdicts = [
         json.loads(run("policy", "may", "anna", "-r", "Topic:Orders", "-a", action, "-i", ip, "--json"))[0]["may"]
         for action, ip in (("Sub", "10.1.2.3"), ("Sub", "192.0.2.1"), ("Delete", "10.1.2.3"))
@@ -235,15 +285,15 @@ def test_users_and_policies_under_both_names(namesrv):
     run("user", "update", "anna", "--status", "disable")
     run("policy", "delete", "anna", "-r", "Topic:Orders")
     assert "no policies" in run("policy", "list")
-    run("deleteUser", "-u", "anna")
+    run("admin", "deleteUser", "-u", "anna")
     assert json.loads(run("user", "list", "--json")) == []
-    assert rmq("admin", "policy", "may", "anna", "-r", "*", "-a", "Sub", "-i", "::1", "-n", namesrv).returncode != 0
-    assert rmq("admin", "user", "create", "bert", "-n", namesrv).returncode != 0  # no secret
+    assert rmq("policy", "may", "anna", "-r", "*", "-a", "Sub", "-i", "::1", "-n", namesrv).returncode != 0
+    assert rmq("user", "create", "bert", "-n", namesrv).returncode != 0  # no secret
 
 
 def test_a_dry_run_moves_nothing(namesrv):
-    rmq("admin", "group", "create", "billing", "-n", namesrv)
-    shown = rmq("admin", "offset", "reset", "billing", "Orders", "-s", "-1", "--dry-run", "--json", "-n", namesrv)
+    rmq("group", "create", "billing", "-n", namesrv)
+    shown = rmq("offset", "reset", "billing", "Orders", "-s", "-1", "--dry-run", "--json", "-n", namesrv)
     moves = json.loads(shown.stdout)
     assert {(one["topic"], one["now"], one["skipped"]) for one in moves} == {("Orders", None, 0)}
-    assert rmq("admin", "offset", "clone", "nobody", "billing", "Orders", "--dry-run", "-n", namesrv).returncode != 0
+    assert rmq("offset", "clone", "nobody", "billing", "Orders", "--dry-run", "-n", namesrv).returncode != 0

@@ -42,13 +42,13 @@ async def fill(address: str) -> str:
 
 
 def told(world: tuple[str, str], *words: str) -> Any:
-    done = rmq("admin", *words, "-n", world[0], "--json")
+    done = rmq(*words, "-n", world[0], "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def said(world: tuple[str, str], *words: str) -> str:
-    done = rmq("admin", *words, "-n", world[0])
+    done = rmq(*words, "-n", world[0])
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -76,16 +76,16 @@ def test_findings_end_with_a_code_of_their_own(
     world: tuple[str, str], at_once: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rmqkit.admin.diagnosis.health.LAG_COUNT", 5)
-    done = rmq("admin", "cluster", "findings", "-n", world[0], "--json")
+    done = rmq("cluster", "findings", "-n", world[0], "--json")
     (found,) = json.loads(done.stdout)["findings"]
     assert done.returncode == ExitCode.FINDINGS == 8
     assert (found["severity"], found["kind"], found["name"]) == ("bad", "group", "billing")
     assert "5 messages" in found["text"]
     assert "none of its consumers is online" in found["text"]
-    done = rmq("admin", "cluster", "findings", "-n", world[0])
+    done = rmq("cluster", "findings", "-n", world[0])
     assert "start its consumers" in done.stdout
     assert done.returncode == 8
-    nobody = rmq("admin", "cluster", "findings", "-n", "127.0.0.1:1")
+    nobody = rmq("cluster", "findings", "-n", "127.0.0.1:1")
     assert nobody.returncode == ExitCode.NO_SERVER
 
 
@@ -96,7 +96,7 @@ def test_a_question_without_an_answer_is_no_success(
         raise RmqError("not today")
 
     monkeypatch.setattr("rmqkit.admin.replay.dead.Dead.groups", refuse)
-    done = rmq("admin", "cluster", "findings", "-n", world[0])
+    done = rmq("cluster", "findings", "-n", world[0])
     assert (done.returncode, "not known: dead letters: not today" in done.stdout) == (8, True)
     assert "not everything could be asked" in done.stdout
 
@@ -155,4 +155,4 @@ def test_settings_are_explained(world: tuple[str, str]) -> None:
     assert told(world, "broker", "settings", "--only", "differs") == {address: []}
     ((_, rows),) = told(world, "namesrv", "settings").items()
     assert "listenPort" in [one["key"] for one in rows]
-    assert "must be changed or differs" in rmq("admin", "broker", "settings", "-n", world[0], "--only", "odd").stderr
+    assert "must be changed or differs" in rmq("broker", "settings", "-n", world[0], "--only", "odd").stderr

@@ -120,4 +120,4 @@ def test_who_gets_no_queue_is_told_why(tmp_path, monkeypatch):
         told = run("consume", "Closed", "-g", "nobody", "-n", address, "--for", 0.2)
     assert (told.returncode, told.stdout) == (0, "")
     assert "rmq: group nobody has no queue of Closed here: " in told.stderr
-    assert "(rmq admin group create nobody)" in told.stderr
+    assert "(rmq group create nobody)" in told.stderr

@@ -49,13 +49,13 @@ def said(error: str) -> str:
 
 def test_done(rmq):
     with serving(LIST) as address:
-        assert rmq("admin", "topic", "list", "-n", address) == (ExitCode.DONE, "Orders\nPayments\n", "")
+        assert rmq("topic", "list", "-n", address) == (ExitCode.DONE, "Orders\nPayments\n", "")
 
 
 def test_no_server(rmq):
     with silent_port() as port:
         address = f"{HOST}:{port}"
-        code, _, error = rmq("admin", "topic", "list", "-n", address)
+        code, _, error = rmq("topic", "list", "-n", address)
     assert code == ExitCode.NO_SERVER
     assert f"cannot connect to {address}" in said(error)
     assert "check whether it runs" in said(error)
@@ -64,7 +64,7 @@ def test_no_server(rmq):
 @pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n", b""])
 def test_something_else_listens_there(rmq, greeting):
     with saying(greeting) as address:
-        code, _, error = rmq("admin", "topic", "list", "-n", address)
+        code, _, error = rmq("topic", "list", "-n", address)
     assert code == ExitCode.NO_SERVER
     assert f"{address} does not speak RocketMQ's protocol" in said(error)
     assert "look at the port" in said(error)
@@ -72,14 +72,14 @@ def test_something_else_listens_there(rmq, greeting):
 
 def test_no_answer(rmq):
     with saying(None) as address, as_users_have_it():
-        code, _, error = rmq("admin", "topic", "list", "-n", address, "--timeout", "50")
+        code, _, error = rmq("topic", "list", "-n", address, "--timeout", "50")
     assert code == ExitCode.TIMED_OUT
     assert "did not answer GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206) within 50 ms" in said(error)
 
 
 def test_the_next_name_server_is_asked(rmq):
     with saying(b"") as silent, serving(LIST) as address:
-        assert rmq("admin", "topic", "list", "-n", f"{silent};{address}")[0] == ExitCode.DONE
+        assert rmq("topic", "list", "-n", f"{silent};{address}")[0] == ExitCode.DONE
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_the_next_name_server_is_asked(rmq):
 )
 def test_a_refusal(rmq, answered, code):
     with serving({RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: refusal(answered, "not you")}) as address:
-        ended, _, error = rmq("admin", "topic", "list", "-n", address)
+        ended, _, error = rmq("topic", "list", "-n", address)
     assert ended == code
     assert said(error).startswith(f"{address} answered with code {int(answered)}: not you")
 
@@ -101,7 +101,7 @@ def test_a_refusal(rmq, answered, code):
 def test_an_unknown_topic_is_answered_with_a_near_one(rmq):
     route = {RequestCode.GET_ROUTEINFO_BY_TOPIC: refusal(ResponseCode.TOPIC_NOT_EXIST, "No topic route info")}
     with serving(LIST | route) as address:
-        code, _, error = rmq("admin", "topic", "route", "Order", "-n", address)
+        code, _, error = rmq("topic", "route", "Order", "-n", address)
     assert code == ExitCode.UNKNOWN
     assert said(error) == f"name server {address} has no topic Order: did you mean Orders?"
 
@@ -120,18 +120,18 @@ class TestTls:
 
     def test_both_encrypt(self, rmq, certificate):
         with serving(LIST, self.enforcing(certificate)) as address:
-            asked = ("admin", "topic", "list", "-n", address, "--tls-ca", certificate.certificate)
+            asked = ("topic", "list", "-n", address, "--tls-ca", certificate.certificate)
             assert rmq(*asked)[0] == ExitCode.DONE
 
     def test_only_the_server_encrypts(self, rmq, certificate):
         with serving(LIST, self.enforcing(certificate)) as address:
-            code, _, error = rmq("admin", "topic", "list", "-n", address)
+            code, _, error = rmq("topic", "list", "-n", address)
         assert code == ExitCode.TLS
         assert f"{address}: it wants TLS; use --tls" in said(error)
 
     def test_only_the_client_encrypts(self, rmq):
         with serving(LIST) as address:
-            code, _, error = rmq("admin", "topic", "list", "-n", address, "--tls")
+            code, _, error = rmq("topic", "list", "-n", address, "--tls")
         warning, line = error.splitlines()
         assert code == ExitCode.TLS
         assert "encrypts and verifies nothing" in warning
@@ -140,12 +140,12 @@ class TestTls:
     def test_a_server_that_is_not_trusted(self, rmq, certificate, tmp_path):
         other = make_certificate(tmp_path, "other").certificate
         with serving(LIST, self.enforcing(certificate)) as address:
-            code, _, error = rmq("admin", "topic", "list", "-n", address, "--tls-ca", other)
+            code, _, error = rmq("topic", "list", "-n", address, "--tls-ca", other)
         assert code == ExitCode.TLS
         assert "CERTIFICATE_VERIFY_FAILED; trust its signer" in said(error)
 
     def test_a_certificate_that_is_not_there(self, rmq, tmp_path):
-        code, _, error = rmq("admin", "topic", "list", "--tls-ca", str(tmp_path / "missing.pem"))
+        code, _, error = rmq("topic", "list", "--tls-ca", str(tmp_path / "missing.pem"))
         assert code == ExitCode.USAGE
         assert "missing.pem cannot be used" in said(error)
 
@@ -153,16 +153,17 @@ class TestTls:
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (["admn"], "admin"),
-        (["admin", "topics"], "topic"),
+        (["topics"], "topic"),
+        (["broker", "statis"], "status"),
+        (["broker", "--port", "0", "status"], "write rmq broker status"),
         (["admin", "topicLst"], "topicList"),
-        (["admin", "topic", "lst"], "list"),
-        (["admin", "topic", "list", "--jsn"], "--json"),
-        (["admin", "topic", "route"], "give TOPIC, or -t TOPIC"),
-        (["admin", "topic", "route", "A", "-t", "B"], "unexpected extra argument: A"),
-        (["admin", "topic", "create", "T", "-r", "many"], "many"),
-        (["admin", "topic", "create", "T", "-p", "7"], "permission 7 must be"),
-        (["admin", "topic", "list", "-n", "nowhere"], "host:port"),
+        (["topic", "lst"], "list"),
+        (["topic", "list", "--jsn"], "--json"),
+        (["topic", "route"], "give TOPIC, or -t TOPIC"),
+        (["topic", "route", "A", "-t", "B"], "unexpected extra argument: A"),
+        (["topic", "create", "T", "-r", "many"], "many"),
+        (["topic", "create", "T", "-p", "7"], "permission 7 must be"),
+        (["topic", "list", "-n", "nowhere"], "host:port"),
         (["send", "T", "x", "-n", "a..b:9876"], "host:port"),
         (["broker", "-n", "nowhere", "--port", "0", "--store", "/nowhere"], "namesrvAddr=nowhere: address"),
         (["broker", "--host", "a..b", "--port", "0", "--store", "/nowhere"], "cannot listen on a..b: "),
@@ -175,21 +176,19 @@ def test_what_cannot_be_understood(rmq, arguments, hint):
     assert hint in said(error)
 
 
-@pytest.mark.parametrize(
-    "words", [[], ["admin"], ["admin", "topic"], ["admin", "topic", "route"], ["send"], ["explain"]]
-)
+@pytest.mark.parametrize("words", [[], ["admin"], ["topic"], ["topic", "route"], ["send"], ["explain"]])
 def test_help_has_a_short_name_everywhere(rmq, words):
     code, printed, _ = rmq(*words, "-h")
     assert (code, " ".join(["Usage: rmq", *words]) in printed) == (ExitCode.DONE, True)
 
 
 def test_a_noun_alone_is_a_question_for_help(rmq):
-    code, printed, error = rmq("admin", "topic")
+    code, printed, error = rmq("topic")
     assert (code, error) == (ExitCode.USAGE, "")
-    assert "Usage: rmq admin topic" in printed
+    assert "Usage: rmq topic" in printed
 
 
-@pytest.mark.parametrize("command", [["send"], ["tail"], ["admin", "topic", "route"]])
+@pytest.mark.parametrize("command", [["send"], ["tail"], ["topic", "route"]])
 def test_a_name_that_is_not_utf8(rmq, monkeypatch, command):
     monkeypatch.setattr(sys, "stdin", io.StringIO("x"))
     with serving(LIST) as address:
@@ -199,7 +198,7 @@ def test_a_name_that_is_not_utf8(rmq, monkeypatch, command):
 
 
 def test_a_name_that_comes_as_bytes_which_are_not_utf8():
-    command = ["admin", "topic", "route"]
+    command = ["topic", "route"]
     with serving(LIST) as address:
         asked = [sys.executable, "-m", "rmqkit", *command, b"\xff", "-n", address]
         done = subprocess.run(asked, capture_output=True, text=True, timeout=SECONDS_MAX, check=False, input="x")
@@ -236,7 +235,7 @@ def test_an_interrupt_before_a_command_minds_it(monkeypatch):
 
 def test_libraries_say_nothing_beside_the_line():
     with saying(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address:
-        asked = [sys.executable, "-m", "rmqkit", "admin", "topic", "list", "-n", address]
+        asked = [sys.executable, "-m", "rmqkit", "topic", "list", "-n", address]
         done = subprocess.run(asked, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
     assert done.returncode == ExitCode.NO_SERVER
     assert "does not speak RocketMQ's protocol" in said(done.stderr)
@@ -244,14 +243,14 @@ def test_libraries_say_nothing_beside_the_line():
 
 def test_what_reads_the_output_may_end_early():
     with serving(LIST) as address:
-        command = f"set -o pipefail; {sys.executable} -m rmqkit admin topic list -n {address} --watch 0.1 | head -1"
+        command = f"set -o pipefail; {sys.executable} -m rmqkit topic list -n {address} --watch 0.1 | head -1"
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "Orders\n", "")
 
 
 def test_output_that_cannot_be_written():
     with serving(LIST) as address, open("/dev/full", "w") as full:
-        asked = [sys.executable, "-m", "rmqkit", "admin", "topic", "list", "-n", address]
+        asked = [sys.executable, "-m", "rmqkit", "topic", "list", "-n", address]
         done = subprocess.run(asked, stdout=full, stderr=subprocess.PIPE, text=True, timeout=SECONDS_MAX, check=False)
     assert done.returncode == ExitCode.FAILED
     assert "No space left on device" in said(done.stderr)
@@ -259,7 +258,7 @@ def test_output_that_cannot_be_written():
 
 def test_the_other_kind_of_server_listens_there(rmq):
     with serving({}) as address:
-        code, _, error = rmq("admin", "topic", "list", "-n", address)
+        code, _, error = rmq("topic", "list", "-n", address)
     assert code == ExitCode.NO_SERVER
     assert "the other kind of server" in said(error)
 
@@ -276,7 +275,7 @@ def test_the_other_kind_of_server_listens_there(rmq):
 )
 def test_a_refusal_says_what_it_is_for(rmq, remark, remedy):
     with serving({RequestCode.UPDATE_BROKER_CONFIG: refusal(16, remark)}) as address:
-        code, _, error = rmq("admin", "broker", "config-set", "listenPort", "1", "-b", address)
+        code, _, error = rmq("broker", "config-set", "listenPort", "1", "-b", address)
     assert code == ExitCode.REFUSED
     assert said(error).endswith(f"code 16: {remark}; {said(error).rpartition('; ')[2]}")
     assert remedy in error
@@ -288,7 +287,7 @@ def test_a_refusal_that_says_what_to_do_is_not_added_to():
 
 
 def test_debug_shows_where_it_happened(rmq):
-    code, _, error = rmq("--debug", "admin", "topic", "list", "-n", "nowhere")
+    code, _, error = rmq("--debug", "topic", "list", "-n", "nowhere")
     assert code == ExitCode.USAGE
     assert "Traceback" in error
     assert error.splitlines()[-1].startswith("rmq: name servers 'nowhere'")

@@ -33,12 +33,12 @@ def of_a_person(tmp_path, monkeypatch):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The common options that the next command of ``rmq admin`` gets."""
+    """The common options that the next command gets."""
 
     def ask(*arguments: str) -> dict:
         got = {}
         monkeypatch.setattr(nouns, "_run", lambda operation, given, options: got.update(options))
-        done = rmq("admin", "cluster", "list", *arguments)
+        done = rmq("cluster", "list", *arguments)
         assert done.returncode == 0, done.stderr
         return got
 
@@ -94,9 +94,7 @@ def test_the_order_is_flag_environment_profile_default(asked, monkeypatch):
     assert asked()["name_servers"] == "127.0.0.1:9876"
 
 
-@pytest.mark.parametrize(
-    "command", ["send", "tail", "consume", "replay", "top", "explain", "console", "admin topic list"]
-)
+@pytest.mark.parametrize("command", ["send", "tail", "consume", "replay", "top", "explain", "console", "topic list"])
 def test_every_command_that_asks_name_servers_takes_a_profile(command):
     error = told(
         *command.split(),
@@ -164,7 +162,7 @@ def test_a_file_of_a_person_who_links_it_stays_where_it_is(tmp_path):
 def test_a_file_that_is_none_is_told_by_its_name(text, error):
     file_path().parent.mkdir()
     file_path().write_text(text)
-    assert f"{file_path()} is not a file of profiles" in told("admin", "cluster", "list")
+    assert f"{file_path()} is not a file of profiles" in told("cluster", "list")
     assert error in told("profile", "list")
 
 
@@ -202,9 +200,9 @@ def test_a_secret_that_cannot_be_had_is_told(tmp_path):
     add("set", "--access-key", "ada", "--secret-key-env", "PROD_SECRET")
     add("filed", "--access-key", "ada", "--secret-key-file", str(tmp_path / "none"))
     place = "environment variable PROD_SECRET, which is not set"
-    assert told("admin", "cluster", "list", "--profile", "set") == f"rmq: profile set has its secret key in {place}\n"
+    assert told("cluster", "list", "--profile", "set") == f"rmq: profile set has its secret key in {place}\n"
     assert "which cannot be read: No such file or directory" in told("top", "--once", "--profile", "filed")
-    error = json.loads(told("admin", "cluster", "list", "--profile", "nobody", "--json"))
+    error = json.loads(told("cluster", "list", "--profile", "nobody", "--json"))
     assert (error["kind"], error["exitCode"]) == ("SettingsError", ExitCode.USAGE)
 
 

@@ -29,9 +29,7 @@ def nothing_said() -> Iterator[None]:
         one.cache_clear()
 
 
-@pytest.mark.parametrize(
-    "command", [("admin", "cluster", "list"), ("send", "T", "x"), ("tail", "T"), ("top", "--once")]
-)
+@pytest.mark.parametrize("command", [("cluster", "list"), ("send", "T", "x"), ("tail", "T"), ("top", "--once")])
 def test_a_command_says_once_that_nothing_is_verified(command: tuple[str, ...]) -> None:
     said = rmq(*command, *NOBODY, "--tls", "--timeout", "1000").stderr
     assert said.count("encrypts and verifies nothing") == 1, said
@@ -39,12 +37,12 @@ def test_a_command_says_once_that_nothing_is_verified(command: tuple[str, ...]) 
 
 
 def test_a_script_gets_nothing_but_the_line_of_the_error() -> None:
-    (line,) = rmq("admin", "cluster", "list", *NOBODY, "--tls", "--json").stderr.splitlines()
+    (line,) = rmq("cluster", "list", *NOBODY, "--tls", "--json").stderr.splitlines()
     assert json.loads(line)["exitCode"] == 3
 
 
 def test_without_tls_nothing_is_said() -> None:
-    assert "verifies" not in rmq("admin", "cluster", "list", *NOBODY).stderr
+    assert "verifies" not in rmq("cluster", "list", *NOBODY).stderr
 
 
 def test_a_completion_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
@@ -65,7 +63,7 @@ def test_a_program_is_told_once_with_the_settings_that_verify(caplog: pytest.Log
 @pytest.mark.skipif(OPENSSL is None, reason=REASON)
 def test_a_ca_is_verified_and_nothing_is_said(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
     own = make_certificate(tmp_path, "server")
-    said = rmq("admin", "cluster", "list", *NOBODY, "--tls-ca", own.certificate).stderr
+    said = rmq("cluster", "list", *NOBODY, "--tls-ca", own.certificate).stderr
     assert "verifies nothing" not in said
     ClientTls(ClientTlsSettings(tls_enable=True, tls_verify_server=True, tls_trusted=str(own.certificate)))
     assert caplog.messages == []

@@ -89,14 +89,16 @@ def test_clients_send_tail_and_admin_work(tmp_path: Path) -> None:
         async with Standalone(tmp_path, store=StoreSettings(commit_log_file_bytes=1 << 20)) as both:
             at = ("-n", both.namesrv_address)
             assert await run(CLIENT, both.namesrv_address) == (0, "SEND_OK\nconsumed\nSEND_OK\n", "")
-            sent, listed, shown, explained = await asyncio.gather(
+            sent, listed, shown, explained, settings = await asyncio.gather(
                 run(RMQ, "send", "T", "hello", "again", *at),
-                run(RMQ, "admin", "cluster", "list", *at),
+                run(RMQ, "cluster", "list", *at),
                 run(RMQ, "tail", "T", "--from", "beginning", "--count", "2", "--format", "{body}", *at),
                 run(RMQ, "--help"),
+                run(RMQ, "namesrv", "settings", *at),
             )
             assert (sent[0], sent[1].count("sent 2 to T")) == (0, 1), sent
             assert listed[0] == 0 and both.broker_address in listed[1], listed
+            assert settings[0] == 0 and "listenPort" in settings[1], settings
             bodies = shown[1].split()
             assert (shown[0], len(bodies), {*bodies} <= {"async", "sync", "hello", "again"}) == (0, 2, True), shown
             endless = await start(RMQ, "tail", "T", "--from", "beginning", "--format", "{body}", *at)

@@ -46,7 +46,7 @@ code  kind
 5     there is no topic, group, broker, cluster or message of that name
 6     no answer in time
 7     TLS: only one side encrypts, or a certificate is not trusted
-8     done, and something is wrong with the cluster (rmq admin cluster findings)
+8     done, and something is wrong with the cluster (rmq cluster findings)
 ====  ===========================================================
 
 Source: style.md §9.
@@ -291,7 +291,7 @@ REMEDIES = {
     24: "the consumer may have just started, or have other topics than the rest of its group",
     25: "members of the group subscribe differently: give all of them the same subscriptions",
     26: "create the group, or set autoCreateSubscriptionGroup=true on the broker",
-    206: "start one of its consumers, or correct the name: rmq admin group list",
+    206: "start one of its consumers, or correct the name: rmq group list",
     215: "it limits its clients: send fewer requests, or try again later",
 }
 """What to do after a response code (remoting.md §5)."""

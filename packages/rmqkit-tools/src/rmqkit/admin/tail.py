@@ -471,7 +471,7 @@ async def listed(calls: AdminCalls, topic: str, span: Span) -> AsyncIterator[Rec
     ]
     if not queues:
         raise ClientError(
-            _("topic {topic} has no such queue that may be read: look with rmq admin topic route {topic}", topic=topic)
+            _("topic {topic} has no such queue that may be read: look with rmq topic route {topic}", topic=topic)
         )
     is_wanted = span.test()
     empty = await _empty(calls, topic, {asked[queue.broker_name] for queue in queues})

@@ -1,8 +1,9 @@
-"""The command line: what is asked and what is printed; the work is done below.
+"""The ``rmq`` command: the table of its commands, and how each module is found.
 
-The commands are in `serve`, `admin`, `bench`, `store`, and in other packages. A module is imported when one of its
-commands runs (or all, for their help), so that each command starts as fast as it can.
-On Windows there are only those that need no more than a client.
+`PANELS` has all commands. A command runs (``rmq send``), or is a noun with verbs (``rmq topic list``). ``rmq broker``
+and ``rmq namesrv`` are both: alone they start a server, and with a verb (``rmq broker status``) they ask running
+servers. A module is imported when one of its commands runs (or all, for their help), so that each command starts as
+fast as it can. On Windows there are only the commands that need no more than a client.
 """
 
 from __future__ import annotations
@@ -19,65 +20,144 @@ from typer.core import TyperGroup
 from rmqkit.cli.others import is_installed, module_of_another_package
 from rmqkit.errors import SettingsError
 
-__all__ = ["app"]
-
-_EVERYWHERE = {"admin", "top", "send", "tail", "consume", "explain", "profile"}
-"""Commands that need no more than a client; the others run servers or read stores, and need Linux or macOS."""
+__all__ = ["NOUNS", "PANELS", "app", "noun_group"]
 
 _HELP_NAMES = ["-h", "--help"]
 
-_MODULES = {
-    "standalone": "servers.serve",
-    "namesrv": "servers.serve",
-    "broker": "servers.serve",
-    "proxy": "servers.serve",
-    "console": "servers.console",
-    "doctor": "servers.doctor",
-    "bench": "bench",
-    "admin": "admin",
-    "top": "admin.top",
-    "send": "messages.send",
-    "tail": "messages.tail",
-    "consume": "messages.consume",
-    "replay": "messages.replay",
-    "explain": "admin.message",
-    "profile": "profile",
-    "store": "servers.store",
-    "archive": "servers.archive",
+PANELS = {
+    "Run": {
+        "standalone": "servers.serve",
+        "namesrv": "servers.serve",
+        "broker": "servers.serve",
+        "proxy": "servers.serve",
+        "console": "servers.console",
+        "doctor": "servers.doctor",
+        "bench": "bench",
+    },
+    "Messages": {
+        "send": "messages.send",
+        "tail": "messages.tail",
+        "consume": "messages.consume",
+        "message": "admin.message:MESSAGE",
+        "explain": "admin.message",
+        "dead": "admin.dead:DEAD",
+        "replay": "messages.replay",
+        "waiting": "admin.waiting:WAITING",
+        "filter": "admin.filters:FILTER",
+    },
+    "Operate": {
+        "top": "admin.top",
+        "cluster": "admin.servers:CLUSTER",
+        "topic": "admin.topic:TOPIC",
+        "group": "admin.groups:GROUP",
+        "offset": "admin.groups:OFFSET",
+        "consumer": "admin.clients:CONSUMER",
+        "producer": "admin.clients:PRODUCER",
+        "user": "admin.access:USER",
+        "policy": "admin.access:POLICY",
+        "profile": "profile",
+        "admin": "admin.mqadmin",
+    },
+    "Store": {
+        "store": "servers.store",
+        "archive": "servers.archive",
+    },
+    "Spark": {
+        "pipeline": "",
+    },
 }
+"""Groups of ``rmq --help`` → their commands → the module of each, with the `Noun` in it where the command is a noun.
+A command without a module is an entry point of another package (`_EXTRAS`)."""
 
-_OTHERS = {"pipeline": "spark"}
+_MODULES = {name: module for commands in PANELS.values() for name, module in commands.items()}
+_PANEL_OF = {name: panel for panel, commands in PANELS.items() for name in commands}
+
+_SERVERS = {"broker": "admin.servers:BROKER", "namesrv": "admin.servers:NAMESRV"}
+"""Commands that start a server → the noun of the same name."""
+NOUNS = {name: place for name, place in _MODULES.items() if ":" in place} | _SERVERS
+"""Noun → its module, and the `Noun` in it."""
+
+_EVERYWHERE = {"admin", "top", "send", "tail", "consume", "explain", "profile", *NOUNS} - _SERVERS.keys()
+"""Commands that need no more than a client; the others run servers or read stores, and need Linux or macOS."""
+
+_EXTRAS = {"pipeline": "spark"}
 """Commands of other packages, and the extra that brings each."""
+
+
+def noun_group(noun: str) -> Any:
+    """Import the module of a noun, and return the group of its verbs."""
+    module, _, name = NOUNS[noun].partition(":")
+    return with_bare_flags(typer.main.get_group(getattr(import_module(f"rmqkit.cli.{module}"), name).app))
 
 
 class _LateImports(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
-        others = [name for name in _OTHERS if is_installed(name)]
-        return [name for name in (*_MODULES, *others) if sys.platform != "win32" or name in _EVERYWHERE]
+        there = [name for name in _MODULES if name not in _EXTRAS or is_installed(name)]
+        return [name for name in there if sys.platform != "win32" or name in _EVERYWHERE]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in _MODULES and cmd_name not in _OTHERS:
+        if cmd_name not in _MODULES:
             return None
-        if sys.platform == "win32" and cmd_name not in _EVERYWHERE:
+        command = self._command(cmd_name)
+        command.rich_help_panel = _PANEL_OF[cmd_name]
+        return command
+
+    def _command(self, name: str) -> Any:
+        if sys.platform == "win32" and name not in _EVERYWHERE:
             raise SettingsError(
-                f"rmq {cmd_name} needs Linux or macOS, and this is Windows: run it in WSL or in a container; "
-                f"clients and rmq {', '.join(sorted(_EVERYWHERE))} work here"
+                f"rmq {name} needs Linux or macOS, and this is Windows: run it in WSL or in a container; "
+                f"clients, rmq {', '.join(sorted(_EVERYWHERE))}, and the verbs of {' and '.join(_SERVERS)} work here"
             )
-        module: Any = typer.main.get_command(_module_of(cmd_name).app)
-        return with_bare_flags(module if module.name == cmd_name else module.commands[cmd_name])
+        if name in NOUNS and name not in _SERVERS:
+            return noun_group(name)
+        command: Any = typer.main.get_command(_module_of(name).app)
+        command = command if command.name == name else command.commands[name]
+        return with_bare_flags(_ServerOrVerbs(command) if name in _SERVERS else command)
 
     def get_params(self, ctx: Any) -> Any:
         return bare_flags(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        self.commands = dict.fromkeys((*_MODULES, *_OTHERS))  # type: ignore[assignment] # names that may be suggested
+        name, *rest = args
+        if name in _SERVERS and rest and not rest[0].startswith("-"):
+            return name, noun_group(name), rest  # needs nothing of a server
+        self.commands = dict.fromkeys(_MODULES)  # type: ignore[assignment] # names that may be suggested
+        return super().resolve_command(ctx, args)
+
+
+class _ServerOrVerbs(TyperGroup):
+    """A command that starts a server. Its help lists the verbs of the noun with the same name, too."""
+
+    def __init__(self, server: Any) -> None:
+        super().__init__(
+            name=server.name,
+            params=server.params,
+            callback=server.callback,
+            help=server.help,
+            invoke_without_command=True,
+            subcommand_metavar="[VERB [ARGS]...]",
+        )
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(noun_group(str(self.name)).commands)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return noun_group(str(self.name)).commands.get(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Refuse a verb after the server's options: nothing would use the options."""
+        self.commands = noun_group(str(self.name)).commands
+        if args[0] in self.commands:
+            ctx.fail(
+                f"The options stand before the verb: write rmq {self.name} {args[0]}, then the options of the verb"
+            )
         return super().resolve_command(ctx, args)
 
 
 def _module_of(command: str) -> Any:
-    if command in _MODULES:
-        return import_module(f"rmqkit.cli.{_MODULES[command]}")
-    return module_of_another_package(command, _OTHERS[command])
+    if command in _EXTRAS:
+        return module_of_another_package(command, _EXTRAS[command])
+    return import_module(f"rmqkit.cli.{_MODULES[command]}")
 
 
 def with_bare_flags(command: Any) -> Any:

@@ -249,7 +249,7 @@ class TopicTable:
             shown = ", ".join(f"{name} ({one.read_queue_nums})" for name, one in list(added.items())[:_LOGGED_MAX])
             _log.warning(
                 "%s is lost: %d topics are taken from the store's queues, readable and writable, with as many queues "
-                "as had messages: %s%s: check them with `rmq admin topic list`",
+                "as had messages: %s%s: check them with `rmq topic list`",
                 *(self.file.path, len(added), shown, ", …" if len(added) > _LOGGED_MAX else ""),
             )
 

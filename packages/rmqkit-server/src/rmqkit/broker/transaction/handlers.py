@@ -208,5 +208,5 @@ def _ended(transaction: Transaction, decision: int | None) -> str:
         return f"transaction {key} is {_PAST[decision]} already"
     return (
         f"transaction {key} is not open: it is decided, or was given up before this broker started; "
-        f"if it was given up, run: rmq admin message resume {key}"
+        f"if it was given up, run: rmq message resume {key}"
     )

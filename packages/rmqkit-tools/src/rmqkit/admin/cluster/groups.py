@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 
-_CREATE_GROUP = marked("make it with: rmq admin group create {group}")
+_CREATE_GROUP = marked("make it with: rmq group create {group}")
 _GROUPS_AT_ONCE = 16
 _ANY_QUEUE = -1
 """What clients that pop say of a broker that shares its queues out among all of them."""
@@ -494,7 +494,7 @@ class Offsets:
                 "place",
                 wanted,
                 _("topic {topic}", topic=topic),
-                remedy=_("look with: rmq admin group progress {group}", group=group),
+                remedy=_("look with: rmq group progress {group}", group=group),
             )
         return moves
 
@@ -519,7 +519,7 @@ class Offsets:
 
         rows = _rows(await self._calls.fan_out(masters.values(), copy))
         if not rows:
-            remedy = _("look at the offsets of group {source} with: rmq admin group progress {source}", source=source)
+            remedy = _("look at the offsets of group {source} with: rmq group progress {source}", source=source)
             raise UnknownName(_("offset of group"), source, _("topic {topic}", topic=topic), remedy=remedy)
         return rows
 

@@ -92,23 +92,20 @@ class Cause(enum.StrEnum):
         marked("start one; if one runs, see in its log whether it connects"),
     )
     GROUP_UNKNOWN = (marked("group unknown"), marked("look at the name; a consumer that starts creates its group"))
-    GROUP_DISABLED = marked("group disabled"), marked("enable it: rmq admin group create {group} -s true")
+    GROUP_DISABLED = marked("group disabled"), marked("enable it: rmq group create {group} -s true")
     READ_FORBIDDEN = marked("read forbidden"), marked("lift the group's forbidden bit of {topic}")
     BROADCASTING = marked("broadcasting"), marked("look at the client that misses it, and at its offsets.json")
     BROADCAST_FORBIDDEN = (
         marked("broadcast forbidden"),
-        marked("allow it: rmq admin group create {group} -d true; or use CLUSTERING"),
+        marked("allow it: rmq group create {group} -d true; or use CLUSTERING"),
     )
     TOPIC_NOT_READABLE = (
         marked("topic not readable"),
-        marked(
-            "allow reading: rmq admin topic perm {topic} rw; or of the whole broker: rmq admin broker "
-            "perm rw -b {broker}"
-        ),
+        marked("allow reading: rmq topic perm {topic} rw; or of the whole broker: rmq broker perm rw -b {broker}"),
     )
     QUEUE_NOT_READ = (
         marked("queue not read"),
-        marked("raise the read queues until it is empty: rmq admin topic create {topic} -r NUMBER -w NUMBER"),
+        marked("raise the read queues until it is empty: rmq topic create {topic} -r NUMBER -w NUMBER"),
     )
     NO_OWNER = (
         marked("queue has no owner"),
@@ -116,9 +113,9 @@ class Cause(enum.StrEnum):
     )
     WAITING = (
         marked("waiting"),
-        marked("if it stays so, look at that client (rmq admin consumer status {group}), or add consumers"),
+        marked("if it stays so, look at that client (rmq consumer status {group}), or add consumers"),
     )
-    SKIPPED = marked("skipped"), marked("go back before the message: rmq admin offset reset {group} {topic} TIME")
+    SKIPPED = marked("skipped"), marked("go back before the message: rmq offset reset {group} {topic} TIME")
     POPPED = marked("popped"), marked("wait for the end of its invisible time: then it is acknowledged or comes again")
     RETRYING = marked("retrying"), marked("see in the consumer's log why it failed, and mend the handler")
     DEAD_LETTER = (

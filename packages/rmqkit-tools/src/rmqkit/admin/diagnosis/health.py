@@ -26,7 +26,7 @@ that keeps up has a lag at any moment, as consumers commit their offsets every 5
 apart, a group that keeps up has consumed everything that the first one saw.
 
 Unknown is not zero: a figure that nobody reported is None, and no finding rests on it. The same rules serve
-``rmq admin cluster findings`` and the console's pages. Everything here is pure. Source: behaviour.md §1.5, §5, §9.10.
+``rmq cluster findings`` and the console's pages. Everything here is pure. Source: behaviour.md §1.5, §5, §9.10.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class BrokerState(Struct, rename="camel", kw_only=True):
     """A broker as it was told last.
 
     Attributes:
-        row: its figures, as ``rmq admin cluster list`` has them.
+        row: its figures, as ``rmq cluster list`` has them.
         figures: all of its runtime information; empty when it never answered.
         ha: how replication is, None when it does not tell.
         trouble: why there are no fresh figures, or empty.
@@ -293,7 +293,7 @@ def _brokers(snapshot: Snapshot) -> Iterator[Finding]:
                 severity=Severity.WARNING,
                 text=_("a half message on {name} has waited {age} for a decision", name=name, age=age),
                 remedy=_(
-                    "see whose it is: rmq admin waiting transactions -b {broker}; start its producers",
+                    "see whose it is: rmq waiting transactions -b {broker}; start its producers",
                     broker=row.broker_name,
                 ),
                 **about,
@@ -380,7 +380,7 @@ def _lag(snapshot: Snapshot, group: GroupState) -> Iterator[Finding]:
         name=group.name,
         remedy=_("start its consumers")
         if group.members == 0
-        else _("add consumers, or see what its handlers wait for: rmq admin consumer status {name}", name=group.name),
+        else _("add consumers, or see what its handlers wait for: rmq consumer status {name}", name=group.name),
     )
 
 
@@ -401,7 +401,7 @@ def _popped(snapshot: Snapshot, group: GroupState) -> Iterator[Finding]:
             ),
             kind="group",
             name=group.name,
-            remedy=_("see which ones: rmq admin waiting pop; their handlers are stuck, or do not acknowledge"),
+            remedy=_("see which ones: rmq waiting pop; their handlers are stuck, or do not acknowledge"),
         )
 
 
@@ -419,9 +419,7 @@ def _dead(snapshot: Snapshot, group: GroupState) -> Iterator[Finding]:
         ),
         kind="group",
         name=group.name,
-        remedy=_(
-            "see why: rmq admin dead kinds {name}; mend its handler, then: rmq replay --dlq {name}", name=group.name
-        ),
+        remedy=_("see why: rmq dead kinds {name}; mend its handler, then: rmq replay --dlq {name}", name=group.name),
     )
 
 

@@ -234,7 +234,7 @@ async def _lanes(calls: AdminCalls, topic: str, span: Span, found: Page) -> list
     ]
     if not wanted:
         raise ClientError(
-            _("topic {topic} has no such queue that may be read: look with rmq admin topic route {topic}", topic=topic)
+            _("topic {topic} has no such queue that may be read: look with rmq topic route {topic}", topic=topic)
         )
     bounds: dict[MessageQueue, tuple[int, int]] = {}
     code, header = RequestCode.GET_TOPIC_STATS_INFO, TopicRequest(topic)

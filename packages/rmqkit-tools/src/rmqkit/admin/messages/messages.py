@@ -240,7 +240,7 @@ class Messages:
             wanted = "queue" if queue_id is None else _("queue {id}", id=queue_id)
             if broker:
                 wanted = _("{queue} on {broker}", queue=wanted, broker=broker)
-            look = _("look with rmq admin topic route {topic}", topic=message.topic)
+            look = _("look with rmq topic route {topic}", topic=message.topic)
             raise ClientError(
                 _("topic {topic} has no {wanted} to send to: {look}", topic=message.topic, wanted=wanted, look=look)
             )
@@ -330,7 +330,7 @@ class Messages:
         count = len(await self.by_key(topic, msg_id))
         if count:
             return _(
-                "as a key topic {topic} has it {count} times: rmq admin message by-key {topic} {id}",
+                "as a key topic {topic} has it {count} times: rmq message by-key {topic} {id}",
                 topic=topic,
                 count=count,
                 id=msg_id,

@@ -1,4 +1,4 @@
-"""``rmq admin consumer``, ``rmq admin producer``: who is connected, and whether consumers are in order."""
+"""``rmq consumer``, ``rmq producer``: who is connected, and whether consumers are in order."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _verdict(found: GroupStatus) -> list[str]:
     same = "the same subscriptions" if found.verdict.same_subscription else "DIFFERENT SUBSCRIPTIONS"
     if not found.verdict.troubles:
         # Of the clients alone: what they say of themselves does not show whether the group keeps up.
-        return [f"clients in order: {same}, and none is stuck; whether the group keeps up: rmq admin cluster findings"]
+        return [f"clients in order: {same}, and none is stuck; whether the group keeps up: rmq cluster findings"]
     return [f"NOT in order ({same}):", *(f"- {trouble}" for trouble in found.verdict.troubles)]
 
 

@@ -1,4 +1,4 @@
-"""``rmq admin dead``: which groups have dead letters, and of which kinds these are; ``rmq replay`` sends them again."""
+"""``rmq dead``: which groups have dead letters, and of which kinds these are; ``rmq replay`` sends them again."""
 
 from __future__ import annotations
 

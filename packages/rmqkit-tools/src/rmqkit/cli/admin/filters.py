@@ -1,4 +1,4 @@
-"""``rmq admin filter``: a tag or SQL92 expression tried out."""
+"""``rmq filter``: a tag or SQL92 expression tried out."""
 
 from __future__ import annotations
 

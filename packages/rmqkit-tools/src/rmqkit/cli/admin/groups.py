@@ -1,4 +1,4 @@
-"""``rmq admin group``, ``rmq admin offset``: consumer groups, how far they are, and moving them."""
+"""``rmq group``, ``rmq offset``: consumer groups, how far they are, and moving them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""``rmq admin message``: messages found, listed, sent, traced; and ``rmq explain``: why a group did not consume one."""
+"""``rmq message``: messages found, listed, sent, traced; and ``rmq explain``: why a group did not consume one."""
 
 from __future__ import annotations
 
-import shutil
 import sys
-import textwrap
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 from rmqkit.admin import Admin
 from rmqkit.admin.tail import Span, listed
 from rmqkit.cli.frame.nouns import Broker, Group, Named, Noun, Topic, View, command_of
-from rmqkit.cli.frame.printing import time_ms
+from rmqkit.cli.frame.printing import columns, time_ms, wrapped
 from rmqkit.errors import UnknownName
 from rmqkit.protocol.message import Message, ReceivedMessage
 
@@ -172,7 +170,7 @@ async def page_of_messages(
 ) -> View:
     """Show one page of a topic's messages, the newest first.
 
-    It looks at no more than 20,000 messages, 64 MiB or 3 s, then says how far it came. Use `rmq admin message list`
+    It looks at no more than 20,000 messages, 64 MiB or 3 s, then says how far it came. Use `rmq message list`
     for all of them."""
     from rmqkit.admin.messages.listing import page
 
@@ -400,7 +398,6 @@ def _number(text: str, what: str) -> int:
     return int(text)
 
 
-_FILE_WIDTH = 160
 _VALUE_WIDTH_MIN = 20
 
 _MessageId = Annotated[str, Named("-i", "--id", help="Message id: the unique key or the offset message id.")]
@@ -432,22 +429,22 @@ async def _explain(
 
     named = Key(key) if key else message if queue is None or offset is None else At(queue, offset, broker)
     found = await explain(admin, topic, group, named)
-    return View(found, list(page(found, shutil.get_terminal_size((_FILE_WIDTH, 0)).columns)))
+    return View(found, list(page(found, columns())))
 
 
 def page(found: Explanation, width: int) -> Iterator[str]:
     """The lines of an explanation, none longer than ``width`` where words allow it."""
-    yield from textwrap.wrap(f"{found.cause}: {found.sentence}", width)
+    yield from wrapped(f"{found.cause}: {found.sentence}", width)
     yield ""
     rows = [(one.name, str(one.value), one.source) for one in found.evidence]
     names, values, sources = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else (0, 0, 0)
     room = min(values, max(width - names - sources - 4, _VALUE_WIDTH_MIN))
     for name, value, source in rows:
-        first, *rest = textwrap.wrap(value, room) or [""]
+        first, *rest = wrapped(value, room) or [""]
         yield f"{name:<{names}}  {first:<{room}}  {source}"
         yield from (f"{'':<{names}}  {line}" for line in rest)
     yield ""
-    yield from textwrap.wrap(f"Remedy: {found.remedy}", width)
+    yield from wrapped(f"Remedy: {found.remedy}", width)
 
 
 app.command("explain", help=_explain.__doc__)(command_of(_explain, watch=False))

@@ -1,4 +1,4 @@
-"""``rmq admin cluster``, ``rmq admin broker``, ``rmq admin namesrv``: who is there, figures, settings, cleaning."""
+"""``rmq cluster``, ``rmq broker``, ``rmq namesrv``: who is there, figures, settings, cleaning."""
 
 from __future__ import annotations
 

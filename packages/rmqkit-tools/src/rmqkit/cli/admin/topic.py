@@ -1,4 +1,4 @@
-"""``rmq admin topic``: where topics are, how they are set up, what is in them."""
+"""``rmq topic``: where topics are, how they are set up, what is in them."""
 
 from __future__ import annotations
 

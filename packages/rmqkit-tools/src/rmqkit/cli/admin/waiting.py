@@ -1,4 +1,4 @@
-"""``rmq admin waiting``: delayed and timed messages, half messages of transactions, popped messages."""
+"""``rmq waiting``: delayed and timed messages, half messages of transactions, popped messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all verbs of ``rmq admin`` share: options for servers and security, the connection, tables and JSON.
+"""A noun with verbs (``rmq topic list``), and what all verbs share: common options, connection, tables and JSON.
 
 A verb is a coroutine function; it gets an `Admin` and its own options, and returns what it found out. The frame adds
 the common options, runs it, and prints the result:
@@ -24,12 +24,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import itertools
 import logging
 import os
-import shutil
 import sys
-import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -222,7 +219,7 @@ def _warn_unverified() -> None:
 
 
 class Noun:
-    """A noun of ``rmq admin``, to which verbs are added."""
+    """A noun, such as ``topic``, to which verbs are added."""
 
     def __init__(self, name: str, help: str) -> None:  # noqa: A002
         self.app = typer.Typer(cls=TyperGroup, name=name, help=help, no_args_is_help=True, add_completion=False)
@@ -352,57 +349,22 @@ def _show(part: Any) -> None:
         for one in part:
             print(f"{one.where}: {one.done}", flush=True)
     elif part and isinstance(part[0], Struct):
-        _show_table([{name: getattr(row, name) for name in row.__struct_fields__} for row in part])
+        _print_rows([{name: getattr(row, name) for name in row.__struct_fields__} for row in part])
     elif part and isinstance(part[0], Mapping):
-        _show_table(part)
+        _print_rows(part)
     else:
         for line in part:
             _show(str(line))
 
 
-def _show_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Aligned columns, numbers to the right, columns without anything in them left out."""
+def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table. Columns without anything in them are left out; numbers are aligned to the right."""
+    from rmqkit.cli.frame.printing import print_aligned
+
     fields = [name for name in rows[0] if any(row[name] not in ("", None) for row in rows)]
     numbers = [all(type(row[name]) in (int, float) for row in rows) for name in fields]
-    lines = [[name.replace("_", " ").upper() for name in fields]]
-    lines += [[_text(name, row[name]) for name in fields] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shown = [[[text] for text in line] for line in lines]
-    if sys.stdout.isatty():
-        shown, widths = _fitted(lines, widths, numbers)
-    for row in shown:
-        for line in itertools.zip_longest(*row, fillvalue=""):
-            aligned = [
-                text.rjust(width) if right else text.ljust(width)
-                for text, width, right in zip(line, widths, numbers, strict=True)
-            ]
-            print(_GAP.join(aligned).rstrip(), flush=True)
-
-
-def _fitted(lines: list[list[str]], widths: list[int], numbers: list[bool]) -> tuple[list[list[list[str]]], list[int]]:
-    """Fit a table to the terminal, and return the lines of each cell. Sentences are wrapped; long names lose their
-    middle. Numbers, times, addresses and other cells that begin with a digit stay whole."""
-    from rmqkit.cli.frame.printing import clip, fitting
-
-    prose = [any(line[place].count(" ") > 1 for line in lines[1:]) for place in range(len(widths))]
-    names = [
-        place
-        for place, is_number in enumerate(numbers)
-        if not is_number and (prose[place] or not any(line[place][:1].isdigit() for line in lines[1:]))
-    ]
-    taken = sum(widths) - sum(widths[place] for place in names) + len(_GAP) * (len(widths) - 1)
-    fitted = dict(
-        zip(names, fitting([widths[n] for n in names], shutil.get_terminal_size().columns - taken), strict=True)
-    )
-    widths = [fitted.get(place, width) for place, width in enumerate(widths)]
-
-    def cell(text: str, place: int) -> list[str]:
-        return (textwrap.wrap(text, widths[place]) or [""]) if prose[place] else [clip(text, widths[place])]
-
-    return [[cell(text, place) for place, text in enumerate(line)] for line in lines], widths
-
-
-_GAP = "  "
+    headings = [name.replace("_", " ").upper() for name in fields]
+    print_aligned(headings, [[_text(name, row[name]) for name in fields] for row in rows], numbers)
 
 
 def _text(name: str, value: Any) -> str:

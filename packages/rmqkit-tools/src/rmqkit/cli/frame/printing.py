@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import base64
+import itertools
+import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -13,12 +18,80 @@ from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import SettingsError
 
 _BODY_CHARS = 40
-_FILE_WIDTH = 160
+_UNLIMITED = 1 << 16
 _NAME_CELLS_MIN = 8
+_GAP = "  "
+_COMMAND = re.compile(r"\brmq [^;,)]*")
+_UNBROKEN = "\N{NO-BREAK SPACE}"
+
+
+def columns() -> int:
+    """Return the width of the terminal. A file or a pipe gets whole lines."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNLIMITED
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return the lines of a text. A command of ``rmq`` that fits into a line stays in one, so that it can be copied."""
+    kept = _COMMAND.sub(lambda found: found[0].replace(" ", _UNBROKEN) if len(found[0]) <= width else found[0], text)
+    return [line.replace(_UNBROKEN, " ") for line in textwrap.wrap(kept, width)]
+
+
+def print_aligned(headings: list[str], rows: list[list[str]], numbers: Sequence[bool]) -> None:
+    """Print columns that fit the terminal, else a line for each cell. ``numbers`` are aligned to the right."""
+    lines: list[list[str]] = [headings, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = [[[text] for text in line] for line in lines]
+    room = columns() - len(_GAP) * (len(widths) - 1)
+    if sum(widths) > room:
+        shown, widths = _fitted(lines, widths, numbers, room)
+    if sum(widths) > room:
+        width = max(map(len, headings))
+        for cells in rows:
+            print(
+                *(f"{name:<{width}}{_GAP}{text}" for name, text in zip(headings, cells, strict=True) if text), sep="\n"
+            )
+            print(flush=True)
+        return
+    for row in shown:
+        for line in itertools.zip_longest(*row, fillvalue=""):
+            aligned = [
+                text.rjust(width) if right else text.ljust(width)
+                for text, width, right in zip(line, widths, numbers, strict=True)
+            ]
+            print(_GAP.join(aligned).rstrip(), flush=True)
+
+
+def _fitted(
+    lines: list[list[str]], widths: list[int], numbers: Sequence[bool], room: int
+) -> tuple[list[list[list[str]]], list[int]]:
+    """Fit cells into some room, and return the lines of each cell. Sentences are wrapped; long names lose their middle.
+    Numbers, times, addresses and other cells that begin with a digit stay whole."""
+    prose = [
+        any(line[place].count(" ") > 1 and not line[place][0].isdigit() for line in lines[1:])
+        for place in range(len(widths))
+    ]
+    names = [
+        place
+        for place, is_number in enumerate(numbers)
+        if not is_number and (prose[place] or not any(line[place][:1].isdigit() for line in lines[1:]))
+    ]
+    # A heading is wrapped, so that a column of numbers is no wider than its longest word.
+    least = [max(map(len, (*column[0].split(), *column[1:]))) for column in zip(*lines, strict=True)]
+    taken = sum(width for place, width in enumerate(least) if place not in names)
+    fitted = dict(zip(names, fitting([widths[n] for n in names], room - taken), strict=True))
+    widths = [fitted.get(place, width) for place, width in enumerate(least)]
+
+    def cell(text: str, place: int, *, wraps: bool) -> list[str]:
+        return (wrapped(text, widths[place]) or [""]) if wraps else [clip(text, widths[place])]
+
+    return [
+        [cell(text, place, wraps=number == 0 or prose[place]) for place, text in enumerate(line)]
+        for number, line in enumerate(lines)
+    ], widths
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[str] = ()) -> None:
-    """A table on stdout, as wide as the terminal; the columns named in ``right`` are right-aligned."""
+    """Print a table that fits the terminal; the columns named in ``right`` are right-aligned."""
     from rich.console import Console
     from rich.table import Table
 
@@ -27,10 +100,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, right
         table.add_column(heading, overflow="fold", justify="right" if heading in numbers else "left")
     for row in rows:
         table.add_row(*map(str, row))
-    console = Console(markup=False, emoji=False, highlight=False)
-    if not console.is_terminal:
-        console.width = _FILE_WIDTH
-    console.print(table)
+    Console(markup=False, emoji=False, highlight=False, width=columns()).print(table)
 
 
 def cell(name: str, value: Any) -> str:

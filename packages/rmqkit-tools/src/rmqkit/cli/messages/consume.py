@@ -85,8 +85,8 @@ def consume(
     def tell_if_idle(consumer: PushConsumer) -> None:
         if not any(queue.topic == topic for queue in consumer.held_queues()):
             note(
-                f"group {group} has no queue of {topic} here: either other members have them all (rmq admin consumer"
-                f" connections {group}), or the broker does not know the group (rmq admin group create {group})"
+                f"group {group} has no queue of {topic} here: either other members have them all (rmq consumer"
+                f" connections {group}), or the broker does not know the group (rmq group create {group})"
             )
 
     async def work(stop: Stop) -> None:

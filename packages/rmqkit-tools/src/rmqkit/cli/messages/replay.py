@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ import typer
 
 from rmqkit.admin import Admin
 from rmqkit.admin.messages.sending import Stop
-from rmqkit.admin.replay.dead import BY
+from rmqkit.admin.replay.dead import BY, Kinds
 from rmqkit.admin.replay.memory import file_name
 from rmqkit.admin.replay.replay import Plan, Replay, opened
 from rmqkit.admin.replay.retries import Retries, other_readers
@@ -46,6 +47,7 @@ app = typer.Typer(name="replay", add_completion=False)
 _ROWS_MAX = 20
 _SECONDS = len("2026-01-31 12:00:00")
 _BODY_CHARS = 28
+_CANDIDATES_MAX = 5
 
 
 # Long: it declares the command's options.
@@ -91,7 +93,7 @@ def replay(
         typer.Option(
             "--kind",
             metavar="NO|TEXT",
-            help="Only messages of this kind: its number in rmq admin dead kinds, or a part of its name; repeatable.",
+            help="Only messages of this kind: its number in rmq dead kinds, or a part of its name; repeatable.",
         ),
     ] = None,
     by: Annotated[str, typer.Option(help=f"What tells kinds apart: {', '.join(BY)} or property:NAME.")] = "kind",
@@ -245,28 +247,41 @@ def _report(job: Replay, tally: Tally) -> dict[str, Any]:
 
 async def _with_kinds(admin: Admin, selection: Selection, group: str | None, kinds: Sequence[str]) -> Selection:
     """Return a selection with the kinds that were given: by number, by the whole name, or by a part of it.
-    Raises SettingsError: there is no kind of that number."""
+    Raises SettingsError: no kind has that number or part, or several kinds have the part."""
     if not kinds:
         return selection
-    listed: list[str] = []
+    found: Kinds | None = None
     if group is not None:
         with suppress(UnknownName):
-            listed = [one.kind for one in (await admin.dead.kinds(group, selection.by)).kinds]
+            found = await admin.dead.kinds(group, selection.by)
+    numbered = {str(number): one.kind for number, one in enumerate(found.kinds if found is not None else (), 1)}
     whole: list[str] = []
     parts: list[str] = []
     for text in kinds:
-        if text.isdecimal() and text not in listed:
-            if not 0 < int(text) <= len(listed):
-                there = f"group {group} has {len(listed)}" if group is not None else "only dead letters at brokers have"
-                by = "" if selection.by == "kind" else f" --by {selection.by}"
-                raise SettingsError(
-                    f"--kind {text}: {there} numbered kinds: rmq admin dead kinds {group or 'GROUP'}{by}"
-                )
-            whole.append(listed[int(text) - 1])
-            note(f"kind {text}: {whole[-1]}")
+        matches = [number for number, kind in numbered.items() if text in kind]
+        if text in numbered.values():
+            whole.append(text)
+        elif text in numbered or (len(matches) == 1 and not text.isdecimal()):
+            number = text if text in numbered else matches[0]
+            whole.append(numbered[number])
+            note(f"kind {number}: {whole[-1]}")
+        elif text.isdecimal():
+            there = f"group {group} has {len(numbered)}" if group is not None else "only dead letters at brokers have"
+            raise SettingsError(f"--kind {text}: {there} numbered kinds: {_listing(group, selection.by)}")
+        elif matches:
+            named = ", ".join(f"{number} ({numbered[number]})" for number in matches[:_CANDIDATES_MAX])
+            more = f" and {len(matches) - _CANDIDATES_MAX} more" if len(matches) > _CANDIDATES_MAX else ""
+            raise SettingsError(f"--kind {text} is a part of {len(matches)} kinds, give the number: {named}{more}")
+        elif found is not None and found.is_whole:
+            raise SettingsError(f"--kind {text} is a part of no kind: {_listing(group, selection.by)}")
         else:
-            (whole if text in listed else parts).append(text)
+            parts.append(text)  # of messages that were not examined
     return msgspec.structs.replace(selection, kinds=tuple(whole), kind_parts=tuple(parts))
+
+
+def _listing(group: str | None, by: str) -> str:
+    """Return the command that numbers the kinds."""
+    return f"rmq dead kinds {shlex.quote(group or 'GROUP')}{'' if by == 'kind' else f' --by {shlex.quote(by)}'}"
 
 
 async def _readers(admin: Admin, target: str | None, group: str | None, retries: Retries | None) -> list[str]:

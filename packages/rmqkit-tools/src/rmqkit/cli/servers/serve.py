@@ -142,7 +142,9 @@ def broker(
     ends_with_stdin: Annotated[bool, typer.Option(hidden=True)] = False,
     **common: Any,
 ) -> None:
-    """Run a broker. With --shards, run several brokers on this machine to use more of its cores."""
+    """Run a broker; or, with a verb as in rmq broker status, inspect and change running brokers.
+
+    With --shards, run several brokers on this machine to use more of its cores."""
     common |= {"bindAddress": host, "listenPort": port, "namesrvAddr": name_servers, "storePathRootDir": store}
     if shards is not None:
         _run_shards(shards, common)
@@ -184,7 +186,7 @@ def namesrv(
     host: _Host = None,
     **common: Any,
 ) -> None:
-    """Run a name server."""
+    """Run a name server; or, with a verb as in rmq namesrv settings, inspect and change running name servers."""
     running = Running.of({NAMESRV: {}}, bindAddress=host, listenPort=port, **common)
     from rmqkit.namesrv.server import NameServer
 

@@ -56,7 +56,7 @@ async def access(ask: Ask) -> Page:
         "verdicts": _verdicts(question, users, acls.value or {}) if all(question.values()) else {},
     }
     more = {"actions": ACTIONS, "mayChange": ask.may_administer}
-    return Page(template="access.html", title=_("Access"), values=values, more=more, command="rmq admin policy list")
+    return Page(template="access.html", title=_("Access"), values=values, more=more, command="rmq policy list")
 
 
 def _brokers(users: Part, acls: Part) -> list[str]:
@@ -153,7 +153,7 @@ async def new_user(ask: Ask) -> Page:
         check,
         run,
         "AUTH_CREATE_USER (3001)",
-        "rmq admin user create USER",
+        "rmq user create USER",
     )
 
 
@@ -188,7 +188,7 @@ async def edit_user(ask: Ask) -> Page:
 
     return await _change(
         ask, _("Edit {user}", user=user), _("edit user"), user, fields, check, run, "AUTH_UPDATE_USER (3002)",
-        f"rmq admin user update {user}",
+        f"rmq user update {user}",
     )  # fmt: skip
 
 
@@ -202,7 +202,7 @@ async def delete_user(ask: Ask) -> Page:
     return await _change(
         ask, _("Delete {user}", user=user), _("delete user"), user, [where(ask)],
         lambda given: [(_("User"), user)], run,
-        "AUTH_DELETE_USER (3003)", f"rmq admin user delete {user}", typed=user,
+        "AUTH_DELETE_USER (3003)", f"rmq user delete {user}", typed=user,
         warning=_("requests that it signs are refused from then on, also those of programs that run"),
     )  # fmt: skip
 
@@ -246,7 +246,7 @@ async def put_policy(ask: Ask) -> Page:
     return await _change(
         ask, _("Policy of {user}", user=user), _("put policy"), user, fields, check, run,
         _("AUTH_CREATE_ACL (3006) or AUTH_UPDATE_ACL (3007)"),
-        f"rmq admin policy put {user} -r RESOURCE -a ACTIONS",
+        f"rmq policy put {user} -r RESOURCE -a ACTIONS",
     )  # fmt: skip
 
 
@@ -261,7 +261,7 @@ async def delete_policy(ask: Ask) -> Page:
     return await _change(
         ask, _("Delete a policy of {user}", user=user), _("delete policy"), user, [where(ask)],
         lambda given: [(_("User"), user), (_("Resource"), resource or _("every one"))], run, "AUTH_DELETE_ACL (3008)",
-        f"rmq admin policy delete {user}" + (f" -r {resource}" if resource else ""), typed=user,
+        f"rmq policy delete {user}" + (f" -r {resource}" if resource else ""), typed=user,
     )  # fmt: skip
 
 

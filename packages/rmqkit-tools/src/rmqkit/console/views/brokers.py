@@ -50,7 +50,7 @@ async def brokers(ask: Ask) -> Page:
         "replication": {one.row.addr: _replication(one) for one in states},
         "atMs": ask.snapshot.at_ms,
     }
-    return Page(template="brokers.html", title=_("Brokers"), values=values, live_s=10, command="rmq admin cluster list")
+    return Page(template="brokers.html", title=_("Brokers"), values=values, live_s=10, command="rmq cluster list")
 
 
 def _replication(state: BrokerState) -> str:
@@ -103,7 +103,7 @@ async def broker(ask: Ask) -> Page:
         values=values,
         more={"charts": charts, "key": ask.params["b"], "tabs": history.tabs(ask, "brokers", ask.params["b"])},
         live_s=10,
-        command=f"rmq admin broker status -b {state.row.addr}",
+        command=f"rmq broker status -b {state.row.addr}",
         crumbs=[(_("Brokers"), ask.link("brokers"))],
     )
 
@@ -116,7 +116,7 @@ async def settings(ask: Ask) -> Page:
     labels = {one.row.addr: _label(one) for one in ask.snapshot.brokers}
     title = _("Settings of {label}", label=_label(state))
     crumbs = [(_("Brokers"), ask.link("brokers")), (state.row.broker_name, ask.link("brokers", ask.params["b"]))]
-    command = f"rmq admin broker settings -b {state.row.addr}"
+    command = f"rmq broker settings -b {state.row.addr}"
     page = _page(ask, told, state.row.addr, labels, title, command)
     page.crumbs = crumbs
     return page
@@ -142,7 +142,7 @@ async def name_servers(ask: Ask) -> Page:
 
     told = dict(zip(addresses, await asyncio.gather(*(part(config(one)) for one in addresses)), strict=True))
     shown = next((one for one in addresses if told[one].value is not None), addresses[0])
-    return _page(ask, told, shown, {}, _("Name servers"), "rmq admin namesrv settings")
+    return _page(ask, told, shown, {}, _("Name servers"), "rmq namesrv settings")
 
 
 def _page(ask: Ask, told: dict[str, Part], address: str, labels: dict[str, str], title: str, command: str) -> Page:
@@ -185,9 +185,7 @@ async def ha(ask: Ask) -> Page:
     masters = {one.row.broker_name for one in ask.snapshot.brokers if one.is_master}
     orphans = [one.row for one in slaves.values() if one.row.broker_name not in masters]
     values = {"masters": rows, "orphans": orphans, "atMs": ask.snapshot.at_ms}
-    return Page(
-        template="ha.html", title=_("Replication"), values=values, live_s=5, command="rmq admin broker ha-status"
-    )
+    return Page(template="ha.html", title=_("Replication"), values=values, live_s=5, command="rmq broker ha-status")
 
 
 async def store(ask: Ask) -> Page:
@@ -205,7 +203,7 @@ async def store(ask: Ask) -> Page:
         values=values,
         more={"charts": await history.charts(ask, [("disk", [key])]), "key": key},
         live_s=60,
-        command=f"rmq admin broker store -b {state.row.addr}",
+        command=f"rmq broker store -b {state.row.addr}",
         crumbs=[(_("Brokers"), ask.link("brokers")), (state.row.broker_name, ask.link("brokers", key))],
     )
 

@@ -61,7 +61,7 @@ async def new_topic(ask: Ask) -> Page:
             *_topic_fields(TopicConfig(read_queue_nums=8, write_queue_nums=8)),
         ],
         back=ask.link("topics"),
-        command="rmq admin topic create TOPIC",
+        command="rmq topic create TOPIC",
         crumbs=[(_("Topics"), ask.link("topics"))],
     )
 
@@ -91,7 +91,7 @@ async def edit_topic(ask: Ask) -> Page:
         if differs
         else "",
         back=ask.link("topics", name),
-        command=f"rmq admin topic create {name}",
+        command=f"rmq topic create {name}",
         crumbs=[(_("Topics"), ask.link("topics")), (name, ask.link("topics", name))],
     )
 
@@ -192,7 +192,7 @@ async def _topic_review(
         target=name,
         rows=rows,
         requests=[_("UPDATE_AND_CREATE_TOPIC (17) to {broker}", broker=broker) for broker in brokers],
-        command=f"rmq admin topic create {name} -r {wanted['read_queue_nums']} -w {wanted['write_queue_nums']}",
+        command=f"rmq topic create {name} -r {wanted['read_queue_nums']} -w {wanted['write_queue_nums']}",
         back=ask.link("topics", name),
         run=run,
         look=look,
@@ -222,7 +222,7 @@ async def delete_topic(ask: Ask) -> Page:
         about=about,
         warning=warning,
         back=ask.link("topics", name),
-        command=f"rmq admin topic delete {name}",
+        command=f"rmq topic delete {name}",
         crumbs=[(_("Topics"), ask.link("topics")), (name, ask.link("topics", name))],
     )
 
@@ -312,7 +312,7 @@ async def _group(ask: Ask, known: str, configs: Mapping[str, SubscriptionGroupCo
         if differs
         else "",
         back=back,
-        command=f"rmq admin group create {known or 'GROUP'}",
+        command=f"rmq group create {known or 'GROUP'}",
         crumbs=[(_("Groups"), ask.link("groups")), *([(known, back)] if known else [])],
     )
 
@@ -344,7 +344,7 @@ async def _group(ask: Ask, known: str, configs: Mapping[str, SubscriptionGroupCo
         return Review(
             user=ask.user.name, env=ask.env.name, action=form.action, target=name, rows=rows,
             requests=[_("UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200) to {broker}", broker=broker) for broker in brokers],
-            command=f"rmq admin group create {name}", back=ask.link("groups", name), run=run, look=look,
+            command=f"rmq group create {name}", back=ask.link("groups", name), run=run, look=look,
             seen=_told(found),
         )  # fmt: skip
 
@@ -388,7 +388,7 @@ async def delete_group(ask: Ask) -> Page:
     form = Form(
         title=_("Delete {name}", name=name), action=_("delete group"), target=name, fields=[], about=about,
         warning=warning,
-        back=ask.link("groups", name), command=f"rmq admin group delete {name}",
+        back=ask.link("groups", name), command=f"rmq group delete {name}",
         crumbs=[(_("Groups"), ask.link("groups")), (name, ask.link("groups", name))],
     )  # fmt: skip
 
@@ -447,7 +447,7 @@ async def offsets(ask: Ask) -> Page:
         hint=_("It works whether members are online or not: they go on from there. The next page shows "
 "each queue first."),
         back=ask.link("groups", name),
-        command=f"rmq admin offset reset {name} TOPIC -s TIME --dry-run",
+        command=f"rmq offset reset {name} TOPIC -s TIME --dry-run",
         crumbs=[(_("Groups"), ask.link("groups")), (name, ask.link("groups", name))],
     )  # fmt: skip
 
@@ -483,8 +483,8 @@ async def offsets(ask: Ask) -> Page:
 
         brokers = sorted({one.broker_name for one in moves})
         asked = "UPDATE_CONSUMER_OFFSET (15)" if source is not None else "INVOKE_BROKER_TO_RESET_OFFSET (222)"
-        command = f"rmq admin offset clone {source} {name} {topic}" if source is not None else (
-            f"rmq admin offset reset {name} {topic} -s {how['timestamp_ms']}"
+        command = f"rmq offset clone {source} {name} {topic}" if source is not None else (
+            f"rmq offset reset {name} {topic} -s {how['timestamp_ms']}"
             + (f" -b {how['broker']} -q {how['queue_id']} -o {how['offset']}" if "broker" in how else "")
         )  # fmt: skip
         return Review(
@@ -558,7 +558,7 @@ async def broker_settings(ask: Ask) -> Page:
         return (await ask.admin.brokers.config(address))[address]
 
     crumbs = [(_("Brokers"), ask.link("brokers")), (name, ask.link("brokers", name)), (_("Settings"), back)]
-    command = f"rmq admin broker config-set -b {address} KEY VALUE"
+    command = f"rmq broker config-set -b {address} KEY VALUE"
     return await _settings(
         ask, name, told, lambda changes: ask.admin.brokers.update_config(changes, address),
         "UPDATE_BROKER_CONFIG (25)", back, crumbs, command,
@@ -575,7 +575,7 @@ async def name_server_settings(ask: Ask) -> Page:
     back = ask.link("name-servers")
     return await _settings(
         ask, _("name servers"), told, ask.admin.name_servers.update_config, "UPDATE_NAMESRV_CONFIG (318)", back,
-        [(_("Name servers"), back)], "rmq admin namesrv config-set KEY VALUE",
+        [(_("Name servers"), back)], "rmq namesrv config-set KEY VALUE",
     )  # fmt: skip
 
 

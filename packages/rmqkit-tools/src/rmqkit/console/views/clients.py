@@ -37,7 +37,7 @@ async def clients(ask: Ask) -> Page:
         values=values,
         more=more,
         live_s=60,
-        command="rmq admin cluster clients",
+        command="rmq cluster clients",
     )
 
 
@@ -65,7 +65,7 @@ async def client(ask: Ask) -> Page:
         title=client_id,
         values=values,
         more={"with_stacks": with_stacks},
-        command=f"rmq admin consumer status {name} -i {client_id}" + (" -s" if with_stacks else ""),
+        command=f"rmq consumer status {name} -i {client_id}" + (" -s" if with_stacks else ""),
         crumbs=[(_("Groups"), ask.link("groups")), (name, ask.link("groups", name))],
     )
 

@@ -43,7 +43,7 @@ async def dead(ask: Ask) -> Page:
         for one in sorted(groups, key=lambda one: (-(one.dead or 0), one.name))
     ]
     values = {"groups": rows, "unknown": unknown, "atMs": ask.snapshot.at_ms}
-    return Page(template="dead.html", title=_("Dead letters"), values=values, live_s=30, command="rmq admin dead list")
+    return Page(template="dead.html", title=_("Dead letters"), values=values, live_s=30, command="rmq dead list")
 
 
 async def group_dead(ask: Ask) -> Page:
@@ -59,7 +59,7 @@ async def group_dead(ask: Ask) -> Page:
     form = Form(
         title=_("Dead letters of {name}", name=name), action=_("replay dead letters"), target=name, is_sending=True,
         button=_("Dry run"),
-        template="group_dead.html", back=ask.link("groups", name), command=f"rmq admin dead kinds {name} --by {by}",
+        template="group_dead.html", back=ask.link("groups", name), command=f"rmq dead kinds {name} --by {by}",
         crumbs=[(_("Dead letters"), ask.link("dead")), (name, ask.link("groups", name))],
         fields=[
             Field(name="kinds", label=_("Only these kinds"), kind="many", choices=names, hint=_("none: all of them")),

@@ -36,5 +36,5 @@ async def tester(ask: Ask) -> Page:
             "kinds": (SQL92, TAG),
             "topics": sorted(one.name for one in ask.snapshot.topics.values() if one.kind == "normal")[:1_000],
         },
-        command=f"rmq admin filter test '{expression or 'EXPRESSION'}'" + (f" -t {topic}" if topic else ""),
+        command=f"rmq filter test '{expression or 'EXPRESSION'}'" + (f" -t {topic}" if topic else ""),
     )

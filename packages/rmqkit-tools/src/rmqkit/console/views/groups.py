@@ -40,7 +40,7 @@ async def groups(ask: Ask) -> Page:
     values = {"groups": {**asdict(rows), "rows": plain}, "atMs": ask.snapshot.at_ms}
     more = {"rows": rows, "q": ask.text("q"), "sort": sort}
     return Page(
-        template="groups.html", title=_("Groups"), values=values, more=more, live_s=10, command="rmq admin group lags"
+        template="groups.html", title=_("Groups"), values=values, more=more, live_s=10, command="rmq group lags"
     )
 
 
@@ -101,7 +101,7 @@ async def group(ask: Ask) -> Page:
         values=values,
         more=more,
         live_s=10,
-        command=f"rmq admin group progress {name}",
+        command=f"rmq group progress {name}",
         crumbs=[(_("Groups"), ask.link("groups"))],
     )
 

@@ -168,7 +168,7 @@ async def series(ask: Ask) -> Page:
         values=values,
         more={"charts": await charts(ask, [(figure, [name])], marks), "tabs": tabs(ask, "history", figure, name)},
         live_s=30,
-        command=f"rmq admin group progress {name}" if known.of == "group" else "",
+        command=f"rmq group progress {name}" if known.of == "group" else "",
         crumbs=[(place.capitalize(), ask.link(place)), (where, ask.link(place, where))],
     )
 

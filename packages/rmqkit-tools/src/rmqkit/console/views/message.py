@@ -135,7 +135,7 @@ async def _shown(ask: Ask, message: ReceivedMessage) -> Page | Response:
         values=values,
         more=more,
         live_s=5 if is_under_way else 0,
-        command=f"rmq admin message show {message.msg_id} -t {topic}",
+        command=f"rmq message show {message.msg_id} -t {topic}",
         crumbs=[
             (_("Topics"), ask.link("topics")),
             (topic, ask.link("topics", topic)),
@@ -254,7 +254,7 @@ async def _resend(ask: Ask, message: ReceivedMessage) -> dict[str, Any]:
         "requests": [
             _("SEND_MESSAGE_V2 (310) to {topic}: every group of the topic gets it again", topic=message.topic)
         ],
-        "command": f"rmq admin message resend {message.msg_id} -t {message.topic}",
+        "command": f"rmq message resend {message.msg_id} -t {message.topic}",
         "run": lambda: ask.admin.messages.resend(message),
     }
 
@@ -297,7 +297,7 @@ async def _push(ask: Ask, message: ReceivedMessage) -> dict[str, Any]:
             (_("Its handler"), _("runs now, once; no offset moves")),
         ],
         "requests": [asked],
-        "command": f"rmq admin message push {message.msg_id} {message.topic} {group} -d {client}",
+        "command": f"rmq message push {message.msg_id} {message.topic} {group} -d {client}",
         "run": lambda: ask.admin.messages.push(message, group, client),
     }
 

@@ -137,7 +137,7 @@ async def search(ask: Ask) -> Page | Response:
         title=_("Messages of {topic}", topic=topic),
         values=values,
         more=more,
-        command=f"rmq admin message page {topic}" if not key else f"rmq admin message by-key {topic} {key}",
+        command=f"rmq message page {topic}" if not key else f"rmq message by-key {topic} {key}",
         crumbs=[(_("Topics"), ask.link("topics")), (topic, ask.link("topics", topic))],
     )
 

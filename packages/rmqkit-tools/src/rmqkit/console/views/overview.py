@@ -61,7 +61,7 @@ async def overview(ask: Ask) -> Page:
         values=values,
         more=more,
         live_s=10,
-        command="rmq admin cluster findings",
+        command="rmq cluster findings",
     )
 
 

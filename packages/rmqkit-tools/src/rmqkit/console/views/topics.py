@@ -46,7 +46,7 @@ async def topics(ask: Ask) -> Page:
     values = {"topics": rows, "counts": dict(counts), "atMs": ask.snapshot.at_ms}
     more = {"q": ask.text("q"), "kind": kind, "sort": sort, "kinds": (*_KINDS[:1], "unused", *_KINDS[1:])}
     return Page(
-        template="topics.html", title=_("Topics"), values=values, more=more, live_s=30, command="rmq admin topic list"
+        template="topics.html", title=_("Topics"), values=values, more=more, live_s=30, command="rmq topic list"
     )
 
 
@@ -119,7 +119,7 @@ async def topic(ask: Ask) -> Page:
         values=values,
         more=more,
         live_s=10,
-        command=f"rmq admin topic status {name}",
+        command=f"rmq topic status {name}",
         crumbs=[(_("Topics"), ask.link("topics"))],
     )
 

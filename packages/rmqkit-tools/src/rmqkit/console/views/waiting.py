@@ -15,7 +15,7 @@ def _page(ask: Ask, name: str, title: str, values: dict[str, object]) -> Page:
         values=values,
         more={"places": [(key, text, ask.link("waiting", key)) for key, text in _TABS], "shown": name},
         live_s=10,
-        command=f"rmq admin waiting {name}",
+        command=f"rmq waiting {name}",
     )
 
 

@@ -4,7 +4,7 @@ them out of a `Snapshot`.
 ===========  =======================  =====================================================================
 figure       of                       is
 ===========  =======================  =====================================================================
-``lag``      a group                  messages behind, as ``rmq admin group progress`` sums them up
+``lag``      a group                  messages behind, as ``rmq group progress`` sums them up
 ``age``      a group                  seconds since its oldest unread message was stored
 ``dead``     a group                  dead letters that are stored
 ``growth``   a group                  dead letters that came within an hour; alone for rules
