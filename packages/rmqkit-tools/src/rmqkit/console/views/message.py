@@ -35,6 +35,13 @@ _HEX_SHOWN = 4 << 10
 _UNDER_WAY = frozenset(
     (Cause.WAITING, Cause.RETRYING, Cause.DELAYED, Cause.TRANSACTION_PENDING, Cause.POPPED, Cause.NO_OWNER)
 )
+_WHY = {
+    "text": DEAD_LETTER_REASON,
+    "handler": DEAD_LETTER_HANDLER,
+    "tries": DEAD_LETTER_TRIES,
+    "traceback": DEAD_LETTER_TRACEBACK,
+}
+"""What a page names the reason of a dead letter by."""
 
 
 class Body(Struct, rename="camel", kw_only=True):
@@ -90,10 +97,6 @@ async def _shown(ask: Ask, message: ReceivedMessage) -> Page | Response:
         facts = [found.value] if found.value is not None else []
     is_under_way = any(one.explanation is not None and one.explanation.cause in _UNDER_WAY for one in verdicts)
     told: list[TraceRow] = traces.value or []
-    properties = dict(message.properties)
-    if ask.hides_bodies:  # the text of an exception often quotes the body
-        for name in properties.keys() & {DEAD_LETTER_REASON, DEAD_LETTER_TRACEBACK}:
-            properties[name] = _("hidden from you here")
     values: dict[str, Any] = {
         "id": message.msg_id,
         "offsetId": message.offset_msg_id,
@@ -110,13 +113,7 @@ async def _shown(ask: Ask, message: ReceivedMessage) -> Page | Response:
         "retries": message.reconsume_times,
         "tags": message.tags,
         "keys": message.keys,
-        "why": {
-            "text": properties.get(DEAD_LETTER_REASON, ""),
-            "handler": properties.get(DEAD_LETTER_HANDLER, ""),
-            "tries": properties.get(DEAD_LETTER_TRIES, ""),
-            "traceback": properties.get(DEAD_LETTER_TRACEBACK, ""),
-        },
-        "properties": dict(sorted(properties.items())),
+        **_properties(ask, message),
         "body": await _body(ask, message),
         "timeline": merged(timeline(one) for one in facts) if facts else [],
         "groups": verdicts,
@@ -147,6 +144,16 @@ async def _shown(ask: Ask, message: ReceivedMessage) -> Page | Response:
 def _members(ask: Ask, group: str) -> list[str]:
     """The members of a group, as far as the snapshot knows them: who a message can be given to."""
     return [one.client_id for one in ask.snapshot.clients if group in one.consumes][:50]
+
+
+def _properties(ask: Ask, message: ReceivedMessage) -> dict[str, dict[str, str]]:
+    """Return the properties of a message, and apart from them the reason of a dead letter."""
+    hidden: dict[str, str] = {}
+    if ask.hides_bodies:  # the text of an exception often quotes the body
+        hidden = dict.fromkeys((DEAD_LETTER_REASON, DEAD_LETTER_TRACEBACK), _("hidden from you here"))
+    shown = message.properties | {name: hidden[name] for name in message.properties.keys() & hidden.keys()}
+    why = {name: shown.get(key, "") for name, key in _WHY.items()}
+    return {"why": why, "properties": dict(sorted(shown.items()))}
 
 
 async def _verdicts(ask: Ask, message: ReceivedMessage, groups: list[str]) -> tuple[list[Facts], list[Verdict]]:
