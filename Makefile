@@ -6,6 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 FUZZER := $(VENV)/.fuzzer
 CLASSES := .cache/spark-classes.jsa
+BYTECODE := .cache/bytecode
 NATIVE := $(VENV)/.native
 CRATE := packages/rmqkit-native
 CARGO_PATH := $(PATH):$(HOME)/.cargo/bin
@@ -41,12 +42,12 @@ check: $(STAMP) ## format, lint, types, import contracts
 
 .PHONY: ready measure-history
 ready: $(STAMP)
-	@$(MAKE) -j2 check $(FUZZER) $(CLASSES) $(NATIVE)
+	@$(MAKE) -j2 check $(FUZZER) $(CLASSES) $(NATIVE) $(BYTECODE)
 
 PROCESSES = $(if $(filter-out 1,$(JOBS)),-n $(JOBS))
 MORE_PROCESSES = $(if $(filter-out 1,$(JOBS)),-n $$(($(JOBS) + 1)))
 SHORT = --ignore=tests/interop --hypothesis-profile=short -m
-PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/.cache/bytecode $(BIN)/python -m pytest
+PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/$(BYTECODE) $(BIN)/python -m pytest
 
 test: ready ## check, then the tests that need Python alone, and Java for Spark: 6 minutes on two cores
 	@echo "test: pytest"
@@ -251,6 +252,10 @@ $(CLASSES): $(STAMP) packages/rmqkit-spark/tests/spark/classes.py
 	@rm -f $@
 	@$(BIN)/python -m tests.spark.classes
 	@test ! -e $@ || touch -c $@
+
+# Without this each process of the first run compiles all tests: 20 s of CPU. A test that is broken fails in the run.
+$(BYTECODE): | $(STAMP)
+	@$(PYTEST) --collect-only -qq > /dev/null 2>&1 || true
 
 # Not every machine has a wheel of the fuzzer: its tests are skipped there, with the reason.
 $(FUZZER): $(STAMP) requirements/fuzz.txt

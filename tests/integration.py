@@ -68,13 +68,17 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave out a file that needs a package which is not installed."""
     if not collection_path.name.startswith("test_") or not collection_path.is_relative_to(ROOT / "packages"):
         return None
+    if all(map(is_installed, FOLDERS)):  # reading the imports of every file costs seconds in every process
+        return None
     missing = [package for package in sorted(of_others(collection_path)) if not is_installed(package)]
     _left_out.update(missing[:1])
     return True if missing else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that need other packages."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that need other packages, if ``-m`` selects by that mark."""
+    if "integration" not in config.option.markexpr:
+        return
     for item in items:
         if item.path.is_relative_to(ROOT / "packages") and of_others(item.path):
             item.add_marker("integration")

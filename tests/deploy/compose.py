@@ -7,13 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
 from tests.deploy.images import instruction
-from tests.deploy.pods import DEPLOY
+from tests.deploy.pods import DEPLOY, documents
 
 FOLDER = DEPLOY / "compose"
-COMPOSE, CLUSTER = (yaml.safe_load((FOLDER / name).read_text()) for name in ("compose.yaml", "cluster.yaml"))
+(COMPOSE,), (CLUSTER,) = (documents(FOLDER / name) for name in ("compose.yaml", "cluster.yaml"))
 
 
 def interpolated(text: str, **variables: str) -> str:

@@ -13,14 +13,14 @@ import yaml
 
 from rmqkit.settings import parse_properties
 from tests.deploy.chart import CASES, CHART, digest, path_of, render
-from tests.deploy.pods import BIN, ROOT, SECONDS_MAX
+from tests.deploy.pods import BIN, ROOT, SECONDS_MAX, documents
 
-VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+(VALUES,) = documents(CHART / "values.yaml")
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
 
 def rendered(case: str) -> list[dict]:
-    return list(yaml.safe_load_all(path_of(case).read_text()))
+    return documents(path_of(case))
 
 
 def by_name(resources: list[dict]) -> dict[tuple[str, str], dict]:
@@ -45,7 +45,7 @@ def test_helm_finds_nothing_wrong():
 
 
 def test_the_chart_has_the_version_of_the_package():
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    (chart,) = documents(CHART / "Chart.yaml")
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert chart["version"] == chart["appVersion"] == version
 

@@ -13,12 +13,11 @@ import threading
 import tomllib
 
 import pytest
-import yaml
 
 from rmqkit import Message, StartFrom, sync
 from tests.deploy.compose import CLUSTER, COMPOSE, FOLDER, environment, interpolated, words
 from tests.deploy.images import CONTAINERFILE, IMAGES, instruction
-from tests.deploy.pods import BIN, DATA, DEPLOY, ROOT, SECONDS_MAX, pods
+from tests.deploy.pods import BIN, DATA, DEPLOY, ROOT, SECONDS_MAX, documents, pods
 from tests.interop.server_process import ServerProcess, wait_until
 from tests.patience import producing, pushing
 
@@ -181,7 +180,7 @@ def test_the_console_of_the_cluster_shows_it_and_is_healthy(shard, tmp_path):
 
 def test_prometheus_and_grafana_find_what_they_are_told():
     services = CLUSTER["services"]
-    told = yaml.safe_load((DEPLOY / "observability/prometheus.yaml").read_text())
+    (told,) = documents(DEPLOY / "observability/prometheus.yaml")
     (job,) = told["scrape_configs"]
     (targets,) = job["static_configs"]
     exporting = {name for name, one in services.items() if "RMQCONF_metricsExporterType" in one.get("environment", {})}
@@ -192,8 +191,8 @@ def test_prometheus_and_grafana_find_what_they_are_told():
             mounted[place] = FOLDER / source
     assert all(mounted[rules].is_file() for rules in told["rule_files"])
     grafana = DEPLOY / "observability/grafana"
-    (provider,) = yaml.safe_load((grafana / "provisioning/dashboards/rmqkit.yaml").read_text())["providers"]
+    (provider,) = documents(grafana / "provisioning/dashboards/rmqkit.yaml")[0]["providers"]
     assert mounted[provider["options"]["path"]].samefile(grafana / "dashboards")
     assert mounted["/etc/grafana/provisioning"].samefile(grafana / "provisioning")
-    (source,) = yaml.safe_load((grafana / "provisioning/datasources/prometheus.yaml").read_text())["datasources"]
+    (source,) = documents(grafana / "provisioning/datasources/prometheus.yaml")[0]["datasources"]
     assert source["url"] == "http://prometheus:9090"

@@ -17,21 +17,20 @@ from pathlib import Path
 
 import kubernetes_validate
 import pytest
-import yaml
 
 from rmqkit import PushConsumerSettings
 from rmqkit.admin.diagnosis import doctor
 from rmqkit.settings import parse_properties
 from tests.deploy.chart import CASES, path_of
 from tests.deploy.images import IMAGES, STAGES, instruction, user_of_image
-from tests.deploy.pods import BIN, CONFIG, DATA, DEPLOY, ROOT, SECONDS_MAX, pods, probe, rmq
+from tests.deploy.pods import BIN, CONFIG, DATA, DEPLOY, ROOT, SECONDS_MAX, documents, pods, probe, rmq
 from tests.interop.server_process import ServerProcess, wait_until
 
 VERSIONS = ("1.29", kubernetes_validate.latest_version())
 
 MANIFESTS = {
-    **{path.name: list(yaml.safe_load_all(path.read_text())) for path in (DEPLOY / "kubernetes").glob("*.yaml")},
-    **{f"chart-{case}": list(yaml.safe_load_all(path_of(case).read_text())) for case in CASES},
+    **{path.name: documents(path) for path in (DEPLOY / "kubernetes").glob("*.yaml")},
+    **{f"chart-{case}": documents(path_of(case)) for case in CASES},
 }
 RESOURCES = [(name, resource) for name, resources in MANIFESTS.items() for resource in resources]
 SETS = [(name, resource) for name, resource in RESOURCES if resource["kind"] == "StatefulSet"]

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import promql_parser
 import pytest
-import yaml
 
 from rmqkit.metrics import COMMON, TABLE, Kind
-from tests.deploy.pods import DEPLOY, SECONDS_MAX
+from tests.deploy.pods import DEPLOY, SECONDS_MAX, documents
 from tests.deploy.promql import labels_out, prepared, wanted, without_limit
 from tests.interop.server_process import ServerProcess
 from tests.ports import HOST, free_port
@@ -27,7 +26,7 @@ from tests.ports import HOST, free_port
 FOLDER = DEPLOY / "observability"
 BOARDS = {path.name: json.loads(path.read_text()) for path in sorted((FOLDER / "grafana/dashboards").glob("*.json"))}
 RULES_FILE = FOLDER / "rmqkit.rules.yaml"
-RULES = [rule for group in yaml.safe_load(RULES_FILE.read_text())["groups"] for rule in group["rules"]]
+RULES = [rule for group in documents(RULES_FILE)[0]["groups"] for rule in group["rules"]]
 PANELS = [(board, panel) for board in BOARDS.values() for panel in board["panels"] if panel["type"] != "row"]
 QUERIES = {
     f"{board['title']}/{panel['title']}/{target['refId']}": prepared(target["expr"])
@@ -129,9 +128,7 @@ def test_promtool_accepts_the_files(promtool, tmp_path):
 def test_each_alert_fires_when_it_should_and_only_then(promtool):
     """`alerts.yaml` beside this file: for each alert values that are right, and values that are not."""
     file = Path(__file__).with_name("alerts.yaml")
-    tested = {
-        one["alertname"] for group in yaml.safe_load(file.read_text())["tests"] for one in group["alert_rule_test"]
-    }
+    tested = {one["alertname"] for group in documents(file)[0]["tests"] for one in group["alert_rule_test"]}
     assert tested == {rule["alert"] for rule in RULES}
     run(promtool, "test", "rules", file)
 

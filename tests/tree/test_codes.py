@@ -131,8 +131,13 @@ def test_bodies_that_are_not_json_are_those_of_the_index():
     assert {code: kinds for code, kinds in found.items() if any(kinds) and code != 309} == RECORDS_OR_BYTES
 
 
+@pytest.fixture(scope="module")
 def handlers():
-    """Each handler of a server: its codes, and the header types that it decodes."""
+    """Return for each handler of a server its room, its name, its codes and the header types that it decodes."""
+    return list(_handlers())
+
+
+def _handlers():
     for path in (one for one in modules() if place(one).parts[0] in ("broker", "namesrv")):
         for method in ast.walk(ast.parse(path.read_text())):
             if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -149,27 +154,24 @@ def handlers():
                 yield path.stem, method.name, codes, decoded
 
 
-HANDLERS = list(handlers())
-
-
-def test_handlers_decode_the_headers_that_the_catalog_declares():
-    assert len(HANDLERS) > 90
-    assert sum(len(decoded) for *_, decoded in HANDLERS) > 25
-    for room, method, codes, decoded in HANDLERS:
+def test_handlers_decode_the_headers_that_the_catalog_declares(handlers):
+    assert len(handlers) > 90
+    assert sum(len(decoded) for *_, decoded in handlers) > 25
+    for room, method, codes, decoded in handlers:
         declared = {CATALOG[code].request_header for code in codes}
         names = {header.__name__ for header in declared if header is not None}
         assert decoded <= names, f"{room}.{method} decodes {decoded}, and its operations declare {names}"
 
 
-def test_handlers_answer_only_requests_that_the_catalog_gives_to_a_server():
-    for room, method, codes, _ in HANDLERS:
+def test_handlers_answer_only_requests_that_the_catalog_gives_to_a_server(handlers):
+    for room, method, codes, _ in handlers:
         for code in codes:
             servers = set(CATALOG[code].servers)
             assert servers & {Server.BROKER, Server.NAME_SERVER}, f"{room}.{method} answers {code.name} of {servers}"
 
 
-def test_every_declared_request_of_a_server_has_a_handler():
-    answered = {code for _, _, codes, _ in HANDLERS for code in codes}
+def test_every_declared_request_of_a_server_has_a_handler(handlers):
+    answered = {code for _, _, codes, _ in handlers for code in codes}
     declared = {
         code for code, row in CATALOG.items() if row.is_typed and {Server.BROKER, Server.NAME_SERVER} & set(row.servers)
     }

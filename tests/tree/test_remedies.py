@@ -55,7 +55,7 @@ def texts_of(path: Path) -> Iterator[str]:
         yield from (re.sub(r"\{\{.*?\}\}", VALUE, one) for one in re.findall(r"<code>(rmq .*?)</code>", text))
         return
     source = path.read_text()
-    if not re.search(r"rmq\b", source):  # every process of a test run comes here, and a walk over all modules takes 4 s
+    if not re.search(r"rmq\b", source):
         return
     tree = ast.parse(source)
     if "cli" in path.parts:
@@ -80,16 +80,19 @@ def _strings(tree: ast.AST) -> Iterator[str]:
             yield from _strings(node)
 
 
-def commands() -> Iterator[tuple[str, str]]:
+@pytest.fixture(scope="module")
+def commands() -> list[tuple[str, str]]:
+    """Return each file that names a command, with the command as the text has it."""
+    return sorted(set(_commands()))
+
+
+def _commands() -> Iterator[tuple[str, str]]:
     for path in (*modules(), *sorted((FOLDERS["rmqkit-tools"] / "console" / "html" / "templates").glob("*.html"))):
         for text in texts_of(path):
             for found in re.finditer(r"(?<![\w./=-])rmq (?=[a-z])", text):
                 words = text[found.start() :]
                 if not words.startswith(NOT_COMMANDS):
                     yield str(place(path)), " ".join(ENDS.split(words, maxsplit=1)[0].split())
-
-
-COMMANDS = sorted(set(commands()))
 
 
 @functools.cache
@@ -154,8 +157,13 @@ def longest(words: list[str]) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize(("where", "text"), COMMANDS)
-def test_a_command_that_a_text_names_is_one(where: str, text: str) -> None:
+def test_every_command_that_a_text_names_is_one(commands: list[tuple[str, str]]) -> None:
+    faults = [f"{where}: {text!r} {fault}" for where, text in commands if (fault := _fault(where, text))]
+    assert faults == [], "\n".join(faults)
+
+
+def _fault(where: str, text: str) -> str:
+    """Return the reason why a text names no command, or an empty string."""
     try:
         words = shlex.split(text)[1:]
     except ValueError:
@@ -165,14 +173,19 @@ def test_a_command_that_a_text_names_is_one(where: str, text: str) -> None:
     may_be_short = where.startswith("cli/") or words[-1].startswith("--")
     short = (words[:end] for end in (4, 3, 2, 1) if may_be_short and is_leaf(words[:end]))
     found = longest(words) or next(short, [])
-    assert found, f"{where}: {text!r} is no command"
     rest = words[len(found) :]
-    assert not any(word.startswith("-") for word in rest), f"{where}: {text!r} has options that are none: {rest}"
-    assert found[0] != "admin" or where == "cli/admin/mqadmin.py", f"{where}: {text!r} has mqadmin's name"
+    if not found:
+        return "is not a command"
+    if any(word.startswith("-") for word in rest):
+        return f"has unknown options: {rest}"
+    return "has mqadmin's name" if found[0] == "admin" and where != "cli/admin/mqadmin.py" else ""
 
 
-def test_the_texts_are_found_and_wrong_commands_are_not_accepted() -> None:
-    assert len(COMMANDS) > 100
+def test_the_texts_are_found_and_wrong_commands_are_not_accepted(commands: list[tuple[str, str]]) -> None:
+    assert len(commands) > 100
+    assert _fault("errors.py", "rmq dead sorts") == "is not a command"
+    assert _fault("errors.py", "rmq consumer status g --never") == "has unknown options: ['--never']"
+    assert _fault("errors.py", "rmq consumer status g") == ""
     assert longest(["replay"]) == []
     assert longest(["replay", "--dlq", "g"]) == ["replay", "--dlq", "g"]
     assert longest(["consumer", "status"]) == []
