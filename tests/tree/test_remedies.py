@@ -1,8 +1,14 @@
 """Commands and settings that errors, pages and help texts name: each command parses, and each setting exists.
 
 Texts are taken from the source: strings that are no docstrings, the docstrings of commands (their help), and templates.
-A value in an f-string becomes a word that fits everywhere. Of a text from ``rmq`` on, the longest beginning must be a
-command that its own checks accept; options behind that beginning are a mistake. Help texts may name a command alone.
+A value in an f-string becomes a word that fits everywhere. A text from ``rmq`` on, up to a mark such as a semicolon,
+has to be
+
+=======  ==================================================================================================
+remedy   a whole command that its own checks accept, without a placeholder: people paste it
+page     a whole command; a page of the console writes TOPIC where a form is still empty
+help     a command, or its name alone, with words of the sentence behind it
+=======  ==================================================================================================
 """
 
 from __future__ import annotations
@@ -43,16 +49,19 @@ NOT_COMMANDS = (
 """Other texts that begin like a command."""
 USAGE = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
 """The base of what the parser raises; where it is depends on typer's version."""
-NAMED_PLACES = re.compile(r"\{\w+(?:![rs])?(?::[^{}]*)?\}")
-"""Places of marked sentences, and of texts that are formatted later."""
+NAMED_PLACES = re.compile(r"\{\w+(?:![rs])?(?::[^{}]*)?\}|%[sd]")
+"""Places of marked sentences, of texts that are formatted later, and of log lines."""
+UNKNOWN = {"MASTERS_STORE"}
+"""Placeholders that nobody can fill in: the directory is on another machine."""
 
 
-def texts_of(path: Path) -> Iterator[str]:
-    """The texts of a module, or of a template."""
+def texts_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Return the texts of a module or of a template, each with its kind."""
     if path.suffix == ".html":
         text = re.sub(r'" ~ [\w.]+ ~ "', VALUE, path.read_text())
-        yield from re.findall(r'"(rmq [^"]*)"', text)
-        yield from (re.sub(r"\{\{.*?\}\}", VALUE, one) for one in re.findall(r"<code>(rmq .*?)</code>", text))
+        yield from (("page", one) for one in re.findall(r'"(rmq [^"]*)"', text))
+        found = re.findall(r"<code>(rmq .*?)</code>", text)
+        yield from (("page", re.sub(r"\{\{.*?\}\}", VALUE, one)) for one in found)
         return
     source = path.read_text()
     if not re.search(r"rmq\b", source):  # every process of a test run comes here, and a walk over all modules takes 4 s
@@ -61,32 +70,32 @@ def texts_of(path: Path) -> Iterator[str]:
     if "cli" in path.parts:
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.decorator_list:
-                yield ast.get_docstring(node) or ""
-    yield from _strings(tree)
+                yield "help", ast.get_docstring(node) or ""
+    yield from _strings(tree, "page" if "views" in path.parts else "remedy")
 
 
-def _strings(tree: ast.AST) -> Iterator[str]:
+def _strings(tree: ast.AST, kind: str) -> Iterator[tuple[str, str]]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield NAMED_PLACES.sub(VALUE, node.value)
+            yield kind, NAMED_PLACES.sub(VALUE, node.value)
         elif isinstance(node, ast.JoinedStr):
-            yield "".join(one.value if isinstance(one, ast.Constant) else VALUE for one in node.values)
+            yield kind, "".join(one.value if isinstance(one, ast.Constant) else VALUE for one in node.values)
             for one in node.values:
                 if isinstance(one, ast.FormattedValue):
-                    yield from _strings(one)
+                    yield from _strings(one, kind)
         else:
-            yield from _strings(node)
+            yield from _strings(node, "help" if isinstance(node, ast.keyword) and node.arg == "help" else kind)
 
 
-def commands() -> Iterator[tuple[str, str]]:
+def commands() -> Iterator[tuple[str, str, str]]:
     for path in (*modules(), *sorted((FOLDERS["rmqkit-tools"] / "console" / "html" / "templates").glob("*.html"))):
-        for text in texts_of(path):
+        for kind, text in texts_of(path):
             for found in re.finditer(r"(?<![\w./=-])rmq (?=[a-z])", text):
                 words = text[found.start() :]
                 if not words.startswith(NOT_COMMANDS):
-                    yield str(place(path)), " ".join(ENDS.split(words, maxsplit=1)[0].split())
+                    yield kind, str(place(path)), " ".join(ENDS.split(words, maxsplit=1)[0].split())
 
 
 COMMANDS = sorted(set(commands()))
@@ -154,17 +163,40 @@ def longest(words: list[str]) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize(("where", "text"), COMMANDS)
-def test_a_command_that_a_text_names_is_one(where: str, text: str) -> None:
+def split(text: str) -> list[str]:
+    """Return the words of a command, as a shell does where that is possible."""
     try:
         words = shlex.split(text)[1:]
     except ValueError:
         words = text.split()[1:]
-    words = [VALUE if word.isupper() or word == "…" else word.rstrip(".,:") for word in words]
-    # Help texts name commands alone, and an option may be named with its command.
-    may_be_short = where.startswith("cli/") or words[-1].startswith("--")
-    short = (words[:end] for end in (4, 3, 2, 1) if may_be_short and is_leaf(words[:end]))
-    found = longest(words) or next(short, [])
+    return [word.rstrip(".,:") for word in words]
+
+
+def filled(words: list[str]) -> list[str]:
+    return [VALUE if word.isupper() or word == "…" else word for word in words]
+
+
+def of_kind(*kinds: str) -> list[tuple[str, str]]:
+    return [(where, text) for kind, where, text in COMMANDS if kind in kinds]
+
+
+@pytest.mark.parametrize(("where", "text"), of_kind("remedy"))
+def test_a_remedy_is_a_whole_command(where: str, text: str) -> None:
+    words = split(text)
+    assert accepts(filled(words)), f"{where}: {text!r} is no whole command"
+    assert {word for word in words if word.isupper()} <= UNKNOWN, f"{where}: {text!r} has a placeholder"
+    assert words[0] != "admin", f"{where}: {text!r} has mqadmin's name"
+
+
+@pytest.mark.parametrize(("where", "text"), of_kind("page"))
+def test_a_page_shows_whole_commands(where: str, text: str) -> None:
+    assert accepts(filled(split(text))), f"{where}: {text!r} is no whole command"
+
+
+@pytest.mark.parametrize(("where", "text"), of_kind("help"))
+def test_help_names_commands_that_exist(where: str, text: str) -> None:
+    words = filled(split(text))
+    found = longest(words) or next((words[:end] for end in (4, 3, 2, 1) if is_leaf(words[:end])), [])
     assert found, f"{where}: {text!r} is no command"
     rest = words[len(found) :]
     assert not any(word.startswith("-") for word in rest), f"{where}: {text!r} has options that are none: {rest}"
@@ -172,7 +204,8 @@ def test_a_command_that_a_text_names_is_one(where: str, text: str) -> None:
 
 
 def test_the_texts_are_found_and_wrong_commands_are_not_accepted() -> None:
-    assert len(COMMANDS) > 100
+    assert len(of_kind("remedy")) > 40 and len(of_kind("page")) > 40 and len(of_kind("help")) > 5
+    assert not accepts(["store", "rebuild", "--index"]) and not accepts(["profile", "add"])
     assert longest(["replay"]) == []
     assert longest(["replay", "--dlq", "g"]) == ["replay", "--dlq", "g"]
     assert longest(["consumer", "status"]) == []
