@@ -197,7 +197,7 @@ def test_index_that_is_behind_at_a_stop_is_not_a_clean_one(
         put_all(store, message(body=b"first", KEYS="k"))
         disk.refuse(NO_SPACE, path="/index")
     assert (tmp_path / "s" / "abort").exists()
-    assert "rmq store rebuild --index" in caplog.text
+    assert "run: rmq store rebuild /" in caplog.text
     disk.repair()
     with opened(tmp_path / "s", quiet()) as store:
         assert store.query("TopicTest", "k", 64, 0, 1 << 62).physical_offsets == [0]

@@ -47,7 +47,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> Synced:
 
 def test_file_before_an_empty_last_one_is_synced(tmp_path: Path, synced: Synced) -> None:
     """A round that comes between a roll and the first record of the new file."""
-    queue = FileQueue([tmp_path / "q"], 100, setting="size")
+    queue = FileQueue([tmp_path / "q"], 100, setting="size", root=tmp_path)
     first = queue.create(0)
     queue.append(first)
     first.write(0, b"data")
@@ -62,7 +62,7 @@ def test_file_before_an_empty_last_one_is_synced(tmp_path: Path, synced: Synced)
 
 
 def test_zeros_of_a_cut_at_the_start_of_a_file_reach_the_disk(tmp_path: Path, synced: Synced) -> None:
-    queue = FileQueue([tmp_path / "q"], 100, setting="size")
+    queue = FileQueue([tmp_path / "q"], 100, setting="size", root=tmp_path)
     for start in (0, 100, 200):
         file = queue.create(start)
         file.write(0, b"x" * 100)

@@ -1,8 +1,14 @@
 """Commands and settings that errors, pages and help texts name: each command parses, and each setting exists.
 
 Texts are taken from the source: strings that are no docstrings, the docstrings of commands (their help), and templates.
-A value in an f-string becomes a word that fits everywhere. Of a text from ``rmq`` on, the longest beginning must be a
-command that its own checks accept; options behind that beginning are a mistake. Help texts may name a command alone.
+A value in an f-string becomes a word that fits everywhere. A text from ``rmq`` on, up to a mark such as a semicolon,
+has to be
+
+=======  ==================================================================================================
+remedy   a whole command that its own checks accept, without a placeholder: people paste it
+page     a whole command; a page of the console writes TOPIC where a form is still empty
+help     a command, or its name alone, with words of the sentence behind it
+=======  ==================================================================================================
 """
 
 from __future__ import annotations
@@ -43,56 +49,59 @@ NOT_COMMANDS = (
 """Other texts that begin like a command."""
 USAGE = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
 """The base of what the parser raises; where it is depends on typer's version."""
-NAMED_PLACES = re.compile(r"\{\w+(?:![rs])?(?::[^{}]*)?\}")
-"""Places of marked sentences, and of texts that are formatted later."""
+NAMED_PLACES = re.compile(r"\{\w+(?:![rs])?(?::[^{}]*)?\}|%[sd]")
+"""Places of marked sentences, of texts that are formatted later, and of log lines."""
+UNKNOWN = {"MASTERS_STORE"}
+"""Placeholders that nobody can fill in: the directory is on another machine."""
 
 
-def texts_of(path: Path) -> Iterator[str]:
-    """The texts of a module, or of a template."""
+def texts_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Return the texts of a module or of a template, each with its kind."""
     if path.suffix == ".html":
         text = re.sub(r'" ~ [\w.]+ ~ "', VALUE, path.read_text())
-        yield from re.findall(r'"(rmq [^"]*)"', text)
-        yield from (re.sub(r"\{\{.*?\}\}", VALUE, one) for one in re.findall(r"<code>(rmq .*?)</code>", text))
+        yield from (("page", one) for one in re.findall(r'"(rmq [^"]*)"', text))
+        found = re.findall(r"<code>(rmq .*?)</code>", text)
+        yield from (("page", re.sub(r"\{\{.*?\}\}", VALUE, one)) for one in found)
         return
     source = path.read_text()
-    if not re.search(r"rmq\b", source):
+    if not re.search(r"rmq\b", source):  # every process of a test run comes here, and a walk over all modules takes 4 s
         return
     tree = ast.parse(source)
     if "cli" in path.parts:
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.decorator_list:
-                yield ast.get_docstring(node) or ""
-    yield from _strings(tree)
+                yield "help", ast.get_docstring(node) or ""
+    yield from _strings(tree, "page" if "views" in path.parts else "remedy")
 
 
-def _strings(tree: ast.AST) -> Iterator[str]:
+def _strings(tree: ast.AST, kind: str) -> Iterator[tuple[str, str]]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield NAMED_PLACES.sub(VALUE, node.value)
+            yield kind, NAMED_PLACES.sub(VALUE, node.value)
         elif isinstance(node, ast.JoinedStr):
-            yield "".join(one.value if isinstance(one, ast.Constant) else VALUE for one in node.values)
+            yield kind, "".join(one.value if isinstance(one, ast.Constant) else VALUE for one in node.values)
             for one in node.values:
                 if isinstance(one, ast.FormattedValue):
-                    yield from _strings(one)
+                    yield from _strings(one, kind)
         else:
-            yield from _strings(node)
+            yield from _strings(node, "help" if isinstance(node, ast.keyword) and node.arg == "help" else kind)
 
 
 @pytest.fixture(scope="module")
-def commands() -> list[tuple[str, str]]:
-    """Return each file that names a command, with the command as the text has it."""
+def commands() -> list[tuple[str, str, str]]:
+    """Return each text that names a command: its kind, its file and the command."""
     return sorted(set(_commands()))
 
 
-def _commands() -> Iterator[tuple[str, str]]:
+def _commands() -> Iterator[tuple[str, str, str]]:
     for path in (*modules(), *sorted((FOLDERS["rmqkit-tools"] / "console" / "html" / "templates").glob("*.html"))):
-        for text in texts_of(path):
+        for kind, text in texts_of(path):
             for found in re.finditer(r"(?<![\w./=-])rmq (?=[a-z])", text):
                 words = text[found.start() :]
                 if not words.startswith(NOT_COMMANDS):
-                    yield str(place(path)), " ".join(ENDS.split(words, maxsplit=1)[0].split())
+                    yield kind, str(place(path)), " ".join(ENDS.split(words, maxsplit=1)[0].split())
 
 
 @functools.cache
@@ -157,35 +166,64 @@ def longest(words: list[str]) -> list[str]:
     return []
 
 
-def test_every_command_that_a_text_names_is_one(commands: list[tuple[str, str]]) -> None:
-    faults = [f"{where}: {text!r} {fault}" for where, text in commands if (fault := _fault(where, text))]
-    assert faults == [], "\n".join(faults)
-
-
-def _fault(where: str, text: str) -> str:
-    """Return the reason why a text names no command, or an empty string."""
+def split(text: str) -> list[str]:
+    """Return the words of a command, as a shell does where that is possible."""
     try:
         words = shlex.split(text)[1:]
     except ValueError:
         words = text.split()[1:]
-    words = [VALUE if word.isupper() or word == "…" else word.rstrip(".,:") for word in words]
-    # Help texts name commands alone, and an option may be named with its command.
-    may_be_short = where.startswith("cli/") or words[-1].startswith("--")
-    short = (words[:end] for end in (4, 3, 2, 1) if may_be_short and is_leaf(words[:end]))
-    found = longest(words) or next(short, [])
+    return [word.rstrip(".,:") for word in words]
+
+
+def filled(words: list[str]) -> list[str]:
+    return [VALUE if word.isupper() or word == "…" else word for word in words]
+
+
+def remedy_fault(where: str, text: str) -> str:
+    """Return why the command of a remedy cannot be pasted, or an empty string."""
+    words = split(text)
+    if not accepts(filled(words)):
+        return "is no whole command"
+    if not {word for word in words if word.isupper()} <= UNKNOWN:
+        return "has a placeholder"
+    return "has mqadmin's name" if words[0] == "admin" else ""
+
+
+def page_fault(where: str, text: str) -> str:
+    return "" if accepts(filled(split(text))) else "is no whole command"
+
+
+def help_fault(where: str, text: str) -> str:
+    """Return why a help text names no command, or an empty string."""
+    words = filled(split(text))
+    found = longest(words) or next((words[:end] for end in (4, 3, 2, 1) if is_leaf(words[:end])), [])
     rest = words[len(found) :]
     if not found:
-        return "is not a command"
+        return "is no command"
     if any(word.startswith("-") for word in rest):
         return f"has unknown options: {rest}"
     return "has mqadmin's name" if found[0] == "admin" and where != "cli/admin/mqadmin.py" else ""
 
 
-def test_the_texts_are_found_and_wrong_commands_are_not_accepted(commands: list[tuple[str, str]]) -> None:
-    assert len(commands) > 100
-    assert _fault("errors.py", "rmq dead sorts") == "is not a command"
-    assert _fault("errors.py", "rmq consumer status g --never") == "has unknown options: ['--never']"
-    assert _fault("errors.py", "rmq consumer status g") == ""
+FAULTS = {"remedy": remedy_fault, "page": page_fault, "help": help_fault}
+
+
+@pytest.mark.parametrize(("kind", "count"), [("remedy", 40), ("page", 40), ("help", 5)])
+def test_a_command_that_a_text_names_can_be_run(kind: str, count: int, commands: list[tuple[str, str, str]]) -> None:
+    """Remedies and pages show whole commands, to be pasted. Help texts name commands alone."""
+    found = [(where, text) for its_kind, where, text in commands if its_kind == kind]
+    assert len(found) > count
+    faults = [f"{where}: {text!r} {fault}" for where, text in found if (fault := FAULTS[kind](where, text))]
+    assert faults == [], "\n".join(faults)
+
+
+def test_wrong_commands_are_not_accepted() -> None:
+    assert remedy_fault("errors.py", "rmq replay --dlq GROUP") == "has a placeholder"
+    assert remedy_fault("errors.py", "rmq replay") == "is no whole command"
+    assert page_fault("a.html", "rmq dead sorts g") == "is no whole command"
+    assert help_fault("errors.py", "rmq dead sorts") == "is no command"
+    assert help_fault("errors.py", "rmq consumer status g --never") == "has unknown options: ['--never']"
+    assert not accepts(["store", "rebuild", "--index"]) and not accepts(["profile", "add"])
     assert longest(["replay"]) == []
     assert longest(["replay", "--dlq", "g"]) == ["replay", "--dlq", "g"]
     assert longest(["consumer", "status"]) == []

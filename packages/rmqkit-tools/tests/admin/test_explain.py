@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ def message(topic: str = "Orders", *, born_ms: int = NOW_MS, retries: int = 0, *
 
 
 def place(committed: int | None, queue: MessageQueue = QUEUE, offset: int = 17, **changes: Any) -> Place:
-    found = Place(queue.broker_name, queue.topic, queue.queue_id, offset, 0, 40, committed, 6, 4)
+    found = Place(queue.broker_name, queue.topic, queue.queue_id, offset, 0, 40, committed, 6, 4, 4)
     return replace(found, **changes)
 
 
@@ -321,6 +322,22 @@ def test_the_facts_lead_to_one_cause(name: str) -> None:
     assert (explained.cause, words in explained.sentence) == (cause, True), explained.sentence
     assert explained.evidence
     assert "{" not in explained.remedy
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (Cause.DEAD_LETTER, ["rmq", "replay", "--dlq", "bill|ing"]),
+        (Cause.GROUP_DISABLED, ["rmq", "group", "create", "bill|ing", "-s", "true"]),
+        (Cause.SKIPPED, ["rmq", "offset", "reset", "bill|ing", "Orders", str(NOW_MS)]),
+        (Cause.QUEUE_NOT_READ, ["rmq", "topic", "create", "Orders", "-b", "b", "-r", "4", "-w", "4"]),
+    ],
+)
+def test_the_command_of_a_remedy_survives_a_shell(cause: Cause, words: list[str]) -> None:
+    """The name of a group may have a bar, which would start another program."""
+    found = next(case for case, of, _ in CASES.values() if of is cause)
+    remedy = judge(replace(found, group="bill|ing")).remedy
+    assert shlex.split(remedy[remedy.index("rmq ") :]) == words
 
 
 def test_every_cause_has_a_case() -> None:

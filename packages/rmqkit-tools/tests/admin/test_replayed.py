@@ -152,7 +152,7 @@ async def test_a_group_that_consumes_in_order_is_named_and_nothing_is_sent(tmp_p
         async def handle(message: ReceivedMessage) -> None: ...
 
         async with consumer:
-            with pytest.raises(SettingsError, match=r"consumes in order: .*rmq replay --dlq billing --to TOPIC"):
+            with pytest.raises(SettingsError, match=r"consumes in order: .*rmq replay --dlq billing --to Orders"):
                 await Retries.find(admin, "billing")
 
 

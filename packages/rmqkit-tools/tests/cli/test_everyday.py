@@ -543,9 +543,7 @@ def test_large_bodies_are_sent_and_replayed_where_all_limits_allow_it(tmp_path):
     body.write_bytes(base64.b64encode(os.urandom(size // 4 * 3)))
     with standalone(tmp_path / "small") as address:
         said, code = run("send", "T", "--file", body)
-        limit = (
-            f"has {size} bytes, {4 << 20} more than the limit of {4 << 20} (maxMessageSize, for rmq send --max-bytes)"
-        )
+        limit = f"has {size} bytes, {4 << 20} more than the limit of {4 << 20} (maxMessageSize; --max-bytes on"
         assert (limit in said, code) == (True, 1), said
         said, code = run("send", "T", "--file", body, "--max-bytes", size)
         limit = f"msg body length limit {4 << 20}B"

@@ -58,7 +58,10 @@ def told(*arguments: str) -> str:
 
 
 def test_a_profile_is_kept_shown_and_removed():
-    assert rmq("profile", "list").stdout == "no profiles; add one with: rmq profile add\n"
+    assert (
+        rmq("profile", "list").stdout
+        == "no profiles; add one with: rmq profile add local --name-servers 127.0.0.1:9876\n"
+    )
     assert rmq("profile", "list", "--json").stdout == "[]\n"
     add("test", servers="127.0.0.1:9876")
     add("prod", "--tls", "--access-key", "ada", "--secret-key", "s3cret", "--timeout", "9000", "--use")

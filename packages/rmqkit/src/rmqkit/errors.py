@@ -55,6 +55,7 @@ Source: style.md §9.
 from __future__ import annotations
 
 import enum
+import shlex
 from collections.abc import Iterable, Sequence
 
 from rmqkit.sentences import _, joined
@@ -193,7 +194,7 @@ class StoreDamaged(StoreError):
     def __init__(self, root: str, physical_offset: int, found: str) -> None:
         super().__init__(
             f"store {root} is damaged: no record lies at {physical_offset} of its commit log ({found}); a start would "
-            f"cut that off: run 'rmq store repair {root}', which keeps it, and start again"
+            f"cut that off; to keep it, run: rmq store repair {shlex.quote(root)}"
         )
         self.physical_offset = physical_offset
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -163,9 +164,10 @@ class LogArchive:
         for start, end in sorted(gaps - self._gaps):
             said = (
                 "archive %s has no segment with the log from %d to %d, and the log begins at %d: consumers are moved "
-                "past these messages; bring the segments back, or run: rmq archive verify PLACE --repair-from STORE"
+                "past these messages; bring the segments back, or run: rmq archive verify %s --repair-from %s"
             )
-            _log.error(said, self._archive.place, start, end, self._store.min_physical_offset)
+            place, root = shlex.quote(str(self._archive.place)), shlex.quote(str(self._store.root))
+            _log.error(said, self._archive.place, start, end, self._store.min_physical_offset, place, root)
         self._gaps = gaps
 
     def _first_record(self, start: int) -> bytes | None:
@@ -201,8 +203,8 @@ class LogArchive:
         await self._in_thread(lambda: self._identity.archived(self.archived_to))
         _log.info("%s is archived as %s: %d records in %d bytes", work.path, sealed.name, sealed.records, sealed.size)
         if sealed.other_bytes:
-            said = "%s has %d bytes that are no record: they are in its segment, and `rmq store verify DIR` shows them"
-            _log.warning(said, work.path, sealed.other_bytes)
+            said = "%s has %d bytes that are no record: they are in its segment; to see them, run: rmq store verify %s"
+            _log.warning(said, work.path, sealed.other_bytes, shlex.quote(str(self._store.root)))
 
     async def _writing(self, line: bytes) -> bytes:
         """Have a process of its own do the work; the line that it prints, empty where it died."""

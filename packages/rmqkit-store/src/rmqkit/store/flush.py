@@ -40,6 +40,7 @@ from __future__ import annotations
 import errno
 import logging
 import queue
+import shlex
 import threading
 from collections.abc import Callable
 
@@ -338,8 +339,9 @@ class Flusher:
             self._index.sync(self.durable_offset)
         except OSError as error:
             self.behind = error
-            said = "index %s does not have the keys of all messages: run rmq store rebuild --index (%s)"
-            _log.error(said, self._index.directory, error)
+            root = shlex.quote(str(self._index.directory.parent))
+            said = "index %s does not have the keys of all messages (%s); run: rmq store rebuild %s --index"
+            _log.error(said, self._index.directory, error, root)
 
     def _fail(self, what: str, error: OSError, *, is_final: bool = False) -> None:
         with self._failing:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 import logging
 import os
+import shlex
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
@@ -287,8 +288,8 @@ class Reader:
             self._logged_lost.add(queue)
             _log.error(
                 "%s-%d: skipping message %d: its entry says %d bytes at %d, and no valid record is there: "
-                "stop the broker, then `rmq store verify DIR` shows all of them",
-                *(queue.topic, queue.queue_id, queue_offset, size, physical_offset),
+                "stop the broker, and to see all of them, run: rmq store verify %s",
+                *(queue.topic, queue.queue_id, queue_offset, size, physical_offset, shlex.quote(str(self._log.root))),
             )
 
     def is_in_memory(self, queue: ConsumeQueueBase, queue_offset: int) -> bool:

@@ -211,7 +211,7 @@ def test_a_lost_note_is_learned_from_a_log_file_that_was_archived(own, tmp_path)
 
 def test_a_master_that_cannot_know_refuses_and_a_slave_follows(own, tmp_path):
     files, place, folder = own
-    with pytest.raises(StoreError, match="run: rmq archive adopt PLACE"):
+    with pytest.raises(StoreError, match="run: rmq archive adopt /"):
         settled(tmp_path / "s", [], place)
     assert not (tmp_path / "s" / NOTE).exists()
     slave, count = settled(tmp_path / "slave", [], place, makes=False)

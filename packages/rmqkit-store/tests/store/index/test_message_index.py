@@ -429,7 +429,7 @@ def test_a_missing_file_is_told_of_at_every_start_and_by_verify(tmp_path: Path, 
         with opened(root, KEYED) as store:
             assert len(store.query("TopicTest", "k", 64, *ALL_TIME).physical_offsets) == 6
         (told,) = [text for text in caplog.messages if "is missing or empty" in text]
-        assert str(files[0]) in told and "rmq store rebuild --index" in told
+        assert str(files[0]) in told and "run: rmq store rebuild /" in told
     repair(root, KEYED, is_dry_run=False)
     caplog.clear()
     assert verify(root, KEYED).is_sound

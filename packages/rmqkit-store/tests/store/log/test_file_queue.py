@@ -12,7 +12,9 @@ SIZE = 100
 
 
 def new_queue(*directories, read_only=()):
-    return FileQueue(list(directories), SIZE, setting="mappedFileSizeTest", read_only=list(read_only))
+    return FileQueue(
+        list(directories), SIZE, setting="mappedFileSizeTest", root=directories[0].parent, read_only=list(read_only)
+    )
 
 
 def grow(queue: FileQueue, count: int, start: int = 0) -> FileQueue:

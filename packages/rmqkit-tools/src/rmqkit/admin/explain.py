@@ -325,8 +325,11 @@ class Explainer:
             self._once((address, topic), lambda: self._maybe(calls.fetch(TopicConfig, address, code, header))),
         )
         config = config or TopicConfig(topic, read_queue_nums=queue_id + 1)  # older brokers do not tell
-        perm, read_queues = config.perm & await self._routed(broker, topic), config.read_queue_nums
-        return Place(broker, topic, queue_id, offset, lowest, highest, committed, perm, read_queues)
+        perm, counts = (
+            config.perm & await self._routed(broker, topic),
+            (config.read_queue_nums, config.write_queue_nums),
+        )
+        return Place(broker, topic, queue_id, offset, lowest, highest, committed, perm, *counts)
 
     async def _routed(self, broker: str, topic: str) -> int:
         """What the route lets clients do at a broker, which may forbid all of its topics (brokerPermission)."""

@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import heapq
 import itertools
+import shlex
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
@@ -471,7 +472,10 @@ async def listed(calls: AdminCalls, topic: str, span: Span) -> AsyncIterator[Rec
     ]
     if not queues:
         raise ClientError(
-            _("topic {topic} has no such queue that may be read: look with rmq topic route {topic}", topic=topic)
+            _(
+                "topic {topic} has no such queue that may be read; see its queues: rmq topic route {topic}",
+                topic=shlex.quote(topic),
+            )
         )
     is_wanted = span.test()
     empty = await _empty(calls, topic, {asked[queue.broker_name] for queue in queues})

@@ -125,7 +125,10 @@ def list_profiles(as_json: _Json = False) -> None:
         )
         for name, one in sorted(profiles.profiles.items())
     ]
-    show(rows or ([] if as_json else "no profiles; add one with: rmq profile add"), as_json=as_json)
+    show(
+        rows or ([] if as_json else "no profiles; add one with: rmq profile add local --name-servers 127.0.0.1:9876"),
+        as_json=as_json,
+    )
 
 
 @app.command("show")

@@ -125,8 +125,8 @@ def test_topics_are_checked(topic, text):
         (
             {"body": bytes(1002)},
             (
-                "body of a message for topic T has 1002 bytes, 2 more than the limit of 1000 (maxMessageSize, "
-                "for rmq send --max-bytes): split it, or raise the limit here and at the brokers"
+                "body of a message for topic T has 1002 bytes, 2 more than the limit of 1000 (maxMessageSize; "
+                "--max-bytes on the command line): split it, or raise the limit here and at the brokers"
             ),
         ),
         (

@@ -22,6 +22,7 @@ Loop only. Source: docs/decisions/0007; store.md §21.3, §21.4.
 
 from __future__ import annotations
 
+import shlex
 from bisect import bisect_right
 
 from rmqkit.errors import BodyError, LogDiverged, StoreError
@@ -76,14 +77,18 @@ class LogComparison:
             raise LogDiverged(
                 self.ahead_from,
                 f"{address} has other bytes there than {self._address}, whose log ends at {own_end}",
-                "compare both stores with 'rmq pipeline diff DIR DIR'; to follow this master again, remove this "
-                "slave's store",
+                f"compare both stores: {self._diff}; to follow this master again, remove this slave's store",
             )
         raise StoreError(
             f"the own log goes on to {own_end}, that of {address} ends at {high}, equal so far: nothing is served "
-            "until the master has the rest; if it never will, compare both stores with 'rmq pipeline diff DIR DIR' "
-            "and remove this slave's store"
+            f"until the master has the rest; if it never will, remove this slave's store, "
+            f"or compare both first: {self._diff}"
         )
+
+    @property
+    def _diff(self) -> str:
+        """Return the command that compares this store with a copy of the master's."""
+        return f"rmq pipeline diff {shlex.quote(str(self._store.root))} MASTERS_STORE"
 
     async def _has(self, address: str, offset: int) -> bool:
         """Whether a broker has the own record at a physical offset."""

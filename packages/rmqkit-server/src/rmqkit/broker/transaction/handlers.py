@@ -11,6 +11,7 @@ Source: behaviour.md §9.1; store.md §19.3; remoting.md §4.3.5.
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Awaitable
 
 from rmqkit.broker.delay.timer import schedule_timed
@@ -206,7 +207,5 @@ def _ended(transaction: Transaction, decision: int | None) -> str:
     key = transaction[1] or "without a key"
     if decision is not None:
         return f"transaction {key} is {_PAST[decision]} already"
-    return (
-        f"transaction {key} is not open: it is decided, or was given up before this broker started; "
-        f"if it was given up, run: rmq message resume {key}"
-    )
+    resume = f"; if it was given up, run: rmq message resume {shlex.quote(key)}" if transaction[1] else ""
+    return f"transaction {key} is not open: it is decided, or was given up before this broker started{resume}"

@@ -33,12 +33,14 @@ from __future__ import annotations
 import itertools
 import logging
 import re
+import shlex
 import struct
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from msgspec import Struct
@@ -99,9 +101,12 @@ class Found(Struct):
 
 
 class Owner(Protocol):
-    """Says which segments belong to the log."""
+    """Says which segments belong to the log of a store directory, ``root``."""
 
-    def settle(self, found: list[Found]) -> None:
+    @property
+    def root(self) -> Path: ...
+
+    def settle(self, found: list[Found], place: str) -> None:
         """Learn which log the segments of a place belong to, where that is not known yet.
         Raises StoreError: they belong to another log. Raises OSError: what was learned cannot be stored."""
 
@@ -242,7 +247,7 @@ class Archive:
     def _change(self, gone: list[_Known], found: list[Found]) -> int:
         """Drop segments, and take up others that belong to the log; returns how many. Raises as `refresh`."""
         if self._owner is not None:
-            self._owner.settle(found)
+            self._owner.settle(found, str(self.place))
         own: list[Found] = []
         for one in sorted(found, key=lambda one: (one.directory.start, one.name != segment_name(one.directory.start))):
             if self._owner is not None and not self._owner.owns(one):
@@ -627,8 +632,9 @@ class Archive:
             while len(self._said) > _SAID_MAX:
                 self._said.popitem(last=False)
         if not is_said:
-            remedy = "run: rmq archive verify PLACE --repair-from STORE"
-            _log.error("archive %s: %s; %s", self.place, said, remedy)
+            repair = "" if self._owner is None else f" --repair-from {shlex.quote(str(self._owner.root))}"
+            verify = f"rmq archive verify {shlex.quote(str(self.place))}{repair}"
+            _log.error("archive %s: %s; run: %s", self.place, said, verify)
 
     # ---- what is kept
 

@@ -32,6 +32,7 @@ A crash leaves the former note or the new one. A lost note costs nothing while a
 from __future__ import annotations
 
 import secrets
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,7 +67,7 @@ class LogIdentity:
     """
 
     def __init__(self, root: Path, first_record: Callable[[int], bytes | None], *, makes: bool) -> None:
-        self._root = root
+        self.root = root
         self._first_record = first_record
         self._makes = makes
         self._note: _Note | None = None
@@ -87,16 +88,16 @@ class LogIdentity:
         if self._note is not None and end > self._note.reached:
             self._store(_Note(self._note.log, end, self._older))
 
-    def settle(self, found: list[Found]) -> None:
+    def settle(self, found: list[Found], place: str) -> None:
         """Learn or make the identity, where the store has none.
         Raises StoreError: it is unknown whether the segments are of this log. Raises OSError: the disk refused."""
         if self._note is None:
-            self._note = read_note(self._root / NOTE, _Note, "the identity is learned from the archive's segments")
+            self._note = read_note(self.root / NOTE, _Note, "the identity is learned from the archive's segments")
             self._older |= {} if self._note is None else self._note.older
         if self._note is None:
-            self._learn(found)
+            self._learn(found, place)
 
-    def _learn(self, found: list[Found]) -> None:
+    def _learn(self, found: list[Found], place: str) -> None:
         own = [one for one in found if self._compared(one) is not False]
         shown = [one for one in own if self._compared(one) and one.directory.log]
         named = sorted({one.directory.log for one in own if one.directory.log})
@@ -104,9 +105,9 @@ class LogIdentity:
             log = max(shown, key=lambda one: one.directory.start).directory.log
         elif named and (self._makes or len(named) > 1):
             raise StoreError(
-                f"the archive's segments are of log {', '.join(named)}, and store {self._root} has neither the file "
+                f"the archive's segments are of log {', '.join(named)}, and store {self.root} has neither the file "
                 f"{NOTE} nor a log file that was archived: it is unknown whether the log is the same one. If it is, "
-                f"stop the broker and run: rmq archive adopt PLACE {self._root}"
+                f"stop the broker and run: rmq archive adopt {shlex.quote(place)} {shlex.quote(str(self.root))}"
             )
         elif named:
             log = named[0]
@@ -137,7 +138,7 @@ class LogIdentity:
         return None if record is None else identity_of(record) == found.directory.identity
 
     def _store(self, note: _Note) -> None:
-        write_note(self._root / NOTE, note)
+        write_note(self.root / NOTE, note)
         self._note = note
 
 

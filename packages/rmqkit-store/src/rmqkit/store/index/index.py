@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import shlex
 import struct
 import sys
 import threading
@@ -177,6 +178,10 @@ class MessageIndex:
             return []
         return sorted(path for path in self.directory.iterdir() if path.name.isdecimal())
 
+    @property
+    def _rebuild(self) -> str:
+        return f"rmq store rebuild {shlex.quote(str(self.directory.parent))} --index"
+
     def check(self) -> None:
         """Look at every file without changing anything.
         Raises StoreMismatch: a file has another length than the settings say."""
@@ -185,8 +190,8 @@ class MessageIndex:
             if length not in (0, self._file_bytes):
                 raise StoreMismatch(
                     f"{path} has {length} bytes, maxHashSlotNum {self._slot_count} and maxIndexNum {self._entry_count} "
-                    f"make {self._file_bytes}: set them to the values the store was written with, or make the files of "
-                    "a damaged index anew with rmq store rebuild --index"
+                    f"make {self._file_bytes}: set them to the values the store was written with, or rebuild a "
+                    f"damaged index: {self._rebuild}"
                 )
 
     def load(
@@ -205,10 +210,10 @@ class MessageIndex:
         self._missing = _missing_of(self._note, self.directory, clean=clean, log_start=log_start)
         for name, file_note in self._missing.items():
             _log.warning(
-                "index file %s is missing or empty: keys of messages up to offset %d find nothing; rebuild the index "
-                "with rmq store rebuild --index",
+                "index file %s is missing or empty: keys of messages up to offset %d find nothing; run: %s",
                 self.directory / name,
                 file_note.end_offset,
+                self._rebuild,
             )
         files: list[IndexFile] = []
         for path in self._on_disk():
@@ -222,9 +227,8 @@ class MessageIndex:
             is_noted_full = path.name in self._note and self._note[path.name].is_full
             if (clean or is_noted_full) and (faults := file.header_faults(stored_at)):
                 _log.warning(
-                    "header of index file %s: %s: corrected from its records; if keys find nothing, rebuild the "
-                    "index with rmq store rebuild --index",
-                    *(path, ", ".join(faults)),
+                    "header of index file %s: %s: corrected from its records; if keys find nothing, run: %s",
+                    *(path, ", ".join(faults), self._rebuild),
                 )
                 file.write()
             # several files may end in the same ms: of those the first is certainly on the disk
@@ -350,9 +354,9 @@ class MessageIndex:
         """Forget what is in memory after an error that nobody expected; the log has the keys from the file's end on."""
         if self.failure is None:
             _log.error(
-                "index %s: an unexpected error, the keys are read from the log again; if keys find nothing, run: "
-                "rmq store rebuild --index",
+                "index %s: an unexpected error, the keys are read from the log again; if keys find nothing, run: %s",
                 self.directory,
+                self._rebuild,
                 exc_info=error,
             )
         self.failure = error

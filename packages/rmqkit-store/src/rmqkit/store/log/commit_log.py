@@ -72,14 +72,16 @@ class CommitLog:
     Attributes:
         queue: the files.
         pool: where appended bytes wait to be committed, under ASYNC_FLUSH with ``transientStorePoolEnable``.
+        root: the store directory.
         max_offset: physical offset one past the last byte; the next record goes here unless it needs a new file.
         last_store_timestamp: storeTimestamp of the newest record, set after ``max_offset``.
     """
 
     def __init__(self, root: Path, settings: StoreSettings, *, is_replica: bool = False) -> None:
+        self.root = root
         writable, read_only = log_directories(root, settings)
         self.queue = FileQueue(
-            writable, settings.commit_log_file_bytes, setting="mappedFileSizeCommitLog", read_only=read_only
+            writable, settings.commit_log_file_bytes, setting="mappedFileSizeCommitLog", root=root, read_only=read_only
         )
         self.pool = None if is_replica else _pool_of(settings)
         self.max_offset = 0

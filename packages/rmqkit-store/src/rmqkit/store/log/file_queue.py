@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -44,14 +45,14 @@ class FileQueue:
     """
 
     def __init__(
-        self, directories: Sequence[Path], file_bytes: int, *, setting: str, read_only: Sequence[Path] = ()
+        self, directories: Sequence[Path], file_bytes: int, *, setting: str, root: Path, read_only: Sequence[Path] = ()
     ) -> None:
         self.directories = tuple(directories)
         self.file_bytes = file_bytes
         self.files: tuple[MappedFile, ...] = ()
         self.avoided: frozenset[Path] = frozenset()
         self.found: list[tuple[int, Path, int]] | None = None
-        self._setting = setting
+        self._setting, self._root = setting, root
         self._read_only = tuple(read_only)
 
     # ---- loading
@@ -68,7 +69,9 @@ class FileQueue:
             has_others = any(other == self.file_bytes for _, _, other in found)
             advice = f"set {self._setting} to the size the store was written with"
             if length < self.file_bytes:  # a repair gives a file its length back, or makes it anew
-                repair = "run `rmq store repair DIR -c broker.conf` on the store, with the broker's configuration"
+                repair = (
+                    f"run with the broker's settings: rmq store repair {shlex.quote(str(self._root))} -c broker.conf"
+                )
                 advice = f"it was cut off: {repair}" if has_others else f"{advice}, or, if it was cut off, {repair}"
             raise StoreMismatch(f"{path} has {length} bytes and {self._setting} says {self.file_bytes}: {advice}")
         return found

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -172,8 +173,8 @@ def check_heads(root: Path, files: tuple[MappedFile, ...], *, is_replica: bool) 
     last = max((i for i, place in enumerate(places) if place is not None), default=0)
     for file, place in zip(files[:last], places[:last], strict=True):
         if place is None:
-            said = "%s begins with no record: messages of up to %d bytes cannot be read; see 'rmq store verify %s'"
-            _log.error(said, file.path, file.size, root)
+            said = "%s begins with no record: messages of up to %d bytes cannot be read; see: rmq store verify %s"
+            _log.error(said, file.path, file.size, shlex.quote(str(root)))
 
 
 def keep_remains(
@@ -218,10 +219,10 @@ def keep_remains(
     folder = _set_aside(root, remains)
     level = logging.WARNING if is_stale else logging.ERROR
     said = (
-        "store %s: the log ends at %d (%s): %s; they are set aside in %s, 'rmq store dump %s' shows them; remove that "
-        "directory when it is not needed"
+        "store %s: the log ends at %d (%s): %s; they are set aside in %s; remove that directory when it is not needed; "
+        "to see them, run: rmq store dump %s"
     )
-    _log.log(level, said, root, end, remains.reason, remains, folder, folder)
+    _log.log(level, said, root, end, remains.reason, remains, folder, shlex.quote(str(folder)))
 
 
 def tell_lost_end(root: Path, end: int, indexed_end: int, *, is_clean: bool) -> None:

@@ -94,7 +94,7 @@ class ConsumeQueueBase(ABC):
         self.topic_utf8 = topic.encode()
         self.topic_field = topic_field(self.topic_utf8)
         self.queue_id = queue_id
-        self.queue = FileQueue([directory], file_bytes, setting=self.setting)
+        self.queue = FileQueue([directory], file_bytes, setting=self.setting, root=directory.parents[2])
         self.file_queues: tuple[FileQueue, ...] = (self.queue,)
         self.next_offset = 0
         self.min_offset = 0

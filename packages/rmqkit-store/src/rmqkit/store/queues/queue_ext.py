@@ -63,7 +63,9 @@ class QueueExt:
     __slots__ = ("_reading", "queue")
 
     def __init__(self, directory: Path, file_bytes: int) -> None:
-        self.queue = FileQueue([directory], file_bytes, setting="mappedFileSizeConsumeQueueExt")
+        self.queue = FileQueue(
+            [directory], file_bytes, setting="mappedFileSizeConsumeQueueExt", root=directory.parents[2]
+        )
         self._reading: MappedFile | None = None
 
     def append(self, tags_code: int, store_timestamp: int, bitmap: bytes = b"") -> int:

@@ -68,7 +68,7 @@ class TimerLog:
     """The log of the store directory ``root``; `FileQueue.load` of its ``queue`` and `truncate` open it."""
 
     def __init__(self, root: Path, file_bytes: int) -> None:
-        self.queue = FileQueue([root / "timerlog"], file_bytes, setting="mappedFileSizeTimerLog")
+        self.queue = FileQueue([root / "timerlog"], file_bytes, setting="mappedFileSizeTimerLog", root=root)
         self._block = b""
         self._block_at = 0
 

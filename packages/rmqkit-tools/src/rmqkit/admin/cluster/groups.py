@@ -13,6 +13,7 @@ are written one by one, as Java's tool does. Source: behaviour.md §5.2–5.4, �
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from typing import Any
@@ -204,7 +205,11 @@ class Groups:
         if not found:
             known = {name for table in tables.values() for name in table}.difference(SYSTEM_GROUPS)
             raise UnknownName(
-                "group", group, _("broker {tables}", tables=", ".join(tables)), known, _(_CREATE_GROUP, group=group)
+                "group",
+                group,
+                _("broker {tables}", tables=", ".join(tables)),
+                known,
+                _(_CREATE_GROUP, group=shlex.quote(group)),
             )
         return found
 
@@ -494,7 +499,7 @@ class Offsets:
                 "place",
                 wanted,
                 _("topic {topic}", topic=topic),
-                remedy=_("look with: rmq group progress {group}", group=group),
+                remedy=_("look with: rmq group progress {group}", group=shlex.quote(group)),
             )
         return moves
 
@@ -519,7 +524,7 @@ class Offsets:
 
         rows = _rows(await self._calls.fan_out(masters.values(), copy))
         if not rows:
-            remedy = _("look at the offsets of group {source} with: rmq group progress {source}", source=source)
+            remedy = _("see the offsets that it has: rmq group progress {group}", group=shlex.quote(source))
             raise UnknownName(_("offset of group"), source, _("topic {topic}", topic=topic), remedy=remedy)
         return rows
 

@@ -28,6 +28,7 @@ Source: behaviour.md §3.4, §3.7, §4, §5, §6.1, §8, §9.1–9.3; remoting.m
 from __future__ import annotations
 
 import enum
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -91,7 +92,10 @@ class Cause(enum.StrEnum):
         marked("no consumer online"),
         marked("start one; if one runs, see in its log whether it connects"),
     )
-    GROUP_UNKNOWN = (marked("group unknown"), marked("look at the name; a consumer that starts creates its group"))
+    GROUP_UNKNOWN = (
+        marked("group unknown"),
+        marked("a consumer that starts creates its group; if the name is wrong, list the groups: rmq group list"),
+    )
     GROUP_DISABLED = marked("group disabled"), marked("enable it: rmq group create {group} -s true")
     READ_FORBIDDEN = marked("read forbidden"), marked("lift the group's forbidden bit of {topic}")
     BROADCASTING = marked("broadcasting"), marked("look at the client that misses it, and at its offsets.json")
@@ -101,11 +105,15 @@ class Cause(enum.StrEnum):
     )
     TOPIC_NOT_READABLE = (
         marked("topic not readable"),
-        marked("allow reading: rmq topic perm {topic} rw; or of the whole broker: rmq broker perm rw -b {broker}"),
+        marked(
+            "allow reading: rmq topic perm {queue_topic} rw; or of the whole broker: rmq broker perm rw -b {broker}"
+        ),
     )
     QUEUE_NOT_READ = (
         marked("queue not read"),
-        marked("raise the read queues until it is empty: rmq topic create {topic} -r NUMBER -w NUMBER"),
+        marked(
+            "raise the read queues until it is empty: rmq topic create {queue_topic} -b {broker} -r {reads} -w {writes}"
+        ),
     )
     NO_OWNER = (
         marked("queue has no owner"),
@@ -115,7 +123,7 @@ class Cause(enum.StrEnum):
         marked("waiting"),
         marked("if it stays so, look at that client (rmq consumer status {group}), or add consumers"),
     )
-    SKIPPED = marked("skipped"), marked("go back before the message: rmq offset reset {group} {topic} TIME")
+    SKIPPED = marked("skipped"), marked("go back before the message: rmq offset reset {group} {topic} {stored_ms}")
     POPPED = marked("popped"), marked("wait for the end of its invisible time: then it is acknowledged or comes again")
     RETRYING = marked("retrying"), marked("see in the consumer's log why it failed, and mend the handler")
     DEAD_LETTER = (
@@ -158,15 +166,23 @@ class Explanation(Struct):
 _Verdict = tuple[Cause, str]
 
 
-def _broker(facts: Facts) -> str:
-    return facts.place.broker if facts.place is not None else "BROKER"
-
-
 def judge(facts: Facts) -> Explanation:
-    """The cause the facts show."""
+    """Return the cause that the facts show."""
     cause, sentence = next(verdict for rule in _RULES if (verdict := rule(facts)) is not None)
-    remedy = _(cause.remedy, topic=facts.topic, group=facts.group, broker=_broker(facts))
+    remedy = _(cause.remedy, **_of_commands(facts))
     return Explanation(cause, _("{sentence}.", sentence=capital(sentence)), list(_evidence(facts)), remedy)
+
+
+def _of_commands(f: Facts) -> dict[str, str | int]:
+    """Return the values of the commands in remedies, as a shell takes them."""
+    found: dict[str, str | int] = {"topic": shlex.quote(f.topic), "group": shlex.quote(f.group)}
+    if f.message is not None:
+        found["stored_ms"] = f.message.store_timestamp
+    if f.place is not None:
+        found["broker"], found["queue_topic"] = shlex.quote(f.place.broker), shlex.quote(f.place.topic)
+        found["reads"] = max(f.place.read_queues, f.place.queue_id + 1)
+        found["writes"] = f.place.write_queues
+    return found
 
 
 # -- nothing is in a queue
@@ -659,6 +675,7 @@ class Place(Struct):
     committed: int | None
     perm: int
     read_queues: int
+    write_queues: int
 
     def __str__(self) -> str:
         return _("queue {queue} of {topic} on {broker}", queue=self.queue_id, topic=self.topic, broker=self.broker)

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import enum
 import re
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -294,7 +295,7 @@ def _brokers(snapshot: Snapshot) -> Iterator[Finding]:
                 text=_("a half message on {name} has waited {age} for a decision", name=name, age=age),
                 remedy=_(
                     "see whose it is: rmq waiting transactions -b {broker}; start its producers",
-                    broker=row.broker_name,
+                    broker=shlex.quote(row.broker_name),
                 ),
                 **about,
             )
@@ -380,7 +381,9 @@ def _lag(snapshot: Snapshot, group: GroupState) -> Iterator[Finding]:
         name=group.name,
         remedy=_("start its consumers")
         if group.members == 0
-        else _("add consumers, or see what its handlers wait for: rmq consumer status {name}", name=group.name),
+        else _(
+            "add consumers, or see what its handlers wait for: rmq consumer status {name}", name=shlex.quote(group.name)
+        ),
     )
 
 
@@ -419,7 +422,10 @@ def _dead(snapshot: Snapshot, group: GroupState) -> Iterator[Finding]:
         ),
         kind="group",
         name=group.name,
-        remedy=_("see why: rmq dead kinds {name}; mend its handler, then: rmq replay --dlq {name}", name=group.name),
+        remedy=_(
+            "see why: rmq dead kinds {name}; mend its handler, then: rmq replay --dlq {name}",
+            name=shlex.quote(group.name),
+        ),
     )
 
 

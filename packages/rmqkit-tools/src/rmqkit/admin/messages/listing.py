@@ -15,6 +15,7 @@ import asyncio
 import base64
 import binascii
 import heapq
+import shlex
 import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -234,7 +235,10 @@ async def _lanes(calls: AdminCalls, topic: str, span: Span, found: Page) -> list
     ]
     if not wanted:
         raise ClientError(
-            _("topic {topic} has no such queue that may be read: look with rmq topic route {topic}", topic=topic)
+            _(
+                "topic {topic} has no such queue that may be read; see its queues: rmq topic route {topic}",
+                topic=shlex.quote(topic),
+            )
         )
     bounds: dict[MessageQueue, tuple[int, int]] = {}
     code, header = RequestCode.GET_TOPIC_STATS_INFO, TopicRequest(topic)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 from collections.abc import Mapping
 from operator import attrgetter
 
@@ -240,9 +241,9 @@ class Messages:
             wanted = "queue" if queue_id is None else _("queue {id}", id=queue_id)
             if broker:
                 wanted = _("{queue} on {broker}", queue=wanted, broker=broker)
-            look = _("look with rmq topic route {topic}", topic=message.topic)
+            look = _("see its queues: rmq topic route {topic}", topic=shlex.quote(message.topic))
             raise ClientError(
-                _("topic {topic} has no {wanted} to send to: {look}", topic=message.topic, wanted=wanted, look=look)
+                _("topic {topic} has no {wanted} to send to; {look}", topic=message.topic, wanted=wanted, look=look)
             )
         queue = random.choice(queues)
         prepared = encode_message(message, message.msg_id or self._next_key(), ProducerSettings())
@@ -331,9 +332,9 @@ class Messages:
         if count:
             return _(
                 "as a key topic {topic} has it {count} times: rmq message by-key {topic} {id}",
-                topic=topic,
+                topic=shlex.quote(topic),
                 count=count,
-                id=msg_id,
+                id=shlex.quote(msg_id),
             )
         return _("topic {topic} has no message with that unique key or key", topic=topic)
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -37,8 +38,8 @@ from rmqkit.errors import MessageIllegal, PeerRefused, SettingsError
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.message import ReceivedMessage, copied
-from rmqkit.protocol.names import dlq_topic, pop_retry_topic, retry_topic
-from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.names import RETRY_PREFIX, dlq_topic, pop_retry_topic, retry_topic
+from rmqkit.protocol.schemas.clients import ConsumerConnection, MessageQueue
 from rmqkit.protocol.schemas.groups import GroupRequest
 from rmqkit.protocol.schemas.topics import TopicList
 from rmqkit.sentences import _, joined
@@ -68,7 +69,6 @@ class Retries(Struct, kw_only=True):
         Raises SettingsError: its clients would not handle what is sent to a retry topic."""
         own = retry_topic(group)
         known = {name for name in await admin.calls.topic_names() if name.startswith(own)}
-        remedy = _("to send to all groups of a topic: rmq replay --dlq {group} --to TOPIC", group=group)
         try:
             connection = await admin.clients.consumers(group)
         except PeerRefused:  # nobody is online: the group's offsets show how it read its retries
@@ -76,9 +76,8 @@ class Retries(Struct, kw_only=True):
             pops = own not in read and any(name.startswith(own) for name in read)
             return cls(group=group, pops=pops, is_online=False, known=known)
         if connection.message_model == "BROADCASTING":
-            raise SettingsError(
-                _("group {group} broadcasts, and reads no retry topic; {remedy}", group=group, remedy=remedy)
-            )
+            why = _("group {group} broadcasts, and reads no retry topic", group=group)
+            raise SettingsError(joined("; ", [why, _to_all_groups(group, connection)]))
         for member in connection.connection_set[:_ASKED_MAX]:
             info = (await admin.clients.running(group, member.client_id))[member.client_id]
             if info is not None and info.properties.get("PROP_CONSUMEORDERLY") == "true":
@@ -88,7 +87,7 @@ class Retries(Struct, kw_only=True):
                     own=own,
                     dead=dlq_topic(group),
                 )
-                raise SettingsError(joined("; ", [why, remedy]))
+                raise SettingsError(joined("; ", [why, _to_all_groups(group, connection)]))
         return cls(group=group, pops=own not in connection.subscription_table, is_online=True, known=known)
 
     def topic(self, origin: str) -> str:
@@ -97,6 +96,18 @@ class Retries(Struct, kw_only=True):
             return retry_topic(self.group)
         newer = pop_retry_topic(self.group, origin, "+")
         return newer if newer in self.known else pop_retry_topic(self.group, origin)
+
+
+def _to_all_groups(group: str, connection: ConsumerConnection) -> str:
+    """Return what to do where a retry topic does not serve: a topic, which other groups may read, too."""
+    topics = sorted(name for name in connection.subscription_table if not name.startswith(RETRY_PREFIX))
+    if len(topics) != 1:
+        return _("choose a topic with --to; all groups that read the topic get the messages")
+    return _(
+        "to send to all groups of topic {topic}: rmq replay --dlq {group} --to {topic}",
+        group=shlex.quote(group),
+        topic=shlex.quote(topics[0]),
+    )
 
 
 async def _topics_read(admin: Admin, group: str) -> set[str]:

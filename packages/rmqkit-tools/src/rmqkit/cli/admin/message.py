@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
@@ -221,7 +222,8 @@ async def timeline_of(
         }
         for one in events
     ]
-    return View(events, [rows or f"nothing of message {id} is stored: rmq explain says why"])
+    explain = shlex.join(["rmq", "explain", topic, group or "GROUP", id])
+    return View(events, [rows or f"nothing of message {id} is stored; to see why, run: {explain}"])
 
 
 @MESSAGE.verb("consume")

@@ -23,6 +23,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shlex
 import stat
 import sys
 from collections.abc import Mapping
@@ -83,7 +84,11 @@ class Profiles(Struct, omit_defaults=True, forbid_unknown_fields=True):
             return self.profiles[name]
         near = difflib.get_close_matches(name, self.profiles, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        known = f"it has {', '.join(sorted(self.profiles))}" if self.profiles else "add one with: rmq profile add"
+        known = (
+            f"it has {', '.join(sorted(self.profiles))}"
+            if self.profiles
+            else f"add it with: rmq profile add {shlex.quote(name)} --name-servers 127.0.0.1:9876"
+        )
         raise SettingsError(f"there is no profile {name!r} in {file_path()}: {hint}{known}")
 
 

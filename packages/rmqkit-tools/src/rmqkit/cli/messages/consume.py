@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import enum
 import logging
+import shlex
 import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -84,9 +85,10 @@ def consume(
 
     def tell_if_idle(consumer: PushConsumer) -> None:
         if not any(queue.topic == topic for queue in consumer.held_queues()):
+            name = shlex.quote(group)
             note(
-                f"group {group} has no queue of {topic} here: either other members have them all (rmq consumer"
-                f" connections {group}), or the broker does not know the group (rmq group create {group})"
+                f"group {group} has no queue of {topic} here: either other members have them all (rmq consumer "
+                f"connections {name}), or the broker does not know the group (rmq group create {name})"
             )
 
     async def work(stop: Stop) -> None:

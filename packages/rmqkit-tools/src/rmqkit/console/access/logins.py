@@ -27,6 +27,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import shlex
 from collections import OrderedDict, deque
 from pathlib import Path
 
@@ -153,8 +154,9 @@ class FileUsers:
             name, _, rest = line.strip().partition(":")
             role, _, password = rest.partition(":")
             if not name or role not in set(Role) or not password.startswith("scrypt$"):
+                write = f"rmq console user {shlex.quote(name or 'anna')}"
                 raise SettingsError(
-                    f"{path}:{number}: {name or 'line'} is not name:role:scrypt$…: rmq console user writes it"
+                    f"{path}:{number}: {name or 'line'} is not name:role:scrypt$…; write it with: {write}"
                 )
             self._users[name] = Role(role), password
 

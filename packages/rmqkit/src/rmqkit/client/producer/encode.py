@@ -227,8 +227,8 @@ def _checked_body(message: Message, bytes_max: int) -> bytes:
     if len(body) > bytes_max:
         raise MessageIllegal(
             f"body of a message for topic {message.topic} has {len(body)} bytes, {len(body) - bytes_max} more than "
-            f"the limit of {bytes_max} (maxMessageSize, for rmq send --max-bytes): split it, or raise the limit here "
-            "and at the brokers"
+            f"the limit of {bytes_max} (maxMessageSize; --max-bytes on the command line): split it, or raise the limit "
+            "here and at the brokers"
         )
     return body
 
