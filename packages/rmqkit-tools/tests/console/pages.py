@@ -15,6 +15,7 @@ def pages(broker: str) -> dict[str, str]:
     at = f"/{ENV}"
     return {
         "overview": f"{at}/",
+        "search": f"{at}/search?q=ship",
         "topics": f"{at}/topics",
         "topics-none": f"{at}/topics?q=nothing-like-it",
         "topic": f"{at}/topics/Orders",

@@ -112,9 +112,10 @@ class Messages:
         end_ms: int | None = None,
         count_max: int = 64,
         is_unique: bool = False,
+        with_unique: bool = False,
         brokers: Mapping[str, str] | None = None,
     ) -> list[ReceivedMessage]:
-        """Messages with a key, or with a unique key, in the order they were stored.
+        """Messages with a key, or with a unique key, in the order they were stored; ``with_unique``: with either.
         ``brokers``, name → address, are asked instead of those of the topic's route. One that does not answer is left
         out; its error is raised when no other has the message. Raises UnknownName: there is no such topic."""
         asked = await readers(self._calls, topic) if brokers is None else brokers
@@ -134,7 +135,12 @@ class Messages:
         answers, failures = await tried(asked.values(), query)
         several = [one for name, at in asked.items() for one in read_messages(answers.get(at, b""), name)]
         # Brokers compare hashes, and two keys of one message may have the same.
-        wanted = [one for one in several if one.topic == topic and key in ([one.msg_id] if is_unique else one.keys)]
+        wanted = [
+            one
+            for one in several
+            if one.topic == topic
+            and ((key in one.keys and not is_unique) or (key == one.msg_id and (is_unique or with_unique)))
+        ]
         if failures and not wanted:
             raise failures[0]
         places = {(one.broker_name, one.queue_id, one.queue_offset): one for one in wanted}

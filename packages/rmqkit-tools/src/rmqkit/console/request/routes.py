@@ -34,6 +34,11 @@ ROUTES: tuple[Route, ...] = (
     Route("/events", "events", "Refreshes of a page, as server-sent events; `path` names the page."),
     Route("/static/{file}", "outside:static", "Style sheet and scripts."),
     Route("/{env}/", "overview:overview", "What is wrong, rates, the worst lags, dead letters, disks.", live_s=10),
+    Route(
+        "/{env}/search",
+        "search:search",
+        "A message id, a key, a topic, a group or a client id, `q`; keys in one `topic` alone. One match is opened.",
+    ),
     Route("/{env}/topics", "topics:topics", "Topics; `q`, `kind`, `sort`, `page`.", live_s=30),
     Route("/{env}/new-topic", "changes:new_topic", "Create a topic.", posts=True),
     Route("/{env}/topics/{t}/edit", "changes:edit_topic", "Queues, permission, attributes of a topic.", posts=True),

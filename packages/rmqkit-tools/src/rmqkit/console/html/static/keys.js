@@ -17,7 +17,15 @@ function step(by) {
   rows[row].querySelector("a")?.focus();
 }
 
+const box = document.getElementById("search");
+
 document.addEventListener("keydown", (event) => {
+  if (box && event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey) && !event.altKey && !event.shiftKey) {
+    event.preventDefault();
+    box.focus();
+    box.select();
+    return;
+  }
   if (off.checked || event.ctrlKey || event.metaKey || event.altKey || help.open) return;
   if (event.target.closest("input, select, textarea, [contenteditable]")) return;
   if (isGoing) {
@@ -27,7 +35,7 @@ document.addEventListener("keydown", (event) => {
     return;
   }
   switch (event.key) {
-    case "/": document.querySelector("input[type=search], form.grid input")?.focus(); event.preventDefault(); break;
+    case "/": (document.querySelector("main input[type=search], main form.grid input") ?? box)?.focus(); event.preventDefault(); break;
     case "g": isGoing = true; setTimeout(() => { isGoing = false; }, 1500); break;
     case "j": step(1); break;
     case "k": step(-1); break;
