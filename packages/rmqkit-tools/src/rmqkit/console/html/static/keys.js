@@ -18,6 +18,8 @@ function step(by) {
 }
 
 const box = document.getElementById("search");
+const shown = document.querySelector(".places [aria-current]");
+if (shown) shown.closest("ul").scrollLeft = shown.offsetLeft - innerWidth / 3;
 
 document.addEventListener("keydown", (event) => {
   if (box && event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey) && !event.altKey && !event.shiftKey) {
@@ -30,7 +32,7 @@ document.addEventListener("keydown", (event) => {
   if (event.target.closest("input, select, textarea, [contenteditable]")) return;
   if (isGoing) {
     isGoing = false;
-    if (event.key === "a") location.href = document.querySelector('.side a[href$="/audit"]').href;
+    if (event.key === "a") location.href = document.querySelector('.places a[href$="/audit"]').href;
     else if (base && event.key in places) location.href = base + places[event.key];
     return;
   }
