@@ -17,6 +17,7 @@ from rmqkit.admin.tail import Span
 from rmqkit.console.request.request import Ask, Page, part, rows_of
 from rmqkit.console.views import history
 from rmqkit.errors import UnknownName
+from rmqkit.protocol.codes import RequestCode
 from rmqkit.sentences import _
 
 QUEUES_MAX = 1_000
@@ -64,11 +65,22 @@ class ConfigRow(Struct, rename="camel"):
     differs: bool
 
 
-class Sender(Struct, rename="camel"):
-    """Where messages of a topic came from."""
+class Sender(Struct, rename="camel", kw_only=True):
+    """Where messages of a topic came from; ``clients`` and ``groups`` are those of the producers that are still online
+    with the connection by which the messages came."""
 
     host: str
-    messages: int
+    messages: int = 0
+    last_ms: int = 0
+    clients: list[str] = []
+    groups: list[str] = []
+
+
+class Sent(Struct):
+    """The last messages of a topic: who sent them, and how large they are on the average, in the log."""
+
+    senders: list[Sender]
+    mean_bytes: float | None = None
 
 
 async def topic(ask: Ask) -> Page:
@@ -76,34 +88,40 @@ async def topic(ask: Ask) -> Page:
     name = ask.params["t"]
     admin = ask.admin
     await admin.calls.route(name)
-    status, config, sent, stats = await asyncio.gather(
+    status, config, sent, stats, kept = await asyncio.gather(
         part(admin.topics.status(name)),
         part(admin.topics.config(name)),
-        part(_senders(ask, name)),
+        part(_sent(ask, name)),
         part(admin.topics.groups(name)),
+        part(_reserved_ms(ask, name)),
     )
     queues: list[QueueStatus] = status.value.queues if status.value is not None else []
+    stored = sum(queue.max_offset - queue.min_offset for queue in queues) if status.value is not None else None
+    found: Sent = sent.value or Sent([])
+    mean_bytes = found.mean_bytes if stored else 0.0
     number = ask.number("page", 1, 1)
     lags = {lag.group: lag for lag in ask.snapshot.lags if lag.topic == name}
     groups = sorted(set(stats.value or ()) | set(lags))
     ask.env.watcher.look(topics=[name], groups=groups[:50])
+    state = ask.snapshot.topics.get(name)
     values = {
         "name": name,
-        "state": ask.snapshot.topics.get(name),
+        "state": state,
         "queues": queues[(number - 1) * QUEUES_MAX : number * QUEUES_MAX],
         "queueCount": len(queues),
-        "stored": sum(queue.max_offset - queue.min_offset for queue in queues) if status.value is not None else None,
+        "stored": stored,
+        "storedBytes": None if stored is None or mean_bytes is None else round(stored * mean_bytes),
+        "reservedMs": kept.value,
         "queuesTrouble": status.trouble,
         "groups": [
             {"name": group, "lag": lags.get(group), "state": ask.snapshot.groups.get(group)} for group in groups
         ],
         "groupsTrouble": stats.trouble,
-        "senders": sent.value or [],
+        "senders": found.senders,
         "sendersTrouble": sent.trouble,
         "config": config_rows(config.value or {}),
         "configTrouble": config.trouble,
     }
-    state = ask.snapshot.topics.get(name)
     marks = await history.marks_of(ask, brokers=state.brokers if state is not None else ())
     wanted: list[history.Wanted] = [("put", [name])] if state is None or state.kind == "normal" else []
     more = {
@@ -124,15 +142,35 @@ async def topic(ask: Ask) -> Page:
     )
 
 
-async def _senders(ask: Ask, name: str) -> list[Sender]:
-    """Who sent the last messages: RocketMQ keeps no list of who sends to a topic."""
+async def _reserved_ms(ask: Ask, name: str) -> int | None:
+    """How long the masters of a topic keep messages at least; None: one of them does not say."""
+    masters = await ask.admin.calls.masters_of_topic(name)
+    code = RequestCode.GET_BROKER_CONFIG
+    configs = await asyncio.gather(*(ask.admin.calls.fetch_properties(one, code) for one in masters.values()))
+    hours = [one.get("fileReservedTime", "") for one in configs]
+    return min(map(int, hours)) * 3_600_000 if hours and all(map(str.isdecimal, hours)) else None
+
+
+async def _sent(ask: Ask, name: str) -> Sent:
+    """The last messages. RocketMQ keeps no list of who sends to a topic."""
     budget = Budget(messages=_SENDERS_LOOKED_AT, body_bytes=8 << 20, ms=1_000)
     try:
         found = await page(ask.admin.calls, name, Span(), count=_SENDERS_LOOKED_AT, budget=budget)
     except UnknownName:
-        return []
-    counts = Counter(message.born_host.rpartition(":")[0] for message in found.messages)
-    return [Sender(host, count) for host, count in counts.most_common(20)]
+        return Sent([])
+    online = {address: one for one in ask.snapshot.clients if one.produces for address in one.addresses}
+    senders: dict[str, Sender] = {}
+    for message in found.messages:
+        host = message.born_host.rpartition(":")[0]
+        one = senders.setdefault(host, Sender(host=host))
+        one.messages += 1
+        one.last_ms = max(one.last_ms, message.store_timestamp)
+        if (client := online.get(message.born_host)) is not None and client.client_id not in one.clients:
+            one.clients.append(client.client_id)
+            one.groups = sorted({*one.groups, *client.produces})
+    sizes = [message.store_size for message in found.messages]
+    shown = sorted(senders.values(), key=lambda one: -one.messages)[:20]
+    return Sent(shown, sum(sizes) / len(sizes) if sizes else None)
 
 
 def config_rows(configs: Mapping[str, Struct]) -> list[ConfigRow]:
