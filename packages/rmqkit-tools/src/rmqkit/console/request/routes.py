@@ -113,6 +113,12 @@ ROUTES: tuple[Route, ...] = (
         "filters:tester",
         "Test a filter, `expression` and `type`, against `properties` or the last messages of a `topic`, part by part.",
     ),
+    Route(
+        "/{env}/waiting/timed",
+        "waiting:timed",
+        "Timed messages one by one, of a `topic`; cancel one, or deliver it now.",
+        posts=True,
+    ),
     Route("/{env}/waiting/transactions", "waiting:transactions", "Half messages of transactions, by state.", live_s=10),
     Route("/{env}/waiting/pop", "waiting:pop", "Popped messages that are not acknowledged, and until when.", live_s=10),
     Route("/{env}/brokers", "brokers:brokers", "Masters and slaves: version, rates, waits, disk.", live_s=10),

@@ -12,16 +12,12 @@ from msgspec.structs import asdict
 
 from rmqkit.admin.cluster.topics import QueueStatus
 from rmqkit.admin.diagnosis.health import TopicState
-from rmqkit.admin.messages.listing import Budget, page
-from rmqkit.admin.tail import Span
+from rmqkit.admin.messages.senders import LOOKED_AT, Senders, last_senders
 from rmqkit.console.request.request import Ask, Page, part, rows_of
 from rmqkit.console.views import history
-from rmqkit.errors import UnknownName
-from rmqkit.protocol.codes import RequestCode
 from rmqkit.sentences import _
 
 QUEUES_MAX = 1_000
-_SENDERS_LOOKED_AT = 200
 _KINDS = ("normal", "retry", "dlq", "system", "all")
 
 SORTS: dict[str, Callable[[TopicState], Any]] = {
@@ -65,24 +61,6 @@ class ConfigRow(Struct, rename="camel"):
     differs: bool
 
 
-class Sender(Struct, rename="camel", kw_only=True):
-    """Where messages of a topic came from; ``clients`` and ``groups`` are those of the producers that are still online
-    with the connection by which the messages came."""
-
-    host: str
-    messages: int = 0
-    last_ms: int = 0
-    clients: list[str] = []
-    groups: list[str] = []
-
-
-class Sent(Struct):
-    """The last messages of a topic: who sent them, and how large they are on the average, in the log."""
-
-    senders: list[Sender]
-    mean_bytes: float | None = None
-
-
 async def topic(ask: Ask) -> Page:
     """One topic."""
     name = ask.params["t"]
@@ -91,13 +69,13 @@ async def topic(ask: Ask) -> Page:
     status, config, sent, stats, kept = await asyncio.gather(
         part(admin.topics.status(name)),
         part(admin.topics.config(name)),
-        part(_sent(ask, name)),
+        part(last_senders(admin.calls, name, ask.snapshot.clients)),
         part(admin.topics.groups(name)),
-        part(_reserved_ms(ask, name)),
+        part(admin.stores.reserved_ms(name)),
     )
     queues: list[QueueStatus] = status.value.queues if status.value is not None else []
     stored = sum(queue.max_offset - queue.min_offset for queue in queues) if status.value is not None else None
-    found: Sent = sent.value or Sent([])
+    found: Senders = sent.value or Senders()
     mean_bytes = found.mean_bytes if stored else 0.0
     number = ask.number("page", 1, 1)
     lags = {lag.group: lag for lag in ask.snapshot.lags if lag.topic == name}
@@ -117,7 +95,7 @@ async def topic(ask: Ask) -> Page:
             {"name": group, "lag": lags.get(group), "state": ask.snapshot.groups.get(group)} for group in groups
         ],
         "groupsTrouble": stats.trouble,
-        "senders": found.senders,
+        "senders": found.rows,
         "sendersTrouble": sent.trouble,
         "config": config_rows(config.value or {}),
         "configTrouble": config.trouble,
@@ -127,7 +105,7 @@ async def topic(ask: Ask) -> Page:
     more = {
         "number": number,
         "pages": max(1, -(-len(queues) // QUEUES_MAX)),
-        "looked_at": _SENDERS_LOOKED_AT,
+        "looked_at": LOOKED_AT,
         "tabs": history.tabs(ask, "topics", name),
         "charts": await history.charts(ask, [*wanted, ("lag", groups)] if groups else wanted, marks),
     }
@@ -140,37 +118,6 @@ async def topic(ask: Ask) -> Page:
         command=f"rmq admin topic status {name}",
         crumbs=[(_("Topics"), ask.link("topics"))],
     )
-
-
-async def _reserved_ms(ask: Ask, name: str) -> int | None:
-    """How long the masters of a topic keep messages at least; None: one of them does not say."""
-    masters = await ask.admin.calls.masters_of_topic(name)
-    code = RequestCode.GET_BROKER_CONFIG
-    configs = await asyncio.gather(*(ask.admin.calls.fetch_properties(one, code) for one in masters.values()))
-    hours = [one.get("fileReservedTime", "") for one in configs]
-    return min(map(int, hours)) * 3_600_000 if hours and all(map(str.isdecimal, hours)) else None
-
-
-async def _sent(ask: Ask, name: str) -> Sent:
-    """The last messages. RocketMQ keeps no list of who sends to a topic."""
-    budget = Budget(messages=_SENDERS_LOOKED_AT, body_bytes=8 << 20, ms=1_000)
-    try:
-        found = await page(ask.admin.calls, name, Span(), count=_SENDERS_LOOKED_AT, budget=budget)
-    except UnknownName:
-        return Sent([])
-    online = {address: one for one in ask.snapshot.clients if one.produces for address in one.addresses}
-    senders: dict[str, Sender] = {}
-    for message in found.messages:
-        host = message.born_host.rpartition(":")[0]
-        one = senders.setdefault(host, Sender(host=host))
-        one.messages += 1
-        one.last_ms = max(one.last_ms, message.store_timestamp)
-        if (client := online.get(message.born_host)) is not None and client.client_id not in one.clients:
-            one.clients.append(client.client_id)
-            one.groups = sorted({*one.groups, *client.produces})
-    sizes = [message.store_size for message in found.messages]
-    shown = sorted(senders.values(), key=lambda one: -one.messages)[:20]
-    return Sent(shown, sum(sizes) / len(sizes) if sizes else None)
 
 
 def config_rows(configs: Mapping[str, Struct]) -> list[ConfigRow]:
