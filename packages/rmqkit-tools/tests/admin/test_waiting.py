@@ -13,6 +13,7 @@ import pytest
 from rmqkit import Message, PopConsumer, Producer, TransactionProducer, TransactionState
 from rmqkit.admin import Admin
 from rmqkit.admin.messages.listing import Budget
+from rmqkit.admin.messages.timed import still_waiting
 from rmqkit.admin.messages.waiting import pending_pops, undecided
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.cli.admin import waiting as command
@@ -27,6 +28,7 @@ from rmqkit.standalone import Standalone
 from tests.broker.test_metrics import told
 from tests.client.messages import received
 from tests.console.asgi import Browser
+from tests.console.test_changes import token_of
 
 POINT = {"bn": "b", "c": "g", "it": 60_000, "n": 3, "pt": 1_000, "q": 0, "so": 10, "t": "T"}
 ACK = {"bn": "b", "c": "g", "pt": 1_000, "q": 0, "so": 10, "t": "T"}
@@ -72,7 +74,7 @@ async def test_delay_levels_and_timers_are_counted_as_the_broker_counts_them(
         metrics = await told(both.metrics_addresses[1])
         text, parsed = printed(await command.delays(admin), capsys)
 
-    assert "1 min " in text and "timed messages: 9" in text and "later, or now" in text
+    assert "1 min " in text and "timed messages: 9" in text and "more than" in text
     assert parsed == msgspec.to_builtins([found], str_keys=True, enc_hook=plain)
     levels = {one.level: one for one in found.levels if one.waiting}
     assert {level: (one.waiting, one.delay_ms) for level, one in levels.items()} == {5: (3, 60_000), 18: (2, 7_200_000)}
@@ -83,6 +85,84 @@ async def test_delay_levels_and_timers_are_counted_as_the_broker_counts_them(
     assert found.due_within_s == {int(bound): count for (*_, bound), count in snapshot.items()}
     assert {bound: count for bound, count in found.due_within_s.items() if count} == {300: 4, 14_400: 3}
     assert (found.due_later, found.behind_ms, found.trouble) == (2, 0, "")
+
+
+def timer_record(number: int, key: str, due_ms: int, **more: str) -> ReceivedMessage:
+    own = {"REAL_TOPIC": "T", "REAL_QID": "0", "TIMER_OUT_MS": str(due_ms), "UNIQ_KEY": key}
+    return record(number, "A", b"x", **own, **more)
+
+
+def test_timed_messages_that_wait_are_told_from_those_that_do_not() -> None:
+    records = [
+        timer_record(0, "first-stage", 9_000),
+        timer_record(1, "recalled", 9_000),
+        timer_record(2, "over", 4_999),
+        timer_record(3, "recalled-by-5.3", 9_000),
+        timer_record(4, "same-key-other-time", 9_000),
+        timer_record(5, "recalled", 9_000, TIMER_DEL_UNIQKEY="recalled"),
+        timer_record(6, "x", 9_000, TIMER_DEL_UNIQKEY="T+recalled-by-5.3"),
+        timer_record(7, "x", 8_000, TIMER_DEL_UNIQKEY="same-key-other-time"),
+        timer_record(8, "first-stage", 9_000, TIMER_ROLL_TIMES="1"),
+        timer_record(9, "twice", 7_000),
+        timer_record(10, "twice", 7_000),
+        record(11, "A", b"no time"),
+    ]
+    found = still_waiting("b", reversed(records), 5_000)
+    assert [(one.offset, one.msg_id) for one in found] == [
+        (10, "twice"), (9, "twice"), (8, "first-stage"), (4, "same-key-other-time"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["cancel", "deliver"])
+async def test_a_timed_message_is_listed_and_cancelled_or_delivered_now(
+    tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with (
+        cluster(tmp_path, recall_messages=True) as (both, admin),
+        Producer("p", both.namesrv_address) as producer,
+        Console(both.namesrv_address) as console,
+    ):
+        for ahead_s in (7_200, 100_000, 3_600):
+            await producer.send("Orders", b"x", keys=[f"in-{ahead_s}"], delay=ahead_s)
+        browser = Browser(console)
+        shown = (await browser.json("/local/waiting/timed"))["found"]
+        assert [one["keys"] for one in shown["rows"]] == [["in-3600"], ["in-7200"], ["in-100000"]]
+        text, _ = printed(await command.timed(admin), capsys)
+        assert "in-3600" in text and "3 timed messages wait" in text
+        assert (await browser.json("/local/waiting/timed?topic=Other"))["found"]["matched"] == 0
+
+        first = shown["rows"][0]
+        review = await browser.post(
+            "/local/waiting/timed", {"do": way, "broker": first["broker"], "offset": str(first["offset"])}
+        )
+        token = token_of(review)
+        for _ in range(2):  # pressed twice, it is done once
+            done = await browser.post("/local/waiting/timed", {"review": token})
+            assert done.status == 200, done.text
+        left = await admin.waiting.timed()
+        assert [one.keys for one in left.rows] == [["in-7200"], ["in-100000"]]
+        at_once = (await admin.topics.status("Orders")).queues
+        assert sum(one.max_offset for one in at_once) == (way == "deliver")
+        timer = both.broker.context.timer
+        while timer is None or timer.pending > 2:
+            await asyncio.sleep(600)
+        ends = (await admin.topics.status("Orders")).queues
+        assert sum(one.max_offset for one in ends) == (way == "deliver"), "what was recalled does not come"
+        if way == "deliver":
+            (copy,) = await admin.messages.by_key("Orders", "in-3600")
+            assert (copy.msg_id, copy.body) == (first["msgId"], b"x")
+
+
+async def test_a_viewer_and_a_broker_that_recalls_nothing_refuse(tmp_path: Path) -> None:
+    async with cluster(tmp_path, recall_messages=False) as (both, _), Producer("p", both.namesrv_address) as producer:
+        await producer.send("Orders", b"x", delay=3_600)
+        for read_only, status, why in ((True, 403, "read-only"), (False, 400, "recallMessageEnable=true")):
+            async with Console(both.namesrv_address, read_only=read_only) as console:
+                browser = Browser(console)
+                (one,) = (await browser.json("/local/waiting/timed"))["found"]["rows"]
+                form = {"do": "cancel", "broker": one["broker"], "offset": str(one["offset"])}
+                answer = await browser.post("/local/waiting/timed", form)
+                assert (answer.status, why in answer.text) == (status, True), answer.text
 
 
 DUE_S = {10: 10_000, 100: 15_000, 200: 5_000, 7_200: 20_000, 40_000: 15_000, 86_000: 5_000, 100_000: 30_000}

@@ -15,6 +15,7 @@ def pages(broker: str) -> dict[str, str]:
     at = f"/{ENV}"
     return {
         "overview": f"{at}/",
+        "search": f"{at}/search?q=ship",
         "topics": f"{at}/topics",
         "topics-none": f"{at}/topics?q=nothing-like-it",
         "topic": f"{at}/topics/Orders",
@@ -42,6 +43,7 @@ def pages(broker: str) -> dict[str, str]:
         "filter": f"{at}/filter",
         "filter-parts": f"{at}/filter?expression=amount+BETWEEN+10+AND+50+AND+country+IN+('DE','AT')&topic=Orders",
         "delays": f"{at}/waiting/delays",
+        "timed": f"{at}/waiting/timed",
         "transactions": f"{at}/waiting/transactions",
         "pop": f"{at}/waiting/pop",
         "history": f"{at}/history",

@@ -157,8 +157,8 @@ async def test_a_topic_costs_few_requests(tmp_path: Path) -> None:
         cost = env.costs[both.broker_address]
         before = cost.requests
         await browser.get("/local/topics/Orders")
-        # Status, groups, settings; and for the senders: where queues end, and a pull of each of two queues.
-        assert cost.requests - before <= 6
+        # Status, groups, settings, retention; for the producers: where queues end, and a pull of each of two queues.
+        assert cost.requests - before <= 7
         before = cost.requests
         await browser.get(f"/local/topics/Orders/at/{both.broker.context.settings.broker_name}/0/0")
         assert cost.requests - before <= 36

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rmqkit import Producer
 from rmqkit.admin import Admin
 from rmqkit.console.access.logins import Role, User
 from rmqkit.console.request.routes import ROUTES
@@ -33,6 +34,28 @@ async def confirm(browser: Browser, path: str, form: dict[str, str], typed: str 
     review = await browser.post(path, form)
     assert review.status == 200, review.text
     return await browser.post(path, {"review": token_of(review), "typed": typed})
+
+
+async def test_a_topic_shows_its_size_retention_and_producers(tmp_path: Path) -> None:
+    async with served(tmp_path) as (both, console, browser), Admin(both.namesrv_address) as admin:
+        await admin.topics.create("Orders", read_queues=2, write_queues=2)
+        async with Producer("web-shop", both.namesrv_address) as producer:
+            for number in range(6):
+                await producer.send("Orders", b"x" * (100 * number + 1))
+            console.envs["local"].watcher.refresh()
+            async with asyncio.timeout(90):
+                while not any("web-shop" in one.produces for one in console.envs["local"].watcher.snapshot.clients):
+                    await asyncio.sleep(1)
+            shown = await browser.json("/local/topics/Orders")
+            page = (await browser.get("/local/topics/Orders")).text
+        (sender,) = shown["senders"]
+        assert (sender["host"], sender["messages"], sender["groups"]) == ("127.0.0.1", 6, ["web-shop"])
+        assert len(sender["clients"]) == 1
+        assert 1_500 < shown["storedBytes"] < 4_000
+        assert shown["reservedMs"] == 72 * 3_600_000
+        before_raw = page.partition("As the brokers have them")[0]
+        assert "read queue nums" in page and "read queue nums" not in before_raw
+        assert (await browser.json("/local/topics/Orders"))["senders"][0]["messages"] == 6
 
 
 async def test_a_topic_is_made_edited_and_deleted(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from rmqkit.console.watch.watcher import STEP, Watcher, _steps, _turn
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
 from tests.admin.things import send
@@ -55,6 +56,25 @@ async def test_rates_come_from_where_topics_end(tmp_path: Path) -> None:
         rows = (await browser.json("/local/topics"))["topics"]["rows"]
         (orders,) = [row for row in rows if row["name"] == "Orders"]
         assert 4 <= orders["inTps"] <= 6
+
+
+async def test_the_rate_out_is_that_of_all_groups_together(tmp_path: Path) -> None:
+    """A group that the watcher sees for the first time has consumed nothing yet."""
+    async with served(tmp_path) as (both, _, browser), Admin(both.namesrv_address) as admin:
+        await admin.topics.create("Orders", read_queues=1, write_queues=1)
+        broker = both.broker.context.settings.broker_name
+        address, queue = await admin.calls.address(broker), MessageQueue("Orders", broker, 0)
+        await send(admin, *(Message(topic="Orders", body=b"x") for _ in range(600)))
+        for group in ("fast", "slow"):
+            await admin.groups.update(group, {})
+        for look in range(8):
+            await browser.get("/local/topics")
+            await admin.calls.commit_offset(address, "fast", queue, 40 * look)
+            if look > 2:
+                await admin.calls.commit_offset(address, "slow", queue, 200 + 10 * look)
+            await asyncio.sleep(10)
+        (orders,) = [row for row in (await browser.json("/local/topics"))["topics"]["rows"] if row["name"] == "Orders"]
+        assert 4 <= orders["outTps"] <= 6
 
 
 async def test_the_age_of_half_messages(tmp_path: Path) -> None:

@@ -220,6 +220,16 @@ class Stores:
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
 
+    async def reserved_ms(self, topic: str) -> int | None:
+        """How long the masters of a topic keep its messages at least; None: one of them does not say."""
+        masters = await self._calls.masters_of_topic(topic)
+        code = RequestCode.GET_BROKER_CONFIG
+        configs = await self._calls.fan_out(
+            masters.values(), lambda address: self._calls.fetch_properties(address, code)
+        )
+        hours = [one.get("fileReservedTime", "") for one in configs.values()]
+        return min(map(int, hours)) * _HOUR_MS if hours and all(map(str.isdecimal, hours)) else None
+
     async def of(self, broker: str | None = None, cluster: str | None = None) -> list[Store]:
         """The stores of masters, two requests each; one that does not answer has a ``trouble``."""
         masters = await self._calls.targets(broker, cluster)

@@ -134,6 +134,7 @@ class TopicState(Struct, rename="camel", kw_only=True):
         stored: messages that are in its queues.
         end: the sum of the offsets at which its queues end.
         in_tps: messages per second put to it, between the last two looks.
+        out_tps: messages per second that its groups consume together, by their committed offsets.
     """
 
     name: str
@@ -147,6 +148,7 @@ class TopicState(Struct, rename="camel", kw_only=True):
     stored: int | None = None
     end: int | None = None
     in_tps: float | None = None
+    out_tps: float | None = None
     groups: list[str] = field(default_factory=list)
     lag: int | None = None
     behind_since_ms: int | None = None

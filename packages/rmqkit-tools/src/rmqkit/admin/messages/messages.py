@@ -32,7 +32,12 @@ from rmqkit.protocol.names import AUTO_CREATE_TOPIC, HALF_TOPIC, TRACE_TOPIC, TR
 from rmqkit.protocol.record import pack_host
 from rmqkit.protocol.schemas.clients import ConsumeDirectlyRequest, ConsumeMessageDirectlyResult, MessageQueue
 from rmqkit.protocol.schemas.pull import QueryConsumeQueueBody, QueryConsumeQueueRequest, QueryMessageRequest
-from rmqkit.protocol.schemas.send import ResumeCheckRequest, SendMessageResponse, SendMessageV2Request
+from rmqkit.protocol.schemas.send import (
+    RecallMessageRequest,
+    ResumeCheckRequest,
+    SendMessageResponse,
+    SendMessageV2Request,
+)
 from rmqkit.protocol.trace import (
     ConsumeReturn,
     EndTransactionTrace,
@@ -50,6 +55,7 @@ __all__ = ["Messages", "Sent", "TraceRow", "traces_of"]
 
 _FOREVER_MS = (1 << 63) - 1
 _UNIQUE_KEY_COUNT = 32
+_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
 _RELAY_TIMEOUT_MS = 15_000.0
 
 
@@ -113,9 +119,10 @@ class Messages:
         end_ms: int | None = None,
         count_max: int = 64,
         is_unique: bool = False,
+        with_unique: bool = False,
         brokers: Mapping[str, str] | None = None,
     ) -> list[ReceivedMessage]:
-        """Messages with a key, or with a unique key, in the order they were stored.
+        """Messages with a key, or with a unique key, in the order they were stored; ``with_unique``: with either.
         ``brokers``, name → address, are asked instead of those of the topic's route. One that does not answer is left
         out; its error is raised when no other has the message. Raises UnknownName: there is no such topic."""
         asked = await readers(self._calls, topic) if brokers is None else brokers
@@ -135,7 +142,12 @@ class Messages:
         answers, failures = await tried(asked.values(), query)
         several = [one for name, at in asked.items() for one in read_messages(answers.get(at, b""), name)]
         # Brokers compare hashes, and two keys of one message may have the same.
-        wanted = [one for one in several if one.topic == topic and key in ([one.msg_id] if is_unique else one.keys)]
+        wanted = [
+            one
+            for one in several
+            if one.topic == topic
+            and ((key in one.keys and not is_unique) or (key == one.msg_id and (is_unique or with_unique)))
+        ]
         if failures and not wanted:
             raise failures[0]
         places = {(one.broker_name, one.queue_id, one.queue_offset): one for one in wanted}
@@ -248,7 +260,7 @@ class Messages:
         queue = random.choice(queues)
         prepared = encode_message(message, message.msg_id or self._next_key(), ProducerSettings())
         header = SendMessageV2Request(
-            producer_group="CLIENT_INNER_PRODUCER",
+            producer_group=_PRODUCER_GROUP,
             topic=message.topic,
             default_topic=AUTO_CREATE_TOPIC,
             default_topic_queue_nums=4,
@@ -275,6 +287,23 @@ class Messages:
     async def resend(self, message: ReceivedMessage) -> Sent:
         """Send a stored message again to its topic, with the unique key it has, so that consumers can tell."""
         return await self.send(Message(topic=message.topic, msg_id=message.msg_id, **copied(message)))
+
+    @property
+    def now_ms(self) -> int:
+        """The time of the clock of the requests."""
+        return self._calls.clock.now_ms()
+
+    async def may_recall(self, broker: str) -> bool:
+        """Whether a broker has the setting that allows recalls, which Apache's have since 5.4."""
+        code = RequestCode.GET_BROKER_CONFIG
+        config = await self._calls.fetch_properties(await self._calls.address(broker), code)
+        return config.get("recallMessageEnable") == "true"
+
+    async def recall(self, topic: str, broker: str, handle: str) -> str:
+        """Recall a timed message by its handle, and return its unique key.
+        Raises PeerRefused: the broker must have ``recallMessageEnable=true``, and the message must not be due."""
+        header = RecallMessageRequest(producer_group=_PRODUCER_GROUP, topic=topic, recall_handle=handle, bname=broker)
+        return await self._calls.recall(await self._calls.address(broker), header)
 
     async def resume(self, msg_id: str) -> ReceivedMessage:
         """Have the producer of a half message asked anew what became of its transaction, although the broker gave up.

@@ -6,7 +6,7 @@ what waits      where it is read
 delay levels    GET_TOPIC_STATS_INFO of the delay topic: stored; runtime figures ``scheduleMessageOffset_N``: delivered;
                 when the next one is due: the entry of the delay queue there (QUERY_CONSUME_QUEUE)
 timed messages  GET_TIMER_METRICS: how many of each topic, and, of rmqkit's brokers, by when they are due; runtime
-                figures: how many in all, how late
+                figures: how many in all, how late; one by one: the timer topic, the newest first
 half messages   the half topic from where check-back is, less what the op topic from there on names; given up:
                 ``TRANS_CHECK_MAX_TIME_TOPIC``
 popped          check points of the revive topic from where reviving is, less the acks behind them. Messages popped in
@@ -28,6 +28,8 @@ from msgspec import UNSET, Struct, field
 
 from rmqkit.admin.calls import AdminCalls
 from rmqkit.admin.messages.listing import BUDGET, Budget
+from rmqkit.admin.messages.messages import Messages
+from rmqkit.admin.messages.timed import Timed, TimedList, TimedMessages, still_waiting
 from rmqkit.admin.tail import pull_request
 from rmqkit.errors import PeerRefused, RmqError, SettingsError, UnknownName
 from rmqkit.protocol import names
@@ -170,6 +172,7 @@ class Waiting:
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
+        self.timers = TimedMessages(Messages(calls))
 
     # -- delays
 
@@ -238,6 +241,27 @@ class Waiting:
         if metrics.due_within_s is not UNSET:
             found.due_within_s = metrics.due_within_s
             found.due_later = max(0, (found.timed or 0) - sum(metrics.due_within_s.values()))
+
+    async def timed(self, broker: str | None = None, topic: str = "", budget: Budget = BUDGET) -> TimedList:
+        """Timed messages one by one, of one topic if it is named, the next one that is due first."""
+        masters, reading, troubles = await self._calls.masters(broker=broker), self._reading(budget), dict[str, str]()
+        found: list[Timed] = []
+        for name, address in masters.items():
+            try:
+                records = [
+                    one async for one in self._read_back(address, MessageQueue(names.TIMER_TOPIC, name, 0), reading)
+                ]
+                found += still_waiting(name, records, self._calls.clock.now_ms())
+            except RmqError as error:
+                troubles[name] = str(error)
+        wanted = sorted((one for one in found if topic in ("", one.topic)), key=lambda one: one.due_ms)
+        return TimedList(
+            rows=wanted[:ROWS_MAX],
+            matched=len(wanted),
+            examined=reading.examined,
+            is_whole=reading.is_whole,
+            troubles=troubles,
+        )
 
     # -- transactions
 
@@ -329,18 +353,30 @@ class Waiting:
     def _reading(self, budget: Budget) -> _Reading:
         return _Reading(budget, self._calls.clock.monotonic_ms() + budget.ms)
 
+    async def _read_back(self, address: str, queue: MessageQueue, reading: _Reading) -> AsyncIterator[ReceivedMessage]:
+        """The messages of a queue from its end, the newest first, as far as the budget goes."""
+        low, high = await self._calls.min_offset(address, queue), await self._calls.max_offset(address, queue)
+        while high > low:
+            begin = max(low, high - _PULL_COUNT)
+            block = [one async for one in self._read(address, queue, begin, reading, end=high)]
+            for one in reversed(block):
+                yield one
+            if not reading.is_whole:
+                return
+            high = begin
+
     async def _read(
-        self, address: str, queue: MessageQueue, begin: int, reading: _Reading
+        self, address: str, queue: MessageQueue, begin: int, reading: _Reading, *, end: int | None = None
     ) -> AsyncIterator[ReceivedMessage]:
-        """The messages of a queue from an offset on, as far as the budget goes."""
+        """The messages of a queue from an offset on, to its end or another one, as far as the budget goes."""
         calls, clock = self._calls, self._calls.clock
         at = max(begin, await calls.min_offset(address, queue))
-        end = await calls.max_offset(address, queue)
+        end = await calls.max_offset(address, queue) if end is None else end
         while at < end:
             if reading.is_over(clock.monotonic_ms()):
                 reading.is_whole = False
                 return
-            header = pull_request(queue, at, "*", clock.now_ms(), max_count=_PULL_COUNT)
+            header = pull_request(queue, at, "*", clock.now_ms(), max_count=min(_PULL_COUNT, end - at))
             pulled = await calls.pull(address, header, calls.timeout_ms)
             got = read_messages(pulled.body, queue.broker_name) if pulled.status is PullStatus.FOUND else []
             for one in got:

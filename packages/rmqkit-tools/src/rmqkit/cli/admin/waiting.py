@@ -5,7 +5,7 @@ from __future__ import annotations
 from rmqkit.admin import Admin
 from rmqkit.admin.diagnosis.health import span_text
 from rmqkit.admin.messages.waiting import Delays
-from rmqkit.cli.frame.nouns import Broker, Noun, View
+from rmqkit.cli.frame.nouns import Broker, Noun, Topic, View
 from rmqkit.cli.frame.printing import time_text
 
 WAITING = Noun("waiting", "What waits inside brokers: delays, transactions, popped messages.")
@@ -43,9 +43,32 @@ async def delays(admin: Admin, broker: Broker = None) -> View:
             due = [
                 {"due within": span_text(bound * 1000), "messages": count} for bound, count in one.due_within_s.items()
             ]
-            parts.append([*due, {"due within": "later, or now", "messages": one.due_later}])
+            later = f"more than {span_text(max(one.due_within_s) * 1000)}" + (", or late" if one.behind_ms else "")
+            parts.append([*due, {"due within": later, "messages": one.due_later}])
         parts.append([{"topic": topic, "messages": count} for topic, count in one.timed_by_topic.items()] or [])
     return View(found, [part for part in parts if part])
+
+
+@WAITING.verb("timed")
+async def timed(admin: Admin, broker: Broker = None, topic: Topic = "") -> View:
+    """List the timed messages that wait, the next one that is due first.
+
+    Brokers do not list them: their timer topic is read, the newest first, at most 20,000 records, for 3 seconds."""
+    found = await admin.waiting.timed(broker, topic)
+    rows = [
+        {
+            "due": time_text(one.due_ms),
+            "topic": one.topic,
+            "keys": " ".join(one.keys),
+            "id": one.msg_id,
+            "place": f"{one.broker}@{one.offset}",
+        }
+        for one in found.rows
+    ]
+    counts = f"{found.matched:,} timed messages wait"
+    return View(
+        found, [rows or "no timed message waits", counts, *_rest(found.examined, found.is_whole, found.troubles)]
+    )
 
 
 @WAITING.verb("transactions", watch=True)

@@ -12,15 +12,12 @@ from msgspec.structs import asdict
 
 from rmqkit.admin.cluster.topics import QueueStatus
 from rmqkit.admin.diagnosis.health import TopicState
-from rmqkit.admin.messages.listing import Budget, page
-from rmqkit.admin.tail import Span
+from rmqkit.admin.messages.senders import LOOKED_AT, Senders, last_senders
 from rmqkit.console.request.request import Ask, Page, part, rows_of
 from rmqkit.console.views import history
-from rmqkit.errors import UnknownName
 from rmqkit.sentences import _
 
 QUEUES_MAX = 1_000
-_SENDERS_LOOKED_AT = 200
 _KINDS = ("normal", "retry", "dlq", "system", "all")
 
 SORTS: dict[str, Callable[[TopicState], Any]] = {
@@ -64,52 +61,51 @@ class ConfigRow(Struct, rename="camel"):
     differs: bool
 
 
-class Sender(Struct, rename="camel"):
-    """Where messages of a topic came from."""
-
-    host: str
-    messages: int
-
-
 async def topic(ask: Ask) -> Page:
     """One topic."""
     name = ask.params["t"]
     admin = ask.admin
     await admin.calls.route(name)
-    status, config, sent, stats = await asyncio.gather(
+    status, config, sent, stats, kept = await asyncio.gather(
         part(admin.topics.status(name)),
         part(admin.topics.config(name)),
-        part(_senders(ask, name)),
+        part(last_senders(admin.calls, name, ask.snapshot.clients)),
         part(admin.topics.groups(name)),
+        part(admin.stores.reserved_ms(name)),
     )
     queues: list[QueueStatus] = status.value.queues if status.value is not None else []
+    stored = sum(queue.max_offset - queue.min_offset for queue in queues) if status.value is not None else None
+    found: Senders = sent.value or Senders()
+    mean_bytes = found.mean_bytes if stored else 0.0
     number = ask.number("page", 1, 1)
     lags = {lag.group: lag for lag in ask.snapshot.lags if lag.topic == name}
     groups = sorted(set(stats.value or ()) | set(lags))
     ask.env.watcher.look(topics=[name], groups=groups[:50])
+    state = ask.snapshot.topics.get(name)
     values = {
         "name": name,
-        "state": ask.snapshot.topics.get(name),
+        "state": state,
         "queues": queues[(number - 1) * QUEUES_MAX : number * QUEUES_MAX],
         "queueCount": len(queues),
-        "stored": sum(queue.max_offset - queue.min_offset for queue in queues) if status.value is not None else None,
+        "stored": stored,
+        "storedBytes": None if stored is None or mean_bytes is None else round(stored * mean_bytes),
+        "reservedMs": kept.value,
         "queuesTrouble": status.trouble,
         "groups": [
             {"name": group, "lag": lags.get(group), "state": ask.snapshot.groups.get(group)} for group in groups
         ],
         "groupsTrouble": stats.trouble,
-        "senders": sent.value or [],
+        "senders": found.rows,
         "sendersTrouble": sent.trouble,
         "config": config_rows(config.value or {}),
         "configTrouble": config.trouble,
     }
-    state = ask.snapshot.topics.get(name)
     marks = await history.marks_of(ask, brokers=state.brokers if state is not None else ())
     wanted: list[history.Wanted] = [("put", [name])] if state is None or state.kind == "normal" else []
     more = {
         "number": number,
         "pages": max(1, -(-len(queues) // QUEUES_MAX)),
-        "looked_at": _SENDERS_LOOKED_AT,
+        "looked_at": LOOKED_AT,
         "tabs": history.tabs(ask, "topics", name),
         "charts": await history.charts(ask, [*wanted, ("lag", groups)] if groups else wanted, marks),
     }
@@ -122,17 +118,6 @@ async def topic(ask: Ask) -> Page:
         command=f"rmq topic status {name}",
         crumbs=[(_("Topics"), ask.link("topics"))],
     )
-
-
-async def _senders(ask: Ask, name: str) -> list[Sender]:
-    """Who sent the last messages: RocketMQ keeps no list of who sends to a topic."""
-    budget = Budget(messages=_SENDERS_LOOKED_AT, body_bytes=8 << 20, ms=1_000)
-    try:
-        found = await page(ask.admin.calls, name, Span(), count=_SENDERS_LOOKED_AT, budget=budget)
-    except UnknownName:
-        return []
-    counts = Counter(message.born_host.rpartition(":")[0] for message in found.messages)
-    return [Sender(host, count) for host, count in counts.most_common(20)]
 
 
 def config_rows(configs: Mapping[str, Struct]) -> list[ConfigRow]:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from rmqkit.console.request.request import Ask, Page
+from typing import Any
+
+from rmqkit.console.access.confirmations import Review
+from rmqkit.console.html import render
+from rmqkit.console.request.request import Ask, Fault, Page
 from rmqkit.sentences import _
 
-_TABS = (("delays", _("Delays")), ("transactions", _("Transactions")), ("pop", "POP"))
+_TABS = (("delays", _("Delays")), ("timed", _("Timed messages")), ("transactions", _("Transactions")), ("pop", "POP"))
 
 
-def _page(ask: Ask, name: str, title: str, values: dict[str, object]) -> Page:
+_TIMED_SHOWN = 200
+
+
+def _page(ask: Ask, name: str, title: str, values: dict[str, object], *, live_s: float = 10) -> Page:
     return Page(
         template=f"waiting_{name}.html",
         title=title,
         values=values,
         more={"places": [(key, text, ask.link("waiting", key)) for key, text in _TABS], "shown": name},
-        live_s=10,
+        live_s=live_s,
         command=f"rmq waiting {name}",
     )
 
@@ -34,3 +41,55 @@ async def transactions(ask: Ask) -> Page:
 async def pop(ask: Ask) -> Page:
     """Pending check points of POP, as far as one budget of a search goes."""
     return _page(ask, "pop", _("Popped messages"), {"found": await ask.admin.waiting.pops()})
+
+
+async def timed(ask: Ask) -> Page:
+    """Timed messages one by one, as far as one budget of a search goes; and a form to cancel or deliver one."""
+    if ask.request.method == "POST":
+        return await _timed_changed(ask)
+    topic = ask.text("topic")
+    found = await ask.admin.waiting.timed(topic=topic)
+    page = _page(ask, "timed", _("Timed messages"), {"found": found}, live_s=0)
+    page.more |= {"topic": topic, "rows": _TIMED_SHOWN}
+    return page
+
+
+async def _timed_changed(ask: Ask) -> Page:
+    """Cancel a timed message, or deliver it now: a review first."""
+    if token := ask.form.get("review"):
+        ask.require_change(_("change"), _("timed message"), is_sending=True)
+        return await ask.confirmed(token)
+    broker, offset, way = (ask.form.get(name, "") for name in ("broker", "offset", "do"))
+    if way not in ("cancel", "deliver") or not offset.isdecimal() or len(offset) > 18:
+        raise Fault(400, _("What?"), _("choose a message, and cancel or deliver"))
+    is_cancel = way == "cancel"
+    action = _("cancel timed message") if is_cancel else _("deliver timed message now")
+    ask.require_change(action, f"{broker}@{offset}", is_sending=True)
+    timers = ask.admin.waiting.timers
+    message, record = await timers.at(broker, int(offset))
+    recall = _("RECALL_MESSAGE (370) of {id} to {broker}", id=message.msg_id, broker=broker)
+    send = _("SEND_MESSAGE_V2 (310) of a copy to {topic}, with the same unique key", topic=message.topic)
+
+    async def run() -> Any:
+        timers = ask.admin.waiting.timers
+        return [await timers.recall(message)] if is_cancel else await timers.deliver(message, record)
+
+    return ask.review(
+        Review(
+            user=ask.user.name,
+            env=ask.env.name,
+            action=action,
+            target=message.topic,
+            rows=[
+                (_("Topic"), message.topic),
+                (_("Message"), message.msg_id),
+                (_("Keys"), " ".join(message.keys)),
+                (_("Due"), str(render.time(message.due_ms).striptags())),
+            ],
+            requests=[recall] if is_cancel else [send, recall],
+            command="",
+            back=ask.link("waiting", "timed"),
+            run=run,
+            warning=_("nobody receives a message that is cancelled") if is_cancel else "",
+        )
+    )

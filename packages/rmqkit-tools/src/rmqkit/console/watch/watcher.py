@@ -123,7 +123,7 @@ class Watcher:
         self._clock = admin.calls.clock
         self._tables: dict[str, _Tables] = {}
         self._brokers: dict[str, BrokerState] = {}
-        self._topic_ends: dict[str, tuple[float, int]] = {}
+        self._counted: dict[str, tuple[float, int]] = {}
         self._rates: dict[str, float] = {}
         self._ends: dict[str, tuple[int, int]] = {}
         self._name_servers: dict[str, str] = {}
@@ -446,6 +446,8 @@ class Watcher:
                 topic = topics[lag.topic]
                 if not names.is_system_group(lag.group):
                     topic.groups.append(lag.group)
+                    consumed = self._rate(f"{lag.group} of {lag.topic}", lag.end - lag.count, then_ms)
+                    topic.out_tps = topic.out_tps if consumed is None else (topic.out_tps or 0.0) + consumed
                 topic.lag = (topic.lag or 0) + lag.count
                 topic.behind_since_ms = _earlier(topic.behind_since_ms, lag.behind_since_ms)
         async for name, topic in _steps(topics.items()):
@@ -456,15 +458,15 @@ class Watcher:
             topic.in_tps = self._rate(name, topic.end, then_ms)
         return topics
 
-    def _rate(self, topic: str, end: int | None, then_ms: float) -> float | None:
+    def _rate(self, counted: str, end: int | None, then_ms: float) -> float | None:
         if end is None:
             return None
-        before = self._topic_ends.get(topic)
+        before = self._counted.get(counted)
         if before is None or end != before[1] or then_ms - before[0] > TREND_MS:
-            self._topic_ends[topic] = then_ms, end
+            self._counted[counted] = then_ms, end
         if before is not None and then_ms > before[0]:
-            self._rates[topic] = max(0.0, (end - before[1]) * 1000 / (then_ms - before[0]))
-        return self._rates.get(topic)
+            self._rates[counted] = max(0.0, (end - before[1]) * 1000 / (then_ms - before[0]))
+        return self._rates.get(counted)
 
     async def _groups(
         self, found: dict[tuple[str, str], GroupLag], topics: dict[str, TopicState], then_ms: float

@@ -17,17 +17,27 @@ function step(by) {
   rows[row].querySelector("a")?.focus();
 }
 
+const box = document.getElementById("search");
+const shown = document.querySelector(".places [aria-current]");
+if (shown) shown.closest("ul").scrollLeft = shown.offsetLeft - innerWidth / 3;
+
 document.addEventListener("keydown", (event) => {
+  if (box && event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey) && !event.altKey && !event.shiftKey) {
+    event.preventDefault();
+    box.focus();
+    box.select();
+    return;
+  }
   if (off.checked || event.ctrlKey || event.metaKey || event.altKey || help.open) return;
   if (event.target.closest("input, select, textarea, [contenteditable]")) return;
   if (isGoing) {
     isGoing = false;
-    if (event.key === "a") location.href = document.querySelector('.side a[href$="/audit"]').href;
+    if (event.key === "a") location.href = document.querySelector('.places a[href$="/audit"]').href;
     else if (base && event.key in places) location.href = base + places[event.key];
     return;
   }
   switch (event.key) {
-    case "/": document.querySelector("input[type=search], form.grid input")?.focus(); event.preventDefault(); break;
+    case "/": (document.querySelector("main input[type=search], main form.grid input") ?? box)?.focus(); event.preventDefault(); break;
     case "g": isGoing = true; setTimeout(() => { isGoing = false; }, 1500); break;
     case "j": step(1); break;
     case "k": step(-1); break;

@@ -1,0 +1,145 @@
+"""Timed messages that wait in a broker's timer, one by one: which, until when; recalled, or delivered now.
+
+Brokers have no request that lists them. They are read from queue 0 of the timer topic, the newest first, since a
+message may wait there for days behind others that were delivered long ago (`rmqkit.admin.messages.waiting` reads, with
+a budget). A record of that topic is not a message that waits if
+
+=========================  =========================================================================================
+its time is over           TIMER_OUT_MS is not after now: it is delivered, or is due
+a later record recalls it  a *marker* with TIMER_DELETE_KEY, the same topic and the same time
+a later record repeats it  a long wait is stored in stages, each with one more in TIMER_ROLL_TIMES
+=========================  =========================================================================================
+
+*Recall* is RECALL_MESSAGE, as the producer would send it. *Deliver now* sends a copy with the same unique key to the
+message's queue, then recalls the original. If the recall fails, the message comes twice, and is never lost.
+Source: behaviour.md §3.4, §3.9; store.md §18.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct, field
+
+from rmqkit.admin.messages.messages import Messages, Sent
+from rmqkit.errors import SettingsError, UnknownName
+from rmqkit.protocol import properties as prop
+from rmqkit.protocol.ids import RecallHandle, encode_recall_handle
+from rmqkit.protocol.message import Message, ReceivedMessage, copied
+from rmqkit.protocol.names import TIMER_TOPIC
+from rmqkit.sentences import _
+
+__all__ = ["Timed", "TimedList", "TimedMessages", "still_waiting"]
+
+_AHEAD_MS = 2_000
+"""Less than that is left: a recall may come too late."""
+_ROLLS = "TIMER_ROLL_TIMES"
+
+
+class Timed(Struct, rename="camel", kw_only=True):
+    """A timed message. ``offset`` is that of its record in queue 0 of the timer topic of ``broker``."""
+
+    broker: str
+    offset: int
+    topic: str
+    msg_id: str
+    keys: list[str]
+    tags: str
+    due_ms: int
+    stored_ms: int
+    body_bytes: int
+
+
+class TimedList(Struct, rename="camel", kw_only=True):
+    """Timed messages of the cluster, the next one that is due first."""
+
+    rows: list[Timed]
+    matched: int
+    examined: int = 0
+    is_whole: bool = True
+    troubles: dict[str, str] = field(default_factory=dict)
+
+
+class TimedMessages:
+    """Operations on timed messages; each raises what `AdminCalls` raises."""
+
+    def __init__(self, messages: Messages) -> None:
+        self._messages = messages
+
+    async def at(self, broker: str, offset: int) -> tuple[Timed, ReceivedMessage]:
+        """Return a timed message by its place, and its record.
+        Raises UnknownName: there is none. Raises SettingsError: it is due, or the broker recalls no messages."""
+        record = await self._messages.at(TIMER_TOPIC, broker, 0, offset)
+        found = _timed(broker, record)
+        if found is None or prop.TIMER_DELETE_KEY in record.properties:
+            raise UnknownName("message", str(offset), _("the timer of {broker}", broker=broker))
+        await self._check(found)
+        return found, record
+
+    async def _check(self, message: Timed) -> None:
+        """Raise SettingsError if a message is due, or nearly, or its broker recalls no messages."""
+        if not await self._messages.may_recall(message.broker):
+            raise SettingsError(
+                _("broker {broker} recalls no messages: set recallMessageEnable=true there", broker=message.broker)
+            )
+        if message.due_ms - self._messages.now_ms < _AHEAD_MS:
+            raise SettingsError(_("message {id} is due now: its topic has it", id=message.msg_id))
+
+    async def recall(self, message: Timed) -> str:
+        """Recall a message. Raises SettingsError: it is due, its names hold a blank, or its broker recalls none."""
+        await self._check(message)
+        try:
+            handle = encode_recall_handle(RecallHandle(message.topic, message.broker, message.due_ms, message.msg_id))
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
+        return await self._messages.recall(message.topic, message.broker, handle)
+
+    async def deliver(self, message: Timed, record: ReceivedMessage) -> Sent:
+        """Send a copy of a message to its queue, and recall the original. Raises what `recall` raises."""
+        await self._check(message)
+        queue = record.properties.get(prop.REAL_QUEUE_ID, "")
+        copy = Message(topic=message.topic, msg_id=message.msg_id, **copied(record))
+        queue_id = int(queue) if queue.isdecimal() and len(queue) < 10 else None
+        sent = await self._messages.send(copy, broker=message.broker, queue_id=queue_id)
+        await self.recall(message)
+        return sent
+
+
+def still_waiting(broker: str, newest_first: Iterable[ReceivedMessage], now_ms: int) -> list[Timed]:
+    """Return the messages that wait, from records of a timer topic. Pure."""
+    recalled: set[tuple[str, str, int]] = set()
+    later_stages: dict[tuple[str, str, int], int] = {}
+    found: list[Timed] = []
+    for record in newest_first:
+        one = _timed(broker, record)
+        if one is None or one.due_ms <= now_ms:
+            continue
+        marked = record.properties.get(prop.TIMER_DELETE_KEY)
+        if marked is not None:
+            recalled.add((one.topic, marked.removeprefix(f"{one.topic}+"), one.due_ms))
+            continue
+        key = one.topic, one.msg_id, one.due_ms
+        rolls = int(text) if (text := record.properties.get(_ROLLS, "0")).isdecimal() and len(text) < 10 else 0
+        if key in recalled or rolls < later_stages.get(key, 0):
+            continue
+        later_stages[key] = rolls
+        found.append(one)
+    return found
+
+
+def _timed(broker: str, record: ReceivedMessage) -> Timed | None:
+    """Return a record of the timer topic as a timed message; None: it names no topic or no time."""
+    topic, due = (record.properties.get(name, "") for name in (prop.REAL_TOPIC, prop.TIMER_OUT_MS))
+    if not topic or not due.isdecimal() or len(due) > 18:
+        return None
+    return Timed(
+        broker=broker,
+        offset=record.queue_offset,
+        topic=topic,
+        msg_id=record.properties.get(prop.UNIQ_KEY, record.msg_id),
+        keys=record.keys,
+        tags=record.tags or "",
+        due_ms=int(due),
+        stored_ms=record.store_timestamp,
+        body_bytes=len(record.body),
+    )

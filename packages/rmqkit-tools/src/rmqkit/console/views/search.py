@@ -1,0 +1,78 @@
+"""The search box of every page: a message id, a message key, a topic, a group or a client id.
+
+A name is looked up in the watcher's snapshot, which asks no broker. Messages are asked for as the user
+(`rmqkit.admin.messages.lookup`), so brokers check the permissions on each topic again. One exact match leads to its
+page, as long as it is the only one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import RedirectResponse, Response
+
+from rmqkit.admin.messages.lookup import Found, lookup
+from rmqkit.console.request.request import Ask, Page
+from rmqkit.console.views.messages import message_rows
+from rmqkit.sentences import _
+
+_SHOWN, _TEXT_MAX = 20, 255
+_KINDS = ("normal", "dlq", "retry")
+"""Topics whose index is asked for a key, in this order."""
+
+Named = tuple[str, str]
+"""A name, and the address of its page."""
+
+
+async def search(ask: Ask) -> Page | Response:
+    """The page of what was searched for, or a list by kind."""
+    text, only = ask.text("q")[:_TEXT_MAX], ask.text("topic")
+    named = _named(ask)
+    exact = [place for names in named.values() for name, place in names if name == text and not only]
+    found = Found()
+    if text and not exact:
+        found = await lookup(ask.admin.messages, text, [only] if only else _topics(ask))
+        exact = [
+            ask.link("topics", one.topic, "at", one.broker_name, one.queue_id, one.queue_offset)
+            for one in found.messages
+        ]
+    if len(exact) == 1 and ask.text("format") != "json":
+        return RedirectResponse(exact[0], 303)
+    wanted = text.lower()
+    matched = {kind: [one for one in names if wanted and wanted in one[0].lower()] for kind, names in named.items()}
+    rows = await message_rows(ask, found.messages)
+    values: dict[str, Any] = {
+        "text": text,
+        "found": {
+            kind: {"names": [name for name, __ in names[:_SHOWN]], "matched": len(names)}
+            for kind, names in matched.items()
+        },
+        "messages": [{"topic": one.topic, "row": row} for one, row in zip(found.messages, rows, strict=True)],
+        "asked": found.asked,
+        "refused": found.refused,
+        "left": found.left,
+        "trouble": found.trouble,
+    }
+    more = {"places": {kind: names[:_SHOWN] for kind, names in matched.items()}, "only": only}
+    return Page(template="search.html", title=_("Search"), values=values, more=more)
+
+
+def _named(ask: Ask) -> dict[str, list[Named]]:
+    """Everything in the snapshot that has a name, by kind."""
+    snapshot, link = ask.snapshot, ask.link
+    return {
+        "topics": [(name, link("topics", name)) for name in sorted(snapshot.topics)],
+        "groups": [(name, link("groups", name)) for name in sorted(snapshot.groups)],
+        "clients": [
+            (one.client_id, link("groups", one.consumes[0], "clients", one.client_id))
+            if one.consumes
+            else (one.client_id, link("clients", q=one.client_id))
+            for one in snapshot.clients
+        ],
+    }
+
+
+def _topics(ask: Ask) -> list[str]:
+    """The topics of applications, then dead letters and retries; topics that were empty when last seen come last."""
+    known = [one for one in ask.snapshot.topics.values() if one.kind in _KINDS]
+    return [one.name for one in sorted(known, key=lambda one: (one.end == 0, _KINDS.index(one.kind), one.name))]
