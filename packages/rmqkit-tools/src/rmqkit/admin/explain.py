@@ -81,13 +81,15 @@ async def explain(admin: Admin, topic: str, group: str, message: str | Key | At)
 
 
 class Explainer:
-    """Explains messages of one topic for one group. It asks for the data of the group only once."""
+    """Explains messages of one topic for one group. It asks for the data of the group only once.
+    ``hides_bodies``: leave out the reasons of dead letters, which often quote bodies."""
 
-    def __init__(self, admin: Admin, topic: str, group: str) -> None:
+    def __init__(self, admin: Admin, topic: str, group: str, *, hides_bodies: bool = False) -> None:
         self._admin = admin
         self._calls = admin.calls
         self._topic = topic
         self._group = group
+        self._hides_bodies = hides_bodies
         self._known: dict[object, asyncio.Future[Any]] = {}
 
     async def explain(self, message: str | Key | At) -> Explanation:
@@ -96,7 +98,7 @@ class Explainer:
 
     async def facts(self, message: str | Key | At) -> Facts:
         """All that can be found out about a message and the group, for `judge` and `timeline`; raises as `explain`."""
-        facts = Facts(topic=self._topic, group=self._group, asked="", now_ms=self._calls.clock.now_ms())
+        facts = self._facts("")
         match message:
             case Key(text):
                 unique_key = await self._by_key(facts, text)
@@ -117,11 +119,15 @@ class Explainer:
 
     async def stored(self, message: ReceivedMessage) -> Facts:
         """What is stored of a message that was found already, without how the group stands to it."""
-        facts = Facts(topic=self._topic, group=self._group, asked=message.msg_id, now_ms=self._calls.clock.now_ms())
+        facts = self._facts(message.msg_id)
         facts.message = message
         if unique_key := message.properties.get(prop.UNIQ_KEY):
             await self._add_copies(facts, unique_key)
         return facts
+
+    def _facts(self, asked: str) -> Facts:
+        now_ms, hides_bodies = self._calls.clock.now_ms(), self._hides_bodies
+        return Facts(topic=self._topic, group=self._group, asked=asked, now_ms=now_ms, hides_bodies=hides_bodies)
 
     # -- the message
 

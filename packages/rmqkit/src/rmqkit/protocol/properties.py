@@ -80,7 +80,7 @@ application. The next three belong to it."""
 DEAD_LETTER_TRACEBACK = "rmqkit_traceback"
 DEAD_LETTER_HANDLER = "rmqkit_handler"
 DEAD_LETTER_TRIES = "rmqkit_tries"
-_OF_DEAD_LETTERS = (DEAD_LETTER_REASON, DEAD_LETTER_TRACEBACK, DEAD_LETTER_HANDLER, DEAD_LETTER_TRIES)
+OF_DEAD_LETTERS = (DEAD_LETTER_REASON, DEAD_LETTER_TRACEBACK, DEAD_LETTER_HANDLER, DEAD_LETTER_TRIES)
 BORN_HOST = "__BORNHOST"
 """Where a message was first sent from, if the connection that brought it does not say that."""
 
@@ -140,7 +140,7 @@ def own_properties(properties: Mapping[str, str]) -> dict[str, str]:
 def copied_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties that a message keeps when it is sent again: those of the application, without the reason
     why it was a dead letter."""
-    return {name: value for name, value in own_properties(properties).items() if name not in _OF_DEAD_LETTERS}
+    return {name: value for name, value in own_properties(properties).items() if name not in OF_DEAD_LETTERS}
 
 
 def find_property(encoded: bytes, name: bytes) -> bytes | None:

@@ -34,12 +34,11 @@ async def explain_page(ask: Ask) -> Page:
         page.status = 400
         return page
     try:
-        facts = await Explainer(ask.admin, topic, group).facts(named)
+        facts = await Explainer(ask.admin, topic, group, hides_bodies=ask.hides_bodies).facts(named)
     except RmqError as error:
         values["trouble"] = str(error)
         page.status = 404
         return page
-    facts.hides_bodies = ask.hides_bodies
     values["explanation"], values["timeline"] = judge(facts), timeline(facts)
     page.more["message"] = facts.message or facts.lookup.elsewhere
     return page

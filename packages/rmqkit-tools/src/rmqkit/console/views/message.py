@@ -14,19 +14,13 @@ from starlette.responses import Response
 from rmqkit.admin.diagnosis.causes import Cause, Explanation, Facts, judge
 from rmqkit.admin.diagnosis.timeline import Event, merged, timeline
 from rmqkit.admin.explain import At, Explainer
-from rmqkit.admin.messages.messages import TraceRow, traces_of
+from rmqkit.admin.messages.messages import traces_of
 from rmqkit.console.access.confirmations import Review
 from rmqkit.console.html import render
 from rmqkit.console.request.request import Ask, Fault, Page, part
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import Message, ReceivedMessage
-from rmqkit.protocol.properties import (
-    DEAD_LETTER_HANDLER,
-    DEAD_LETTER_REASON,
-    DEAD_LETTER_TRACEBACK,
-    DEAD_LETTER_TRIES,
-    copied_properties,
-)
+from rmqkit.protocol.properties import OF_DEAD_LETTERS, copied_properties
 from rmqkit.sentences import _
 
 GROUPS_MAX, GROUPS_AT_ONCE = 20, 4
@@ -35,13 +29,6 @@ _HEX_SHOWN = 4 << 10
 _UNDER_WAY = frozenset(
     (Cause.WAITING, Cause.RETRYING, Cause.DELAYED, Cause.TRANSACTION_PENDING, Cause.POPPED, Cause.NO_OWNER)
 )
-_WHY = {
-    "text": DEAD_LETTER_REASON,
-    "handler": DEAD_LETTER_HANDLER,
-    "tries": DEAD_LETTER_TRIES,
-    "traceback": DEAD_LETTER_TRACEBACK,
-}
-"""What a page names the reason of a dead letter by."""
 
 
 class Body(Struct, rename="camel", kw_only=True):
@@ -80,12 +67,11 @@ async def by_place(ask: Ask) -> Page | Response:
 
 
 async def _shown(ask: Ask, message: ReceivedMessage) -> Page | Response:
-    topic = message.topic
+    topic, admin = message.topic, ask.admin
     if ask.request.method == "POST":
         return await _acted(ask, message)
     if ask.text("download") == "1":
         return _download(ask, message)
-    admin = ask.admin
     groups, traces = await asyncio.gather(
         part(admin.topics.groups(topic)), part(traces_of(admin.messages, message.msg_id))
     )
@@ -93,10 +79,9 @@ async def _shown(ask: Ask, message: ReceivedMessage) -> Page | Response:
     shown = names if ask.text("groups") == "all" else names[:GROUPS_MAX]
     facts, verdicts = await _verdicts(ask, message, shown)
     if not facts:
-        found = await part(Explainer(admin, topic, "").stored(message))
+        found = await part(Explainer(admin, topic, "", hides_bodies=ask.hides_bodies).stored(message))
         facts = [found.value] if found.value is not None else []
     is_under_way = any(one.explanation is not None and one.explanation.cause in _UNDER_WAY for one in verdicts)
-    told: list[TraceRow] = traces.value or []
     values: dict[str, Any] = {
         "id": message.msg_id,
         "offsetId": message.offset_msg_id,
@@ -119,7 +104,7 @@ async def _shown(ask: Ask, message: ReceivedMessage) -> Page | Response:
         "groups": verdicts,
         "groupsTrouble": groups.trouble,
         "groupsMore": max(0, len(names) - len(shown)),
-        "traces": told,
+        "traces": traces.value or [],
     }
     more = {
         "place": ask.link("topics", topic, "at", message.broker_name, message.queue_id, message.queue_offset),
@@ -147,12 +132,10 @@ def _members(ask: Ask, group: str) -> list[str]:
 
 
 def _properties(ask: Ask, message: ReceivedMessage) -> dict[str, dict[str, str]]:
-    """Return the properties of a message, and apart from them the reason of a dead letter."""
-    hidden: dict[str, str] = {}
-    if ask.hides_bodies:  # the text of an exception often quotes the body
-        hidden = dict.fromkeys((DEAD_LETTER_REASON, DEAD_LETTER_TRACEBACK), _("hidden from you here"))
+    """Return the properties of a message, and the reason of a dead letter; its text often quotes the body."""
+    hidden = dict.fromkeys(OF_DEAD_LETTERS[:2], _("hidden from you here")) if ask.hides_bodies else {}
     shown = message.properties | {name: hidden[name] for name in message.properties.keys() & hidden.keys()}
-    why = {name: shown.get(key, "") for name, key in _WHY.items()}
+    why = {name.removeprefix("rmqkit_"): shown.get(name, "") for name in OF_DEAD_LETTERS}
     return {"why": why, "properties": dict(sorted(shown.items()))}
 
 
@@ -163,11 +146,9 @@ async def _verdicts(ask: Ask, message: ReceivedMessage, groups: list[str]) -> tu
     async def one(group: str) -> Facts | str:
         async with turns:
             try:
-                facts = await Explainer(ask.admin, message.topic, group).facts(place)
+                return await Explainer(ask.admin, message.topic, group, hides_bodies=ask.hides_bodies).facts(place)
             except RmqError as error:
                 return str(error)
-            facts.hides_bodies = ask.hides_bodies
-            return facts
 
     found = await asyncio.gather(*map(one, groups))
     verdicts = [
