@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rmqkit.client.consumer.pull import PullConsumer as PullConsumer
     from rmqkit.client.consumer.pull import PullResult as PullResult
     from rmqkit.client.consumer.push import PushConsumer as PushConsumer
+    from rmqkit.client.consumer.retry import Retry as Retry
     from rmqkit.client.observe.hooks import ConsumeOutcome as ConsumeOutcome
     from rmqkit.client.observe.hooks import Consumption as Consumption
     from rmqkit.client.observe.hooks import Hook as Hook
@@ -83,6 +84,7 @@ rmqkit.client.producer.accumulator SendManyFailed
 rmqkit.rpc PullStatus
 rmqkit.client.consumer.consume ConsumeLater
 rmqkit.client.consumer.dedupe RedisDedupe SqliteDedupe
+rmqkit.client.consumer.retry Retry
 rmqkit.client.observe.hooks ConsumeOutcome Consumption Hook Recall SendOutcome Sending TransactionEnd
 rmqkit.client.pop.consumer PopConsumer
 rmqkit.client.producer.producer Producer

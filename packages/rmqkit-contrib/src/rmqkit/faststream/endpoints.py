@@ -135,7 +135,7 @@ class RocketSubscriber(SubscriberUsecase[Any]):
             self._consumer = consumers.of(self.group, config.options)
             handle = self._named_handler()
             self._consumer._subscribe(
-                self.topic, config.expression, handle, config.expression_type, None, config.batch_max, None
+                self.topic, config.expression, handle, config.expression_type, None, config.batch_max, None, None
             )
             await consumers.start_new()
         self._post_start()

@@ -42,9 +42,9 @@ class Clock:
 class Workers:
     """ConcurrentConsumeService for group G over one process queue, against a scripted broker."""
 
-    def __init__(self, handler=None, kind=ConcurrentConsumeService, **settings) -> None:
+    def __init__(self, handler=None, kind=ConcurrentConsumeService, retry=None, **settings) -> None:
         self.cluster = Cluster()
-        self.handler, self.kind = handler, kind
+        self.handler, self.kind, self.retry = handler, kind, retry
         self.settings = PushConsumerSettings(**settings)
         self.clock = Clock()
 
@@ -57,7 +57,7 @@ class Workers:
         await self.runtime.routes.refresh("T")
         self.offsets = RemoteOffsetStore(self.runtime, "G")
         self.consuming = self.kind(self.runtime, "G", self.offsets, self.settings, lambda topic: self._handler)
-        self._handler = self.consuming.on_loop(self.handler)
+        self._handler = self.consuming.on_loop(self.handler, retry=self.retry)
         self.held = ProcessQueue(QUEUE, messages_max=1000, bytes_max=1 << 20, span_max=2000)
         self.consuming.start()
         return self

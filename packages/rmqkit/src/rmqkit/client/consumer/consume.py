@@ -40,6 +40,7 @@ from rmqkit import rpc
 from rmqkit.client.consumer.offsets import OffsetStore
 from rmqkit.client.consumer.process_queue import NOTHING_HELD, Failure, ProcessQueue
 from rmqkit.client.consumer.reasons import Reason, handler_name, text_of, traceback_of
+from rmqkit.client.consumer.retry import Retry
 from rmqkit.client.consumer.subscribe import Dedupe, Seen, is_async, once, takes_two
 from rmqkit.client.observe.hooks import NO_HOOKS, ConsumeOutcome, Consumption, Hooks
 from rmqkit.client.producer.encode import encode_dead_letter, encode_retry
@@ -61,7 +62,8 @@ from rmqkit.times import Duration, duration_ms
 class Listener(Struct):
     """A handler as workers call it, on the loop: with one message, or with a list of at most ``batch_max`` messages.
     With ``decode`` it is called with what that makes of bodies; ``takes_messages`` adds the messages. If it
-    ``is_deduped``, the message comes before all of these. ``name`` is what dead letters call it."""
+    ``is_deduped``, the message comes before all of these. ``name`` is what dead letters call it,
+    ``retry`` is None for the retries of the settings."""
 
     call: Callable[..., Awaitable[object]]
     batch_max: int | None = None
@@ -70,6 +72,7 @@ class Listener(Struct):
     takes_messages: bool = False
     is_deduped: bool = False
     name: str = ""
+    retry: Retry | None = None
 
     def arguments(self, messages: list[ReceivedMessage]) -> tuple[Any, ...]:
         """What the handler is called with. Raises DeadLetters: there are bodies that do not fit."""
@@ -209,6 +212,7 @@ class ConcurrentConsumeService:
         batch_max: int | None = None,
         decode: Callable[[bytes], Any] | None = None,
         dedupe: Dedupe | Seen | None = None,
+        retry: Retry | None = None,
     ) -> Listener | None:
         """Wrap a handler for the workers: a coroutine function is called on the loop, any other callable in a
         thread."""
@@ -221,7 +225,7 @@ class ConcurrentConsumeService:
         is_threaded = not is_async(handler)
         call = functools.partial(self._in_thread, handler) if is_threaded else handler
         on_loop = cast("Callable[..., Awaitable[object]]", call)
-        return Listener(on_loop, batch_max, is_threaded, decode, takes_messages, is_deduped, name)
+        return Listener(on_loop, batch_max, is_threaded, decode, takes_messages, is_deduped, name, retry)
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
         """Queue messages, which the process queue holds, for the workers."""
@@ -438,17 +442,31 @@ class ConcurrentConsumeService:
         if not failed:
             return
         log_failure(failed, error)
-        level = 0
-        if isinstance(error, DeadLetters):
-            level = _TO_DEAD_LETTERS
-        elif isinstance(error, ConsumeLater):
-            level = error.delay_level if error.delay_ms is None else _level_after(error.delay_ms)
-        await asyncio.gather(*(self._retry_message(process_queue, message, level, error) for message in failed))
+        await asyncio.gather(*(self._retry_message(process_queue, message, error) for message in failed))
 
-    async def _retry_message(
-        self, process_queue: ProcessQueue, message: ReceivedMessage, level: int, error: BaseException
-    ) -> None:
-        delay_ms = error.delay_ms if isinstance(error, ConsumeLater) else None
+    def _when(self, message: ReceivedMessage, error: BaseException) -> tuple[int, int | None]:
+        """Return when a message that failed comes again: a delay level, and the exact ms if these are known."""
+        if isinstance(error, DeadLetters):
+            return _TO_DEAD_LETTERS, None
+        delay_ms = None
+        if isinstance(error, ConsumeLater):
+            if error.delay_level:
+                return error.delay_level, None
+            delay_ms = error.delay_ms
+        listener = self.listener_of(message.topic)
+        if delay_ms is None and listener is not None and listener.retry is not None:
+            delay_ms = listener.retry.delay_ms(message.reconsume_times)
+        return (0, None) if delay_ms is None else (_level_after(delay_ms), delay_ms)
+
+    def _retries_of(self, message: ReceivedMessage) -> int:
+        """Return how many retries a message has before it goes to the dead letters; -1 for no limit."""
+        listener = self.listener_of(message.topic)
+        if listener is None or listener.retry is None or listener.retry.times is None:
+            return self._retries_max
+        return listener.retry.times
+
+    async def _retry_message(self, process_queue: ProcessQueue, message: ReceivedMessage, error: BaseException) -> None:
+        level, delay_ms = self._when(message, error)
         reason = self.reason_of(error, message) if self._is_last(message, level) else None
         if (
             self.settings.is_broadcasting
@@ -472,7 +490,7 @@ class ConcurrentConsumeService:
 
     def _is_last(self, message: ReceivedMessage, level: int) -> bool:
         """Return True if a message that failed goes to the dead letters now."""
-        return level == _TO_DEAD_LETTERS or message.reconsume_times >= self._retries_max
+        return level == _TO_DEAD_LETTERS or 0 <= self._retries_of(message) <= message.reconsume_times
 
     def reason_of(self, error: BaseException, message: ReceivedMessage) -> Reason:
         """Return why a message that failed goes to the dead letters."""
@@ -504,7 +522,7 @@ class ConcurrentConsumeService:
             origin_msg_id=message.msg_id,
             origin_topic=message.topic,
             unit_mode=False,
-            max_reconsume_times=self._retries_max,
+            max_reconsume_times=self._retries_of(message),
             bname=message.broker_name,
         )
         # The address in the record is the last resort: it is where the broker was when it stored the message.
@@ -530,7 +548,8 @@ class ConcurrentConsumeService:
         if self.runtime.broker_versions.get(address, 0) < _HAS_TIMER:
             return False
         try:
-            prepared = encode_retry(message, self.group, self._retries_max, self.runtime.namespace, delay_ms=delay_ms)
+            retries_max, namespace = self._retries_of(message), self.runtime.namespace
+            prepared = encode_retry(message, self.group, retries_max, namespace, delay_ms=delay_ms)
             await self._resend.send(prepared, timeout_ms=rpc.SEND_BACK_TIMEOUT_MS)
         except (RmqError, ValueError) as error:
             said = "message %s of %s comes again after a delay level in place of %d ms: %s"
@@ -540,7 +559,7 @@ class ConcurrentConsumeService:
 
     async def _send_to_retry_topic(self, message: ReceivedMessage) -> bool:
         try:
-            prepared = encode_retry(message, self.group, self._retries_max, self.runtime.namespace)
+            prepared = encode_retry(message, self.group, self._retries_of(message), self.runtime.namespace)
             await self._resend.send(prepared, timeout_ms=rpc.SEND_BACK_TIMEOUT_MS)
         except (RmqError, ValueError) as error:
             _log.warning("message %s of %s stays on this client: %s", message.msg_id, message.topic, error)

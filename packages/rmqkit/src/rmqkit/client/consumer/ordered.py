@@ -96,7 +96,7 @@ class OrderlyConsumeService(ConcurrentConsumeService):
             return 0.0
         if await self._is_given_up(process_queue, messages, error):
             return 0.0
-        pause_ms = error.delay_ms if isinstance(error, ConsumeLater) else None
+        pause_ms = self._when(messages[0], error)[1]
         return self.settings.suspend_queue_ms if pause_ms is None else pause_ms
 
     def _next(self, process_queue: ProcessQueue) -> list[ReceivedMessage]:
@@ -126,7 +126,7 @@ class OrderlyConsumeService(ConcurrentConsumeService):
         if failed:
             log_failure(failed, error)
         for message in failed:
-            is_last = later.delay_level == _TO_DEAD_LETTERS or 0 <= self._retries_max <= message.reconsume_times
+            is_last = later.delay_level == _TO_DEAD_LETTERS or 0 <= self._retries_of(message) <= message.reconsume_times
             if not is_last or not await self._is_dead_lettered(message, self.reason_of(error, message)):
                 for one in failed:
                     one.reconsume_times += 1

@@ -24,6 +24,7 @@ from rmqkit.client.consumer.group import Consumer, GroupCoordinator, offsets_of
 from rmqkit.client.consumer.ordered import ClientQueueLocks, OrderlyConsumeService
 from rmqkit.client.consumer.poll import MessageStream
 from rmqkit.client.consumer.process_queue import ProcessQueue
+from rmqkit.client.consumer.retry import Retry
 from rmqkit.client.consumer.subscribe import Dedupe, Seen, Subscribing, body_decoder, handler_fault
 from rmqkit.client.observe.hooks import Hook
 from rmqkit.client.pop.service import OrderlyPopConsumeService, PopConsumeService, PopGroupCoordinator
@@ -134,14 +135,20 @@ class PushConsumer(Subscribing, Consumer):
         body: Any,
         batch_max: int | None,
         dedupe: Dedupe | Seen | None,
+        retry: Retry | None,
     ) -> None:
         if batch_max is not None and not 1 <= batch_max <= _BATCH_MAX:
             raise SettingsError(f"batch_max is {batch_max}: it must be at least 1 and at most {_BATCH_MAX}")
         if dedupe is not None and (batch_max is not None or self.settings.is_broadcasting):
             what = "batch_max" if batch_max is not None else "broadcasting"
             raise SettingsError(f"dedupe for topic {topic} does not go with {what}: leave one of them out")
-        if handler is None and (self._is_ordered or body is not None or dedupe is not None):
-            what = "ordered consumption" if self._is_ordered else "dedupe" if body is None else f"body={body!r}"
+        asked = {
+            "ordered consumption": self._is_ordered or None,
+            f"body={body!r}": body,
+            "dedupe": dedupe,
+            "retry": retry,
+        }
+        if handler is None and (what := next((name for name, value in asked.items() if value is not None), None)):
             raise SettingsError(f"{what} of topic {topic} has no handler: give one")
         self._faults.pop(topic, None)
         if handler is not None and (fault := handler_fault(handler, body, batch_max)) is not None:
@@ -149,7 +156,7 @@ class PushConsumer(Subscribing, Consumer):
             if not self.is_new:
                 raise SettingsError(self._faults.pop(topic))
         decode = None if body is None else body_decoder(body, topic)
-        listener = self._service.on_loop(handler, batch_max, decode, dedupe)
+        listener = self._service.on_loop(handler, batch_max, decode, dedupe, retry)
         self._coordinator.subscribe(topic, expression, expression_type)
         self._listeners[topic] = listener
 

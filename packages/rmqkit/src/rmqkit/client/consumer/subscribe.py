@@ -17,6 +17,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar, cast, overload
 
+from rmqkit.client.consumer.retry import Retry
 from rmqkit.errors import SettingsError
 from rmqkit.filter import TAG
 from rmqkit.protocol.bodies import decoder_of
@@ -76,6 +77,7 @@ class Subscribing:
         body: None = None,
         batch_max: None = None,
         dedupe: Dedupe | Seen | None = None,
+        retry: Retry | None = None,
     ) -> None: ...
     @overload
     def subscribe(
@@ -87,6 +89,7 @@ class Subscribing:
         expression_type: str = TAG,
         body: None = None,
         batch_max: int,
+        retry: Retry | None = None,
     ) -> None: ...
     @overload
     def subscribe(
@@ -99,6 +102,7 @@ class Subscribing:
         body: type[T],
         batch_max: None = None,
         dedupe: Dedupe | Seen | None = None,
+        retry: Retry | None = None,
     ) -> None: ...
     @overload
     def subscribe(
@@ -110,6 +114,7 @@ class Subscribing:
         expression_type: str = TAG,
         body: type[T],
         batch_max: int,
+        retry: Retry | None = None,
     ) -> None: ...
     def subscribe(
         self,
@@ -121,6 +126,7 @@ class Subscribing:
         body: Any = None,
         batch_max: int | None = None,
         dedupe: Dedupe | Seen | None = None,
+        retry: Retry | None = None,
     ) -> None:
         """Subscribe to a topic, or replace its subscription. Call it before ``start`` or ``run``, which raise without a
         subscription, or in the ``with`` block of the consumer; and again at any time.
@@ -146,8 +152,11 @@ class Subscribing:
                 a `RedisDedupe`, or a function that takes the message and returns true if your program has handled it.
                 The function may be a coroutine function if the handler is one. You cannot combine ``dedupe`` with
                 ``batch_max`` or broadcasting.
+            retry: how often and how soon a message comes again on which this handler failed; None has the delays of
+                the broker, and ``retries_max`` of the settings. A `ConsumeLater` with a delay or a level goes first.
+                In ordered consumption, the queue waits for the delay.
         """
-        self._subscribe(topic, expression, handler, expression_type, body, batch_max, dedupe)
+        self._subscribe(topic, expression, handler, expression_type, body, batch_max, dedupe, retry)
 
     @overload
     def on(
@@ -159,10 +168,18 @@ class Subscribing:
         body: None = None,
         batch_max: None = None,
         dedupe: Dedupe | Seen | None = None,
+        retry: Retry | None = None,
     ) -> Callable[[H], H]: ...
     @overload
     def on(
-        self, topic: str, expression: str = "*", *, expression_type: str = TAG, body: None = None, batch_max: int
+        self,
+        topic: str,
+        expression: str = "*",
+        *,
+        expression_type: str = TAG,
+        body: None = None,
+        batch_max: int,
+        retry: Retry | None = None,
     ) -> Callable[[B], B]: ...
     @overload
     def on(
@@ -174,10 +191,18 @@ class Subscribing:
         body: type[T],
         batch_max: None = None,
         dedupe: Dedupe | Seen | None = None,
+        retry: Retry | None = None,
     ) -> _OnBody[T]: ...
     @overload
     def on(
-        self, topic: str, expression: str = "*", *, expression_type: str = TAG, body: type[T], batch_max: int
+        self,
+        topic: str,
+        expression: str = "*",
+        *,
+        expression_type: str = TAG,
+        body: type[T],
+        batch_max: int,
+        retry: Retry | None = None,
     ) -> _OnBodies[T]: ...
     def on(
         self,
@@ -188,11 +213,12 @@ class Subscribing:
         body: Any = None,
         batch_max: int | None = None,
         dedupe: Dedupe | Seen | None = None,
+        retry: Retry | None = None,
     ) -> Any:
         """Subscribe with the decorated function as handler. Raises SettingsError: as `subscribe`."""
 
         def decorate(handler: Callable[..., object]) -> Callable[..., object]:
-            self._subscribe(topic, expression, handler, expression_type, body, batch_max, dedupe)
+            self._subscribe(topic, expression, handler, expression_type, body, batch_max, dedupe, retry)
             return handler
 
         return decorate
@@ -206,6 +232,7 @@ class Subscribing:
         body: Any,
         batch_max: int | None,
         dedupe: Dedupe | Seen | None,
+        retry: Retry | None,
     ) -> None:
         raise NotImplementedError
 

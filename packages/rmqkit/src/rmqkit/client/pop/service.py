@@ -49,7 +49,7 @@ from dataclasses import dataclass
 from rmqkit.client.consumer import allocate as strategies
 from rmqkit.client.consumer.allocate import Allocate
 from rmqkit.client.consumer.assignment import AssignedQueues, QueueOwner, Rebalance
-from rmqkit.client.consumer.consume import ConcurrentConsumeService, ConsumeLater
+from rmqkit.client.consumer.consume import ConcurrentConsumeService
 from rmqkit.client.consumer.context import ConsumerContext
 from rmqkit.client.consumer.group import GroupCoordinator
 from rmqkit.client.consumer.loop import PullLoop
@@ -105,17 +105,16 @@ class PopConsumeService(ConcurrentConsumeService):
         here = [message for message in messages if message in process_queue]  # what lapsed in line is not
         if isinstance(process_queue, PopProcessQueue):
             for message in here:
-                if 0 <= self._retries_max < message.reconsume_times:
+                if 0 <= self._retries_of(message) < message.reconsume_times:
                     await self._give_up(process_queue, message, Reason(_NO_ACK, tries=message.reconsume_times))
             here = [message for message in here if message in process_queue]
         if here or not messages:
             await super()._handle(process_queue, here)
 
-    async def _retry_message(
-        self, process_queue: ProcessQueue, message: ReceivedMessage, level: int, error: BaseException
-    ) -> None:
+    async def _retry_message(self, process_queue: ProcessQueue, message: ReceivedMessage, error: BaseException) -> None:
+        level, chosen_ms = self._when(message, error)
         if not isinstance(process_queue, PopProcessQueue):
-            await super()._retry_message(process_queue, message, level, error)
+            await super()._retry_message(process_queue, message, error)
         elif self._is_last(message, level):
             await self._give_up(process_queue, message, self.reason_of(error, message))
         else:
@@ -123,7 +122,6 @@ class PopConsumeService(ConcurrentConsumeService):
             process_queue.remove(message)
             # The broker counts deliveries, so that another member goes on at the next step.
             step = min(level or message.reconsume_times, len(BACK_OFF_SECONDS) - 1)
-            chosen_ms = error.delay_ms if isinstance(error, ConsumeLater) else None
             invisible_ms = BACK_OFF_SECONDS[step] * 1000 if chosen_ms is None else chosen_ms
             try:
                 await process_queue.session.change_invisible_time(message, invisible_ms)

@@ -1,0 +1,53 @@
+"""How often and how soon a message comes again on which a handler failed."""
+
+from __future__ import annotations
+
+import random
+
+from msgspec import Struct
+
+from rmqkit.errors import SettingsError
+from rmqkit.times import Duration, duration_ms
+
+_EXPONENT_MAX = 64
+
+
+class Retry(Struct, frozen=True, kw_only=True):
+    """The retries of one handler: delays that grow, each with a random part, so that messages that failed together do
+    not come again together::
+
+        @consumer.on("Orders", retry=Retry(times=5, first=1, longest=60))
+
+    The broker's timer counts in seconds. A broker without one (4.x) takes the next longer delay level.
+
+    Args:
+        times: retries before the message goes to the dead letters; None takes ``retries_max`` of the settings.
+        first: the delay of the first retry, in seconds or as a `timedelta`.
+        factor: each delay is this many times the one before.
+        longest: no delay is longer, but for its random part.
+        jitter: the random part: 0.2 makes each delay up to 20 % shorter or longer.
+
+    Raises SettingsError: a number is out of its bounds. Raises TimeIllegal: a delay is no duration.
+    """
+
+    times: int | None = None
+    first: Duration = 10
+    factor: float = 2
+    longest: Duration = 7200
+    jitter: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.times is not None and self.times < 0:
+            raise SettingsError(f"times of Retry is {self.times}: it must be at least 0")
+        if not 1 <= self.factor <= 1000:
+            raise SettingsError(f"factor of Retry is {self.factor}: it must be at least 1 and at most 1000")
+        if not 0 <= self.jitter <= 1:
+            raise SettingsError(f"jitter of Retry is {self.jitter}: it must be at least 0 and at most 1")
+        duration_ms(self.first, "first")
+        duration_ms(self.longest, "longest")
+
+    def delay_ms(self, retries: int) -> int:
+        """Return the delay before the next try in ms. ``retries``: how many there were."""
+        grown_ms = duration_ms(self.first, "first") * self.factor ** min(retries, _EXPONENT_MAX)
+        bounded_ms = min(grown_ms, duration_ms(self.longest, "longest"))
+        return round(bounded_ms * random.uniform(1 - self.jitter, 1 + self.jitter))
