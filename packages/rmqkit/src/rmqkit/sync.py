@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, cast
 
+from rmqkit.client import connect as connected
 from rmqkit.client.consumer import group as consumer
 from rmqkit.client.consumer import pull as pull_consumer
 from rmqkit.client.consumer import push as push_consumer
@@ -42,10 +43,20 @@ from rmqkit.client.runtime.process import (
 from rmqkit.errors import ClientError
 from rmqkit.protocol.message import ReceivedMessage
 
-__all__ = ["PopConsumer", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer", "run"]
+__all__ = [
+    "ConnectedClients",
+    "PopConsumer",
+    "Producer",
+    "PullConsumer",
+    "PushConsumer",
+    "TransactionProducer",
+    "connect",
+    "run",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+B = TypeVar("B", bound="_Blocking")
 _POLL_SECONDS = 0.2
 _Method = Callable[Concatenate[Any, P], T]
 
@@ -54,21 +65,26 @@ def _makes(client_type: Callable[P, Client]) -> Callable[[Callable[[Any], None]]
     """Decorate an ``__init__``: it makes the asyncio client, on the loop, from the arguments that one takes."""
 
     def init(self: _Blocking, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        async def make() -> Client:
-            return client_type(*args, **kwargs)
-
-        self._make = make
-        self._move_lock = threading.Lock()
-        self._portal = portal()
-        # On the loop thread: an asyncio client takes the running loop when it is made.
-        self._client = self._portal.run(make)
-        self._portal.close_at_exit(self._client)
-        register_after_fork(self, _Blocking._forked)
+        self._begin(lambda: client_type(*args, **kwargs))
 
     def replace(declared: Callable[[Any], None]) -> Callable[Concatenate[Any, P], None]:
         return functools.update_wrapper(init, cast("type[Client]", client_type).__init__)
 
     return replace
+
+
+def _adds(facade: type[B], method: _Method[P, Client]) -> _Method[P, B]:
+    """Make a method that returns the facade of the client that the method of the same name makes."""
+
+    def call(self: ConnectedClients, /, *args: P.args, **kwargs: P.kwargs) -> B:
+        added = facade.__new__(facade)
+        added._begin(lambda: method(self._connected, *args, **kwargs))
+        added._goes_on_after_fork = False  # the connection stays in the parent
+        self._added.append(added)
+        return added
+
+    functools.update_wrapper(call, method)
+    return call
 
 
 def _waits(method: _Method[P, Awaitable[T]]) -> _Method[P, T]:
@@ -165,6 +181,18 @@ class _Blocking:
     _move_lock: threading.Lock
 
     _goes_on_after_fork = False
+
+    def _begin(self, make: Callable[[], Client]) -> None:
+        async def make_here() -> Client:
+            return make()
+
+        self._make = make_here
+        self._move_lock = threading.Lock()
+        self._portal = portal()
+        # On the loop thread: an asyncio client takes the running loop when it is made.
+        self._client = self._portal.run(make_here)
+        self._portal.close_at_exit(self._client)
+        register_after_fork(self, _Blocking._forked)
 
     start = _waits(Client.start)
     ping = _waits(Client.ping)
@@ -318,3 +346,49 @@ class PopConsumer(PushConsumer):
     ack = _waits(pop_consumer.PopConsumer.ack)
     ack_many = _waits(pop_consumer.PopConsumer.ack_many)
     change_invisible_time = _waits(pop_consumer.PopConsumer.change_invisible_time)
+
+
+class ConnectedClients:
+    """`rmqkit.ConnectedClients` for programs without an event loop: its clients are those of this module.
+    It stays in its process: after ``os.fork``, connect again in the child."""
+
+    def __init__(self, open_clients: Callable[[], connected.ConnectedClients]) -> None:
+        async def make() -> connected.ConnectedClients:
+            return open_clients()
+
+        self._portal = portal()
+        self._connected = self._portal.run(make)
+        self._added: list[_Blocking] = []
+
+    producer = _adds(Producer, connected.ConnectedClients.producer)
+    transaction_producer = _adds(TransactionProducer, connected.ConnectedClients.transaction_producer)
+    consumer = _adds(PushConsumer, connected.ConnectedClients.consumer)
+    pop_consumer = _adds(PopConsumer, connected.ConnectedClients.pop_consumer)
+    pull_consumer = _adds(PullConsumer, connected.ConnectedClients.pull_consumer)
+
+    def __enter__(self) -> Self:
+        self._portal.run(self._connected.__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._portal.run(lambda: self._connected.__aexit__(kind, error, trace))
+
+    def ping(self) -> None:
+        """Ask a name server, for a health check. Raises NoRoute: none answers. Raises ClientError: it is not open."""
+        self._portal.run(self._connected.ping)
+
+    def run(self) -> None:
+        """Start the producers and consumers made here, and run them as `run` of this module."""
+        run(*self._added)
+
+
+def _connects(method: Callable[P, connected.ConnectedClients]) -> Callable[P, ConnectedClients]:
+    def call(*args: P.args, **kwargs: P.kwargs) -> ConnectedClients:
+        return ConnectedClients(lambda: method(*args, **kwargs))
+
+    return functools.update_wrapper(call, method)
+
+
+connect = _connects(connected.connect)

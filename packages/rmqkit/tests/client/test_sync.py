@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rmqkit import sync
+from rmqkit.client import connect as connected
 from rmqkit.client.consumer import pull as pull_consumer
 from rmqkit.client.consumer import push as push_consumer
 from rmqkit.client.pop import consumer as pop_consumer
@@ -46,6 +47,42 @@ def test_names_arguments_and_texts_are_the_original_ones(blocking, original):
         assert inspect.signature(ours).parameters == inspect.signature(theirs).parameters, name
         assert ours.__doc__ == theirs.__doc__, name
         assert not inspect.iscoroutinefunction(ours), name
+
+
+def test_a_connection_has_the_original_names_and_arguments():
+    ours, theirs = sync.ConnectedClients, connected.ConnectedClients
+    assert public_methods(ours) == public_methods(theirs)
+    for name in public_methods(theirs):
+        assert inspect.signature(getattr(ours, name)).parameters == inspect.signature(getattr(theirs, name)).parameters
+    assert inspect.signature(sync.connect).parameters == inspect.signature(connected.connect).parameters
+
+
+def test_all_kinds_of_clients_share_a_connection(tmp_path):
+    seen: list[bytes] = []
+    everything = threading.Event()
+
+    def take(message) -> None:
+        seen.append(message.body)
+        if len(seen) == 2:
+            everything.set()
+
+    with standalone(tmp_path) as namesrv, sync.connect(namesrv, wait_ready=30) as mq:
+        consumer, popping, producer = mq.consumer("billing"), mq.pop_consumer("couriers"), mq.producer("shop")
+        for one in (consumer, popping):
+            one.subscribe("Orders", handler=take)
+        with producer, consumer, popping, mq.pull_consumer("audit") as reader:
+            assert isinstance(producer, sync.Producer)
+            assert producer.send("Orders", b"17").status.name == "SEND_OK"
+            assert everything.wait(60)
+            assert sum(reader.max_offset(queue) for queue in reader.queues("Orders")) == 1
+        mq.ping()
+        left_open = mq.producer("late")
+        left_open.start()
+    assert left_open.is_closed
+    with pytest.raises(ClientError, match="the connection is not open"):
+        mq.producer("too late")
+    with pytest.raises(ClientError, match="the connection is not open"):
+        mq.ping()
 
 
 def test_messages_go_out_and_come_in(tmp_path):

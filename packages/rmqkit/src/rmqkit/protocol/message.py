@@ -223,6 +223,11 @@ class ReceivedMessage(Struct, kw_only=True):
         return moment_of(self.store_timestamp)
 
     @property
+    def delivery_attempt(self) -> int:
+        """Which delivery this is, from 1 on: ``reconsume_times`` + 1."""
+        return self.reconsume_times + 1
+
+    @property
     def tags(self) -> str | None:
         """The tag, or None."""
         return self.properties.get(names.TAGS)

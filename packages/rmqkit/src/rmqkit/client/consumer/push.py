@@ -148,8 +148,9 @@ class PushConsumer(Subscribing, Consumer):
             "dedupe": dedupe,
             "retry": retry,
         }
-        if handler is None and (what := next((name for name, value in asked.items() if value is not None), None)):
-            raise SettingsError(f"{what} of topic {topic} has no handler: give one")
+        needs = [name for name, value in asked.items() if value is not None]
+        if handler is None and needs:
+            raise SettingsError(f"{needs[0]} of topic {topic} has no handler: give one")
         self._faults.pop(topic, None)
         if handler is not None and (fault := handler_fault(handler, body, batch_max)) is not None:
             self._faults[topic] = f"subscription to topic {topic}: {fault}"
