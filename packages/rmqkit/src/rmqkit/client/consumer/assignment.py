@@ -260,6 +260,7 @@ class AssignedQueues:
         return ProcessQueue(
             queue,
             messages_max=self.context.settings.held_messages_max,
+            window=self.context.settings.window_at_start,
             bytes_max=bytes_max,
             span_max=_NO_SPAN if self.context.is_ordered else self.context.settings.span_max,
             next_offset=self._starts.pop(queue, None),

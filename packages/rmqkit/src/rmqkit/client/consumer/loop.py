@@ -154,7 +154,7 @@ class PullLoop:
             topic=self._queue.topic,
             queue_id=self._queue.queue_id,
             queue_offset=offset,
-            max_msg_nums=settings.pull_count,
+            max_msg_nums=min(settings.pull_count, self.process_queue.window),
             sys_flag=int(flags),
             commit_offset=commit_offset,
             suspend_timeout_millis=settings.suspend_ms,

@@ -12,6 +12,9 @@ dropped     not ours any more: no handler starts, those that run may still finis
 released    gone: what finishes now is delivered again elsewhere
 ==========  ================================================================================
 
+`window` says how many messages are held ready. It starts with two for each handler, and doubles when handlers had to
+wait although the broker had more: slow handlers hold little, fast ones up to ``messages_max``.
+
 Loop only. Costs per message: one dict entry, O(log n) to find the lowest. Source: behaviour.md §8.6, §8.7.
 """
 
@@ -33,6 +36,8 @@ from rmqkit.protocol.schemas.clients import MessageQueue
 
 NOTHING_HELD = -1
 """What `ProcessQueue.remove` returns when there is nothing to conclude an offset from."""
+
+_NO_WINDOW = 1 << 30
 
 
 class Failure(Struct):
@@ -62,6 +67,7 @@ class ProcessQueue:
     messages_max: int
     bytes_max: int
     span_max: int
+    window: int = _NO_WINDOW
     next_offset: int | None = None
     stats: ConsumerStats = field(default_factory=lambda: ConsumerStats(0.0))
     max_offset: int | None = None
@@ -83,6 +89,7 @@ class ProcessQueue:
         self._offsets: list[int] = []  # a heap; offsets that were removed stay until they come to the top
         self._last_offset = -1
         self._handlers = 0
+        self._was_limited = False  # by the window, since the last messages came
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
@@ -94,8 +101,10 @@ class ProcessQueue:
 
     @property
     def has_room(self) -> bool:
+        # Below half of the window again: else there were a pull for each message.
+        most = self.window // 2 + 1 if self._was_limited else self.window
         return (
-            len(self._messages) < self.messages_max
+            len(self._messages) < min(most, self.messages_max)
             and self.body_bytes < self.bytes_max
             and (not self._offsets or self._last_offset - self._offsets[0] < self.span_max)
         )
@@ -119,6 +128,7 @@ class ProcessQueue:
     def put(self, messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
         """Hold pulled messages; returns those that were not held already, which are to be consumed."""
         new = []
+        self._was_limited = False
         for message in messages:
             offset = message.queue_offset
             if offset not in self._messages:
@@ -141,6 +151,9 @@ class ProcessQueue:
             # Lazily: taking an offset out of the middle of a heap would cost O(n) for each message.
             while self._offsets and self._offsets[0] not in self._messages:
                 heapq.heappop(self._offsets)
+            if not self._messages and self._was_limited:
+                self._was_limited = False
+                self.window = min(2 * self.window, self.messages_max)
             self._changed.set()
         return self._offsets[0] if self._offsets else max(self._last_offset + 1, self.next_offset or 0)
 
@@ -188,6 +201,7 @@ class ProcessQueue:
     async def wait_for_room(self) -> None:
         """Wait until more may be pulled or the queue is dropped."""
         while (self._is_paused or not self.has_room) and not self.is_dropped:
+            self._was_limited |= len(self._messages) >= self.window
             # No await between the check and this, here and below: otherwise a change in between would be slept over.
             self._changed.clear()
             await self._changed.wait()

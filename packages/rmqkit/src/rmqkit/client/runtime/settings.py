@@ -239,7 +239,13 @@ class ConsumerSettings(ClientSettings, kw_only=True):
         ),
     ] = 2000
     held_messages_max: Annotated[
-        int, Setting("pullThresholdForQueue", "maximum number of held messages per queue", low=1, high=65535)
+        int,
+        Setting(
+            "pullThresholdForQueue",
+            "maximum number of held messages per queue (slow handlers hold less)",
+            low=1,
+            high=65535,
+        ),
     ] = 1000
     held_mib_max: Annotated[
         int, Setting("pullThresholdSizeForQueue", "maximum size of held messages per queue", low=1, high=1024)
@@ -290,6 +296,11 @@ class ConsumerSettings(ClientSettings, kw_only=True):
     error_pause_ms: Annotated[int, Setting("pullTimeDelayMillsWhenException", "pause after a failed pull", low=1)] = (
         1000
     )
+
+    @property
+    def window_at_start(self) -> int:
+        """How many messages of a queue are held ready at first."""
+        return self.held_messages_max
 
     @property
     def is_broadcasting(self) -> bool:
@@ -375,6 +386,11 @@ class PushConsumerSettings(ConsumerSettings, kw_only=True):
     lock_interval_ms: Annotated[
         int, Setting("lockInterval", "interval at which the locks of ordered queues are renewed", low=10)
     ] = 20_000
+
+    @property
+    def window_at_start(self) -> int:
+        """Two for each handler: how many messages of a queue are held ready until handlers turn out to be faster."""
+        return min(2 * self.handlers_max, self.held_messages_max)
 
 
 def check(settings: S) -> S:
