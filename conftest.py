@@ -49,6 +49,7 @@ LONG = (
     "tests/faults/test_damage.py",
     "tests/fuzz/test_fuzz.py",
     "packages/rmqkit-server/tests/broker/test_loop_not_held.py",
+    "packages/rmqkit-tools/tests/admin/test_findings.py",
 )
 """Files that take long and need no session of the process, the longest first."""
 

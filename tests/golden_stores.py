@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import gzip
-import json
 import os
 import tarfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 __all__ = ["GoldenStore", "golden_manifest", "unpack_golden"]
 
@@ -39,7 +40,7 @@ class GoldenStore:
 
 def golden_manifest(name: str) -> dict[str, Any]:
     """The manifest of one store, by the part of its file name (``5.4.0``)."""
-    manifest: dict[str, Any] = json.loads(_manifest_text(name))
+    manifest: dict[str, Any] = msgspec.json.decode(_manifest_text(name))
     return manifest
 
 

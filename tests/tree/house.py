@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from tests.sources import modules, modules_of_tests, package_of, place
+from tests.sources import modules, modules_of_tests, package_of, place, statements
 
 _BLANK = {tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.ENCODING}
 
@@ -96,10 +96,9 @@ REASON = "# Long: "
 
 def long_functions(path: Path) -> list[str]:
     """Return the functions of a file that are longer than `LINES_MAX`, without a reason in place."""
-    text = path.read_text()
-    lines = text.splitlines()
+    lines = path.read_text().splitlines()
     found = []
-    for node in ast.walk(ast.parse(text)):
+    for node in statements(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
             is_long = (node.end_lineno or node.lineno) - node.lineno + 1 > LINES_MAX
@@ -171,7 +170,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def _imported(path: Path, modules: dict[str, Path]) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
         elif isinstance(node, ast.ImportFrom) and node.module in modules:

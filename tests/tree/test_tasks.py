@@ -20,6 +20,8 @@ KEPT = tuple(f".{name}" for name in KEEPS)
 
 def ownerless(source: str) -> list[int]:
     """Return the lines that start a task without an owner."""
+    if not any(name in source for name in STARTS):
+        return []
     tree = ast.parse(source)
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     return [

@@ -29,6 +29,7 @@ from rmqkit.standalone import Standalone
 from rmqkit.store.message_store import InnerMessage, PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import Cluster
+from tests.waiting import until
 
 HOST = "127.0.0.1"
 PROM = {"exporter_type": ExporterType.PROM, "exporter_port": 0}
@@ -126,6 +127,7 @@ async def test_held_pulls_are_long_polls_and_answers_that_wait_for_the_disk_are_
     async with Cluster(tmp_path / "store", broker=PROM, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as cluster:
         await cluster.send()
         held = asyncio.create_task(cluster.pull(1, flags=PullFlag.SUBSCRIPTION | PullFlag.SUSPEND))
+        await until(lambda: len(cluster.standalone.broker.context.long_polling) == 1, "a held pull")
         await cluster.send()
         await held
         rpc = (await told(broker_metrics(cluster)))["rocketmq_rpc_latency_milliseconds_count"]
