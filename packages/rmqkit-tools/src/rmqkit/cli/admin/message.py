@@ -14,7 +14,7 @@ from rmqkit.admin import Admin
 from rmqkit.admin.tail import Span, listed
 from rmqkit.cli.frame.nouns import Broker, Group, Named, Noun, Topic, View, command_of
 from rmqkit.cli.frame.printing import columns, time_ms, wrapped
-from rmqkit.errors import UnknownName
+from rmqkit.errors import ExitCode, UnknownName
 from rmqkit.protocol.message import Message, ReceivedMessage
 
 if TYPE_CHECKING:
@@ -424,14 +424,17 @@ async def _explain(
     ] = None,
     broker: Broker = None,
 ) -> View:
-    """Explain why a group has not consumed a message: the cause, the evidence, and the remedy."""
+    """Explain why a group has not consumed a message: the cause, the evidence, and the remedy.
+
+    The exit code is 5 if there is no such group, or no message of that name in the topic."""
     if bool(message) + bool(key) + (offset is not None) != 1 or (queue is None) != (offset is None):
         raise typer.BadParameter("which message? give its id, or --key, or --queue and --offset")
+    from rmqkit.admin.diagnosis.causes import UNKNOWN
     from rmqkit.admin.explain import At, Key, explain
 
     named = Key(key) if key else message if queue is None or offset is None else At(queue, offset, broker)
     found = await explain(admin, topic, group, named)
-    return View(found, list(page(found, columns())))
+    return View(found, list(page(found, columns())), ExitCode.UNKNOWN if found.cause in UNKNOWN else ExitCode.DONE)
 
 
 def page(found: Explanation, width: int) -> Iterator[str]:

@@ -23,14 +23,14 @@ from msgspec.structs import replace
 from rmqkit.admin.messages.sending import CHUNK_COUNT, Outcome, Pace, Stop, is_illegal, send_chunk
 from rmqkit.admin.tail import queue_text
 from rmqkit.cli import with_options
-from rmqkit.cli.frame.connected import INTERRUPTED, Tally, note, note_wait, run, runtime_for, sending_settings
+from rmqkit.cli.frame.connected import Tally, note, note_wait, run, runtime_for, sending_settings
 from rmqkit.cli.frame.nouns import COMMON, LIVE_TOPICS
 from rmqkit.cli.frame.printing import body_text, camel, time_ms
 from rmqkit.client.observe.hooks import SendResult
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import PlacedMessage
 from rmqkit.client.runtime.settings import ProducerSettings
-from rmqkit.errors import MessageIllegal, RmqError
+from rmqkit.errors import ExitCode, MessageIllegal, RmqError
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.properties import SHARDING_KEY, own_properties
 
@@ -209,7 +209,7 @@ def send(
     else:
         print(text)
     if not is_whole or tally.failed:
-        raise typer.Exit(1 if is_whole else INTERRUPTED)
+        raise typer.Exit(1 if is_whole else ExitCode.INTERRUPTED)
 
 
 async def _send_all(
