@@ -45,7 +45,7 @@ def add(
         str, typer.Option(metavar="FILE", help="File with the secret key as its first line.", show_default=False)
     ] = "",
     tls: Annotated[
-        bool, typer.Option("--tls", help="Encrypt every connection. Nothing is verified without --tls-ca.")
+        bool, typer.Option("--tls", help="Encrypt every connection. Certificates are not verified without --tls-ca.")
     ] = False,
     tls_ca: Annotated[str, typer.Option(help="PEM file of the CA.", show_default=False)] = "",
     tls_cert: Annotated[str, typer.Option(help="PEM file of the client certificate.", show_default=False)] = "",

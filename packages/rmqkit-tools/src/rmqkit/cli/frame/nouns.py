@@ -175,7 +175,7 @@ COMMON: dict[str, tuple[Any, Any]] = {
     "security_token": _common(
         str, "", "--security-token", "Security token to send with the signature.", envvar="RMQ_SECURITY_TOKEN"
     ),
-    "tls": _common(bool, False, "--tls", "Encrypt every connection. Nothing is verified without --tls-ca."),
+    "tls": _common(bool, False, "--tls", "Encrypt every connection. Certificates are not verified without --tls-ca."),
     "tls_ca": _common(str, "", "--tls-ca", "PEM file of the CA. Server certificates are verified against it."),
     "tls_cert": _common(str, "", "--tls-cert", "PEM file of the client certificate."),
     "tls_key": _common(str, "", "--tls-key", "PEM file of the private key of that certificate."),
