@@ -11,8 +11,8 @@ import msgspec
 import typer
 from typer.core import TyperGroup
 
-from rmqkit.cli.frame.nouns import PROFILE_NAMES, Yes, confirm, show
-from rmqkit.cli.frame.profiles import NAME, VARIABLE, Profile, described, read, write
+from rmqkit.cli.frame.nouns import PROFILE_NAMES, PROFILE_VARIABLE, Yes, confirm, show
+from rmqkit.cli.frame.profiles import NAME, Profile, described, read, write
 from rmqkit.errors import SettingsError
 
 _HELP = """Keep clusters by name: their name servers, users and TLS files.
@@ -137,7 +137,7 @@ def show_profile(
         str | None,
         typer.Argument(
             metavar="[NAME]",
-            envvar=VARIABLE,
+            envvar=PROFILE_VARIABLE,
             show_envvar=False,
             help="Profile. (default: RMQ_PROFILE, else the current one)",
             show_default=False,

@@ -317,7 +317,7 @@ def advertised(target: Target) -> Iterator[Finding]:
 def name_servers(target: Target) -> Iterator[Finding]:
     """Every name server, and the clocks of the brokers they know."""
     if not target.broker.namesrv_addr and target.is_development:
-        yield Finding("name servers", State.OK, "none: rmq standalone starts its own")
+        yield Finding("name servers", State.OK, "none, and none is needed by: rmq standalone")
         return
     if not target.broker.namesrv_addr:
         yield Finding("name servers", State.WARN, "none", "clients find the broker by them: set namesrvAddr or -n")
