@@ -40,7 +40,7 @@ _NEAR = 40
 _ROOT = Path(__file__).parents[2]
 _BIN = Path(sys.executable).parent
 _PATIENT = Path(__file__).parent / "bin"
-_SERVER = re.compile(r"rmq (standalone|namesrv|broker)\b(?!.*(?: -p\b|--print-config|--help))")
+_SERVER = re.compile(r"rmq (standalone|namesrv|broker)\b(?! [a-z])(?!.*(?: -p\b|--print-config|--help))")
 _DEFAULT_PORTS = {
     "standalone": (("--namesrv-port", 9876), ("--port", 10911)),
     "namesrv": (("--port", 9876),),

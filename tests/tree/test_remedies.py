@@ -111,7 +111,7 @@ def root() -> Any:
 
 @functools.cache
 def verbs(noun: str) -> set[str]:
-    return set(noun_group(noun).commands) if noun in NOUNS else set()
+    return set(noun_group(noun).list_commands(None)) if noun in NOUNS else set()
 
 
 def accepts(words: list[str]) -> bool:

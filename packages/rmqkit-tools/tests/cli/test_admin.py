@@ -9,10 +9,12 @@ import sys
 
 import msgspec
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from rmqkit.cli import NOUNS, app, noun_group
 from rmqkit.cli.admin.mqadmin import JAVA
+from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import UnknownName
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
@@ -181,7 +183,12 @@ def test_completion_is_silent_without_a_server():
 
 
 def commands():
-    return {(noun, verb): command for noun in NOUNS for verb, command in noun_group(noun).commands.items()}
+    return {
+        (noun, verb): group.get_command(None, verb)
+        for noun in NOUNS
+        for group in [noun_group(noun)]
+        for verb in group.list_commands(None)
+    }
 
 
 def test_java_s_names_stand_for_verbs():
@@ -190,6 +197,34 @@ def test_java_s_names_stand_for_verbs():
 
 def test_every_verb_says_what_it_does():
     assert [name for name, command in commands().items() if not (command.help or "").strip()] == []
+
+
+@pytest.mark.parametrize("words", [["--version"], ["topic", "list", "--help"], ["send", "--help"]])
+def test_version_and_help_need_no_client(words):
+    program = (
+        "import sys; from rmqkit.cli import app; app(sys.argv[1:], standalone_mode=False); "
+        "print(*sorted(name for name in sys.modules if name.count('.') < 2))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
+    imported = set(done.stdout.splitlines()[-1].split())
+    heavy = {
+        "asyncio",
+        "ssl",
+        "msgspec",
+        "uvloop",
+        "rmqkit.admin",
+        "rmqkit.client",
+        "rmqkit.protocol",
+        "rmqkit.remoting",
+    }
+    assert imported & heavy == set()
+    assert "rich" not in imported or words != ["--version"]
+
+
+def test_send_has_the_limit_of_producers():
+    command = typer.main.get_command(app).get_command(None, "send")
+    (option,) = [one for one in command.params if one.name == "bytes_max"]
+    assert option.default == ProducerSettings().message_bytes_max
 
 
 def test_a_list_of_topics_needs_nothing_heavy():

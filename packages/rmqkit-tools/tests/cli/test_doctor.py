@@ -21,6 +21,7 @@ from rmqkit.cli.servers.doctor import app
 from rmqkit.core import CORE
 from rmqkit.errors import ConnectFailed
 from rmqkit.extras import install
+from rmqkit.remoting.port_users import PortUser
 from rmqkit.remoting.tls import ServerTlsSettings
 from rmqkit.store.files import StoreLock
 from rmqkit.store.settings import StoreSettings
@@ -173,12 +174,61 @@ def test_a_port_in_use_is_told_with_its_user(tmp_path):
         target.machine = Host()
         finding = found(target, doctor.ports)[f"port {port} (listenPort)"]
         assert finding.state is FAIL
-        assert finding.found == f"in use by process {os.getpid()} ({Path('/proc/self/comm').read_text().strip()})"
+        assert finding.found == f"in use by {Path('/proc/self/comm').read_text().strip()}, pid {os.getpid()}"
         target.machine = Host(tmp_path / "proc")  # which sees no sockets
         finding = found(target, doctor.ports)[f"port {port} (listenPort)"]
-        assert (finding.state, finding.found) == (FAIL, "in use by a process that cannot be seen here")
+        assert (finding.state, finding.found) == (FAIL, "in use by a program that cannot be seen from here")
     finding = found(target, doctor.ports)[f"port {port} (listenPort)"]
     assert (finding.state, finding.found) == (OK, "free")
+
+
+def test_the_ports_of_a_running_broker_are_in_order(tmp_path, monkeypatch):
+    """In production only if the broker runs on the store that is checked: another one would keep it from starting."""
+    port = free_port(-2, 1)
+    target = plant(tmp_path, listen_port=port)
+    monkeypatch.setattr(doctor, "port_users", lambda port, proc: [PortUser(77, "the rmq broker", is_broker=True)])
+    monkeypatch.setattr(doctor, "in_use_by", lambda port, proc: "in use by the rmq broker, pid 77")
+
+    def said():
+        with socket.create_server(("127.0.0.1", port)):
+            return found(target, doctor.ports)[f"port {port} (listenPort)"]
+
+    assert (said().state, said().found) == (FAIL, "in use by the rmq broker, pid 77")
+    target.is_development = True
+    assert (said().state, said().found, said().remedy) == (OK, "in use by the rmq broker, pid 77", "")
+    monkeypatch.setattr(doctor, "port_users", lambda port, proc: [PortUser(78, "nginx")])
+    assert said().state is FAIL
+    target.is_development = False
+    monkeypatch.setattr(doctor, "port_users", lambda port, proc: [PortUser(77, "the rmq broker", is_broker=True)])
+    target.root.mkdir()
+    (target.root / "abort").write_text("77")
+    lock = StoreLock(target.root)
+    lock.acquire()
+    assert said().state is OK
+    lock.release()
+
+
+@pytest.mark.parametrize(
+    ("options", "is_production"),
+    [
+        ([], False),
+        (["-c", "broker.conf"], True),
+        (["--shards", "2"], True),
+        (["--for", "production"], True),
+        (["-c", "broker.conf", "--for", "development"], False),
+    ],
+)
+def test_a_development_machine_is_not_checked_as_a_server(tmp_path, monkeypatch, options, is_production):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broker.conf").write_text("listenPort=0\n")
+    command = ["--store", str(tmp_path / "store"), "--set", "bindAddress=127.0.0.1", *options]
+    told = CliRunner().invoke(app, [*command, "--json"], env={"NAMESRV_ADDR": None}, catch_exceptions=False)
+    rows = {row["check"]: row["state"] for row in json.loads(told.stdout)}
+    of_servers = {"open files", "vm.swappiness", "clock"}
+    assert of_servers <= rows.keys() if is_production else not of_servers & rows.keys()
+    assert rows["name servers"] == ("warn" if is_production else "ok")
+    shown = CliRunner().invoke(app, command, env={"NAMESRV_ADDR": None})
+    assert ("rmq doctor --for production" in shown.stderr) != is_production
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from rmqkit.admin import Admin
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.cli import app
-from rmqkit.cli.messages.send import from_line
+from rmqkit.cli.messages.sending import from_line
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import PlacedMessage

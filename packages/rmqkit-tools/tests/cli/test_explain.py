@@ -9,6 +9,7 @@ import pytest
 from rmqkit.__main__ import main
 from rmqkit.admin.diagnosis.causes import Cause, Explanation, Fact
 from rmqkit.cli.admin.message import page
+from tests.cli.in_process import rmq
 
 FOUND = Explanation(
     Cause.FILTERED_BY_TAG,
@@ -52,6 +53,20 @@ def test_a_page_may_have_no_evidence():
         "",
         "Remedy: wait",
     ]
+
+
+@pytest.mark.parametrize(
+    ("cause", "code"),
+    [(Cause.GROUP_UNKNOWN, 5), (Cause.NOT_STORED, 5), (Cause.WRONG_TOPIC, 5), (Cause.EXPIRED, 0), (Cause.WAITING, 0)],
+)
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_the_exit_code_says_whether_group_and_message_exist(cause, code, form, monkeypatch):
+    async def explain(admin, topic, group, message):
+        return Explanation(cause, "So it is.", [], "look")
+
+    monkeypatch.setattr("rmqkit.admin.explain.explain", explain)
+    done = rmq("explain", "Orders", "billing", "ID", "-n", "127.0.0.1:1", *form)
+    assert (done.returncode, "So it is." in done.stdout, done.stderr) == (code, True, "")
 
 
 @pytest.mark.parametrize(

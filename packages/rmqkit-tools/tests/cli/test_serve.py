@@ -161,7 +161,10 @@ def test_a_port_in_use(tmp_path, option):
         port = user.getsockname()[1]
         other = "--namesrv-port" if option == "--port" else "--port"
         line = failed("standalone", option, port, other, 0, "--store", tmp_path / "store")
-    assert re.search(rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use; choose another port", line)
+    assert re.search(
+        rf"cannot listen on 127\.0\.0\.1:{port}: in use by [^;]+, pid \d+; stop that program, or choose another port",
+        line,
+    )
     assert not (tmp_path / "store").exists()
 
 

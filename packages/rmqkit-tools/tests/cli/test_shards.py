@@ -277,5 +277,5 @@ def test_a_shard_that_cannot_start_ends_all(tmp_path):
         assert parent.stop(signal.SIGCONT, SECONDS_MAX) == 1
     line = parent.log.read_text().splitlines()[-1]
     assert line.startswith("rmq: a-1 (process ")
-    assert f"ended with exit code 1: cannot listen on {HOST}:{port + 10}: Address already in use" in line
+    assert f"ended with exit code 1: cannot listen on {HOST}:{port + 10}: in use by " in line
     assert stores_are_closed(tmp_path)

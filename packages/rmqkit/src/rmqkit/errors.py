@@ -47,6 +47,7 @@ code  kind
 6     no answer in time
 7     TLS: only one side encrypts, or a certificate is not trusted
 8     done, and something is wrong with the cluster (rmq cluster findings)
+130   stopped by Ctrl-C or SIGTERM before the end, as shells have it
 ====  ===========================================================
 
 Source: style.md §9.
@@ -479,6 +480,7 @@ class ExitCode(enum.IntEnum):
     TIMED_OUT = 6
     TLS = 7
     FINDINGS = 8
+    INTERRUPTED = 130
 
 
 _BY_CLASS: tuple[tuple[type[RmqError], ExitCode], ...] = (

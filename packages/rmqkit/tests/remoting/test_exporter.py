@@ -140,5 +140,5 @@ async def test_a_failure_is_told_and_the_next_request_served(caplog):
 async def test_a_taken_port_is_one_line():
     async with exporter(seven) as made:
         port = int(made.address.rpartition(":")[2])
-        with pytest.raises(ListenFailed, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*; choose another port"):
+        with pytest.raises(ListenFailed, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*, or choose another port"):
             await Exporter().bind("127.0.0.1", port)

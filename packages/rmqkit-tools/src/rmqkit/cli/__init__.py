@@ -87,7 +87,7 @@ _EXTRAS = {"pipeline": "spark"}
 def noun_group(noun: str) -> Any:
     """Import the module of a noun, and return the group of its verbs."""
     module, _, name = NOUNS[noun].partition(":")
-    return with_bare_flags(typer.main.get_group(getattr(import_module(f"rmqkit.cli.{module}"), name).app))
+    return with_bare_flags(getattr(import_module(f"rmqkit.cli.{module}"), name))
 
 
 class _LateImports(TyperGroup):
@@ -139,14 +139,14 @@ class _ServerOrVerbs(TyperGroup):
         )
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(noun_group(str(self.name)).commands)
+        return list(noun_group(str(self.name)).list_commands(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return noun_group(str(self.name)).commands.get(cmd_name)
+        return noun_group(str(self.name)).get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Refuse a verb after the server's options: nothing would use the options."""
-        self.commands = noun_group(str(self.name)).commands
+        self.commands = dict.fromkeys(self.list_commands(ctx))  # type: ignore[assignment] # may be suggested
         if args[0] in self.commands:
             ctx.fail(
                 f"The options stand before the verb: write rmq {self.name} {args[0]}, then the options of the verb"

@@ -11,8 +11,8 @@ import msgspec
 import typer
 from typer.core import TyperGroup
 
-from rmqkit.cli.frame.nouns import PROFILE_NAMES, Yes, confirm, show
-from rmqkit.cli.frame.profiles import NAME, VARIABLE, Profile, described, read, write
+from rmqkit.cli.frame.nouns import PROFILE_NAMES, PROFILE_VARIABLE, Yes, confirm, show
+from rmqkit.cli.frame.profiles import NAME, Profile, described, read, write
 from rmqkit.errors import SettingsError
 
 _HELP = """Keep clusters by name: their name servers, users and TLS files.
@@ -45,7 +45,7 @@ def add(
         str, typer.Option(metavar="FILE", help="File with the secret key as its first line.", show_default=False)
     ] = "",
     tls: Annotated[
-        bool, typer.Option("--tls", help="Encrypt every connection. Nothing is verified without --tls-ca.")
+        bool, typer.Option("--tls", help="Encrypt every connection. Certificates are not verified without --tls-ca.")
     ] = False,
     tls_ca: Annotated[str, typer.Option(help="PEM file of the CA.", show_default=False)] = "",
     tls_cert: Annotated[str, typer.Option(help="PEM file of the client certificate.", show_default=False)] = "",
@@ -137,7 +137,7 @@ def show_profile(
         str | None,
         typer.Argument(
             metavar="[NAME]",
-            envvar=VARIABLE,
+            envvar=PROFILE_VARIABLE,
             show_envvar=False,
             help="Profile. (default: RMQ_PROFILE, else the current one)",
             show_default=False,

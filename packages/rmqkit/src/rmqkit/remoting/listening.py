@@ -30,6 +30,7 @@ from functools import partial
 
 from rmqkit.errors import RmqError
 from rmqkit.remoting.address import ip_of, join_address
+from rmqkit.remoting.port_users import in_use_by
 
 _BACKLOG = 1024
 
@@ -125,6 +126,9 @@ def _listen_failed(host: str, port: int, error: Exception) -> ListenFailed:
     number = error.errno if isinstance(error, OSError) else None
     is_name = isinstance(error, (socket.gaierror, UnicodeError))
     cause = os.strerror(number) if number and not is_name else getattr(error, "strerror", None) or error
-    is_elsewhere = is_name or number == errno.EADDRNOTAVAIL
-    remedy = "use one of this machine's" if is_elsewhere else "choose another port or stop its user"
+    remedy = "choose another port"
+    if number == errno.EADDRINUSE:
+        cause, remedy = in_use_by(port), "stop that program, or choose another port"
+    elif is_name or number == errno.EADDRNOTAVAIL:
+        remedy = "use one of this machine's"
     return ListenFailed(f"cannot listen on {join_address(host, port)}: {cause}; {remedy}")

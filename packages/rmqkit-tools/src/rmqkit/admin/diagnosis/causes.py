@@ -146,6 +146,12 @@ class Cause(enum.StrEnum):
     WRONG_TOPIC = marked("wrong topic"), marked("ask about the topic it is in")
 
 
+UNKNOWN = frozenset(
+    {Cause.GROUP_UNKNOWN, Cause.NOT_STORED, Cause.WRONG_KIND_OF_ID, Cause.WRONG_TOPIC, Cause.NOT_IN_CLUSTER}
+)
+"""There is no such group, or no message of that name in the topic: often the name is wrong."""
+
+
 class Fact(Struct):
     """One thing that was found out; ``source``: who told it."""
 

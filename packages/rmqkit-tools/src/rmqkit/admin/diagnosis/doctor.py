@@ -2,8 +2,9 @@
 
 Reads what Linux tells about itself (``/proc``, ``/sys``), the store, the certificates, and asks the name servers. It
 changes nothing; for a moment it listens on the broker's port, if that is free, to see whether clients reach it. What
-cannot be read here is said to be unknown: neither good nor bad. A check is a function of a `Target`; `CHECKS` look at
-the machine, `OF_EACH_SHARD` at the ports and the store of one broker.
+cannot be read here is said to be unknown: neither good nor bad. A check is a function of a `Target`. `CHECKS` are for
+every machine, `OF_PRODUCTION` for those that serve others, and `OF_EACH_SHARD` look at the ports and the store of one
+broker. On a development machine any broker of rmqkit may hold the ports.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from rmqkit.core import CORE
 from rmqkit.errors import RmqError, SettingsError, StoreLocked
 from rmqkit.remoting.address import advertised_ip, join_address, split_addresses
 from rmqkit.remoting.authentication import AuthenticationSettings, inner_credentials
+from rmqkit.remoting.port_users import in_use_by, port_users
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings
 from rmqkit.store.files import StoreLock
 from rmqkit.store.retention import used_percent
@@ -43,7 +45,6 @@ _CONNECT_SECONDS = 2.0
 _SKEW_WARN_MS, _SKEW_FAIL_MS = 2000, 60_000
 _EXPIRES_SOON = timedelta(days=30)
 _STA_UNSYNC = 0x40
-_LISTEN = "0A"
 _FILE_SYSTEMS = {
     **dict.fromkeys(("tmpfs", "ramfs"), "it is memory and forgets every message with the machine: use a disk"),
     "overlay": "it is a container's own layer and goes with the container: mount a volume there",
@@ -112,6 +113,7 @@ class Target:
     client_tls: ClientTlsSettings = field(default_factory=ClientTlsSettings)
     notes: list[str] = field(default_factory=list)
     machine: Host = field(default_factory=Host)
+    is_development: bool = False
 
     @property
     def is_running(self) -> bool:
@@ -262,17 +264,16 @@ def ports(target: Target) -> Iterator[Finding]:
     wanted = {"listenPort": first, "VIP": first - 2, "haListenPort": settings.ha_listen_port or first + 1}
     for name, port in wanted.items():
         check, error = f"port {port} ({name})", _bind_error(settings.bind_address, port)
-        users = _listening(target.machine, port)
+        users = port_users(port, target.machine.proc)
         if error is None:
             yield Finding(check, State.OK, "free")
         elif error.errno != errno.EADDRINUSE:
             yield Finding(check, State.FAIL, f"{settings.bind_address}: {error.strerror}", "change bindAddress")
-        elif target.pid is not None and users == [target.pid]:
-            yield Finding(check, State.OK, f"of the broker that runs, process {target.pid}")
+        elif users and all(one.pid == target.pid or (target.is_development and one.is_broker) for one in users):
+            yield Finding(check, State.OK, f"in use by the rmq broker, pid {users[0].pid}")
         else:
-            names = {pid: target.machine.text(target.machine.proc / str(pid) / "comm") for pid in users}
-            by = ", ".join(f"process {pid} ({names[pid]})" for pid in users) or "a process that cannot be seen here"
-            yield Finding(check, State.FAIL, f"in use by {by}", "stop it, or choose another listenPort")
+            used = in_use_by(port, target.machine.proc)
+            yield Finding(check, State.FAIL, used, "stop it, or choose another listenPort")
 
 
 def _bind_error(host: str, port: int) -> OSError | None:
@@ -284,22 +285,6 @@ def _bind_error(host: str, port: int) -> OSError | None:
         except OSError as error:
             return error
     return None
-
-
-def _listening(machine: Host, port: int) -> list[int]:
-    """The processes that listen on a port, as far as they can be seen."""
-    sockets = set()
-    for table in ("net/tcp", "net/tcp6"):
-        for line in (machine.text(machine.proc / table) or "").splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                sockets.add(f"socket:[{fields[9]}]")
-    owners = set()
-    for handle in machine.proc.glob("[0-9]*/fd/*") if sockets else ():
-        with contextlib.suppress(OSError):
-            if str(handle.readlink()) in sockets:
-                owners.add(int(handle.parts[-3]))
-    return sorted(owners)
 
 
 def advertised(target: Target) -> Iterator[Finding]:
@@ -323,7 +308,7 @@ def advertised(target: Target) -> Iterator[Finding]:
             reason = f"{where} cannot be reached from here: {error.strerror or error}"
             yield Finding("advertised address", State.FAIL, reason, f"{remedy}; a firewall or NAT may be between")
             return
-    if host.startswith("127.") or host == "::1":
+    if (host.startswith("127.") or host == "::1") and not target.is_development:
         yield Finding("advertised address", State.WARN, f"{where} is this machine only", f"for others {remedy}")
     else:
         yield Finding("advertised address", State.OK, f"{where} can be reached from here")
@@ -331,6 +316,9 @@ def advertised(target: Target) -> Iterator[Finding]:
 
 def name_servers(target: Target) -> Iterator[Finding]:
     """Every name server, and the clocks of the brokers they know."""
+    if not target.broker.namesrv_addr and target.is_development:
+        yield Finding("name servers", State.OK, "none, and none is needed by: rmq standalone")
+        return
     if not target.broker.namesrv_addr:
         yield Finding("name servers", State.WARN, "none", "clients find the broker by them: set namesrvAddr or -n")
         return
@@ -477,8 +465,8 @@ def grpc(target: Target) -> Iterator[Finding]:
         )
 
 
-CHECKS: tuple[Callable[[Target], Iterator[Finding]], ...] = (
-    *(configuration, open_files, disk, file_system, block_device, memory, clock, name_servers, certificates, sends),
-    grpc,
-)
-OF_EACH_SHARD: tuple[Callable[[Target], Iterator[Finding]], ...] = (leftovers, ports, advertised)
+Check = Callable[[Target], Iterator[Finding]]
+CHECKS: tuple[Check, ...] = (configuration, disk, name_servers, certificates, sends, grpc)
+OF_PRODUCTION: tuple[Check, ...] = (open_files, file_system, block_device, memory, clock)
+"""Checks of a machine that serves others. A development machine is fine as it is."""
+OF_EACH_SHARD: tuple[Check, ...] = (leftovers, ports, advertised)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqkit.admin import Admin
-from rmqkit.admin.calls import Done
 from rmqkit.admin.cluster.access import ACTIONS, UserRow, may, subject_of
 from rmqkit.cli.frame.nouns import Broker, Named, Noun, View, Yes, confirm
 from rmqkit.errors import UnknownName
+
+if TYPE_CHECKING:
+    from rmqkit.admin import Admin
+    from rmqkit.admin.calls import Done
+
 
 USER = Noun("user", "Users of ACL 2.0: list, create, change and delete them. Each broker keeps its own users.")
 POLICY = Noun("policy", "Policies of ACL 2.0: what users may do with topics and groups.")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from msgspec import Struct
 
-from rmqkit.admin import Admin
-from rmqkit.admin.cluster.clients import GroupStatus, ProducerRow
 from rmqkit.cli.frame.nouns import Broker, Cluster, Group, Named, Noun, View
-from rmqkit.protocol.codes import version_name
-from rmqkit.protocol.schemas.clients import ClientConnection, ConsumerConnection, ConsumerRunningInfo, MessageQueue
+
+if TYPE_CHECKING:
+    from rmqkit.admin import Admin
+    from rmqkit.admin.cluster.clients import GroupStatus, ProducerRow
+    from rmqkit.protocol.schemas.clients import ClientConnection, ConsumerConnection, ConsumerRunningInfo, MessageQueue
+
 
 CONSUMER = Noun("consumer", "Connected consumers: list them, show what they hold, check a group for problems.")
 
@@ -79,6 +81,8 @@ async def status(
 
 
 def connection_rows(connections: list[ClientConnection]) -> list[_ConnectionRow]:
+    from rmqkit.protocol.codes import version_name
+
     return [
         _ConnectionRow(one.client_id, one.client_addr, one.language, version_name(one.version)) for one in connections
     ]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmqkit.admin import Admin
 from rmqkit.admin.replay.dead import BY, DeadGroup
 from rmqkit.cli.frame.nouns import Group, Noun, View
 from rmqkit.cli.frame.printing import time_text
+
+if TYPE_CHECKING:
+    from rmqkit.admin import Admin
+    from rmqkit.admin.replay.dead import DeadGroup
+
 
 DEAD = Noun("dead", "Dead letters: list the groups that have them, and the kinds of messages among them.")
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from rmqkit.admin import Admin
-from rmqkit.admin.cluster.groups import END_MS, Moved, QueueMove, lags
 from rmqkit.cli.frame.nouns import Broker, Cluster, Group, Named, Noun, Topic, View, Yes, confirm
-from rmqkit.cli.frame.printing import time_ms
-from rmqkit.protocol.schemas.groups import GroupRetryPolicy, SubscriptionGroupConfig
+
+if TYPE_CHECKING:
+    from rmqkit.admin import Admin
+    from rmqkit.admin.cluster.groups import Moved, QueueMove
+    from rmqkit.protocol.schemas.groups import GroupRetryPolicy, SubscriptionGroupConfig
+
 
 GROUP = Noun("group", "Consumer groups: list, create and configure them, and show their progress.")
 
@@ -150,6 +152,7 @@ async def group_lags(admin: Admin, broker: Broker = None, cluster: Cluster = Non
     """Show how far every group is behind on each of its topics, as a count and as an age, the furthest first.
 
     Each master is asked once for all groups. Apache's brokers read their store to answer."""
+    from rmqkit.admin.cluster.groups import lags
     from rmqkit.admin.diagnosis.health import span_text
 
     masters = await admin.calls.masters(cluster, broker)
@@ -208,6 +211,8 @@ def _configs(found: dict[str, SubscriptionGroupConfig]) -> View:
 
 
 def _policy(text: str) -> GroupRetryPolicy:
+    from rmqkit.protocol.schemas.groups import GroupRetryPolicy
+
     try:
         return msgspec.json.decode(text, type=GroupRetryPolicy)
     except msgspec.DecodeError as error:
@@ -259,6 +264,9 @@ async def reset_offsets(
     """Move the offsets of a group to a point in time, or one queue to an offset.
 
     Connected clients continue from there."""
+    from rmqkit.admin.cluster.groups import END_MS
+    from rmqkit.cli.frame.printing import time_ms
+
     if (queue_id is not None and broker is None) or (offset is not None and queue_id is None):
         raise typer.BadParameter("a queue needs its broker (-b), and an offset its queue (-q)")
     timestamp_ms = END_MS if to == "-1" else time_ms(to)
@@ -278,6 +286,8 @@ async def skip_messages(
     dry_run: DryRun = False,
 ) -> list[Moved] | list[QueueMove]:
     """Move a group to the end of each queue. The group skips all messages that it has not consumed yet."""
+    from rmqkit.admin.cluster.groups import END_MS
+
     if dry_run:
         return await admin.offsets.preview(group, topic, END_MS, is_forced=force is Switch.TRUE)
     return await admin.offsets.reset(group, topic, END_MS, is_forced=force is Switch.TRUE)

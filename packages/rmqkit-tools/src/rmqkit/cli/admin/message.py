@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec import UNSET, Struct, UnsetType
 
-from rmqkit.admin import Admin
-from rmqkit.admin.tail import Span, listed
 from rmqkit.cli.frame.nouns import Broker, Group, Named, Noun, Topic, View, command_of
 from rmqkit.cli.frame.printing import columns, time_ms, wrapped
-from rmqkit.errors import UnknownName
-from rmqkit.protocol.message import Message, ReceivedMessage
+from rmqkit.errors import ExitCode, UnknownName
 
 if TYPE_CHECKING:
+    from rmqkit.admin import Admin
     from rmqkit.admin.diagnosis.causes import Explanation
+    from rmqkit.admin.tail import Span
+    from rmqkit.protocol.message import ReceivedMessage
 
 
 MESSAGE = Noun("message", "Messages: find, list, send and trace them, or hand one to a consumer.")
@@ -148,6 +148,8 @@ async def list_messages(
     print_message: Annotated[str, typer.Option("-p", hidden=True)] = "",
 ) -> AsyncIterator[View]:
     """List the stored messages of a topic, from all its queues, oldest first."""
+    from rmqkit.admin.tail import Span
+
     span = Span(begin_ms=time_ms(begin), end_ms=_end_ms(end), broker=broker, queue_id=queue_id, tags=tags, sql=sql)
     return _listed(admin, topic, span, limit)
 
@@ -174,6 +176,7 @@ async def page_of_messages(
     It looks at no more than 20,000 messages, 64 MiB or 3 s, then says how far it came. Use `rmq message list`
     for all of them."""
     from rmqkit.admin.messages.listing import page
+    from rmqkit.admin.tail import Span
 
     span = Span(
         begin_ms=time_ms(begin),
@@ -241,6 +244,8 @@ async def consume(
     group: Annotated[str, typer.Option("-g", "--group", hidden=True)] = "",
 ) -> AsyncIterator[View]:
     """Print messages, starting at an offset. No offset is saved."""
+    from rmqkit.admin.tail import Span
+
     span = Span(begin_ms=time_ms(begin), end_ms=_end_ms(end), broker=broker, queue_id=queue_id, begin_offset=offset)
     return _listed(admin, topic, span, count)
 
@@ -259,6 +264,8 @@ async def send(
     trace: Annotated[str, typer.Option("-m", "--msg-trace", hidden=True)] = "",
 ) -> object:
     """Send one message. Use `rmq send` to send many."""
+    from rmqkit.protocol.message import Message
+
     message = Message(topic=topic, body=body.encode(), keys=keys.split(), tags=tags or None)
     return await admin.messages.send(message, broker=broker, queue_id=queue_id)
 
@@ -345,6 +352,8 @@ def _end_ms(text: str) -> int | None:
 
 
 async def _listed(admin: Admin, topic: str, span: Span, limit: int | None) -> AsyncIterator[View]:
+    from rmqkit.admin.tail import listed
+
     count = 0
     async for message in listed(admin.calls, topic, span):
         yield View(shown(message), [_line(message)])
@@ -424,14 +433,17 @@ async def _explain(
     ] = None,
     broker: Broker = None,
 ) -> View:
-    """Explain why a group has not consumed a message: the cause, the evidence, and the remedy."""
+    """Explain why a group has not consumed a message: the cause, the evidence, and the remedy.
+
+    The exit code is 5 if there is no such group, or no message of that name in the topic."""
     if bool(message) + bool(key) + (offset is not None) != 1 or (queue is None) != (offset is None):
         raise typer.BadParameter("which message? give its id, or --key, or --queue and --offset")
+    from rmqkit.admin.diagnosis.causes import UNKNOWN
     from rmqkit.admin.explain import At, Key, explain
 
     named = Key(key) if key else message if queue is None or offset is None else At(queue, offset, broker)
     found = await explain(admin, topic, group, named)
-    return View(found, list(page(found, columns())))
+    return View(found, list(page(found, columns())), ExitCode.UNKNOWN if found.cause in UNKNOWN else ExitCode.DONE)
 
 
 def page(found: Explanation, width: int) -> Iterator[str]:

@@ -27,7 +27,7 @@ class _JavaNames(TyperGroup):
         if cmd_name not in JAVA:
             return None
         noun, verb = JAVA[cmd_name].split()
-        command = copy.copy(noun_group(noun).commands[verb])
+        command = copy.copy(noun_group(noun).get_command(ctx, verb))
         command.name = cmd_name  # the help lists it under this name
         return command
 

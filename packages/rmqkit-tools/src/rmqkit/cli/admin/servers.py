@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from msgspec import UNSET
 
-from rmqkit.admin import Admin
-from rmqkit.admin.calls import Done
-from rmqkit.admin.cluster.brokers import GroupProgress
-from rmqkit.admin.cluster.clusters import BrokerRow
-from rmqkit.admin.cluster.topics import permission_of
 from rmqkit.cli.frame.nouns import Broker, BrokerName, Cluster, Key, Named, Noun, Value, View
 from rmqkit.errors import ExitCode, UnknownName
-from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
 
 if TYPE_CHECKING:
-    from rmqkit.admin.cluster.brokers import TestSend
+    from rmqkit.admin import Admin
+    from rmqkit.admin.calls import Done
+    from rmqkit.admin.cluster.brokers import GroupProgress, TestSend
+    from rmqkit.admin.cluster.clusters import BrokerRow
     from rmqkit.admin.cluster.stores import Store
     from rmqkit.admin.diagnosis.health import Finding
+    from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
 
 
 Amount = Annotated[int, typer.Option("-a", "--amount", min=1, help="Number of messages per topic.")]
@@ -114,6 +110,8 @@ async def permission(
     cluster: Cluster = None,
 ) -> list[Done]:
     """Set whether a broker can be read, written, or both, for all its topics (setting brokerPermission)."""
+    from rmqkit.admin.cluster.topics import permission_of
+
     return await admin.brokers.update_config({"brokerPermission": str(permission_of(perm))}, broker, cluster)
 
 
@@ -207,6 +205,8 @@ def _replication(address: str, status: HaRuntimeInfo) -> list[object]:
     if not status.master:
         told = status.ha_client_runtime_info
         return [f"{address} is a slave of {told.master_addr or 'nobody yet'}; its log ends at {told.max_offset:,}"]
+    from msgspec import UNSET
+
     slaves = status.ha_connection_info
     in_sync = f"{status.in_sync_slave_nums} of {len(slaves)} slaves in sync"
     line = f"{address} is a master; its log ends at {status.master_commit_log_max_offset:,}; {in_sync}"
@@ -312,6 +312,8 @@ async def round_trip(
 
 async def round_trips(admin: Admin, topics: Sequence[str], amount: int, size: int, pause_s: float) -> View:
     """Test messages to topics, to their queues in turn; rows and, for people, how they did in all."""
+    import asyncio
+
     from rmqkit.client.runtime.routes import PublishQueues, publish_queues
 
     sends: list[TestSend] = []
@@ -379,6 +381,8 @@ async def set_name_servers(admin: Admin, key: Key, value: Value) -> list[Done]:
 @NAMESRV.verb("wipe-write")
 async def wipe_write(admin: Admin, broker: BrokerName) -> list[Done]:
     """Stop all writes to a broker: name servers remove it from the routes of producers."""
+    from rmqkit.admin.calls import Done
+
     counts = await admin.name_servers.wipe_write_permission(broker)
     return [Done(address, f"broker {broker} is not written to: {n} topics") for address, n in counts.items()]
 
@@ -386,6 +390,8 @@ async def wipe_write(admin: Admin, broker: BrokerName) -> list[Done]:
 @NAMESRV.verb("add-write")
 async def add_write(admin: Admin, broker: BrokerName) -> list[Done]:
     """Allow writes to a broker again."""
+    from rmqkit.admin.calls import Done
+
     counts = await admin.name_servers.add_write_permission(broker)
     return [Done(address, f"broker {broker} is written to again: {n} topics") for address, n in counts.items()]
 

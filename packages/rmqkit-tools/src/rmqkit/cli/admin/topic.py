@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmqkit.admin import Admin
-from rmqkit.admin.calls import Done
-from rmqkit.admin.cluster.topics import Assigned, TopicStats, permission_of
 from rmqkit.cli.admin.servers import Amount, BodyBytes, Pause, round_trips
 from rmqkit.cli.frame.nouns import Broker, Cluster, Named, Noun, Topic, View, Yes, confirm
+
+if TYPE_CHECKING:
+    from rmqkit.admin import Admin
+    from rmqkit.admin.calls import Done
+    from rmqkit.admin.cluster.topics import Assigned, TopicStats
+
 
 TOPIC = Noun("topic", "Topics: list, create, configure and inspect them.")
 
@@ -107,6 +110,8 @@ async def create(
     ] = None,
 ) -> list[Done]:
     """Create a topic, or change an existing one."""
+    from rmqkit.admin.cluster.topics import permission_of
+
     return await admin.topics.create(
         topic,
         broker=broker,
@@ -134,6 +139,8 @@ async def perm(
     admin: Admin, topic: Topic, perm: Permission, broker: Broker = None, cluster: Cluster = None
 ) -> list[Done]:
     """Set whether a topic can be read, written, or both."""
+    from rmqkit.admin.cluster.topics import permission_of
+
     return await admin.topics.set_permission(topic, permission_of(perm), broker=broker, cluster=cluster)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from rmqkit.admin import Admin
-from rmqkit.admin.diagnosis.health import span_text
-from rmqkit.admin.messages.waiting import Delays
+from typing import TYPE_CHECKING
+
 from rmqkit.cli.frame.nouns import Broker, Noun, Topic, View
 from rmqkit.cli.frame.printing import time_text
+
+if TYPE_CHECKING:
+    from rmqkit.admin import Admin
+    from rmqkit.admin.messages.waiting import Delays
+
 
 WAITING = Noun("waiting", "What waits inside brokers: delays, transactions, popped messages.")
 
@@ -16,6 +20,8 @@ async def delays(admin: Admin, broker: Broker = None) -> View:
     """Show how many messages wait in each delay level, and how many timed ones by topic and by when they are due.
 
     Apache's brokers do not tell when timed messages are due."""
+    from rmqkit.admin.diagnosis.health import span_text
+
     found: list[Delays] = await admin.waiting.delays(broker)
     parts: list[object] = []
     for one in found:

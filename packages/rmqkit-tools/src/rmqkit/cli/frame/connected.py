@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from rmqkit.client.runtime.runtime import ClientRuntime
     from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings
 
-INTERRUPTED = 130
-"""The exit code of what Ctrl-C ended, as shells have it."""
-
 _ROUTE_INTERVAL_MS = 2000
 
 C = TypeVar("C", bound="ClientSettings")

@@ -21,35 +21,31 @@ JSON spells fields as Java's tools do (camel case).
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
-import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
-import msgspec
 import typer
-from msgspec import Struct
 from typer.core import TyperGroup
 
-from rmqkit.admin import Admin
-from rmqkit.admin.calls import Done
-from rmqkit.cli.frame import profiles
+from rmqkit.cli import with_bare_flags
 from rmqkit.errors import RmqError
-from rmqkit.remoting.authentication import Credentials
-from rmqkit.remoting.tls import ClientTls, ClientTlsSettings
-from rmqkit.sentences import plain
+
+if TYPE_CHECKING:
+    from rmqkit.admin import Admin
+    from rmqkit.remoting.tls import ClientTlsSettings
 
 LOCAL = "127.0.0.1:9876"
+PROFILE_VARIABLE = "RMQ_PROFILE"
 _COMPLETION_MS = 500.0
-_NOWHERE = logging.NullHandler()
-_pause = asyncio.sleep
 
 
-class View(Struct):
+@dataclass(slots=True)
+class View:
     """A result with a form for programs and another for people; the command ends with ``exit_code``."""
 
     value: Any
@@ -89,6 +85,8 @@ def _names_of(asking: Callable[[Admin, str], Awaitable[Sequence[str]]]) -> Calla
     """Completes with names that a name server tells; none when it does not answer quickly."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        import asyncio
+
         async def ask() -> Sequence[str]:
             async with asyncio.timeout(_COMPLETION_MS / 1000.0), admin_of(ctx.params, is_quiet=True) as admin:
                 return await asking(admin, incomplete)
@@ -136,6 +134,8 @@ Value = Annotated[str, Named("-v", "--value", help="New value.")]
 
 
 def _profile_names(incomplete: str) -> list[str]:
+    from rmqkit.cli.frame import profiles
+
     try:
         return [name for name in sorted(profiles.read().profiles) if name.startswith(incomplete)]
     except RmqError:  # a shell that completes must not show it
@@ -146,10 +146,14 @@ PROFILE_NAMES = _profile_names
 
 
 def _chosen(context: typer.Context, value: str | None) -> str | None:
+    from rmqkit.cli.frame import profiles
+
     return profiles.choose(context, value)
 
 
 def _resolved(context: typer.Context, option: typer.CallbackParam, value: Any) -> Any:
+    from rmqkit.cli.frame import profiles
+
     return profiles.resolved(context, option, value)
 
 
@@ -163,7 +167,7 @@ _SERVERS = f"Name servers, as host:port;host:port (default {LOCAL})."
 _PROFILE: dict[str, Any] = {"callback": _chosen, "is_eager": True, "autocompletion": PROFILE_NAMES}
 COMMON: dict[str, tuple[Any, Any]] = {
     "profile": _common(
-        str | None, None, "--profile", "Profile of the cluster (rmq profile).", envvar=profiles.VARIABLE, **_PROFILE
+        str | None, None, "--profile", "Profile of the cluster (rmq profile).", envvar=PROFILE_VARIABLE, **_PROFILE
     ),
     "name_servers": _common(str, LOCAL, "-n --name-servers", _SERVERS, envvar="NAMESRV_ADDR"),
     "as_json": _common(bool, False, "--json", "Print JSON."),
@@ -175,7 +179,7 @@ COMMON: dict[str, tuple[Any, Any]] = {
     "security_token": _common(
         str, "", "--security-token", "Security token to send with the signature.", envvar="RMQ_SECURITY_TOKEN"
     ),
-    "tls": _common(bool, False, "--tls", "Encrypt every connection. Nothing is verified without --tls-ca."),
+    "tls": _common(bool, False, "--tls", "Encrypt every connection. Certificates are not verified without --tls-ca."),
     "tls_ca": _common(str, "", "--tls-ca", "PEM file of the CA. Server certificates are verified against it."),
     "tls_cert": _common(str, "", "--tls-cert", "PEM file of the client certificate."),
     "tls_key": _common(str, "", "--tls-key", "PEM file of the private key of that certificate."),
@@ -184,7 +188,11 @@ _WATCH = {"watch_s": _common(float, None, "--watch", "Repeat the command every N
 
 
 def admin_of(options: Mapping[str, Any], *, is_quiet: bool = False) -> Admin:
-    """The connection the common options ask for. Raises SettingsError: they do not fit together."""
+    """Return the connection that the common options describe. Raises SettingsError: they do not fit together."""
+    from rmqkit.admin import Admin
+    from rmqkit.remoting.authentication import Credentials
+    from rmqkit.remoting.tls import ClientTls
+
     access_key, token = options.get("access_key"), options.get("security_token")
     secret, tls = options.get("secret_key") or "", tls_settings(options, is_quiet=is_quiet)
     return Admin(
@@ -200,6 +208,8 @@ def admin_of(options: Mapping[str, Any], *, is_quiet: bool = False) -> Admin:
 def tls_settings(options: Mapping[str, Any], *, is_quiet: bool = False) -> ClientTlsSettings:
     """Return the TLS settings of the common options; files imply TLS.
     Without a CA, a person is warned once. With --json, standard error has nothing but an error's line."""
+    from rmqkit.remoting.tls import ClientTlsSettings
+
     trusted, certificate = options.get("tls_ca") or "", options.get("tls_cert") or ""
     if (options.get("tls") or certificate) and not trusted and not (is_quiet or options.get("as_json")):
         _warn_unverified()
@@ -218,27 +228,48 @@ def _warn_unverified() -> None:
     print(f"rmq: {what}; to verify servers, give --tls-ca FILE, the PEM file of their CA", file=sys.stderr, flush=True)
 
 
-class Noun:
-    """A noun, such as ``topic``, to which verbs are added."""
+class Noun(TyperGroup):
+    """A noun, such as ``topic``, to which verbs are added. A verb's command is built when it is used: building all of
+    them would be most of the time that a command takes."""
 
     def __init__(self, name: str, help: str) -> None:  # noqa: A002
-        self.app = typer.Typer(cls=TyperGroup, name=name, help=help, no_args_is_help=True, add_completion=False)
-        self.app.callback()(lambda: None)
+        super().__init__(name=name, help=help, no_args_is_help=True)
+        self._build: dict[str, Callable[[], Any]] = {}
 
     def verb(self, name: str, *, watch: bool = False) -> Callable[[Any], Any]:
         """Make a coroutine function a verb; its docstring is the help. ``watch``: it can be repeated."""
 
         def add(operation: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-            self.app.command(name, help=inspect.getdoc(operation))(command_of(operation, watch=watch))
+            def build() -> Any:
+                alone = typer.Typer(add_completion=False)
+                alone.command(name, help=inspect.getdoc(operation))(command_of(operation, watch=watch))
+                return typer.main.get_command(alone)
+
+            self._build[name] = build
             return operation
 
         return add
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self._build)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in self._build and cmd_name not in self.commands:
+            self.commands[cmd_name] = with_bare_flags(self._build[cmd_name]())
+        return self.commands.get(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self._build:
+            self.commands = {name: self.get_command(ctx, name) for name in self._build}  # names that may be suggested
+        return super().resolve_command(ctx, args)
+
 
 def command_of(operation: Callable[..., Awaitable[Any]], *, watch: bool) -> Callable[..., None]:
     """The function typer calls: the operation's parameters but the first, and the common ones."""
-    hints = get_type_hints(operation, include_extras=True)
     own = list(inspect.signature(operation).parameters.values())[1:]
+    # Of its own parameters only: the class of the first one, and of the result, would have to be imported.
+    shown = type("shown", (), {"__annotations__": {one.name: one.annotation for one in own}})
+    hints = get_type_hints(shown, vars(sys.modules[operation.__module__]), include_extras=True)
     common = {**COMMON, **(_WATCH if watch else {})}
     named = {one.name: mark for one in own if (mark := _mark(hints[one.name])) is not None}
     parameters = []
@@ -286,6 +317,8 @@ def _place(named: Mapping[str, Named], defaults: Mapping[str, Any], given: dict[
 
 
 def _run(operation: Callable[..., Awaitable[Any]], given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    import asyncio
+
     watch_s = options.get("watch_s")
 
     async def run() -> int:
@@ -310,9 +343,18 @@ def _run(operation: Callable[..., Awaitable[Any]], given: Mapping[str, Any], opt
         drop_output()
 
 
+async def _pause(seconds: float) -> None:
+    import asyncio
+
+    await asyncio.sleep(seconds)
+
+
+@functools.cache
 def silence() -> None:
-    """What is wrong is told by the command itself, in one line: what libraries log goes nowhere."""
-    logging.getLogger("rmqkit").addHandler(_NOWHERE)
+    """Drop what libraries log: the command itself reports an error, in one line."""
+    import logging
+
+    logging.getLogger("rmqkit").addHandler(logging.NullHandler())
 
 
 def drop_output() -> None:
@@ -327,6 +369,10 @@ async def _alone(result: Any) -> AsyncIterator[Any]:
 def show(result: Any, *, as_json: bool, clear: bool = False) -> None:
     """Print what a verb returned; ``clear`` the terminal before."""
     if as_json:
+        import msgspec
+
+        from rmqkit.sentences import plain
+
         value = result.value if isinstance(result, View) else {"done": result} if isinstance(result, str) else result
         print(msgspec.json.encode(value, enc_hook=plain).decode(), flush=True)
         return
@@ -337,6 +383,8 @@ def show(result: Any, *, as_json: bool, clear: bool = False) -> None:
 
 
 def _show(part: Any) -> None:
+    from msgspec import Struct
+
     if isinstance(part, str):
         print(part, flush=True)
     elif isinstance(part, Struct):
@@ -345,10 +393,13 @@ def _show(part: Any) -> None:
         width = max(map(len, map(str, part)), default=0)
         for key, value in part.items():
             _show(f"{key:<{width}}  {_text(str(key), value)}".rstrip())
-    elif part and isinstance(part[0], Done):
-        for one in part:
-            print(f"{one.where}: {one.done}", flush=True)
     elif part and isinstance(part[0], Struct):
+        from rmqkit.admin.calls import Done
+
+        if isinstance(part[0], Done):
+            for one in part:
+                print(f"{one.where}: {one.done}", flush=True)
+            return
         _print_rows([{name: getattr(row, name) for name in row.__struct_fields__} for row in part])
     elif part and isinstance(part[0], Mapping):
         _print_rows(part)
@@ -370,8 +421,11 @@ def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
 def _text(name: str, value: Any) -> str:
     if isinstance(value, str):
         return value
-    if value is msgspec.UNSET:
-        return ""
+    from msgspec import UNSET
+
     from rmqkit.cli.frame.printing import cell
+
+    if value is UNSET:
+        return ""
 
     return cell(name, value)

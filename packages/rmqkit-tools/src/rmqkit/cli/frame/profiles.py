@@ -34,11 +34,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from rmqkit.errors import SettingsError
-from rmqkit.remoting.address import split_addresses
 
 __all__ = ["Profile", "Profiles", "choose", "file_path", "read", "resolved", "secret_of", "write"]
 
-VARIABLE = "RMQ_PROFILE"
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _CHOSEN = "rmqkit.profile"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -64,6 +62,8 @@ class Profile(Struct, rename="camel", omit_defaults=True, forbid_unknown_fields=
     tls_key: str = ""
 
     def __post_init__(self) -> None:
+        from rmqkit.remoting.address import split_addresses
+
         split_addresses(self.name_servers)
         given = [name for name in ("secret_key", "secret_key_env", "secret_key_file") if getattr(self, name)]
         if len(given) > 1:

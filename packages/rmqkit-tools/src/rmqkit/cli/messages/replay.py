@@ -25,7 +25,6 @@ from rmqkit.admin.tail import TOOLS_GROUP
 from rmqkit.cli import with_options
 from rmqkit.cli.admin.message import shown
 from rmqkit.cli.frame.connected import (
-    INTERRUPTED,
     Tally,
     client_settings,
     note,
@@ -38,7 +37,7 @@ from rmqkit.cli.frame.nouns import COMMON, LIVE_TOPICS, admin_of, show
 from rmqkit.cli.frame.printing import body_text, time_ms, time_text
 from rmqkit.cli.servers.store import Config, settings_of
 from rmqkit.client.runtime.settings import PullConsumerSettings
-from rmqkit.errors import RmqError, SettingsError, UnknownName
+from rmqkit.errors import ExitCode, RmqError, SettingsError, UnknownName
 from rmqkit.protocol.names import dlq_topic
 from rmqkit.sentences import plain
 
@@ -194,7 +193,7 @@ def replay(
     if job is not None:
         _print_end(job, tally, where, on, is_whole=is_whole, as_json=as_json)
     if not is_whole or tally.failed:
-        raise typer.Exit(1 if is_whole else INTERRUPTED)
+        raise typer.Exit(1 if is_whole else ExitCode.INTERRUPTED)
 
 
 def _continued(state_path: Path | None, *, is_again: bool) -> str:

@@ -4,6 +4,7 @@ a reload on SIGHUP, a clean stop on SIGTERM."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import importlib.util
 import logging
@@ -23,6 +24,7 @@ from rmqkit.cli import with_options
 from rmqkit.cli.servers.logging_setup import LoggingSettings
 from rmqkit.cli.servers.sources import BROKER, COMMON, NAMESRV, NameServers, Running, StoreFolder, store_root
 from rmqkit.errors import ExtraMissing
+from rmqkit.remoting.port_users import in_use_by
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings
 from rmqkit.settings import Given
 
@@ -269,7 +271,8 @@ def _grpc_default(given: Mapping[str, Given]) -> dict[str, Given]:
         with socket.create_server((host, _GRPC_PORT), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return {"grpcServerPort": Given(str(_GRPC_PORT), "rmq")}
     except OSError as error:
-        _log.warning("no gRPC port for the 5.x SDKs: %s:%d: %s; set grpcServerPort", host, _GRPC_PORT, error.strerror)
+        cause = in_use_by(_GRPC_PORT) if error.errno == errno.EADDRINUSE else error.strerror
+        _log.warning("no gRPC port for the 5.x SDKs: %s:%d: %s; set grpcServerPort", host, _GRPC_PORT, cause)
         return {}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import os
 import signal
@@ -23,6 +24,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rmqkit.console.server.app import Console
 from rmqkit.errors import SettingsError
+from rmqkit.remoting.port_users import in_use_by
 from rmqkit.remoting.tasks import Tasks
 
 __all__ = ["BehindProxy", "serve", "state_folder"]
@@ -111,7 +113,8 @@ async def serve(
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port") from None
+        cause = in_use_by(port) if error.errno == errno.EADDRINUSE else error.strerror
+        raise SettingsError(f"cannot listen on {host}:{port}: {cause}; choose another with --port") from None
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
