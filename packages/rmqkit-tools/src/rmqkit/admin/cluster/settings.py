@@ -13,15 +13,29 @@ from typing import Any
 
 from msgspec import Struct
 
+from rmqkit.sentences import _
 from rmqkit.settings import SECRET, Setting, bounds_text, setting_table, to_properties
 
 __all__ = ["Compared", "SettingRow", "compared", "described"]
+
+
+_GROUPS = {
+    "BrokerSettings": _("Broker"),
+    "StoreSettings": _("Store"),
+    "AuthenticationSettings": _("Users and permissions"),
+    "ConnectionSettings": _("Connections"),
+    "ExporterSettings": _("Metrics"),
+    "ServerTlsSettings": _("TLS of the server"),
+    "ClientTlsSettings": _("TLS to other servers"),
+    "NamesrvSettings": _("Name server"),
+}
 
 
 class SettingRow(Struct, rename="camel", kw_only=True):
     """One setting of a server.
 
     Attributes:
+        group: the component that the setting belongs to; empty when we do not know the key.
         value: as the server tells it; a secret that is set is covered.
         default: ours; empty when we do not know the key.
         help: one sentence; empty when we do not know the key.
@@ -31,6 +45,7 @@ class SettingRow(Struct, rename="camel", kw_only=True):
 
     key: str
     value: str
+    group: str = ""
     default: str = ""
     bounds: str = ""
     hot: bool = False
@@ -54,9 +69,12 @@ class Compared(Struct, rename="camel", kw_only=True):
 
 
 def described(properties: Mapping[str, str]) -> list[SettingRow]:
-    """Every setting that a server tells, sorted by key, joined with what our tables say of it. Pure."""
+    """Every setting that a server tells, joined with what our tables say of it: by component in the order of
+    `settings_types`, unknown keys last, each sorted by key. Pure."""
     table = _table()
-    return [_row(key, text, table.get(key)) for key, text in sorted(properties.items())]
+    rows = [_row(key, text, table.get(key)) for key, text in sorted(properties.items())]
+    order = [*dict.fromkeys(group for *__, group in table.values()), ""]
+    return sorted(rows, key=lambda row: order.index(row.group))
 
 
 def compared(servers: Mapping[str, Mapping[str, str]]) -> list[Compared]:
@@ -73,13 +91,14 @@ def compared(servers: Mapping[str, Mapping[str, str]]) -> list[Compared]:
     ]
 
 
-def _row(key: str, text: str, known: tuple[Any, Setting, str] | None) -> SettingRow:
+def _row(key: str, text: str, known: tuple[Any, Setting, str, str] | None) -> SettingRow:
     if known is None:
         is_secret = any(word in key.lower() for word in ("secret", "password", "credential"))
         return SettingRow(key=key, value=SECRET if is_secret and text else text, secret=is_secret)
-    value_type, setting, default = known
+    value_type, setting, default, group = known
     return SettingRow(
         key=key,
+        group=group,
         value=SECRET if setting.secret and text else text,
         default=default,
         bounds=bounds_text(value_type, setting),
@@ -92,13 +111,13 @@ def _row(key: str, text: str, known: tuple[Any, Setting, str] | None) -> Setting
 
 
 @functools.cache
-def _table() -> dict[str, tuple[Any, Setting, str]]:
-    """Type, declaration and default of every setting of our servers, by its key in files."""
-    table: dict[str, tuple[Any, Setting, str]] = {}
+def _table() -> dict[str, tuple[Any, Setting, str, str]]:
+    """Type, declaration, default and group of every setting of our servers, by its key in files."""
+    table: dict[str, tuple[Any, Setting, str, str]] = {}
     for kind in settings_types():
         defaults = to_properties(kind())
-        for key, (_, value_type, setting) in setting_table(kind).items():
-            table.setdefault(key, (value_type, setting, defaults[key]))
+        for key, (__, value_type, setting) in setting_table(kind).items():
+            table.setdefault(key, (value_type, setting, defaults[key], _GROUPS[kind.__name__]))
     return table
 
 

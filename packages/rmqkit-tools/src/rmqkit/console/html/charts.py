@@ -92,8 +92,8 @@ def line_chart(
     known = [point for line in lines for point in line.points if point[1] is not None]
     if len({at for at, __ in known}) < 2:
         few = _(
-            "{title}: not enough figures of this time; the console looks once a minute, "
-            "and every 10 s while somebody looks.",
+            "{title}: not enough figures of this time. The console samples once a minute, "
+            "and every 10 s while a page is open.",
             title=title,
         )
         return Markup('<p class="empty">{} {}</p>').format(say(few), note)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from rmqkit.admin.cluster.runtime import release
 from rmqkit.console.request.request import Ask, Page, Part, part, rows_of
 from rmqkit.errors import UnknownName
 from rmqkit.protocol.codes import version_name
@@ -22,7 +23,7 @@ async def clients(ask: Ask) -> Page:
         if wanted in " ".join((one.client_id, one.language, *one.addresses, *one.produces, *one.consumes)).lower()
     ]
     rows = rows_of(ask, found, len(everything))
-    kinds = Counter(f"{one.language} {version_name(one.version)}" for one in everything)
+    kinds = Counter(f"{one.language} {release(version_name(one.version))}" for one in everything)
     values = {
         "clients": rows,
         "kinds": dict(kinds.most_common(20)),

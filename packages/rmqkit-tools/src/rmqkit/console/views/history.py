@@ -59,8 +59,8 @@ async def _chart(ask: Ask, figure: str, names: Sequence[str], marks: Sequence[Ma
     alone = [
         Markup('<a href="{}" aria-label="{}">{}</a>').format(
             ask.link("history", figure, name, **query),
-            ask.say(_("{title} of {name} alone", title=known.title, name=name)),
-            name if len(shown) > 1 else ask.say(_("alone")),
+            ask.say(_("Open the chart of {title} of {name}", title=known.title, name=name)),
+            name if len(shown) > 1 else ask.say(_("Open")),
         )
         for name in shown
         if ask.params.get("figure") != figure
@@ -180,6 +180,13 @@ def _brokers(ask: Ask, of: str, name: str) -> list[str]:
     return sorted(getattr(state, "configs", None) or getattr(state, "brokers", None) or ())
 
 
+def _title(figure: str) -> str:
+    """The title of a figure; with the kind of thing that has it where two figures share the title."""
+    known = FIGURES[figure]
+    is_shared = sum(one.title == known.title for one in FIGURES.values()) > 1
+    return _("{title} ({of})", title=known.title, of=_(known.of)) if is_shared else known.title
+
+
 async def kept(ask: Ask) -> Page:
     """What is kept, where, and since when."""
     found = await ask.env.history.kept()
@@ -195,5 +202,5 @@ async def kept(ask: Ask) -> Page:
         "names": matched[:200],
         "matched": len(matched),
     }
-    more = {"q": ask.text("q"), "titles": {key: FIGURES[key].title for key in names}}
+    more = {"q": ask.text("q"), "titles": {key: _title(key) for key in names}}
     return Page(template="history.html", title=_("History"), values=values, more=more)

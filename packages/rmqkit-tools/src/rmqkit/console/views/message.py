@@ -264,14 +264,14 @@ async def _copy(ask: Ask, message: ReceivedMessage) -> dict[str, Any]:
 
 async def _push(ask: Ask, message: ReceivedMessage) -> dict[str, Any]:
     group, __, client = ask.form.get("client", "").partition(" ")
-    ask.require_change(_("give to a consumer"), f"{group} {client}", is_sending=True)
+    ask.require_change(_("handle by a consumer"), f"{group} {client}", is_sending=True)
     if not group or not client:
         raise Fault(400, _("Which client?"), _("choose a client of a group that is online"))
     asked = _(
         "CONSUME_MESSAGE_DIRECTLY (309) to {broker}, which asks {client}", broker=message.broker_name, client=client
     )
     return {
-        "action": _("give to a consumer"),
+        "action": _("handle by a consumer"),
         "target": f"{group} {client}",
         "rows": [
             (_("Group"), group),
