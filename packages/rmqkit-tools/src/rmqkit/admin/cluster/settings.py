@@ -11,12 +11,13 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
+from msgspec.structs import asdict
 
 from rmqkit.sentences import _
 from rmqkit.settings import SECRET, Setting, bounds_text, setting_table, to_properties
 
-__all__ = ["Compared", "SettingRow", "compared", "described"]
+__all__ = ["Compared", "ConfigRow", "SettingRow", "compared", "config_rows", "described"]
 
 
 _GROUPS = {
@@ -66,6 +67,14 @@ class Compared(Struct, rename="camel", kw_only=True):
     def differs(self) -> bool:
         """Whether servers have unlike values."""
         return len(set(self.values.values())) > 1
+
+
+class ConfigRow(Struct, rename="camel"):
+    """One setting of a topic at each broker; ``differs``: not all have the same."""
+
+    name: str
+    values: dict[str, str]
+    differs: bool
 
 
 def described(properties: Mapping[str, str]) -> list[SettingRow]:
@@ -140,3 +149,22 @@ def settings_types() -> Sequence[type[Struct]]:
         ClientTlsSettings,
         NamesrvSettings,
     )
+
+
+def config_rows(configs: Mapping[str, Struct]) -> list[ConfigRow]:
+    """Return the settings of a topic or a group at several brokers beside each other. Pure."""
+    shown = {broker: {key: _text(value) for key, value in asdict(one).items()} for broker, one in configs.items()}
+    keys = dict.fromkeys(key for one in shown.values() for key in one if key not in ("topic_name", "group_name"))
+    rows = []
+    for key in keys:
+        values = {broker: one.get(key, "") for broker, one in shown.items()}
+        rows.append(ConfigRow(key.replace("_", " "), values, len(set(values.values())) > 1))
+    return rows
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Struct):
+        value = {key: one for key, one in asdict(value).items() if one is not None and one is not UNSET}
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={one}" for key, one in sorted(value.items())) or _("none")
+    return _("none") if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -141,6 +141,22 @@ def line_chart(
     )
 
 
+def sparkline(values: Sequence[float | None]) -> Markup:
+    """A line without axes for a row of a list, from the first known value on and from 0 to the highest one; empty
+    without two known values in a row. The cell has the last value as text, so screen readers pass the drawing over."""
+    values = values[next((x for x, value in enumerate(values) if value is not None), 0) :]
+    top = max((value for value in values if value is not None), default=0.0) or 1.0
+    runs: list[list[str]] = [[]]
+    for x, value in enumerate(values):
+        if value is None:
+            runs.append([])
+        else:
+            runs[-1].append(f"{x},{15 - 14 * value / top:.1f}")
+    drawn = Markup("").join(Markup('<polyline points="{}"/>').format(" ".join(run)) for run in runs if len(run) > 1)
+    shape = Markup('<svg class="spark" viewBox="0 0 {} 16" preserveAspectRatio="none" aria-hidden="true">{}</svg>')
+    return shape.format(max(1, len(values) - 1), drawn) if drawn else Markup("")
+
+
 def _frame(area: _Area, heights: Sequence[tuple[float, str]]) -> Markup:
     """Axes, with these heights and three times."""
     parts = []

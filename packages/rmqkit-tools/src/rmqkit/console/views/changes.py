@@ -10,12 +10,11 @@ import msgspec
 from msgspec import Struct
 
 from rmqkit.admin.cluster.groups import END_MS, QueueMove
-from rmqkit.admin.cluster.settings import described
+from rmqkit.admin.cluster.settings import config_rows, described
 from rmqkit.console.access.confirmations import Review
 from rmqkit.console.request.forms import Field, Form, change, chosen_brokers, flag, number, pairs, where
 from rmqkit.console.request.request import Ask, Page, part
 from rmqkit.console.views.brokers import state_of
-from rmqkit.console.views.topics import config_rows
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.names import group_fault, topic_fault
 from rmqkit.protocol.schemas.groups import GroupRetryPolicy, SubscriptionGroupConfig

@@ -9,13 +9,13 @@ from typing import Any
 from markupsafe import Markup
 from msgspec.structs import asdict
 
-from rmqkit.console.html.charts import Line, Mark, line_chart
+from rmqkit.console.html.charts import Line, Mark, line_chart, sparkline
 from rmqkit.console.request.request import Ask, Fault, Page
 from rmqkit.console.views.messages import time_of
 from rmqkit.console.watch.figures import BOOT, FIGURES
 from rmqkit.sentences import _
 
-LINES_MAX, MARKS_MAX = 6, 9
+LINES_MAX, MARKS_MAX, SAMPLES_MIN = 6, 9, 20
 _HOUR_MS = 3_600_000
 RANGES = {"1h": 1, "6h": 6, "24h": 24, "7d": 7 * 24, "30d": 30 * 24, "90d": 90 * 24}
 """Hours of each range that an address may name."""
@@ -80,6 +80,18 @@ async def _chart(ask: Ask, figure: str, names: Sequence[str], marks: Sequence[Ma
         note=note,
         say=ask.say,
     )
+
+
+def sparks(ask: Ask, figure: str, names: Iterable[str]) -> dict[str, Markup]:
+    """The last hour of a figure as a small line for each of these names."""
+    return {name: sparkline(ask.env.history.last_hour(figure, name)) for name in names}
+
+
+async def shares(ask: Ask, figure: str, name: str) -> list[float] | None:
+    """The figure that was not exceeded in 50 %, 95 % and 99 % of the samples of the charts' time; None: too few."""
+    __, points = await ask.env.history.read(figure, name, *span_of(ask))
+    values = sorted(value for __, value in points if value is not None)
+    return [values[int(len(values) * share)] for share in (0.5, 0.95, 0.99)] if len(values) >= SAMPLES_MIN else None
 
 
 def tabs(ask: Ask, *parts: str) -> Markup:
