@@ -60,8 +60,7 @@ async def group(ask: Ask) -> Page:
         await admin.groups.configs(name)  # says which names there are
     progress, status = await asyncio.gather(part(admin.groups.progress(name)), part(_status(ask, name)))
     queues = progress.value.queues if isinstance(progress.value, GroupProgress) else []
-    number = ask.number("page", 1, 1)
-    found: GroupStatus | None = status.value
+    number, found = ask.number("page", 1, 1), status.value
     owners = _owners(found)
     shown = queues[(number - 1) * QUEUES_MAX : number * QUEUES_MAX]
     members = found.connection.connection_set if found is not None else []

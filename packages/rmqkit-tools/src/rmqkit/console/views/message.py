@@ -1,4 +1,4 @@
-"""One message: body, properties, place, its life as a timeline, and what each group made of it."""
+"""One message: body, properties, place, its life as a timeline, and what became of it in each group."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Body(Struct, rename="camel", kw_only=True):
 
 
 class Verdict(Struct, rename="camel", kw_only=True):
-    """What a group made of a message, or why that cannot be told."""
+    """The verdict on a message in a group, or the reason why there is none."""
 
     group: str
     explanation: Explanation | None = None
