@@ -43,6 +43,11 @@ def test_every_page_of_two_clusters_at_once(apache: ApachePair, tmp_path: Path) 
             assert WITHOUT_HA in page(address, "/old/ha")
             assert WITHOUT_HA not in page(address, "/new/ha")
             versions = {name: told(address, f"/{name}/brokers")["brokers"][0]["version"] for name in clusters}
+            (timed,) = told(address, f"/new/waiting/timed?topic={LATER}")["found"]["rows"]
+            assert timed["keys"] == ["timed"]
+            assert asyncio.run(cancel_timed(apache.namesrv_addr)) == []
+            assert told(address, f"/new/waiting/timed?topic={LATER}")["found"]["rows"] == []
+            assert told(address, "/old/waiting/timed")["found"]["rows"] == []  # 4.9 has no timer
             assert versions == {"new": "V5_4_0", "old": "V4_9_4"}
 
 
@@ -60,6 +65,17 @@ async def fill(name_servers: str) -> None:
         for _ in range(2):
             await producer.send(Message(topic=LATER, body=b"later", delay_level=18))
         await producer.send_half(Message(topic=LATER, body=b"half"))
+        await producer.send(LATER, b"timed", delay=7_200, keys=["timed"])
+
+
+async def cancel_timed(name_servers: str) -> list[str]:
+    """Cancel the timed message at the broker, and return the keys of those that are left."""
+    async with Admin(name_servers) as admin:
+        await admin.brokers.update_config({"recallMessageEnable": "true"}, await admin.calls.address(BROKER_NAME))
+        (one,) = (await admin.waiting.timed(topic=LATER)).rows
+        timed, _ = await admin.waiting.timers.at(one.broker, one.offset)
+        await admin.waiting.timers.recall(timed)
+        return [key for one in (await admin.waiting.timed(topic=LATER)).rows for key in one.keys]
 
 
 async def never(*_: object) -> TransactionState:
@@ -76,7 +92,8 @@ def look_at_every_page(address: str, env: str, apache: ApachePair) -> None:
         f"/{env}/groups/{GROUP}", f"/{env}/groups/{GROUP}/explain", explained, f"/{env}/brokers",
         f"/{env}/brokers/{BROKER_NAME}", f"/{env}/brokers/{BROKER_NAME}/settings", f"/{env}/name-servers",
         f"/{env}/ha", f"/{env}/clients", "/about", "/audit", f"/{env}/brokers/{BROKER_NAME}/store",
-        f"/{env}/waiting/delays", f"/{env}/waiting/transactions", f"/{env}/waiting/pop",
+        f"/{env}/search?q={TOPIC[:5]}", f"/{env}/search?q=k3&topic={TOPIC}",
+        f"/{env}/waiting/delays", f"/{env}/waiting/timed", f"/{env}/waiting/transactions", f"/{env}/waiting/pop",
         f"/{env}/filter?type=TAG&expression=x&topic={TOPIC}",
     ]  # fmt: skip
     for path in paths:

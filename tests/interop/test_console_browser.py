@@ -199,7 +199,7 @@ def searches_everything(shop: Shop, looker: Looker) -> None:
     looker.page.keyboard.type("ing")
     looker.page.keyboard.press("Enter")
     looker.page.locator("h1", has_text="Search").wait_for()
-    looker.page.locator("main li a", has_text="billing").wait_for()
+    looker.page.locator("main li a[href$='/groups/billing']").wait_for()
 
 
 def searches(shop: Shop, looker: Looker) -> None:
@@ -223,7 +223,7 @@ def follows(shop: Shop, looker: Looker) -> None:
     looker.press("form.grid button")
     looker.page.wait_for_url("**/tail?tags=new")
     looker.press("#pause")
-    looker.page.locator("#pause", has_text="Go on").wait_for()
+    looker.page.locator("#pause", has_text="Continue").wait_for()
 
 
 def sends(shop: Shop, looker: Looker) -> None:

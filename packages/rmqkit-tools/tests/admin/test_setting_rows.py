@@ -18,6 +18,15 @@ def test_a_key_that_nobody_knows_is_shown_as_it_is() -> None:
     assert (row.is_known, row.value, row.help, row.default) == (False, "1", "", "")
 
 
+def test_settings_are_in_groups_and_unknown_keys_come_last() -> None:
+    keys = ("someFutureSetting", "flushDiskType", "brokerName", "authenticationEnabled", "brokerPermission")
+    rows = described(dict.fromkeys(keys, "x"))
+    assert [(row.group, row.key) for row in rows] == [
+        ("Broker", "brokerName"), ("Broker", "brokerPermission"), ("Store", "flushDiskType"),
+        ("Users and permissions", "authenticationEnabled"), ("", "someFutureSetting"),
+    ]  # fmt: skip
+
+
 def test_secrets_are_covered_also_those_that_only_look_like_it() -> None:
     told = {"initAuthenticationUser": "{...}", "tls.server.keyPassword": "x", "someSecretKey": "y", "aclPassword": ""}
     values = {row.key: row.value for row in described(told)}

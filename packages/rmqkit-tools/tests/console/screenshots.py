@@ -41,7 +41,7 @@ SHOWN = {
     "dead": "dead-kinds-light-1280",
 }
 """Pictures of the documents, ``console-NAME.png``, and what they are made of."""
-SHOWN_HEIGHT, COLOURS = 800, 48
+SHOWN_HEIGHT, COLOURS = 800, 96
 RUSH_SECONDS, RUSH = 75, 14_000
 """Orders that come meanwhile, so that charts have points and a group falls back."""
 

@@ -70,7 +70,7 @@ async def test_kinds_a_dry_run_and_a_replay_of_one_kind(tmp_path: Path) -> None:
         review = await browser.post(PATH, chosen, {"accept": "application/json"})
         rows = dict(review.json()["rows"])
         assert (rows["Messages"], rows[f"To {RETRY}"]) == ("20", "20")
-        assert rows["Who gets them"].startswith("only group billing; none of its clients is online")
+        assert rows["Recipients"].startswith("only group billing; none of its clients is online")
         assert review.json()["requests"] == [f"SEND_MESSAGE_V2 (310) to {RETRY}: 20 messages"]
         assert not await keys_in(admin, RETRY)
         name = await begin(browser, chosen)

@@ -22,7 +22,8 @@ from rmqkit.admin.cluster.clusters import BrokerRow
 from rmqkit.admin.diagnosis.health import BrokerState, GroupState, Snapshot, TopicState
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.console import Console
-from rmqkit.console.html.charts import Line, Mark, line_chart
+from rmqkit.console.html.charts import Line, Mark, line_chart, sparkline
+from rmqkit.console.views import history as history_view
 from rmqkit.console.watch import history
 from rmqkit.console.watch.figures import FIGURES, told
 from rmqkit.console.watch.history import DAY_MS, HOUR_MS, History, packed, unpacked
@@ -33,6 +34,7 @@ from rmqkit.standalone import Standalone
 from tests.admin.things import send
 from tests.console.asgi import Browser
 from tests.console.inside import oldest_of, rows_of
+from tests.console.test_pages import shop
 
 START = 1_800_000_000_000 - 1_800_000_000_000 % DAY_MS
 
@@ -138,6 +140,24 @@ async def test_resolutions_unknown_and_gaps(tmp_path: Path) -> None:
         step, points = await kept.read("lag", "billing", START, clock.ms)
         assert (step, points) == (900_000, [(START, 590), (START + 900_000, 5)])  # the highest of each quarter
         assert (await kept.read("lag", "nobody", START, clock.ms))[1] == []
+
+
+async def test_the_last_hour_is_read_from_memory_over_the_end_of_a_block(tmp_path: Path) -> None:
+    clock = At()
+    async with opened(tmp_path / "h", clock) as kept:
+        for minute in range(30, 75):  # the block of the first hour ends at minute 60
+            clock.ms = START + minute * 60_000
+            kept.put(clock.ms, "put", "Orders", -1 if minute == 50 else 100 * minute)
+            if minute == 62:
+                await kept.write(clock.ms)
+        found = kept.last_hour("put", "Orders")
+        assert len(found) == 60
+        assert found[:15] == [None] * 15
+        assert found[15:] == [None if minute == 50 else float(minute) for minute in range(30, 75)]
+        assert kept.last_hour("put", "Other") == [None] * 60
+        clock.ms = START + 3 * HOUR_MS
+        kept.put(clock.ms, "put", "Orders", 700)
+        assert kept.last_hour("put", "Orders") == [None] * 59 + [7.0], "a gap of hours is not closed"
 
 
 async def test_time_in_which_nobody_asked_breaks_the_line() -> None:
@@ -418,6 +438,28 @@ def test_a_chart_breaks_where_it_knows_nothing_and_marks_what_happened() -> None
     assert "00:04:00 UTC: b started" in text
     assert "&lt;g&gt;" in text
     assert "01:00:00 UTC" in text
+
+
+def test_a_small_line_is_broken_where_it_knows_nothing() -> None:
+    drawn = str(sparkline([None, 1.0, 2.0, None, 3.0, None, 0.0, 4.0]))
+    assert re.findall(r'points="([^"]*)"', drawn) == ["0,11.5 1,8.0", "5,15.0 6,1.0"]
+    assert 'viewBox="0 0 6 16"' in drawn and 'aria-hidden="true"' in drawn
+    assert sparkline([None, 1.0, None]) == sparkline([]) == ""
+    assert 'points="0,15.0 1,15.0"' in sparkline([0.0, 0.0])
+
+
+async def test_lists_draw_the_last_hour_and_a_group_has_the_spread_of_its_age(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with shop(tmp_path) as (_, _, browser):
+        assert (await browser.json("/local/groups/billing"))["ageShares"] is None, "too few samples"
+        monkeypatch.setattr(history_view, "SAMPLES_MIN", 4)
+        await asyncio.sleep(360)  # nobody looks: a sample a minute
+        for path in ("topics", "groups"):
+            page = (await browser.get(f"/local/{path}")).text
+            assert page.count('<svg class="spark"') == 1, path
+        half, most, all_ = (await browser.json("/local/groups/billing"))["ageShares"]
+        assert 60 < half < most <= all_ < 600
 
 
 def test_an_axis_leaves_room_for_its_longest_text() -> None:

@@ -194,7 +194,7 @@ async def test_messages_go_on_where_the_page_stopped(tmp_path: Path) -> None:
         more = await browser.json(f"/local/topics/Many/messages?cursor={first['cursor']}")
         assert [one["body"] for one in more["messages"]] == [str(n) for n in range(19, -1, -1)]
         assert (more["stopped"], more["cursor"]) == ("end", "")
-        assert "Go on" in (await browser.get("/local/topics/Many/messages?order=oldest")).text
+        assert "Continue" in (await browser.get("/local/topics/Many/messages?order=oldest")).text
         assert (await browser.get("/local/topics/Many/messages?cursor=nonsense")).status == 400
 
 

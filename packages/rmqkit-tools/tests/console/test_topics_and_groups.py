@@ -130,7 +130,7 @@ UNUSABLE = [
     ("/local/groups/billing/offsets", {"topic": "Orders", "to": "place", "queue": "b"}, "must be broker:number"),
     ("/local/groups/billing/offsets", {"topic": "Orders", "to": "up"}, "must be one of"),
     ("/local/groups/billing/offsets", {"topic": "Ordres", "to": "end"}, "no topic"),
-    ("/local/name-servers/edit", {"settings": "noSuchKey=1"}, "tells no setting noSuchKey"),
+    ("/local/name-servers/edit", {"settings": "noSuchKey=1"}, "has no setting noSuchKey"),
     ("/local/name-servers/edit", {"settings": ""}, "at least one setting"),
 ]
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct, field
 
@@ -50,6 +50,7 @@ __all__ = [
     "Verdict",
     "fleet",
     "heard",
+    "process_queues",
     "tried",
     "verdict",
 ]
@@ -369,3 +370,24 @@ def _producer_row(group: str, one: ProducerInfo, broker_name: str) -> ProducerRo
         last_update_timestamp=one.last_update_timestamp,
         broker_name=broker_name,
     )
+
+
+def process_queues(info: ConsumerRunningInfo | None) -> list[dict[str, Any]]:
+    """Return the queues that a client has, pulled and popped ones, as rows. Pure."""
+    if info is None:
+        return []
+    names = ("topic", "broker", "queue", "offset", "held", "locked", "lastPullMs", "lastConsumeMs")
+    rows: list[tuple[Any, ...]] = [
+        (*_place(queue), one.commit_offset, one.cached_msg_count, one.locked, one.last_pull_timestamp,
+         one.last_consume_timestamp)
+        for queue, one in sorted(info.mq_table.items())
+    ]  # fmt: skip
+    rows += [
+        (*_place(queue), None, one.wait_ack_count, False, one.last_pop_timestamp, 0)
+        for queue, one in sorted(info.mq_pop_table.items())
+    ]
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _place(queue: MessageQueue) -> tuple[str, str, int]:
+    return queue.topic, queue.broker_name, queue.queue_id

@@ -11,17 +11,32 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
+from msgspec.structs import asdict
 
+from rmqkit.sentences import _
 from rmqkit.settings import SECRET, Setting, bounds_text, setting_table, to_properties
 
-__all__ = ["Compared", "SettingRow", "compared", "described"]
+__all__ = ["Compared", "ConfigRow", "SettingRow", "compared", "config_rows", "described"]
+
+
+_GROUPS = {
+    "BrokerSettings": _("Broker"),
+    "StoreSettings": _("Store"),
+    "AuthenticationSettings": _("Users and permissions"),
+    "ConnectionSettings": _("Connections"),
+    "ExporterSettings": _("Metrics"),
+    "ServerTlsSettings": _("TLS of the server"),
+    "ClientTlsSettings": _("TLS to other servers"),
+    "NamesrvSettings": _("Name server"),
+}
 
 
 class SettingRow(Struct, rename="camel", kw_only=True):
     """One setting of a server.
 
     Attributes:
+        group: the component that the setting belongs to; empty when we do not know the key.
         value: as the server tells it; a secret that is set is covered.
         default: ours; empty when we do not know the key.
         help: one sentence; empty when we do not know the key.
@@ -31,6 +46,7 @@ class SettingRow(Struct, rename="camel", kw_only=True):
 
     key: str
     value: str
+    group: str = ""
     default: str = ""
     bounds: str = ""
     hot: bool = False
@@ -53,10 +69,21 @@ class Compared(Struct, rename="camel", kw_only=True):
         return len(set(self.values.values())) > 1
 
 
+class ConfigRow(Struct, rename="camel"):
+    """One setting of a topic at each broker; ``differs``: not all have the same."""
+
+    name: str
+    values: dict[str, str]
+    differs: bool
+
+
 def described(properties: Mapping[str, str]) -> list[SettingRow]:
-    """Every setting that a server tells, sorted by key, joined with what our tables say of it. Pure."""
+    """Every setting that a server tells, joined with what our tables say of it: by component in the order of
+    `settings_types`, unknown keys last, each sorted by key. Pure."""
     table = _table()
-    return [_row(key, text, table.get(key)) for key, text in sorted(properties.items())]
+    rows = [_row(key, text, table.get(key)) for key, text in sorted(properties.items())]
+    order = [*dict.fromkeys(group for *__, group in table.values()), ""]
+    return sorted(rows, key=lambda row: order.index(row.group))
 
 
 def compared(servers: Mapping[str, Mapping[str, str]]) -> list[Compared]:
@@ -73,13 +100,14 @@ def compared(servers: Mapping[str, Mapping[str, str]]) -> list[Compared]:
     ]
 
 
-def _row(key: str, text: str, known: tuple[Any, Setting, str] | None) -> SettingRow:
+def _row(key: str, text: str, known: tuple[Any, Setting, str, str] | None) -> SettingRow:
     if known is None:
         is_secret = any(word in key.lower() for word in ("secret", "password", "credential"))
         return SettingRow(key=key, value=SECRET if is_secret and text else text, secret=is_secret)
-    value_type, setting, default = known
+    value_type, setting, default, group = known
     return SettingRow(
         key=key,
+        group=group,
         value=SECRET if setting.secret and text else text,
         default=default,
         bounds=bounds_text(value_type, setting),
@@ -92,13 +120,13 @@ def _row(key: str, text: str, known: tuple[Any, Setting, str] | None) -> Setting
 
 
 @functools.cache
-def _table() -> dict[str, tuple[Any, Setting, str]]:
-    """Type, declaration and default of every setting of our servers, by its key in files."""
-    table: dict[str, tuple[Any, Setting, str]] = {}
+def _table() -> dict[str, tuple[Any, Setting, str, str]]:
+    """Type, declaration, default and group of every setting of our servers, by its key in files."""
+    table: dict[str, tuple[Any, Setting, str, str]] = {}
     for kind in settings_types():
         defaults = to_properties(kind())
-        for key, (_, value_type, setting) in setting_table(kind).items():
-            table.setdefault(key, (value_type, setting, defaults[key]))
+        for key, (__, value_type, setting) in setting_table(kind).items():
+            table.setdefault(key, (value_type, setting, defaults[key], _GROUPS[kind.__name__]))
     return table
 
 
@@ -121,3 +149,22 @@ def settings_types() -> Sequence[type[Struct]]:
         ClientTlsSettings,
         NamesrvSettings,
     )
+
+
+def config_rows(configs: Mapping[str, Struct]) -> list[ConfigRow]:
+    """Return the settings of a topic or a group at several brokers beside each other. Pure."""
+    shown = {broker: {key: _text(value) for key, value in asdict(one).items()} for broker, one in configs.items()}
+    keys = dict.fromkeys(key for one in shown.values() for key in one if key not in ("topic_name", "group_name"))
+    rows = []
+    for key in keys:
+        values = {broker: one.get(key, "") for broker, one in shown.items()}
+        rows.append(ConfigRow(key.replace("_", " "), values, len(set(values.values())) > 1))
+    return rows
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Struct):
+        value = {key: one for key, one in asdict(value).items() if one is not None and one is not UNSET}
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={one}" for key, one in sorted(value.items())) or _("none")
+    return _("none") if value is None else str(value).lower() if isinstance(value, bool) else str(value)

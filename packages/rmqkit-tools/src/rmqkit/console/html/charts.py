@@ -92,8 +92,8 @@ def line_chart(
     known = [point for line in lines for point in line.points if point[1] is not None]
     if len({at for at, __ in known}) < 2:
         few = _(
-            "{title}: not enough figures of this time; the console looks once a minute, "
-            "and every 10 s while somebody looks.",
+            "{title}: not enough figures of this time. The console samples once a minute, "
+            "and every 10 s while a page is open.",
             title=title,
         )
         return Markup('<p class="empty">{} {}</p>').format(say(few), note)
@@ -139,6 +139,22 @@ def line_chart(
     ).format(
         title, unit, note, shape, keys, _marks(marks, end - begin, say), _table(title, lines, show, end - begin, say)
     )
+
+
+def sparkline(values: Sequence[float | None]) -> Markup:
+    """A line without axes for a row of a list, from the first known value on and from 0 to the highest one; empty
+    without two known values in a row. The cell has the last value as text, so screen readers pass the drawing over."""
+    values = values[next((x for x, value in enumerate(values) if value is not None), 0) :]
+    top = max((value for value in values if value is not None), default=0.0) or 1.0
+    runs: list[list[str]] = [[]]
+    for x, value in enumerate(values):
+        if value is None:
+            runs.append([])
+        else:
+            runs[-1].append(f"{x},{15 - 14 * value / top:.1f}")
+    drawn = Markup("").join(Markup('<polyline points="{}"/>').format(" ".join(run)) for run in runs if len(run) > 1)
+    shape = Markup('<svg class="spark" viewBox="0 0 {} 16" preserveAspectRatio="none" aria-hidden="true">{}</svg>')
+    return shape.format(max(1, len(values) - 1), drawn) if drawn else Markup("")
 
 
 def _frame(area: _Area, heights: Sequence[tuple[float, str]]) -> Markup:

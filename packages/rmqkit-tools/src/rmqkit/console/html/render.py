@@ -20,12 +20,13 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
+from rmqkit.admin.cluster.runtime import release
 from rmqkit.admin.diagnosis.health import span_text
 from rmqkit.console.html.translation import said
 from rmqkit.sentences import Sentence, _, plain
 
 _SAFE_INTEGER = 1 << 53
-_UNKNOWN, _UNKNOWN_TITLE = '<span class="unknown" title="{}">–</span>', _("unknown: nobody told it yet")
+_UNKNOWN, _UNKNOWN_TITLE = '<span class="unknown" title="{}">–</span>', _("unknown: no broker has reported it yet")
 UNKNOWN = Markup(_UNKNOWN).format(_UNKNOWN_TITLE)
 
 
@@ -126,12 +127,22 @@ def _environment(language: str) -> jinja2.Environment:
         "breakable": lambda text: breakable(shown(text)),
         "text": term,
         "described": described,
+        "release": release,
+        "figure": _figure,
         "percent": lambda value: UNKNOWN if value is None else f"{value:.0%}",
     }
     found.tests["unknown"] = lambda value: value is None
     found.globals["_"] = _
     found.globals["m"] = found.get_template("macros.html").module  # blocks rendered alone know no imports of the page
     return found
+
+
+def _figure(text: str) -> float | None:
+    """The first number of a broker's figure; None: it is no number."""
+    try:
+        return float(text.split()[0])
+    except (IndexError, ValueError):
+        return None
 
 
 def number(value: float | None) -> str | Markup:

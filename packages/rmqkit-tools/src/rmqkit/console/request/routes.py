@@ -55,7 +55,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "/{env}/topics/{t}/m/{id}",
         "message:by_id",
-        "One message by its id: body, properties, timeline, what each group made of it.",
+        "One message by its id: body, properties, timeline, and what became of it in each group.",
         posts=True,
         live_s=5,
     ),

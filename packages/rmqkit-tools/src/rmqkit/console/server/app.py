@@ -320,11 +320,8 @@ def env_of(hub: Hub, names: dict[str, str]) -> Env | None:
         return None
     if name not in hub.envs:
         known = ", ".join(hub.envs)
-        raise Fault(
-            404,
-            _("No such cluster"),
-            _("this console knows no cluster {name}: it knows {known}", name=name, known=known),
-        )
+        reason = _("this console knows no cluster {name}: it knows {known}", name=name, known=known)
+        raise Fault(404, _("No such cluster"), reason)
     return hub.envs[name]
 
 

@@ -6,7 +6,8 @@ secret are written into a form and never shown again: an empty field keeps what 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Container
 from typing import Any
 
 from msgspec.structs import asdict, replace
@@ -77,8 +78,15 @@ async def new_rule(ask: Ask) -> Page:
     """A form for a rule."""
     if ask.request.method != "POST":
         asked = {key: ask.text(key, text) for key, text in _EMPTY.items()}
+        asked["name"] = asked["name"] or _free_name(f"{asked['figure']}-{asked['selector']}", ask.env.alerts.rules)
         return _rule_form(ask, None, asked, "")
     return await _save_rule(ask, None)
+
+
+def _free_name(wanted: str, taken: Container[str]) -> str:
+    """Return a name for a rule that no rule has, made of its figure and its selector."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", wanted).strip("-")[:60]
+    return next(one for one in (name, *(f"{name}-{number}" for number in range(2, 1_000))) if one not in taken)
 
 
 async def rule(ask: Ask) -> Page:
@@ -144,7 +152,7 @@ async def _save_rule(ask: Ask, known: Rule | None) -> Page:
         (_("Looks at"), wanted.words),
         (_("Fires after"), _("{samples} samples in a row", samples=wanted.samples)),
     ]
-    rows.append((_("Tells"), wanted.channel or _("this page alone")))
+    rows.append((_("Notifies"), wanted.channel or _("this page only")))
     return _review(ask, _("save alert rule"), name, rows, _put(ask, wanted, known))
 
 
@@ -274,7 +282,7 @@ def _review(ask: Ask, action: str, target: str, rows: list[tuple[str, str]], run
     what = _("one POST to the channel") if action.startswith("test") else _("nothing: the console keeps it")
 
     async def done() -> dict[str, str]:
-        return await run() or {"kept": _("in memory alone") if ask.env.alerts.is_in_memory else _("yes")}
+        return await run() or {"kept": _("in memory only") if ask.env.alerts.is_in_memory else _("yes")}
 
     return ask.review(
         Review(

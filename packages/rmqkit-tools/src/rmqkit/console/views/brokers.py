@@ -6,38 +6,20 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from rmqkit.admin.cluster.runtime import grouped
 from rmqkit.admin.cluster.settings import Compared, SettingRow, compared, described
 from rmqkit.admin.cluster.stores import Forecast, forecast
 from rmqkit.admin.diagnosis.health import BrokerState
 from rmqkit.console.request.request import Ask, Page, Part, part
 from rmqkit.console.views import history
 from rmqkit.errors import UnknownName
+from rmqkit.protocol.codes import RequestCode
 from rmqkit.sentences import _
 
 _HOUR_MS = 3_600_000
 _WINDOWS_MS = (_HOUR_MS, 24 * _HOUR_MS, 7 * 24 * _HOUR_MS)
 _GROWTH_MIN = 0.02
 """Brokers report whole percent: a time in which the disk filled less is too short to draw a line through."""
-_ABOUT = {
-    "bootTimestamp": _("when it started, ms since the epoch"),
-    "brokerActive": _("whether it takes messages"),
-    "commitLogDiskRatio": _("share of the log's disk that is used"),
-    "commitLogMaxOffset": _("where its log ends, bytes"),
-    "commitLogMinOffset": _("where its log begins, bytes"),
-    "dispatchBehindBytes": _("bytes of the log that are not in queues and index yet"),
-    "earliestMessageTimeStamp": _("store time of its oldest message, ms since the epoch"),
-    "getTransferredTps": _("messages given to consumers per second"),
-    "putTps": _("messages stored per second; over 10 s, 1 min, 10 min"),
-    "pageCacheLockTimeMills": _("ms for which the log is locked by the put under way"),
-    "putLatency99": _("ms within which 99 % of puts ended"),
-    "putLatency999": _("ms within which 99.9 % of puts ended"),
-    "remainHowManyDataToFlush": _("written and not on the disk yet"),
-    "runtime": _("for how long it has run"),
-    "sendThreadPoolQueueHeadWaitTimeMills": _("ms that the send which waits longest has waited"),
-    "pullThreadPoolQueueHeadWaitTimeMills": _("ms that the pull which waits longest has waited"),
-    "timerCongestNum": _("timed messages that wait"),
-    "timerReadBehind": _("seconds by which the timer is late"),
-}
 
 
 async def brokers(ask: Ask) -> Page:
@@ -82,12 +64,13 @@ async def broker(ask: Ask) -> Page:
     """One broker: every runtime figure, as it told them last."""
     state = state_of(ask)
     name = state.row.broker_name
+    groups, others = grouped(state.figures)
     values = {
         "row": state.row,
         "trouble": state.trouble,
         "sinceMs": state.since_ms,
         "figures": state.figures,
-        "about": {key: text for key, text in _ABOUT.items() if key in state.figures},
+        "groups": groups,
         "replication": state.ha,
     }
     key = name if state.is_master else f"{name}:{state.row.broker_id}"
@@ -101,7 +84,12 @@ async def broker(ask: Ask) -> Page:
         template="broker.html",
         title=name if state.is_master else _("{name}, slave {id}", name=name, id=state.row.broker_id),
         values=values,
-        more={"charts": charts, "key": ask.params["b"], "tabs": history.tabs(ask, "brokers", ask.params["b"])},
+        more={
+            "charts": charts,
+            "others": others,
+            "key": ask.params["b"],
+            "tabs": history.tabs(ask, "brokers", ask.params["b"]),
+        },
         live_s=10,
         command=f"rmq broker status -b {state.row.addr}",
         crumbs=[(_("Brokers"), ask.link("brokers"))],
@@ -133,14 +121,9 @@ async def _config(ask: Ask, address: str) -> dict[str, str]:
 
 async def name_servers(ask: Ask) -> Page:
     """Settings of the first name server, explained, and beside those of the others."""
-    addresses = list(ask.admin.calls.name_servers)
-
-    async def config(address: str) -> dict[str, str]:
-        from rmqkit.protocol.codes import RequestCode
-
-        return await ask.admin.calls.fetch_properties(address, RequestCode.GET_NAMESRV_CONFIG)
-
-    told = dict(zip(addresses, await asyncio.gather(*(part(config(one)) for one in addresses)), strict=True))
+    calls, addresses = ask.admin.calls, list(ask.admin.calls.name_servers)
+    asked = (part(calls.fetch_properties(one, RequestCode.GET_NAMESRV_CONFIG)) for one in addresses)
+    told = dict(zip(addresses, await asyncio.gather(*asked), strict=True))
     shown = next((one for one in addresses if told[one].value is not None), addresses[0])
     return _page(ask, told, shown, {}, _("Name servers"), "rmq namesrv settings")
 

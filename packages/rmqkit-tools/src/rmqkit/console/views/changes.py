@@ -10,12 +10,11 @@ import msgspec
 from msgspec import Struct
 
 from rmqkit.admin.cluster.groups import END_MS, QueueMove
-from rmqkit.admin.cluster.settings import described
+from rmqkit.admin.cluster.settings import config_rows, described
 from rmqkit.console.access.confirmations import Review
 from rmqkit.console.request.forms import Field, Form, change, chosen_brokers, flag, number, pairs, where
 from rmqkit.console.request.request import Ask, Page, part
 from rmqkit.console.views.brokers import state_of
-from rmqkit.console.views.topics import config_rows
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.names import group_fault, topic_fault
 from rmqkit.protocol.schemas.groups import GroupRetryPolicy, SubscriptionGroupConfig
@@ -119,7 +118,7 @@ def _topic_fields(config: TopicConfig) -> list[Field]:
         Field(
             name="type", label=_("Message type"), kind="choice", value=kind,
             choices=tuple(dict.fromkeys((*_TYPES, kind))),
-            labels={"": _("not told")}, hint=_("what gRPC clients may send to it"),
+            labels={"": _("not set")}, hint=_("what gRPC clients may send to it"),
         ),
         flag("order", _("Ordered"), config.order, _("name servers tell its queues also while a broker is away")),
         Field(name="attributes", label=_("Attributes, name=value, one a line"), kind="area", value=lines),
@@ -213,7 +212,7 @@ async def delete_topic(ask: Ask) -> Page:
         (_("Stored"), status.trouble if stored is None else _("{stored:,} messages", stored=stored)),
         (_("Groups"), readers.trouble or ", ".join(readers.value) or _("none reads it")),
     ]
-    warning = _("its messages can no longer be read, by anybody; whoever sends to it fails, or makes a new one")
+    warning = _("nobody can read its messages any more; a send to it fails, or creates it again")
     form = Form(
         title=_("Delete {name}", name=name),
         action=_("delete topic"),
@@ -605,7 +604,7 @@ async def _settings(
         for name, value in wanted.items():
             row = rows.get(name)
             if row is None:
-                raise SettingsError(_("{target} tells no setting {name}: look at its list", target=target, name=name))
+                raise SettingsError(_("{target} has no setting {name}: look at its list", target=target, name=name))
             if row.secret or any(word in name.lower() for word in _SECRET_WORDS):
                 secret.add(name)
             after = SECRET if name in secret else value or _("empty")

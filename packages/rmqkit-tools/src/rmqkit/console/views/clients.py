@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
+from rmqkit.admin.cluster.clients import process_queues
+from rmqkit.admin.cluster.runtime import release
 from rmqkit.console.request.request import Ask, Page, Part, part, rows_of
 from rmqkit.errors import UnknownName
 from rmqkit.protocol.codes import version_name
-from rmqkit.protocol.schemas.clients import ConsumerRunningInfo, MessageQueue
+from rmqkit.protocol.schemas.clients import ConsumerRunningInfo
 from rmqkit.sentences import _
 
 
@@ -22,7 +23,7 @@ async def clients(ask: Ask) -> Page:
         if wanted in " ".join((one.client_id, one.language, *one.addresses, *one.produces, *one.consumes)).lower()
     ]
     rows = rows_of(ask, found, len(everything))
-    kinds = Counter(f"{one.language} {version_name(one.version)}" for one in everything)
+    kinds = Counter(f"{one.language} {release(version_name(one.version))}" for one in everything)
     values = {
         "clients": rows,
         "kinds": dict(kinds.most_common(20)),
@@ -55,7 +56,7 @@ async def client(ask: Ask) -> Page:
         "client": client_id,
         "trouble": found.trouble or ("" if info is not None else _("{client} does not answer", client=client_id)),
         "properties": dict(sorted(info.properties.items())) if info is not None else {},
-        "queues": _process_queues(info),
+        "queues": process_queues(info),
         "rates": dict(sorted(info.status_table.items())) if info is not None else {},
         "subscriptions": info.subscription_set if info is not None else [],
         "stacks": info.jstack if info is not None and with_stacks else None,
@@ -68,23 +69,3 @@ async def client(ask: Ask) -> Page:
         command=f"rmq consumer status {name} -i {client_id}" + (" -s" if with_stacks else ""),
         crumbs=[(_("Groups"), ask.link("groups")), (name, ask.link("groups", name))],
     )
-
-
-def _process_queues(info: ConsumerRunningInfo | None) -> list[dict[str, Any]]:
-    if info is None:
-        return []
-    names = ("topic", "broker", "queue", "offset", "held", "locked", "lastPullMs", "lastConsumeMs")
-    rows: list[tuple[Any, ...]] = [
-        (*_place(queue), one.commit_offset, one.cached_msg_count, one.locked, one.last_pull_timestamp,
-         one.last_consume_timestamp)
-        for queue, one in sorted(info.mq_table.items())
-    ]  # fmt: skip
-    rows += [
-        (*_place(queue), None, one.wait_ack_count, False, one.last_pop_timestamp, 0)
-        for queue, one in sorted(info.mq_pop_table.items())
-    ]
-    return [dict(zip(names, row, strict=True)) for row in rows]
-
-
-def _place(queue: MessageQueue) -> tuple[str, str, int]:
-    return queue.topic, queue.broker_name, queue.queue_id

@@ -210,7 +210,7 @@ def _rows(found: Preview, job: Job, retries: Retries | None) -> list[tuple[str, 
     rows += [(_("To {topic}", topic=topic), f"{count:,}") for topic, count in found.targets.items()]
     if retries is not None:
         offline = "" if retries.is_online else _("; none of its clients is online, so the messages wait")
-        rows += [(_("Who gets them"), _("only group {group}{offline}", group=job.group, offline=offline))]
+        rows += [(_("Recipients"), _("only group {group}{offline}", group=job.group, offline=offline))]
     rows += (
         [(_("Replayed before"), _("{count:,}: they are skipped", count=found.remembered))] if found.remembered else []
     )

@@ -10,10 +10,11 @@ from msgspec.structs import asdict
 
 from rmqkit.admin.cluster.clients import GroupStatus
 from rmqkit.admin.cluster.groups import GroupProgress
+from rmqkit.admin.cluster.settings import config_rows
 from rmqkit.admin.diagnosis.health import GroupState, group_findings
 from rmqkit.console.request.request import Ask, Page, part, rows_of
 from rmqkit.console.views import history
-from rmqkit.console.views.topics import QUEUES_MAX, config_rows
+from rmqkit.console.views.topics import QUEUES_MAX
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol.codes import ResponseCode, version_name
 from rmqkit.sentences import _, joined
@@ -38,7 +39,12 @@ async def groups(ask: Ask) -> Page:
     ask.env.watcher.look(groups=[one.name for one in rows.rows])
     plain = [{**asdict(one), "configs": sorted(one.configs)} for one in rows.rows]
     values = {"groups": {**asdict(rows), "rows": plain}, "atMs": ask.snapshot.at_ms}
-    more = {"rows": rows, "q": ask.text("q"), "sort": sort}
+    more = {
+        "sparks": history.sparks(ask, "lag", [one.name for one in rows.rows]),
+        "rows": rows,
+        "q": ask.text("q"),
+        "sort": sort,
+    }
     return Page(
         template="groups.html", title=_("Groups"), values=values, more=more, live_s=10, command="rmq group lags"
     )
@@ -54,8 +60,7 @@ async def group(ask: Ask) -> Page:
         await admin.groups.configs(name)  # says which names there are
     progress, status = await asyncio.gather(part(admin.groups.progress(name)), part(_status(ask, name)))
     queues = progress.value.queues if isinstance(progress.value, GroupProgress) else []
-    number = ask.number("page", 1, 1)
-    found: GroupStatus | None = status.value
+    number, found = ask.number("page", 1, 1), status.value
     owners = _owners(found)
     shown = queues[(number - 1) * QUEUES_MAX : number * QUEUES_MAX]
     members = found.connection.connection_set if found is not None else []
@@ -71,6 +76,7 @@ async def group(ask: Ask) -> Page:
         "consumed": state.consumed if state is not None else None,
         "findings": group_findings(ask.snapshot, name),
         "compared": ask.snapshot.compared_ms is not None,
+        "ageShares": await history.shares(ask, "age", name),
         "queuesTrouble": progress.trouble,
         "members": [
             {

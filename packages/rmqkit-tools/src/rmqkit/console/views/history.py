@@ -9,13 +9,13 @@ from typing import Any
 from markupsafe import Markup
 from msgspec.structs import asdict
 
-from rmqkit.console.html.charts import Line, Mark, line_chart
+from rmqkit.console.html.charts import Line, Mark, line_chart, sparkline
 from rmqkit.console.request.request import Ask, Fault, Page
 from rmqkit.console.views.messages import time_of
 from rmqkit.console.watch.figures import BOOT, FIGURES
 from rmqkit.sentences import _
 
-LINES_MAX, MARKS_MAX = 6, 9
+LINES_MAX, MARKS_MAX, SAMPLES_MIN = 6, 9, 20
 _HOUR_MS = 3_600_000
 RANGES = {"1h": 1, "6h": 6, "24h": 24, "7d": 7 * 24, "30d": 30 * 24, "90d": 90 * 24}
 """Hours of each range that an address may name."""
@@ -30,11 +30,8 @@ def span_of(ask: Ask) -> tuple[int, int]:
     Raises Fault: one of them is none."""
     hours = RANGES.get(ask.text("range", "1h"))
     if hours is None:
-        raise Fault(
-            400,
-            _("Not a range"),
-            _("range={text} must be one of {ranges}", text=ask.text("range"), ranges=", ".join(RANGES)),
-        )
+        reason = _("range={text} must be one of {ranges}", text=ask.text("range"), ranges=", ".join(RANGES))
+        raise Fault(400, _("Not a range"), reason)
     until = time_of(ask, "until")
     now_ms = ask.console.clock.now_ms()
     end = max(ask.snapshot.at_ms, now_ms - 60_000) if until is None else max(hours * _HOUR_MS, min(until, now_ms))
@@ -59,8 +56,8 @@ async def _chart(ask: Ask, figure: str, names: Sequence[str], marks: Sequence[Ma
     alone = [
         Markup('<a href="{}" aria-label="{}">{}</a>').format(
             ask.link("history", figure, name, **query),
-            ask.say(_("{title} of {name} alone", title=known.title, name=name)),
-            name if len(shown) > 1 else ask.say(_("alone")),
+            ask.say(_("Open the chart of {title} of {name}", title=known.title, name=name)),
+            name if len(shown) > 1 else ask.say(_("Open")),
         )
         for name in shown
         if ask.params.get("figure") != figure
@@ -80,6 +77,18 @@ async def _chart(ask: Ask, figure: str, names: Sequence[str], marks: Sequence[Ma
         note=note,
         say=ask.say,
     )
+
+
+def sparks(ask: Ask, figure: str, names: Iterable[str]) -> dict[str, Markup]:
+    """The last hour of a figure as a small line for each of these names."""
+    return {name: sparkline(ask.env.history.last_hour(figure, name)) for name in names}
+
+
+async def shares(ask: Ask, figure: str, name: str) -> list[float] | None:
+    """The figure that was not exceeded in 50 %, 95 % and 99 % of the samples of the charts' time; None: too few."""
+    __, points = await ask.env.history.read(figure, name, *span_of(ask))
+    values = sorted(value for __, value in points if value is not None)
+    return [values[int(len(values) * share)] for share in (0.5, 0.95, 0.99)] if len(values) >= SAMPLES_MIN else None
 
 
 def tabs(ask: Ask, *parts: str) -> Markup:
@@ -136,17 +145,11 @@ async def series(ask: Ask) -> Page:
     known = FIGURES.get(figure)
     if known is None or not known.is_kept:
         kept = ", ".join(key for key, one in FIGURES.items() if one.is_kept)
-        raise Fault(
-            404,
-            _("No such figure"),
-            _("there is no history of {figure}: there is one of {kept}", figure=figure, kept=kept),
-        )
+        reason = _("there is no history of {figure}: there is one of {kept}", figure=figure, kept=kept)
+        raise Fault(404, _("No such figure"), reason)
     if name not in ask.env.history.names(figure):
-        raise Fault(
-            404,
-            _("No such history"),
-            _("nothing is known of {title} of {of} {name}", title=known.title, of=_(known.of), name=name),
-        )
+        reason = _("nothing is known of {title} of {of} {name}", title=known.title, of=_(known.of), name=name)
+        raise Fault(404, _("No such history"), reason)
     begin, end = span_of(ask)
     step, points = await ask.env.history.read(figure, name, begin, end)
     marks = await marks_of(ask, group=name if known.of == "group" else "", brokers=_brokers(ask, known.of, name))
@@ -180,6 +183,13 @@ def _brokers(ask: Ask, of: str, name: str) -> list[str]:
     return sorted(getattr(state, "configs", None) or getattr(state, "brokers", None) or ())
 
 
+def _title(figure: str) -> str:
+    """The title of a figure; with the kind of thing that has it where two figures share the title."""
+    known = FIGURES[figure]
+    is_shared = sum(one.title == known.title for one in FIGURES.values()) > 1
+    return _("{title} ({of})", title=known.title, of=_(known.of)) if is_shared else known.title
+
+
 async def kept(ask: Ask) -> Page:
     """What is kept, where, and since when."""
     found = await ask.env.history.kept()
@@ -195,5 +205,5 @@ async def kept(ask: Ask) -> Page:
         "names": matched[:200],
         "matched": len(matched),
     }
-    more = {"q": ask.text("q"), "titles": {key: FIGURES[key].title for key in names}}
+    more = {"q": ask.text("q"), "titles": {key: _title(key) for key in names}}
     return Page(template="history.html", title=_("History"), values=values, more=more)

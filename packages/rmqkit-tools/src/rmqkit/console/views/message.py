@@ -1,4 +1,4 @@
-"""One message: body, properties, place, its life as a timeline, and what each group made of it."""
+"""One message: body, properties, place, its life as a timeline, and what became of it in each group."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Body(Struct, rename="camel", kw_only=True):
 
 
 class Verdict(Struct, rename="camel", kw_only=True):
-    """What a group made of a message, or why that cannot be told."""
+    """The verdict on a message in a group, or the reason why there is none."""
 
     group: str
     explanation: Explanation | None = None
@@ -57,11 +57,8 @@ async def by_place(ask: Ask) -> Page | Response:
     """A message by broker, queue and offset."""
     queue, offset = ask.params["queue"], ask.params["offset"]
     if not (queue.isdecimal() and offset.isdecimal()) or len(queue) > 9 or len(offset) > 18:
-        raise Fault(
-            404,
-            _("No such place"),
-            _("queue {queue}, offset {offset}: both are numbers from 0 on", queue=queue, offset=offset),
-        )
+        reason = _("queue {queue}, offset {offset}: both are numbers from 0 on", queue=queue, offset=offset)
+        raise Fault(404, _("No such place"), reason)
     message = await ask.admin.messages.at(ask.params["t"], ask.params["broker"], int(queue), int(offset))
     return await _shown(ask, message)
 
@@ -270,14 +267,14 @@ async def _copy(ask: Ask, message: ReceivedMessage) -> dict[str, Any]:
 
 async def _push(ask: Ask, message: ReceivedMessage) -> dict[str, Any]:
     group, __, client = ask.form.get("client", "").partition(" ")
-    ask.require_change(_("give to a consumer"), f"{group} {client}", is_sending=True)
+    ask.require_change(_("handle by a consumer"), f"{group} {client}", is_sending=True)
     if not group or not client:
         raise Fault(400, _("Which client?"), _("choose a client of a group that is online"))
     asked = _(
         "CONSUME_MESSAGE_DIRECTLY (309) to {broker}, which asks {client}", broker=message.broker_name, client=client
     )
     return {
-        "action": _("give to a consumer"),
+        "action": _("handle by a consumer"),
         "target": f"{group} {client}",
         "rows": [
             (_("Group"), group),

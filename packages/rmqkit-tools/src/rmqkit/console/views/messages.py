@@ -153,11 +153,8 @@ def time_of(ask: Ask, name: str) -> int | None:
         at = datetime.fromisoformat(text)
         return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
     except (ValueError, OverflowError):
-        raise Fault(
-            400,
-            _("Not a time"),
-            _("{name}={text} must be ms since the epoch, or like 2026-01-31T12:00 (UTC)", name=name, text=text),
-        ) from None
+        reason = _("{name}={text} must be ms since the epoch, or like 2026-01-31T12:00 (UTC)", name=name, text=text)
+        raise Fault(400, _("Not a time"), reason) from None
 
 
 def _saved(ask: Ask, topic: str, messages: list[ReceivedMessage], form: str) -> Response:

@@ -19,9 +19,7 @@ from rmqkit.sentences import _
 _SHOWN, _TEXT_MAX = 20, 255
 _KINDS = ("normal", "dlq", "retry")
 """Topics whose index is asked for a key, in this order."""
-
-Named = tuple[str, str]
-"""A name, and the address of its page."""
+Named = tuple[str, str]  # a name, and the address of its page
 
 
 async def search(ask: Ask) -> Page | Response:
@@ -32,10 +30,8 @@ async def search(ask: Ask) -> Page | Response:
     found = Found()
     if text and not exact:
         found = await lookup(ask.admin.messages, text, [only] if only else _topics(ask))
-        exact = [
-            ask.link("topics", one.topic, "at", one.broker_name, one.queue_id, one.queue_offset)
-            for one in found.messages
-        ]
+        places = ((one.topic, "at", one.broker_name, one.queue_id, one.queue_offset) for one in found.messages)
+        exact = [ask.link("topics", *place) for place in places]
     if len(exact) == 1 and ask.text("format") != "json":
         return RedirectResponse(exact[0], 303)
     wanted = text.lower()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from msgspec import UNSET, Struct
-from msgspec.structs import asdict
-
+from rmqkit.admin.cluster.settings import config_rows
 from rmqkit.admin.cluster.topics import QueueStatus
 from rmqkit.admin.diagnosis.health import TopicState
 from rmqkit.admin.messages.senders import LOOKED_AT, Senders, last_senders
@@ -41,7 +39,13 @@ async def topics(ask: Ask) -> Page:
     ask.env.watcher.look(topics=[one.name for one in rows.rows])
     counts = Counter(one.kind for one in everything)
     values = {"topics": rows, "counts": dict(counts), "atMs": ask.snapshot.at_ms}
-    more = {"q": ask.text("q"), "kind": kind, "sort": sort, "kinds": (*_KINDS[:1], "unused", *_KINDS[1:])}
+    more = {
+        "sparks": history.sparks(ask, "put", [one.name for one in rows.rows]),
+        "q": ask.text("q"),
+        "kind": kind,
+        "sort": sort,
+        "kinds": (*_KINDS[:1], "unused", *_KINDS[1:]),
+    }
     return Page(
         template="topics.html", title=_("Topics"), values=values, more=more, live_s=30, command="rmq topic list"
     )
@@ -51,14 +55,6 @@ def _is_kind(topic: TopicState, kind: str) -> bool:
     if kind == "unused":
         return topic.kind == "normal" and not topic.groups
     return kind in ("all", topic.kind)
-
-
-class ConfigRow(Struct, rename="camel"):
-    """One setting of a topic at each broker; ``differs``: not all have the same."""
-
-    name: str
-    values: dict[str, str]
-    differs: bool
 
 
 async def topic(ask: Ask) -> Page:
@@ -118,22 +114,3 @@ async def topic(ask: Ask) -> Page:
         command=f"rmq topic status {name}",
         crumbs=[(_("Topics"), ask.link("topics"))],
     )
-
-
-def config_rows(configs: Mapping[str, Struct]) -> list[ConfigRow]:
-    """Settings of brokers beside each other, those that differ marked."""
-    shown = {broker: {key: _text(value) for key, value in asdict(one).items()} for broker, one in configs.items()}
-    keys = dict.fromkeys(key for one in shown.values() for key in one if key not in ("topic_name", "group_name"))
-    rows = []
-    for key in keys:
-        values = {broker: one.get(key, "") for broker, one in shown.items()}
-        rows.append(ConfigRow(key.replace("_", " "), values, len(set(values.values())) > 1))
-    return rows
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, Struct):
-        value = {key: one for key, one in asdict(value).items() if one is not None and one is not UNSET}
-    if isinstance(value, dict):
-        return ", ".join(f"{key}={one}" for key, one in sorted(value.items())) or _("none")
-    return _("none") if value is None else str(value).lower() if isinstance(value, bool) else str(value)

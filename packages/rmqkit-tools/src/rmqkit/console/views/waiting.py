@@ -62,8 +62,7 @@ async def _timed_changed(ask: Ask) -> Page:
     broker, offset, way = (ask.form.get(name, "") for name in ("broker", "offset", "do"))
     if way not in ("cancel", "deliver") or not offset.isdecimal() or len(offset) > 18:
         raise Fault(400, _("What?"), _("choose a message, and cancel or deliver"))
-    is_cancel = way == "cancel"
-    action = _("cancel timed message") if is_cancel else _("deliver timed message now")
+    action = _("cancel timed message") if (is_cancel := way == "cancel") else _("deliver timed message now")
     ask.require_change(action, f"{broker}@{offset}", is_sending=True)
     timers = ask.admin.waiting.timers
     message, record = await timers.at(broker, int(offset))

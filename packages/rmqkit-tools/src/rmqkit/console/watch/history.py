@@ -20,7 +20,8 @@ chunks a slot costs less, and reading one series more.
 
 The file is kept at `FILE_BYTES_MAX`: 12,000 series that change all the time fit in it for 90 days of quarters of an
 hour and 2 of minutes (``make measure-history``). The oldest blocks of minutes go first, until they are one day's, then
-the oldest of all. 12,000 series take 17 MB of memory.
+the oldest of all. 12,000 series take 23 MB of memory; the minutes of the hour
+before stay there for `History.last_hour`.
 
 A damaged file is given another name and a new one begins; what happened stands in ``trouble``, which pages show. A
 second console cannot open the file: it says so, and keeps in memory what it sees. All calls of SQLite run in one
@@ -128,9 +129,10 @@ class _Level:
     def __init__(self, level: Level) -> None:
         self.level = level
         self.start = 0
-        self._blank = array("q", [MISSING]) * level.slots
+        self.blank = array("q", [MISSING]) * level.slots
         self.current: Block = {}
         self.finished: list[tuple[int, Block]] = []
+        self.before: tuple[int, Block] = (0, {})
 
     def put(self, at_ms: int, key: Key, value: int, *, is_highest: bool) -> bool:
         """Fill a slot. False: there are too many series."""
@@ -144,7 +146,7 @@ class _Level:
         if slots is None:
             if len(self.current) >= SERIES_MAX:
                 return False
-            slots = self.current[key] = self._blank[:]
+            slots = self.current[key] = self.blank[:]
         slot = (at_ms - start) // level.step
         slots[slot] = max(slots[slot], value) if is_highest else value
         return True
@@ -153,6 +155,8 @@ class _Level:
         """Begin another block."""
         if self.current:
             self.finished.append((self.start, self.current))
+            if self.level.block == HOUR_MS:
+                self.before = self.start, self.current
         self.start, self.current = start, {}
 
     def blocks(self) -> list[tuple[int, Block]]:
@@ -300,6 +304,15 @@ class History:
             points.append((at, None if value < 0 else value / scale if scale > 1 else value))
             before_ms = step
         return min((step for step, __ in found.values()), default=LEVELS[_LONG].step), points
+
+    def last_hour(self, figure: str, name: str) -> list[float | None]:
+        """The figures of the last 60 minutes as far as they are in memory, one for each minute; None: unknown."""
+        level, key = self.levels[_MINUTES], (figure, name)
+        before = level.before[1].get(key) if level.before[0] == level.start - HOUR_MS else None
+        slots = [*(before or level.blank), *level.current.get(key, level.blank)]
+        end = len(slots) // 2 + 1 + (self._clock.now_ms() - level.start) // level.level.step
+        scale = FIGURES[figure].scale
+        return [None if value < 0 else value / scale for value in slots[max(0, end - 60) : end]]
 
     async def _slots(self, level: _Level, key: Key, begin_ms: int, end_ms: int) -> dict[int, int]:
         """What is known of a series at one resolution, by time."""
