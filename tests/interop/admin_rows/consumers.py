@@ -135,14 +135,14 @@ ROWS = [
     Row(
         "producerConnection",
         "-g {producers} -t {topic}",
-        "admin producer connections {producers} -t {topic}",
+        "producer connections {producers} -t {topic}",
         lambda answer, world: [one["language"] for one in answer] == ["PYTHON"],
         java=lambda text, answer: answer[0]["clientId"] in text,
     ),
     Row(
         "producer",
         "-b {broker}",
-        "admin producer list -b {broker}",
+        "producer list -b {broker}",
         lambda rows, world: (
             {row["brokerName"] for row in rows if row["group"] == world.producers} == {world.broker_name}
         ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import itertools
 import re
-import string
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ async def test_a_cause_is_explained_in_chinese(name: str, monkeypatch: pytest.Mo
 
 def test_every_cause_has_a_chinese_name_and_remedy() -> None:
     for cause in Cause:
-        values = {name: "V" for _text, name, *_rest in string.Formatter().parse(cause.remedy) if name}
+        values = dict.fromkeys(re.findall(r"\{(\w+)\}", cause.remedy), "x")
         for text in (cause.value, _(cause.remedy, **values)):
             other = translation.said(text, "zh", is_term=True)
             assert re.search("[\u4e00-\u9fff]", other) and not left(other), other
