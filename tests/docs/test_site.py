@@ -110,8 +110,9 @@ def _commands(command: object, path: str) -> Iterator[str]:
 @pytest.mark.slow
 def test_every_command_is_in_the_site(site):
     shown = text_of(site["reference/cli.html"])
-    missing = [path for path in _commands(typer.main.get_command(app), "rmq") if path not in shown]
-    assert not missing, "run `make docs`"
+    # Below rmq admin are mqadmin's names: other names of the same commands, as reference/mqadmin.md says.
+    paths = [path for path in _commands(typer.main.get_command(app), "rmq") if not path.startswith("rmq admin ")]
+    assert [path for path in paths if path not in shown] == [], "run `make docs`"
 
 
 @pytest.mark.slow

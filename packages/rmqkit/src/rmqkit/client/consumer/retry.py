@@ -20,7 +20,7 @@ class Retry(Struct, frozen=True, kw_only=True):
 
     The broker's timer counts in seconds. A broker without one (4.x) takes the next longer delay level.
 
-    Args:
+    Attributes:
         times: retries before the message goes to the dead letters; None takes ``retries_max`` of the settings.
         first: the delay of the first retry, in seconds or as a `timedelta`.
         factor: each delay is this many times the one before.
