@@ -2,11 +2,13 @@
 
 Java, Go, Node and C++ clients bring time-outs of 3 s and races of their own to a busy machine. With ``--second-try``
 at most `MOST` of their tests run again at the end, in a fresh process with nothing beside them; the run fails unless
-they pass. What failed first stays on the screen. Any other failure is final.
+they pass. Tests of one file whose setup failed count as one: they share a program. What failed first stays on the
+screen. Any other failure is final.
 """
 
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import pytest
 
@@ -23,16 +25,17 @@ class SecondTry:
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self._terminal = terminal
-        self._failed: dict[str, None] = {}
+        self._failed: dict[str, str] = {}  # what counts as one failure, by test
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            self._failed[report.nodeid] = None
+            is_shared = report.when == "setup"
+            self._failed[report.nodeid] = report.nodeid.partition("::")[0] if is_shared else report.nodeid
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         names = list(self._failed)
-        if exitstatus != pytest.ExitCode.TESTS_FAILED or not may_try_again(names):
+        if exitstatus != pytest.ExitCode.TESTS_FAILED or not may_try_again(self._failed.values()):
             return
         self._terminal.section(f"a second try, alone, of {len(names)} failed tests")
         self._terminal.line("\n".join(names))
@@ -41,8 +44,9 @@ class SecondTry:
             self._terminal.line(f"FAILED BESIDE OTHERS, PASSED ALONE: {' '.join(names)}", yellow=True)
 
 
-def may_try_again(names: list[str]) -> bool:
-    """Whether these are few, and all of other people's programs."""
+def may_try_again(failures: Iterable[str]) -> bool:
+    """Return True if these are few, and all of other people's programs."""
+    names = set(failures)
     return 0 < len(names) <= MOST and all(name.startswith(FOLDER) for name in names)
 
 

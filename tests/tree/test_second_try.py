@@ -20,14 +20,39 @@ def test_one():
 def test_other():
     pass
 """
+SETUP = """
+from pathlib import Path
+import pytest
+
+@pytest.fixture(scope="module")
+def program():
+    tries = Path({tries!r})
+    tries.write_text(tries.read_text() + "." if tries.exists() else ".")
+    assert len(tries.read_text()) >= {passes_at}
+
+@pytest.mark.parametrize("number", range(9))
+def test_it(program, number):
+    pass
+"""
 
 
 @pytest.mark.parametrize(
     ("names", "may"),
-    [([PEER], True), ([PEER] * 3, True), ([], False), ([PEER] * 4, False), ([PEER, OURS], False), ([OURS], False)],
+    [
+        *(([PEER], True), ([f"{PEER}{n}" for n in range(3)], True), ([PEER] * 4, True)),
+        *(([], False), ([f"{PEER}{n}" for n in range(4)], False), ([PEER, OURS], False), ([OURS], False)),
+    ],
 )
 def test_only_few_failures_of_peers_are_tried_again(names: list[str], may: bool) -> None:
     assert second_try.may_try_again(names) == may
+
+
+def test_tests_of_one_program_that_ends_early_count_as_one(pytester: pytest.Pytester) -> None:
+    tries = Path(pytester.path, "tries")
+    (pytester.mkdir("tests") / "interop").mkdir()
+    (pytester.path / "tests/interop/test_it.py").write_text(SETUP.format(tries=str(tries), passes_at=2))
+    ran = pytester.runpytest_inprocess("-p", "tests.second_try", "--second-try")
+    assert (ran.ret, tries.read_text()) == (0, "..")
 
 
 @pytest.mark.parametrize(
