@@ -1,9 +1,9 @@
 """A second, lone try for tests that failed beside others while they drove other people's programs.
 
 Java, Go, Node and C++ clients bring time-outs of 3 s and races of their own to a busy machine. With ``--second-try``
-at most `MOST` of their tests run again at the end, in a fresh process with nothing beside them; the run fails unless
-they pass. Tests of one file whose setup failed count as one: they share a program. What failed first stays on the
-screen. Any other failure is final.
+the failed tests of at most `MOST` of their files run again at the end, in a fresh process with nothing beside them; the
+run fails unless they pass. Files are counted, not tests, as the tests of a file share their programs: one pause of one
+broker fails a dozen of them. What failed first stays on the screen. Any other failure is final.
 """
 
 import subprocess
@@ -25,17 +25,16 @@ class SecondTry:
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self._terminal = terminal
-        self._failed: dict[str, str] = {}  # what counts as one failure, by test
+        self._failed: dict[str, None] = {}  # a test may fail, and its teardown too
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            is_shared = report.when == "setup"
-            self._failed[report.nodeid] = report.nodeid.partition("::")[0] if is_shared else report.nodeid
+            self._failed[report.nodeid] = None
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         names = list(self._failed)
-        if exitstatus != pytest.ExitCode.TESTS_FAILED or not may_try_again(self._failed.values()):
+        if exitstatus != pytest.ExitCode.TESTS_FAILED or not may_try_again(names):
             return
         self._terminal.section(f"a second try, alone, of {len(names)} failed tests")
         self._terminal.line("\n".join(names))
@@ -44,10 +43,10 @@ class SecondTry:
             self._terminal.line(f"FAILED BESIDE OTHERS, PASSED ALONE: {' '.join(names)}", yellow=True)
 
 
-def may_try_again(failures: Iterable[str]) -> bool:
-    """Return True if these are few, and all of other people's programs."""
-    names = set(failures)
-    return 0 < len(names) <= MOST and all(name.startswith(FOLDER) for name in names)
+def may_try_again(tests: Iterable[str]) -> bool:
+    """Return True if these are of few files, and all of other people's programs."""
+    files = {test.partition("::")[0] for test in tests}
+    return 0 < len(files) <= MOST and all(file.startswith(FOLDER) for file in files)
 
 
 @pytest.hookimpl(trylast=True)

@@ -9,6 +9,7 @@ from tests import second_try
 pytest_plugins = ["pytester"]
 
 PEER, OURS = "tests/interop/test_a.py::test_one", "packages/rmqkit-server/tests/broker/test_b.py::test_two"
+FILES = [f"tests/interop/test_{n}.py::test_one" for n in range(4)]
 CODE = """
 from pathlib import Path
 
@@ -39,15 +40,15 @@ def test_it(program, number):
 @pytest.mark.parametrize(
     ("names", "may"),
     [
-        *(([PEER], True), ([f"{PEER}{n}" for n in range(3)], True), ([PEER] * 4, True)),
-        *(([], False), ([f"{PEER}{n}" for n in range(4)], False), ([PEER, OURS], False), ([OURS], False)),
+        *(([PEER], True), ([f"{PEER}[{n}]" for n in range(12)], True), (FILES[:3], True)),
+        *(([], False), (FILES, False), ([PEER, OURS], False), ([OURS], False)),
     ],
 )
-def test_only_few_failures_of_peers_are_tried_again(names: list[str], may: bool) -> None:
+def test_failures_of_few_files_of_peers_are_tried_again(names: list[str], may: bool) -> None:
     assert second_try.may_try_again(names) == may
 
 
-def test_tests_of_one_program_that_ends_early_count_as_one(pytester: pytest.Pytester) -> None:
+def test_tests_of_a_program_that_ends_early_are_tried_again(pytester: pytest.Pytester) -> None:
     tries = Path(pytester.path, "tries")
     (pytester.mkdir("tests") / "interop").mkdir()
     (pytester.path / "tests/interop/test_it.py").write_text(SETUP.format(tries=str(tries), passes_at=2))

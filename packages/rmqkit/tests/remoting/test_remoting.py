@@ -156,6 +156,18 @@ async def test_a_call_without_answer_times_out_and_drops_its_connection(peers):
     assert (await peers.call(ECHO)).remark == "echo"
 
 
+async def test_a_slow_call_does_not_end_the_calls_of_others_while_the_peer_answers_some(peers):
+    slow = asyncio.ensure_future(peers.call(SLOW))
+    late = asyncio.ensure_future(peers.call(SILENT, timeout_ms=1000))
+    while not peers.connections:
+        await asyncio.sleep(0)
+    await peers.call(ECHO)
+    with pytest.raises(RequestTimedOut):
+        await late
+    peers.gate.set()
+    assert (await slow).remark == "slow", "the connection stayed open"
+
+
 async def test_a_peer_that_takes_nothing_does_not_keep_its_connection_after_a_time_out():
     with socket.create_server(("127.0.0.1", 0)) as mute:  # the kernel accepts, nobody reads
         client, address = RemotingClient(), join_address(*mute.getsockname())

@@ -279,10 +279,12 @@ class RemotingClient:
         left_ms = deadline_ms - self._clock.monotonic_ms()
         if left_ms <= 0:
             raise _timed_out(address, command, timeout_ms)
+        reads = connection.reads
         try:
             return await connection.call(command, left_ms)
         except RequestTimedOut:
-            if left_ms > max(_CLOSE_AFTER_MS_MIN, timeout_ms / 4):
+            # A peer that sent something meanwhile is slow with this request only: others' calls on it go on.
+            if connection.reads == reads and left_ms > max(_CLOSE_AFTER_MS_MIN, timeout_ms / 4):
                 connection.close(f"no answer to {request_name(command.code)}")
                 connection.abort()  # a peer that takes nothing would keep it for ever, and the calls under way on it
             raise _timed_out(address, command, timeout_ms) from None

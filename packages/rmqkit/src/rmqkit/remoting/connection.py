@@ -317,6 +317,7 @@ class Connection(Link):
 
     Attributes:
         user: who signed the request that is being handled, if users have to.
+        reads: how often the peer sent something.
     """
 
     def __init__(
@@ -343,7 +344,7 @@ class Connection(Link):
         self._opaque = 0
         self._sweep_at_ms = float("inf")
         self._sweep_due = 0.0
-        self._chunks = 0
+        self.reads = 0
         self._sweep: asyncio.TimerHandle | None = None
         self.user: str | None = None
 
@@ -422,7 +423,7 @@ class Connection(Link):
 
     def data_received(self, data: bytes) -> None:
         self.active_ms = self._clock.monotonic_ms()
-        self._chunks += 1
+        self.reads += 1
         self._flush_due = True  # everything answered below leaves in the one write at the end
         units: list[Frame | Sends | Acks] = []
         try:
@@ -598,15 +599,15 @@ class Connection(Link):
             else:
                 is_over = True
         if is_over:
-            self._end_calls(now_ms, self._chunks, _LOOKS_MAX)
+            self._end_calls(now_ms, self.reads, _LOOKS_MAX)
         elif self._calls:
             self._sweep_by(min(call.deadline_ms for call in self._calls.values()), now_ms)
 
-    def _end_calls(self, until_ms: float, chunks: int, looks_left: int) -> None:
+    def _end_calls(self, until_ms: float, reads: int, looks_left: int) -> None:
         """End the calls that were due at a time, after one more look at the socket while it has something."""
-        if looks_left == _LOOKS_MAX or (looks_left and chunks != self._chunks):
+        if looks_left == _LOOKS_MAX or (looks_left and reads != self.reads):
             # Two turns, as what a turn reads is handled after what was to be called in it.
-            look = functools.partial(self._end_calls, until_ms, self._chunks, looks_left - 1)
+            look = functools.partial(self._end_calls, until_ms, self.reads, looks_left - 1)
             self._loop.call_soon(self._loop.call_soon, look)
             return
         for opaque in [opaque for opaque, call in self._calls.items() if call.deadline_ms <= until_ms]:

@@ -50,6 +50,8 @@ from rmqkit.rpc import BrokerCalls, NameServers
 __all__ = ["RemoteBackend"]
 
 HEARTBEAT_SECONDS = 20.0
+# As long as Apache's proxy waits for routes, topics and groups: a broker that makes a group writes a file first.
+_CONFIG_TIMEOUT_MS = 3000.0
 _PRODUCER_ID = "rmq-proxy-producer-client"
 # What has transactions in it; a topic of the other types has no half messages.
 _TRANSACTIONAL = ("TRANSACTION", "MIXED", "UNSPECIFIED")
@@ -83,7 +85,7 @@ class RemoteBackend:
         router.register(RequestCode.CHECK_TRANSACTION_STATE, self._check_back)
         self.tasks = Tasks()
         self._remoting = remoting(router, inner)
-        self._calls = BrokerCalls(self._remoting, ASK_TIMEOUT_MS)
+        self._calls = BrokerCalls(self._remoting, _CONFIG_TIMEOUT_MS)
         self._name_servers = NameServers(name_servers, self._calls)
         self._routes = Kept(self._fetch_route, clock)
         self._groups = Kept(self._fetch_group, clock)
