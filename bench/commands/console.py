@@ -14,7 +14,7 @@ memory              MiB resident of the console's process, at the end
 ==================  ==================================================================================================
 
 Groups have offsets and one client each, so that lags, ages and members are there to be shown. While sends are measured
-without a console its process is stopped (SIGSTOP), so that nothing else changes. Budgets: spec/console.md §5.
+without a console its process is stopped (SIGSTOP), so that nothing else changes.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 `QueueFiles`         a Spark sink for entries of consume queues, one row for every message, sorted by queue
 ===================  ==================================================================================================
 
-The same rows and the same bytes as from ours; nobody reads stores with it. Source: spark.md §3, §4, §5.
+The same rows and the same bytes as from ours; nobody reads stores with it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every record is a copy of one that `encode_record` made, with the numbers, the digits of its keys, its body and its CRC
 put into their places for all records at once. Eight topics of four queues take turns; bodies are random, and none
-comes twice: repeated ones would flatter Parquet, which stores them once. Source: spark.md, head.
+comes twice: repeated ones would flatter Parquet, which stores them once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""``rmq bench spark``: the ten ratios of spark.md §9 and what grows with the store, from one interleaved run.
+"""``rmq bench spark``: ten ratios and what grows with the store, from one interleaved run.
 
 What counts is CPU time of this process, the JVM below it and the Python workers below that (`interleaved`); work that
 one core does alone is counted by its own process. A server that is read from does not count; wall time is told beside.
-The data have the layout of spark.md's head, with bodies that are all different. Source: spark.md §9.
+The data are those of the sample store, with bodies that are all different.
 """
 
 from __future__ import annotations

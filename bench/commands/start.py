@@ -22,7 +22,7 @@ __all__ = ["measure"]
 _READY_SECONDS_MAX = 30.0
 _IDLE_SECONDS = 1.0
 _BUDGETS = {"standalone": (500, 80), "broker": (400, 80), "namesrv": (400, 80)}
-"""Process → ms until ready, MiB resident when idle. Source: design.md §1, promise 7."""
+"""Process → ms until ready, MiB resident when idle."""
 _TEST_BROKER_MS_BUDGET = 200
 _AT_A_TIME = 8
 

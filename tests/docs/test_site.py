@@ -31,7 +31,7 @@ _BUILD_SECONDS_MAX = 900
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The pages and style sheets, by path; broken links and anything else that mkdocs warns of are errors."""
+    """Return pages, style sheets and the search index by path. Warnings of mkdocs, as for broken links, are errors."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
@@ -39,7 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_BUILD_SECONDS_MAX, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    files = (path for path in folder.rglob("*") if path.suffix in (".html", ".css"))
+    files = (path for path in folder.rglob("*") if path.suffix in (".html", ".css") or path.name == "search_index.js")
     return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
 
 
@@ -148,23 +148,17 @@ def test_names_in_the_groups_of_the_class_reference_exist():
     assert [name for name in grouped if name not in rmqkit.__all__] == []
 
 
-_NOTE = re.compile(r"\b(behaviour|store|remoting|grpc|spark|failover|console|style|layout|design)\.md §")
+_NOTE = re.compile(r"\b(behaviour|store|remoting|grpc|spark|failover|lite|console|style|layout|design)\.md §")
 
 
-def _docstrings() -> Iterator[tuple[str, str]]:
-    for _, _, modules in API.values():
-        for module in modules:
-            for name, home in public_names(module).items():
-                value = getattr(importlib.import_module(module), name)
-                yield home, value.__doc__ or ""
-                members = vars(value).items() if isinstance(value, type) else ()
-                yield from ((f"{home}.{one}", str(member.__doc__ or "")) for one, member in members)
-
-
-def test_nothing_that_users_read_refers_to_files_they_do_not_have():
+def test_pages_link_to_sections_in_place_of_naming_files():
     pages = [*FOLDER.rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
-    texts = [(str(page), page.read_text(encoding="utf-8")) for page in pages if page.name != "sources.md"]
-    assert [name for name, text in (*texts, *_docstrings()) if _NOTE.search(text)] == []
+    assert [str(page) for page in pages if _NOTE.search(page.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.slow
+def test_the_specification_is_searched(site):
+    assert "spec/store.html#s3-1" in site["search/search_index.js"]
 
 
 @pytest.mark.slow

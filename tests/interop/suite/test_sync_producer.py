@@ -1,4 +1,4 @@
-"""The producer for programs without an event loop. Source: style.md §11; behaviour.md §7."""
+"""The producer for programs without an event loop. Source: behaviour.md §7."""
 
 from __future__ import annotations
 

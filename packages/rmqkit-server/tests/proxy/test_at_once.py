@@ -1,5 +1,5 @@
 """Plain sends and acks of one message are answered without a task, sends of one read together; what could be refused
-takes the long way. Source: grpc.md §16.4."""
+takes the long way."""
 
 from __future__ import annotations
 

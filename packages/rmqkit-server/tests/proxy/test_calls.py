@@ -1,4 +1,4 @@
-"""Calls to an endpoint inside a broker: sends, receives, acks, dead letters. Source: grpc.md §2 to §8, §18."""
+"""Calls to an endpoint inside a broker: sends, receives, acks, dead letters. Source: grpc.md §2 to §8."""
 
 from __future__ import annotations
 

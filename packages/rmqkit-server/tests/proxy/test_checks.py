@@ -1,4 +1,4 @@
-"""Checks before a call reaches a broker: codes and texts. Source: grpc.md §4, §5.4, §16.7."""
+"""Checks before a call reaches a broker: codes and texts. Source: grpc.md §4, §5.4."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What gRPC makes of HTTP/2: framing, compression, deadlines, statuses. Source: gRPC over HTTP/2, grpc.md §16.2."""
+"""What gRPC makes of HTTP/2: framing, compression, deadlines, statuses. Source: gRPC over HTTP/2."""
 
 from __future__ import annotations
 

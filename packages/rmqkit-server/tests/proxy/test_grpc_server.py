@@ -1,4 +1,4 @@
-"""The endpoint on a port, called by grpc's own client. Source: grpc.md §1, §3.1, §16.6."""
+"""The endpoint on a port, called by grpc's own client. Source: grpc.md §1, §3.1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One connection of HTTP/2, without a socket: frames in, frames out. Source: RFC 9113, grpc.md §16.2."""
+"""One connection of HTTP/2, without a socket: frames in, frames out. Source: RFC 9113."""
 
 from __future__ import annotations
 

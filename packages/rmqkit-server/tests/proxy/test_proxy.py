@@ -1,4 +1,4 @@
-"""`rmq proxy`: one endpoint in front of several brokers. Source: grpc.md §11, §16.5."""
+"""`rmq proxy`: one endpoint in front of several brokers. Source: grpc.md §11."""
 
 from __future__ import annotations
 

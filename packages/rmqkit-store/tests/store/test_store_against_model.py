@@ -225,7 +225,7 @@ class StoreMachine(RuleBasedStateMachine):
         expected = self.model.offset_by_time(*place, time, upper=upper)
         assert self.store.offset_by_time(*place, time, upper=upper) == expected
 
-    # The newest record may be indexed twice (§7.2's guard is "<"), when a start finds its queue deleted.
+    # The newest record may be indexed twice (store.md §7.2's guard is "<"), when a start finds its queue deleted.
     @rule(topic=st.sampled_from(["A", "B", DELETED]), key=st.sampled_from(["k1", "k2", "T#a", "none"]))
     def query(self, topic: str, key: str) -> None:
         found, expected = (

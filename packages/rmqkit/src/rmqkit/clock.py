@@ -2,7 +2,6 @@
 
 Wall time (``now_ms``) is what goes into records and on the wire; monotonic time (``monotonic_ms``) is what
 intervals are measured with, so a stepping wall clock never shortens or stretches a time-out.
-Source: style.md §11.
 """
 
 from __future__ import annotations

@@ -49,8 +49,6 @@ code  kind
 8     done, and something is wrong with the cluster (rmq cluster findings)
 130   stopped by Ctrl-C or SIGTERM before the end, as shells have it
 ====  ===========================================================
-
-Source: style.md §9.
 """
 
 from __future__ import annotations

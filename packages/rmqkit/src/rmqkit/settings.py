@@ -12,7 +12,7 @@ accepted, an unknown key is reported with the nearest known name, a wrong value 
 
 A running server has a `Configuration`: its settings, who gave each, and two ways to change those marked hot: a request
 (UPDATE_BROKER_CONFIG), which is kept in the file, and a changed file that is read again. Everything else waits for a
-restart. Source: style.md §10, store.md §23, behaviour.md §1.7, §9.9.
+restart. Source: store.md §23, behaviour.md §1.7, §9.9.
 """
 
 from __future__ import annotations

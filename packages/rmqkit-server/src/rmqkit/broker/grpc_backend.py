@@ -1,6 +1,6 @@
 """The broker as the gRPC endpoint in its own process sees it: its tables and handlers, no socket between.
 
-Only this broker's queues are told: a call is answered where it arrives. Source: grpc.md §11, §16.4.
+Only this broker's queues are told: a call is answered where it arrives. Source: grpc.md §11.
 """
 
 from __future__ import annotations

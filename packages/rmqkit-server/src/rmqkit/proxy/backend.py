@@ -1,7 +1,7 @@
 """What the endpoint needs of brokers: routes, groups, rights, and somebody to ask in a client's name.
 
 Inside a broker it is the broker itself (`rmqkit.broker.grpc_backend`), in a proxy others (`remote_backend`).
-Source: grpc.md §11, §16.1, §16.4.
+Source: grpc.md §11.
 """
 
 from __future__ import annotations

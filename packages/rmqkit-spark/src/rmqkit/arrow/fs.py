@@ -14,7 +14,7 @@ credentials  none                                 of the environment (``AWS_*``)
 
 A commit log is made of files whose names are 20 digits, the physical offset of the first byte; several directories
 (``storePathCommitLog=a,b``) form one log, in the order of the names. Retention removes whole files at the front, at
-any time. Source: store.md §2, §15; spark.md §7.
+any time. Source: store.md §2, §15.
 """
 
 from __future__ import annotations

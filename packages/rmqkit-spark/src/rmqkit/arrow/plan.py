@@ -10,7 +10,7 @@ topics and keys                            the records that the index points at,
 =========================================  ===========================================================================
 
 Spark's source gives each part to a task (`rmqkit.spark.source.store`), `rmqkit.arrow.store_dataset` reads one after the
-other. Source: spark.md §2, §8.
+other.
 """
 
 from __future__ import annotations

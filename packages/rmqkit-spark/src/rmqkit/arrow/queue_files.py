@@ -7,7 +7,7 @@ offset of its first message.
 Files are read as far as they are written, so the store may be a live broker's: an entry is there as a whole or not at
 all. A read by them costs what is asked for: of a topic with 3 % of the messages 3 % of the records are touched. The
 queues know what consumers can get; a message that is not dispatched (yet), of a deleted topic, or a half message that
-was rolled back is in the log alone. Source: store.md §4, §6, §7; spark.md §5, §8.
+was rolled back is in the log alone. Source: store.md §4, §6, §7.
 """
 
 from __future__ import annotations

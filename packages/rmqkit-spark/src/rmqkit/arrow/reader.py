@@ -7,7 +7,7 @@
 
 Decoding is cut to the columns that are asked for: without ``body`` no body is copied, without ``properties``,
 ``keys``, ``tags`` and ``msgId`` no property string is looked at. A `Condition` is decided on topics and heads, before
-anything else of a record is decoded. Source: spark.md §2, §3, §8.
+anything else of a record is decoded.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A column is what a client sees (`rmqkit.protocol.message.ReceivedMessage`); ``commitLogOffset`` and ``storeSize``
 belong to the record, which the members of an inner batch share. ``_corrupt`` exists when a reader is asked to report
-damage in rows: it says what is wrong with a row, and is null in good ones. Source: spark.md §8.
+damage in rows: it says what is wrong with a row, and is null in good ones.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ No entry is found for topics that were deleted, for batch queues, and where a st
 Of a remote file the plan fetches some twenty `_LOOK_BYTES`, however large it is: the end of its records is where
 bisection comes to zeros and the chain of records before them ends. Two rare states of the newest file are told only
 where it is local: records behind a hole of zeros are not looked for in a remote one, and what a recovery cut off
-behind the end is taken for records behind damage. Source: store.md §4; spark.md §3, §7.
+behind the end is taken for records behind damage. Source: store.md §4.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@
 The filter is an expression of Arrow, which shows nobody its parts. So it is asked of a *guarantee*: Arrow simplifies
 ``(topic == "a") and (body == "x")`` under ``topic == "b"`` to false, and no record of that topic is decoded. Each pair
 of topic and queue is asked once. A filter that cannot be simplified keeps everything, and is evaluated on the rows.
-Source: spark.md §2, §8.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 `spark_session` finds a Java runtime and makes a session; `register` adds the formats to a session that exists; `read`
 reads only the columns and messages that some work needs; `backlog` says how far a stream is behind; `start_stream`
 starts a stream, again if Python was not ready in time; `from_body_json` and its like make columns of bodies;
-``with one_line():`` around an action raises our error itself, not Spark's page about it. Source: spark.md.
+``with one_line():`` around an action raises our error itself, not Spark's page about it.
 
 Below it `source` has what reads, `sink` what writes, `jobs` whole jobs over a store.
 """

@@ -1,7 +1,7 @@
 """The Spark format ``rocketmq``: what reads live topics and what writes to them, under one name.
 
 ``read`` and ``readStream`` are of the room `source`, ``write`` and ``writeStream`` of the room `sink`; the two know
-nothing of each other. ``rocketmq-store`` only reads: `rmqkit.spark.source.store.StoreSource`. Source: spark.md §6, §8.
+nothing of each other. ``rocketmq-store`` only reads: `rmqkit.spark.source.store.StoreSource`.
 """
 
 from __future__ import annotations

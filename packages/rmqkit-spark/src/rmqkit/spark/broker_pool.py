@@ -3,7 +3,7 @@
 The client's own routes and requests do the work, on the loop thread of the process (`rmqkit.client.runtime.process`). A
 process keeps one connection set per name servers and user, so a Python worker that is used again connects once. A
 broker that does not answer is asked again for ``brokerPatienceMs``; what it says is believed at once, if it is the
-master and has entered its whole log into queues. Source: spark.md §6.
+master and has entered its whole log into queues.
 """
 
 from __future__ import annotations

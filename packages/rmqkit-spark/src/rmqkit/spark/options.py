@@ -4,7 +4,7 @@ Each format declares its options once, as a settings type (`rmqkit.settings`)::
 
     batch_rows: Annotated[int, Setting("batchRows", low=1, help="...")] = 8192
 
-Spark hands options over as texts under lower-cased names. Sizes may carry a suffix: ``128m``. Source: spark.md §8.
+Spark hands options over as texts under lower-cased names. Sizes may carry a suffix: ``128m``.
 """
 
 from __future__ import annotations

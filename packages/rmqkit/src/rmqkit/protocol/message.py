@@ -2,7 +2,7 @@
 
 A stored record becomes one message, or several when it is an inner batch: message ``i`` has the envelope's fields and
 ``queue_offset + i``. The body is decompressed by sysFlag, the id is UNIQ_KEY or else the offset message id.
-Source: remoting.md §7.1, spark.md §8.
+Source: remoting.md §7.1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A connection without a socket: a caller in the broker's own process uses the handlers that remote peers use.
 
 The gRPC endpoint has one for each of its clients. Handlers and tables take it for a connection like others: what they
-answer finds the caller by its opaque, what they ask or tell goes to `on_request`. Loop only. Source: grpc.md §16.4.
+answer finds the caller by its opaque, what they ask or tell goes to `on_request`. Loop only.
 """
 
 from __future__ import annotations

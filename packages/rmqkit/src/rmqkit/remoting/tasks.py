@@ -4,7 +4,7 @@ A task is started, named, cancelled and awaited by its `Tasks`; `keep_doing` and
 
 No request may hold the loop for long, whoever sends it. Work that grows with what a peer sent asks `Slice.is_over`
 between two steps, and lets the loop turn when it is. What counts is the CPU time of the loop's thread, not the clock:
-on a busy machine a slice is not shorter. Loop only. Source: style.md §11.
+on a busy machine a slice is not shorter. Loop only.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class OffsetTable(LazyTable):
         return (group, topic, queue_id) in self._resets
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """End a reset; return its offset, or None without a reset. Source: §5.4."""
+        """End a reset; return its offset, or None without a reset. Source: behaviour.md §5.4."""
         reset = self._resets.pop((group, topic, queue_id), None) if self._resets else None
         return None if reset is None else reset.offset
 

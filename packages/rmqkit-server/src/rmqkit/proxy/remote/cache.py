@@ -1,6 +1,6 @@
 """What a proxy knows of brokers, kept for a while (the Caffeine caches of ``ClusterMetadataService``).
 
-Source: grpc.md §11, §16.5.
+Source: grpc.md §11.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Routes come from name servers, message types and groups from a broker, each aske
 while; brokers also tell who signed a call and what that user may do (`rmqkit.proxy.remote.users`). Consumers are known
 to the proxy alone, as POP needs no members. About half messages brokers ask a producer of a group named like the topic:
 that is the proxy, which hands the question to one of its clients.
-Source: grpc.md §9.3, §11, §16.5.
+Source: grpc.md §9, §11.
 """
 
 from __future__ import annotations

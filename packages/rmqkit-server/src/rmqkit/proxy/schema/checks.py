@@ -1,6 +1,6 @@
 """What is looked at before a call reaches a broker: names, messages, times (``GrpcValidator``).
 
-Every function raises `Refused` with the reference's code and text. Source: grpc.md §4, §5.4, §6.4, §16.7.
+Every function raises `Refused` with the reference's code and text. Source: grpc.md §4, §5.4, §6.4.
 """
 
 from __future__ import annotations

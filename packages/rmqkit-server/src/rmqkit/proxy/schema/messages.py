@@ -3,7 +3,7 @@
 The classes are made from `messages.binpb`, the compiled form of the .proto files beside it (`rocketmq-apis`,
 commit 3e60073, Apache License 2.0), in a descriptor pool of our own: the official Python SDK registers the same names
 in protobuf's default pool, and a process that holds both would not start. No code is generated, so that none of
-protobuf's rules on versions of generated code apply. Source: grpc.md §16.3.
+protobuf's rules on versions of generated code apply.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A proxy: the gRPC endpoint in front of the brokers that some name servers know (``ProxyStartup`` in cluster mode).
 
-Source: grpc.md §11, §16.5.
+Source: grpc.md §11.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ all together                `CLIENTS_MAX` in all       of the origin with most c
 ==========================  =========================  ================================================================
 
 A forgotten client that calls again is known again, and misses nothing.
-Source: grpc.md §2.1, §7, §10, §12.3, §16.2.
+Source: grpc.md §2.1, §7, §10, §12.3.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ ReceiveMessage  `Receiving._deliver_encoded`: the core    first deliveries, bodi
                 encodes all messages of a pop             compiled core                            46 a message of 32
 ==============  ========================================  =======================================  ===================
 
-Source: grpc.md §2, §3, §16.1.
+Source: grpc.md §2, §3.
 """
 
 from __future__ import annotations

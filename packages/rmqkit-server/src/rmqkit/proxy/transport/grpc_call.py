@@ -2,7 +2,7 @@
 
 A request of one message is handled when it is whole, one of many as its messages come. Requests are parsed here, since
 what cannot be parsed has to end its call as it does at other servers. Source: gRPC over HTTP/2 (its protocol
-description), grpc.md §1, §2.1, §16.2.
+description), grpc.md §1, §2.1.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ leave in one write. Our header blocks are constants without a dynamic table.
 A peer can cause much work with few bytes. Therefore these have bounds: streams at a time, bytes of a header block,
 bytes of requests that are incomplete or not answered, new streams in one loop iteration, and frames that only make work
 (Rapid Reset, floods of PING, SETTINGS, CONTINUATION and empty DATA). The bytes of frames are in `frames`, a request and
-its answer in `stream`. Source: RFC 9113, RFC 7541, grpc.md §16.2.
+its answer in `stream`. Source: RFC 9113, RFC 7541.
 """
 
 from __future__ import annotations

@@ -7,5 +7,5 @@
 `columns`               one function per column: rows → Arrow array
 ======================  ===========================================================================
 
-Every kernel is tested equal to the plain decoder, `rmqkit.protocol.message.read_messages`. Source: spark.md §3.
+Every kernel is tested equal to the plain decoder, `rmqkit.protocol.message.read_messages`.
 """

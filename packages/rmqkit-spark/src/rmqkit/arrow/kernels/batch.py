@@ -12,7 +12,7 @@ body that cannot be decompressed              one, as it is stored, with a probl
 
 Compressed bodies and inner batches are the exception in a log, so they are handled one by one here and merged into
 columns that are gathered in bulk. What a problem means (fail, skip, report) is the reader's decision.
-Source: spark.md §8, store.md §3.3, §3.7.
+Source: store.md §3.3, §3.7.
 """
 
 from __future__ import annotations

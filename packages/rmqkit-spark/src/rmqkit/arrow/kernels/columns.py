@@ -1,7 +1,7 @@
 """One function per column: a batch of rows → an Arrow array of the column's type (`rmqkit.arrow.schema`).
 
 Numbers come straight from the heads. Few distinct topics, hosts and brokers occur in a batch, so their texts are made
-once per distinct value. Source: spark.md §8.
+once per distinct value.
 """
 
 from __future__ import annotations

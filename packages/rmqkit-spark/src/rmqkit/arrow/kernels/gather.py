@@ -7,7 +7,7 @@ record, it has the wanted values at its even places and the bytes between them a
     offsets          a0     b0                    a1     b1      (relative to a0)
     values           [0]=body 0   [1]=gap         [2]=body 1
 
-so ``take([0, 2, 4, ...])`` is the gather: 5 GiB/s where a Python loop makes one object per value. Source: spark.md §3.
+so ``take([0, 2, 4, ...])`` is the gather: 5 GiB/s where a Python loop makes one object per value.
 """
 
 from __future__ import annotations

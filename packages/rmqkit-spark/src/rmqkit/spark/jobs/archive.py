@@ -22,7 +22,7 @@ Spark guesses the types of folders: where all topics look like numbers, give it 
 ``spark.sql.sources.partitionColumnTypeInference.enabled`` off), or topic 007 is 7. The files have it right.
 
 Deletion is a broker's business as long as it runs: a live store's log files are only named, not deleted; so are those
-of a store that was not stopped in order, as its queues may have to be made anew from the log. Source: spark.md §5, §8.
+of a store that was not stopped in order, as its queues may have to be made anew from the log.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ bodies, keys, ids     plain, no statistics
 ====================  ==========================================================================================
 
 All pages are compressed with zstd. Files hold every column, those of the partition included. Nothing here knows Spark.
-Source: spark.md §5.
 """
 
 from __future__ import annotations

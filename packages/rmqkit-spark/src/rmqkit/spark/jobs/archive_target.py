@@ -15,7 +15,7 @@ behind that point is finished by it; each step can be done again. What belongs t
 list (`Target.runs`) and, for readers of a plain folder, the Parquet files outside of ``_archive``.
 
 Local files are on the disk before the manifest says so. Archives on object stores have the same steps, without a lock
-against a second run. Source: spark.md §5.
+against a second run.
 """
 
 from __future__ import annotations

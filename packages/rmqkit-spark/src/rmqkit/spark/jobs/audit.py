@@ -13,7 +13,7 @@ hot keys            a task keeps ``KEYS_MAX`` of its keys; ``keys_undercount_max
 Latency is from the producer's clock (born) to the broker's (store): below 0 the clocks differ. Messages that had to
 wait by design (delayed, transactional, consumed again) are left out of it. Time of lag counts to the newest message
 of the store, not to now, so that an audit of an old copy says what it said then. The groups and the message timer of
-the broker itself are left out. Source: spark.md §5.
+the broker itself are left out.
 """
 
 from __future__ import annotations

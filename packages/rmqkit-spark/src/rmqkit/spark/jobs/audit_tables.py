@@ -1,7 +1,4 @@
-"""The log of a store in a few small tables: what `rmqkit.spark.jobs.audit` counts, in the workers and added up.
-
-Source: spark.md §5.
-"""
+"""The log of a store in a few small tables: what `rmqkit.spark.jobs.audit` counts, in the workers and added up."""
 
 from __future__ import annotations
 

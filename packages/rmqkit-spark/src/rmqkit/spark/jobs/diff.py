@@ -14,7 +14,7 @@ Stage 1 is all there is to do when the right store is a copy, or a slave that is
 are the same when their records are, wherever they lie: a digest of all bytes but the physical offset is compared, or,
 with ``content_only``, of body, topic and properties. Of several records for one queue offset the last one counts. What
 differs is given as ranges of queue offsets, so that a lost day is one row; when a block has very many, its last one
-counts fewer messages than it spans. Source: store.md §3, §4, §9; spark.md §5.
+counts fewer messages than it spans. Source: store.md §3, §4, §9.
 """
 
 from __future__ import annotations

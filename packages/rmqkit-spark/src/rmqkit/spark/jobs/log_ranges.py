@@ -11,7 +11,7 @@ rules by which one walk of `LogView` finds its end::
 A split ends at a record, so damage ends in the split where it begins. Every job says what it came across in each file
 (`SegmentCounts`), damage included: a task counts its split while it walks (`counted`), the driver adds up the splits of
 each file (`add_up`). How tasks are run is said in `rmqkit.spark.jobs.tasks`.
-Source: store.md §2, §12.1; spark.md §0, §3, §5.
+Source: store.md §2, §12.1.
 """
 
 from __future__ import annotations

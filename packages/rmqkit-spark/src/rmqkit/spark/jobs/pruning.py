@@ -15,7 +15,7 @@ The result is never less than the query uses: if any leaf of the plan is unknown
 if a text is redacted, the answer is "every column, no condition". `unread` makes the columns that are left out raise an
 error when they are evaluated, so that a mistake here is never a wrong answer. Such a column is no plain attribute, and
 Spark simplifies less around it. So the query is planned a second time with `unread` in the place of these columns, and
-a column that this plan evaluates is read, too. Source: spark.md §2.
+a column that this plan evaluates is read, too.
 """
 
 from __future__ import annotations

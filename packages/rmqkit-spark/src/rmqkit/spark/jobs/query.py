@@ -12,7 +12,7 @@ SQL                      the columns that the statement uses; for ``messages``, 
 =======================  =======================================================================================
 
 Of an archive (`rmqkit.spark.jobs.archive`, in any of its formats) the files are read that may hold such rows, by what
-its manifests say of topics, times and offsets. Times are bounds that belong to the range. Source: spark.md §5, §8.
+its manifests say of topics, times and offsets. Times are bounds that belong to the range.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ driver  –                               the new directories take the places of
 Nothing but counts passes through Spark: an entry goes from one Python worker to the other by the file system, which
 all of them share with the driver. The driver holds the lock of the store. The log, ``checkpoint`` and ``abort`` stay:
 after a stop in order a broker finds everything dispatched, after a crash its recovery starts at the checkpoint and
-meets entries that exist. Source: store.md §4–§7, §11; spark.md §5.
+meets entries that exist. Source: store.md §4–§7, §11.
 """
 
 from __future__ import annotations

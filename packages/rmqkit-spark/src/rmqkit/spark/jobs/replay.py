@@ -21,8 +21,6 @@ flag, sharding key   such as delays, retries, transactions and marks of the brok
 unique key           ``replay_id/batch/commitLogOffset:queueOffset``: where it is in the source
 queue                any, or the one that its sharding key chooses in the target
 ===================  =============================================================================================
-
-Source: spark.md §6, §7.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ driver  –                                                    where the log end
 
 A store at an address is copied first (`rmqkit.spark.jobs.staged`). All work is done in the Python workers, by the code
 of `rmqkit.store.offline.check`; what comes back are counts, findings and ranges of numbers. Workers read the store by
-the driver's path. Source: store.md §2-§8, §12.1; spark.md §5.
+the driver's path. Source: store.md §2-§8, §12.1.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ The topic is ``rmqkit-ledger-<producer group>``; entries go to the first queue o
 nothing reads them in another order than that queue's, so all who look agree on who decided and who holds the lease
 (`progress`, pure). A lease is three times ``transactionSettleMs``: its holder begins END_TRANSACTIONs for one such time
 after it asked for it; each of those is written within another, and takes effect within a third, or never does. A batch
-can be judged while the topic keeps its entries (``fileReservedTime``). Source: spark.md §6; docs/decisions/0006.
+can be judged while the topic keeps its entries (``fileReservedTime``). See docs/decisions/0006.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`LedgerTopic` writes ledger entries to one queue of a topic and reads them back in order. What they mean: `ledger`.
 
 An append returns once everything up to the new entry was read, so what the ledger says then is what everybody else
-reads there, too. The first entry creates the topic at brokers that create topics by themselves. Source: spark.md §6.
+reads there, too. The first entry creates the topic at brokers that create topics by themselves.
 """
 
 from __future__ import annotations

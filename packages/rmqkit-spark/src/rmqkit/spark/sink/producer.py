@@ -4,7 +4,7 @@ A process has one of these per set of options and keeps it: a Python worker that
 it lives its heartbeats make it a member of the producer group, whom brokers ask about half messages
 (CHECK_TRANSACTION_STATE). Work runs on the loop thread of the process (`rmqkit.client.runtime.process`). What passes by
 itself (no answer, no route, a busy broker) is tried again for ``brokerPatienceMs``; what lasts is raised at once.
-Source: behaviour.md §9.1; spark.md §6.
+Source: behaviour.md §9.1.
 """
 
 from __future__ import annotations

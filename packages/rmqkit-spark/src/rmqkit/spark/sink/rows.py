@@ -20,7 +20,7 @@ rowKey          string                      last part of the row's key, instead 
 **The row's key** is ``sinkId/batch/partition/row``, or ``sinkId/batch/rowKey``, and is sent as UNIQ_KEY: then it is the
 ``msgId`` that every client shows, brokers find it by index, and a row that is sent again has the key it had. Numbered
 rows mean the same row again only if the plan gives each partition the same rows in the same order (no shuffle in front
-of the sink without a sort); otherwise name a ``rowKey``. Source: spark.md §6, §8.
+of the sink without a sort); otherwise name a ``rowKey``.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ transactional       tasks stage their rows as half messages, the driver commits 
 
 ``write`` runs in the executors' Python workers, ``commit`` and ``abort`` in a process beside the driver. A batch that
 is run again after it was committed, or with the ``sinkId`` and ``batchId`` of one that was, adds nothing: so
-``foreachBatch`` can write exactly once, too. Source: spark.md §6, §8.
+``foreachBatch`` can write exactly once, too.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ next message, so an end is exclusive. A checkpoint has marks beside the offsets:
 These are, of the message before the offset, its log offset and its store time in ms (-1 if unknown), and how often the
 queue was made again since the query began. If the broker has another message there, the topic was deleted and made
 again, and a batch reads the new queue from its first message. A batch in which the last number grows begins there.
-Checkpoints without marks are read, too. Source: spark.md §6, §8.
+Checkpoints without marks are read, too.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ its filters for later actions of the same data frame and never tells it that the
 ``filterPushdown=true`` is refused. A planned read of all columns and messages of a large log is told in the log.
 
 Spark plans a data frame once, at its first action, and keeps the partitions: a data frame is a snapshot of the log at
-that moment. Messages that arrive later are seen by the next ``load``. Source: spark.md §2, §8.
+that moment. Messages that arrive later are seen by the next ``load``.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ delay           message that waits for its delay level, with the time when it is
 transactions    half message that is neither committed nor rolled back, with its producer group and past checks
 ==============  ================================================================================================
 
-``delay`` and ``transactions`` have the columns of messages, too. Source: spark.md §8; store.md §4, §7, §17, §19.
+``delay`` and ``transactions`` have the columns of messages, too. Source: store.md §4, §7, §17, §19.
 """
 
 from __future__ import annotations

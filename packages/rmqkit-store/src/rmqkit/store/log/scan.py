@@ -24,8 +24,7 @@ recovery (they are not cleared, store.md §2). `log_end` tells where its records
 that may be the newest.
 
 numpy is imported inside the functions that need it, so that importing this module costs a broker nothing.
-Not handled here: opening files, decoding of variable fields, what damage means. Source: store.md §3, §12.1;
-spark.md §3.
+Not handled here: opening files, decoding of variable fields, what damage means. Source: store.md §3, §12.1.
 """
 
 from __future__ import annotations

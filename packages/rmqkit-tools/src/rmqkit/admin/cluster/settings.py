@@ -2,7 +2,7 @@
 
 A server tells keys and texts. What a key means, its bounds, default, and whether it may be changed while the server
 runs stand in the tables of `rmqkit.settings`; keys of Apache's brokers that have no effect here are in
-`rmqkit.broker.unused_settings`. A key that neither knows is shown as it is. Source: style.md §10.
+`rmqkit.broker.unused_settings`. A key that neither knows is shown as it is.
 """
 
 from __future__ import annotations

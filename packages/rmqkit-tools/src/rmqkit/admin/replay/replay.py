@@ -19,7 +19,7 @@ part of it. The next run therefore looks for its first unique keys in the target
 chunk, and sends only the messages that it does not find. Only messages that the target's brokers do not index can be
 there twice.
 `rmqkit.spark.jobs.replay` is for more messages than one process can send.
-Source: behaviour.md §4, store.md §3, spark.md §6, §7.
+Source: behaviour.md §4, store.md §3.
 """
 
 from __future__ import annotations

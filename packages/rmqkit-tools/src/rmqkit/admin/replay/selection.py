@@ -1,6 +1,6 @@
 """Which messages a replay sends, and a dry run that counts them.
 
-Source: behaviour.md §4, spark.md §6.
+Source: behaviour.md §4.
 """
 
 from __future__ import annotations

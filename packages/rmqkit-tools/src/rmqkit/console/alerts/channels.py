@@ -2,7 +2,7 @@
 
 A channel's address is outsiders' ground: one connection with `ANSWER_S` for all of it, no redirect is followed, at
 most `ANSWER_BYTES` of an answer are read. Addresses carry keys, so people and logs see scheme and host alone; secrets
-nobody. Source: console.md §4.
+nobody.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ minutes; then the notice is given up, and the page says so. Rules, what fires an
 (`store.files.JsonFile`, readable by its owner alone), saved before a notice leaves: after a kill it is sent, or sent
 again with the same id.
 
-Loop only. Source: console.md §4.
+Loop only.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ before stay there for `History.last_hour`.
 
 A damaged file is given another name and a new one begins; what happened stands in ``trouble``, which pages show. A
 second console cannot open the file: it says so, and keeps in memory what it sees. All calls of SQLite run in one
-thread; the rest is loop only. Source: console.md §4.
+thread; the rest is loop only.
 """
 
 from __future__ import annotations
