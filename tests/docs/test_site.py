@@ -157,6 +157,12 @@ def test_pages_link_to_sections_in_place_of_naming_files():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(_BUILD_SECONDS_MAX)
+def test_every_table_is_a_table(site):
+    assert [name for name, page in site.items() if name.endswith(".html") and "|---|" in text_of(page)] == []
+
+
+@pytest.mark.slow
 def test_the_specification_is_searched(site):
     assert "spec/store.html#s3-1" in site["search/search_index.js"]
 
