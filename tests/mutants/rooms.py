@@ -1,0 +1,59 @@
+"""The rooms whose code is changed, with the tests that have to notice it, and the kinds of changes."""
+
+from typing import NamedTuple
+
+_SERVER, _CLIENT = "packages/rmqkit-server", "packages/rmqkit"
+_BROKER = f"{_SERVER}/src/rmqkit/broker"
+
+
+class Room(NamedTuple):
+    """Modules or folders of modules, and test files or folders, as paths from the root of the repository."""
+
+    code: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+ROOMS = {
+    "pop": Room((f"{_BROKER}/pop",), (f"{_SERVER}/tests/broker/pop",)),
+    "delay": Room((f"{_BROKER}/delay",), (f"{_SERVER}/tests/broker/delay",)),
+    "transaction": Room((f"{_BROKER}/transaction",), (f"{_SERVER}/tests/broker/transaction",)),
+    "send-checks": Room(
+        (f"{_BROKER}/send/checks.py", f"{_BROKER}/send/refusals.py", f"{_BROKER}/send/send_back.py"),
+        (f"{_SERVER}/tests/broker/send",),
+    ),
+    "durability": Room(
+        (f"{_BROKER}/durability.py", "packages/rmqkit-store/src/rmqkit/store/flush.py"),
+        (f"{_SERVER}/tests/broker/test_durability.py", "packages/rmqkit-store/tests/store/test_flush.py"),
+    ),
+    "offsets": Room((f"{_BROKER}/tables/offsets.py",), (f"{_SERVER}/tests/broker/tables",)),
+    "routes": Room(
+        (f"{_SERVER}/src/rmqkit/namesrv/routes.py", f"{_SERVER}/src/rmqkit/namesrv/brokers.py"),
+        (f"{_SERVER}/tests/namesrv",),
+    ),
+    "remoting-limits": Room(
+        (f"{_CLIENT}/src/rmqkit/remoting/limits.py", f"{_CLIENT}/src/rmqkit/remoting/connection.py"),
+        (f"{_CLIENT}/tests/remoting",),
+    ),
+    "exactly-once": Room(
+        ("packages/rmqkit-spark/src/rmqkit/spark/sink/ledger.py",),
+        ("packages/rmqkit-spark/tests/spark/test_ledger.py",),
+    ),
+    "sql92": Room((f"{_CLIENT}/src/rmqkit/filter/sql92.py",), (f"{_CLIENT}/tests/filter",)),
+}
+
+OPERATORS = (
+    "AddNot",
+    "ExceptionReplacer",
+    "NumberReplacer",
+    "ReplaceAndWithOr",
+    "ReplaceOrWithAnd",
+    "ReplaceBreakWithContinue",
+    "ReplaceContinueWithBreak",
+    "ReplaceTrueWithFalse",
+    "ReplaceFalseWithTrue",
+    "ReplaceUnaryOperator_Delete_(Not|USub)",
+    "ReplaceBinaryOperator_(Add_Sub|Sub_Add|Mul_FloorDiv|FloorDiv_Mul|Div_Mul|Mod_FloorDiv|BitAnd_BitXor|LShift_RShift)",
+    "ReplaceComparisonOperator_(Lt_LtE|LtE_Lt|Gt_GtE|GtE_Gt|Eq_NotEq|NotEq_Eq|Is_IsNot|IsNot_Is|Lt_Gt|Gt_Lt)",
+    "ZeroIterationForLoop",
+)
+"""Operators of cosmic-ray without those that change annotations, which nothing evaluates, or only types."""
