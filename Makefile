@@ -5,6 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 FUZZER := $(VENV)/.fuzzer
+MUTATOR := .cache/cosmic-ray
 CLASSES := .cache/spark-classes.jsa
 BYTECODE := .cache/bytecode
 NATIVE := $(VENV)/.native
@@ -22,8 +23,16 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .PHONY: help env check test interop ci test-unit crash crash-ha soak streams eos demo docs bench bench-broker bench-pop bench-timer bench-grpc bench-ha bench-spark bench-recovery damage fuzz lock clean
 
-help: ## list the tasks
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+TASKS = env fast check test interop docs demo dist
+LIST = awk -F':.*\#\# ' '/^[a-z-]+:.*\#\# / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+help: ## list the tasks of everyday
+	@$(LIST) | grep -E "^  make ($$(echo $(TASKS) | tr ' ' '|')) "
+	@echo '  make help-all     all tasks: measurements, kills, soaks, fuzzing, mutations'
+
+.PHONY: help-all
+help-all: ## list all tasks
+	@$(LIST)
 	@echo '  PYTHON=python3.12 chooses the interpreter of a new environment; ARGS="-k name" goes to pytest and the demo; tests run in three processes where there are two cores (one often waits), JOBS=1 runs them in one.'
 
 env: $(STAMP) $(NATIVE) ## make .venv with everything that the tasks below need
@@ -52,6 +61,14 @@ PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/$(BYTECODE) $(BI
 test: ready ## check, then the tests that need Python alone, and Java for Spark: 6 minutes on two cores
 	@echo "test: pytest"
 	@$(PYTEST) $(PROCESSES) $(SHORT) "not slow" $(ARGS)
+
+.PHONY: fast coverage mutants
+coverage: ready ## the tests of `make test` with the lines and branches that they run, for each package; 15 minutes
+	@$(PYTEST) -q $(PROCESSES) $(SHORT) "not slow" --cov --cov-report=json:.cache/coverage/report.json --cov-report= $(ARGS)
+	@$(BIN)/python -m tests.coverage_table .cache/coverage/report.json
+
+mutants: $(MUTATOR) ## change the code of ten rooms, one place at a time, and count what their tests notice: a night; ARGS="--rooms pop,delay --most 50 --seed 7"
+	@$(BIN)/python -m tests.mutants --bin $(MUTATOR)/bin $(ARGS)
 
 .PHONY: slow
 slow: $(STAMP) ## the tests that `make test` leaves out: programs of ours under load and kills, clusters of Spark and its commands, pages of the documents with Spark, the examples, the built site, the benches
@@ -214,7 +231,7 @@ fuzz: $(FUZZER) ## look for bytes that break a decoder, SECONDS=600 long
 	@$(BIN)/python -m tests.fuzz.fuzz_decoders --seconds $(SECONDS)
 
 lock: $(STAMP) ## compile requirements/*.in to exact versions with hashes
-	@for name in uv run client spark otel grpc connect console lake report query dev docs examples frameworks fuzz peers choosers sdk native release; do \
+	@for name in uv run client spark otel grpc connect console lake report query dev docs examples frameworks fuzz peers choosers sdk native release mutants; do \
 	  echo "lock: requirements/$$name.txt"; \
 	  (cd requirements && ./uv.sh ../$(VENV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-header --no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade) $$name.in -o $$name.txt) || exit 1; \
@@ -262,3 +279,7 @@ $(FUZZER): $(STAMP) requirements/fuzz.txt
 	@echo "env: installing the fuzzer"
 	@$(UV) pip install --quiet --python $(BIN)/python --only-binary :all: --require-hashes -r requirements/fuzz.txt \
 	  && touch $@ || echo "env: there is no fuzzer for this Python"
+
+$(MUTATOR): $(STAMP) requirements/mutants.txt
+	@echo "env: installing cosmic-ray"
+	@rm -rf $@ && $(BIN)/python -m venv $@ && $(UV) pip install --quiet --python $@/bin/python --require-hashes -r requirements/mutants.txt
