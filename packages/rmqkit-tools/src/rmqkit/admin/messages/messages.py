@@ -411,7 +411,7 @@ async def traces_of(messages: Messages, msg_id: str, trace_topic: str = TRACE_TO
         if not (isinstance(trace, SubscribeAfterTrace) and trace.request_id in begun)
     ]
     if not rows:
-        remedy = _("clients trace with enable_trace, and tell it some seconds later")
+        remedy = _("clients send traces with the setting trace, some seconds later")
         raise UnknownName(_("trace of message"), msg_id, _("topic {topic}", topic=trace_topic), remedy=remedy)
     return sorted(rows, key=lambda row: row.timestamp)
 

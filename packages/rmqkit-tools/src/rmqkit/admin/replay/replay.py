@@ -113,7 +113,7 @@ async def opened(
     async with AsyncExitStack() as stack:
         consumer = await stack.enter_async_context(PullConsumer(group, settings=reading, runtime=runtime))
         # Brokers took the messages before: no body is too large.
-        sending = structs.replace(sending, message_bytes_max=sys.maxsize)
+        sending = structs.replace(sending, limits=structs.replace(sending.limits, message_bytes_max=sys.maxsize))
         producer = Producer(_GROUP, settings=sending, runtime=runtime)
         if not plan.is_dry_run:
             await stack.enter_async_context(producer)
