@@ -12,12 +12,13 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
+from typing import get_args, get_type_hints
 
 import msgspec
 
-from rmqkit.settings import setting_table, to_properties
+from rmqkit.settings import setting_table, value_of
 
-__all__ = ["ATTRIBUTES", "bounds_text", "choices_text", "fields_table", "has_fields", "row"]
+__all__ = ["ATTRIBUTES", "bounds_text", "choices_text", "default_texts", "fields_table", "has_fields", "row"]
 
 ATTRIBUTES = re.compile(r"^( *)Attributes:\n((?:\1 +.*\n?|\s*\n)+)", re.MULTILINE)
 """The section of a docstring that names fields."""
@@ -75,16 +76,38 @@ def _has_settings(kind: type[msgspec.Struct]) -> bool:
 
 
 def _setting_rows(kind: type[msgspec.Struct]) -> Iterator[str]:
-    defaults, table = to_properties(kind()), setting_table(kind)
+    defaults, table = default_texts(kind), setting_table(kind)
     own = inspect.get_annotations(kind)
-    for key, (name, value_type, setting) in sorted(table.items(), key=lambda item: item[1][0] not in own):
+    for key, (name, value_type, setting) in sorted(
+        table.items(), key=lambda item: item[1][0].partition(".")[0] not in own
+    ):
         bounds = choices_text(value_type) or bounds_text(setting.low, setting.high)
         default = f"`{defaults[key]}`" if defaults[key] else ""
         yield row(f"`{name}`", _unit(name), default, bounds, setting.help, f"`{key}`")
 
 
+def default_texts(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the default of each setting as text, by its key; those of a group that is None by default, too."""
+    return {key: _text_of(_default(kind, name)) for key, (name, _, _) in setting_table(kind).items()}
+
+
+def _default(kind: type[msgspec.Struct], path: str) -> object:
+    name, _, inner = path.partition(".")
+    (field,) = [one for one in msgspec.structs.fields(kind) if one.name == name]
+    if not inner or field.default is not None:
+        return value_of(field.default, inner) if inner else field.default
+    (group,) = [one for one in get_args(get_type_hints(kind)[name]) if one is not type(None)]
+    return _default(group, inner)
+
+
+def _text_of(value: object) -> str:
+    if value is None or value is msgspec.NODEFAULT:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(getattr(value, "value", value))
+
+
 def _unit(name: str) -> str:
-    words = [word for word in name.split("_") if word not in ("max", "min")]
+    words = [word for word in name.rpartition(".")[2].split("_") if word not in ("max", "min")]
     return _UNITS.get(words[-1], "")
 
 

@@ -20,7 +20,7 @@ import msgspec
 import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, this folder alone is on the path
-from docs.fields import bounds_text, choices_text, fields_table, has_fields
+from docs.fields import bounds_text, choices_text, default_texts, fields_table, has_fields
 from docs.fields import row as _row
 from docs.served import codes_page
 
@@ -147,10 +147,10 @@ _PROMISES = [f"{k}={'|'.join(v)}" for k, v in (PROMISES | namesrv.PROMISES).item
 
 def _setting_rows(settings_type: type[msgspec.Struct], *, has_fields: bool) -> Iterator[str]:
     """Rows of the fields that no base has with the same default; the base's table has those."""
-    defaults = settings_type()
+    defaults = default_texts(settings_type)
     inherited = {pair for base in settings_type.__mro__[1:] for pair in _texts(base).items()}
     for key, (name, value_type, setting) in configuration.setting_table(settings_type).items():
-        default = configuration.to_properties(defaults)[key]
+        default = defaults[key]
         if (key, default) in inherited:
             continue
         names = (f"`{name}`", f"`{key}`") if has_fields else (f"`{key}`",)
@@ -162,7 +162,7 @@ def _setting_rows(settings_type: type[msgspec.Struct], *, has_fields: bool) -> I
 
 def _texts(base: type) -> dict[str, str]:
     has_table = issubclass(base, msgspec.Struct) and base.__module__.startswith("rmqkit.") and base.__name__[0] != "_"
-    return configuration.to_properties(base()) if has_table else {}
+    return default_texts(base) if has_table else {}
 
 
 def _keys(keys: Iterable[str]) -> str:
@@ -385,6 +385,7 @@ GROUPS: dict[str, Sequence[str]] = {
     "Messages": "Message ReceivedMessage MessageQueue".split(),
     "Settings": (
         "ProducerSettings PushConsumerSettings PullConsumerSettings ClientSettings"
+        " Tls Credentials Tracing Batching Compressing SendLimits HoldLimits Pulling Popping"
         " StartFrom MessageModel CompressionType"
     ).split(),
     "Modules and connections": "connect ConnectedClients sync selectors allocate ClientRuntime".split(),

@@ -13,7 +13,7 @@ NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
 
 
 async def readings() -> AsyncIterator[Message]:
-    """A source that goes on: a batch waits at most ``batch_delay_ms`` for its next message."""
+    """A source that goes on: a batch waits at most ``batch.delay_ms`` for its next message."""
     for number in range(1000):
         yield Message(topic="Readings", body=b"%d" % number, sharding_key=f"sensor-{number % 5}")
         if number % 100 == 0:

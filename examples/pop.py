@@ -14,13 +14,14 @@ from rmqkit import (
     ConsumeLater,
     NoRoute,
     PopConsumer,
+    Popping,
     Producer,
     PushConsumerSettings,
     ReceivedMessage,
 )
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
-FIRST = PushConsumerSettings(pop_invisible_ms=10_000)
+FIRST = PushConsumerSettings(pop=Popping(invisible_ms=10_000))
 TOPIC = f"Jobs{time.time_ns()}"
 
 

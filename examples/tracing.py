@@ -21,13 +21,14 @@ from rmqkit import (
     PushConsumer,
     PushConsumerSettings,
     ReceivedMessage,
+    Tracing,
 )
 from rmqkit.client.observe.otel import Telemetry
 from rmqkit.protocol.trace import decode_traces
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
-TRACED = ProducerSettings(enable_trace=True)
-CONSUMED = PushConsumerSettings(enable_trace=True)
+TRACED = ProducerSettings(trace=Tracing())
+CONSUMED = PushConsumerSettings(trace=Tracing())
 
 
 def line(span: ReadableSpan) -> str:

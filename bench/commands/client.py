@@ -22,7 +22,7 @@ from typing import Any
 from bench.commands.served import serve_standalone
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.runtime.settings import ProducerSettings, PushConsumerSettings, StartFrom
+from rmqkit.client.runtime.settings import Batching, ProducerSettings, PushConsumerSettings, StartFrom
 from rmqkit.protocol.message import Message, ReceivedMessage
 
 __all__ = ["measure"]
@@ -65,7 +65,7 @@ class _Bench:
 
     async def figures(self) -> list[Figure]:
         best: dict[str, Figure] = {}
-        batches = Producer("bench-auto", self._name_servers, settings=ProducerSettings(auto_batch=True))
+        batches = Producer("bench-auto", self._name_servers, settings=ProducerSettings(batch=Batching(auto=True)))
         async with Producer("bench-client", self._name_servers) as producer, batches:
             for number in range(_ROUNDS):
                 topic = f"BenchClient-{os.getpid()}-{number}"
@@ -73,7 +73,7 @@ class _Bench:
                 size, small = f"{len(self._body):,} B", f"{len(self._small_body)} B"
                 works = {
                     f"awaited sends in {_TASKS} tasks, {size}": partial(self._sends, producer, topic),
-                    f"the same with auto_batch, {size}": partial(self._sends, batches, f"{topic}-auto"),
+                    f"the same with batch.auto, {size}": partial(self._sends, batches, f"{topic}-auto"),
                     f"send_many, {small}": partial(self._sends_many, producer, f"{topic}-many"),
                     f"consumed, no-op handler, {size}": partial(self._consumes, topic, self._count + 1),
                     f"consumed, no-op handler, {small}": partial(self._consumes, f"{topic}-many", self._count),

@@ -15,6 +15,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from rmqkit.client.runtime.settings import Batching
+
 TOPIC, LATENCY_TOPIC = "chooser", "chooser-latency"
 IN_FLIGHT = 256
 ALONE_SHARE = 0.1
@@ -45,7 +47,7 @@ class Rmqkit:
         from rmqkit import Producer, ProducerSettings
 
         self._address = address
-        self._producer = Producer("chooser", address, settings=ProducerSettings(auto_batch=self.auto_batch))
+        self._producer = Producer("chooser", address, settings=ProducerSettings(batch=Batching(auto=self.auto_batch)))
 
     async def open(self) -> None:
         await self._producer.start()

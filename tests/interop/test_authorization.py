@@ -387,16 +387,15 @@ def test_pub_sub_and_get_are_enough_for_a_producer_and_a_consumer_with_retries(
 ) -> None:
     namesrv, tries = list(servers.values())[at], list[int]()
     user = of("worker")
-    signed = {"access_key": user.access_key, "secret_key": user.secret_key}
 
     def refuse_once(message: ReceivedMessage) -> None:
         tries.append(message.reconsume_times)
         if message.reconsume_times == 0:
             raise ValueError("once more")
 
-    settings = pushing(start_from=StartFrom.FIRST_OFFSET, rebalance_interval_ms=200, **signed)
+    settings = pushing(start_from=StartFrom.FIRST_OFFSET, rebalance_interval_ms=200, auth=user)
     with (
-        sync.Producer("working", namesrv, settings=producing(**signed)) as producer,
+        sync.Producer("working", namesrv, settings=producing(auth=user)) as producer,
         sync.PushConsumer("workers", namesrv, settings=settings) as consumer,
     ):
         consumer.subscribe("Worked", "*", refuse_once)

@@ -13,7 +13,7 @@ import pytest
 from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, StartFrom
 from rmqkit.admin import Admin
 from rmqkit.admin.messages.listing import page
-from rmqkit.admin.tail import Span
+from rmqkit.admin.pulls import Span
 from rmqkit.console import Console
 from rmqkit.console.jobs import Status
 from tests.admin.things import send

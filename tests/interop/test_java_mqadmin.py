@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rmqkit import Message, sync
+from rmqkit.client.runtime.settings import Tracing
 from tests.interop.admin_rows.consumers import waits_for
 from tests.interop.admin_rows.java import LINES, Line
 from tests.interop.admin_world import World, open_world
@@ -91,7 +92,7 @@ def run_lines(kit: ApacheKit, world: World, folder: Path) -> Outputs:
 
 def send_traced(world: World) -> bool:
     """Have a producer trace a message, and wait until the trace can be found."""
-    with sync.Producer("mq_traced", world.namesrv, settings=producing(enable_trace=True)) as producer:
+    with sync.Producer("mq_traced", world.namesrv, settings=producing(trace=Tracing())) as producer:
         producer.send(Message(topic=world.empty, body=b"traced", msg_id=TRACED))
     return waits_for(lambda: len(world.ask(f"message trace {TRACED}")) == 1)
 

@@ -27,7 +27,7 @@ from rmqkit.client.observe.hooks import SendResult
 from rmqkit.client.pop.consumer import PopConsumer
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.runtime.runtime import ClientRuntime
-from rmqkit.client.runtime.settings import StartFrom
+from rmqkit.client.runtime.settings import Popping, Pulling, StartFrom
 from rmqkit.errors import NoRoute
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
@@ -204,7 +204,7 @@ def test_handlers_acknowledge_fail_take_long_and_give_up(servers: Servers) -> No
     async def scenario() -> None:
         namesrv, seen = servers.namesrv_addr, defaultdict[int, list[int]](list)
         await send(namesrv, "PopHandled", range(200))
-        settings = msgspec.structs.replace(QUICK, retries_max=1, pop_invisible_ms=INVISIBLE_SECONDS * 1000)
+        settings = msgspec.structs.replace(QUICK, retries_max=1, pop=Popping(invisible_ms=INVISIBLE_SECONDS * 1000))
         consumer = PopConsumer("CG-pop-handled", namesrv, settings=settings)
         long_ones = asyncio.Event()
 
@@ -361,7 +361,7 @@ def test_java_and_python_members_share_what_is_popped(servers: Servers, apache_k
 
     async def scenario(java: list[int]) -> None:
         python: defaultdict[str, list[int]] = defaultdict(list)
-        settings = msgspec.structs.replace(QUICK, client_rebalance=False, pop_invisible_ms=60_000)
+        settings = msgspec.structs.replace(QUICK, client_rebalance=False, pop=Popping(invisible_ms=60_000))
         members = {
             "push": PushConsumer(group, servers.namesrv_addr, settings=settings),
             "pop": PopConsumer(group, servers.namesrv_addr, settings=settings),
@@ -408,7 +408,9 @@ def test_a_group_changes_from_popping_to_pulling(servers: Servers) -> None:
         create_group(servers, group)
         await set_mode(servers, topic, group, "POP")
         seen: defaultdict[int, list[int]] = defaultdict(list)
-        settings = msgspec.structs.replace(QUICK, client_rebalance=False, route_interval_ms=200, suspend_ms=500)
+        settings = msgspec.structs.replace(
+            QUICK, client_rebalance=False, route_interval_ms=200, pull=Pulling(suspend_ms=500)
+        )
         consumer = PushConsumer(group, namesrv, settings=settings)
 
         @consumer.on(topic)

@@ -20,7 +20,7 @@ from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.transaction import TransactionProducer, TransactionState
-from rmqkit.client.runtime.settings import StartFrom
+from rmqkit.client.runtime.settings import StartFrom, Tracing
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.message import Message, ReceivedMessage
@@ -33,9 +33,9 @@ from tests.interop.probe import PROBE_HEAP_MB
 from tests.patience import producing, pulling, pushing
 
 SECONDS = 300.0
-TRACED = producing(enable_trace=True, trace_recalls=True)
-FIRST = pushing(enable_trace=True, start_from=StartFrom.FIRST_OFFSET, suspend_queue_ms=10)
-POLLED = pulling(enable_trace=True, start_from=StartFrom.FIRST_OFFSET)
+TRACED = producing(trace=Tracing(recalls=True))
+FIRST = pushing(trace=Tracing(), start_from=StartFrom.FIRST_OFFSET, suspend_queue_ms=10)
+POLLED = pulling(trace=Tracing(), start_from=StartFrom.FIRST_OFFSET)
 JAVA_RECALLS = "-Dcom.rocketmq.recall.default.trace.enable=true"
 
 

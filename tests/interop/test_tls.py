@@ -10,7 +10,7 @@ import pytest
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.remoting.tls import ClientTls, ClientTlsSettings
+from rmqkit.remoting.tls import ClientTls, Tls
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.interop.apache import ApachePair
 from tests.interop.kit import ApacheKit
@@ -58,7 +58,7 @@ def test_a_client_with_tls_is_answered_out_of_the_box_by_both_brokers(apache: Ap
     """Nobody was given a certificate: both make one."""
 
     async def ask(address: str) -> int:
-        client = RemotingClient(tls=ClientTls(ClientTlsSettings()))
+        client = RemotingClient(tls=ClientTls(Tls(verify=False)))
         try:
             return (await client.call(address, request(RequestCode.GET_BROKER_CONFIG), TIMEOUT_MS)).code
         finally:

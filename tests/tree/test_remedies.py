@@ -30,6 +30,7 @@ import typer
 from rmqkit.cli import NOUNS, app, noun_group
 from rmqkit.cli.frame import nouns
 from rmqkit.cli.messages import replay as replaying
+from rmqkit.client.runtime.settings import Compressing, SendLimits
 from rmqkit.errors import REMARKS, REMEDIES
 from rmqkit.settings import setting_table
 from tests.client.peers import standalone
@@ -271,7 +272,9 @@ def test_the_setting_that_a_remedy_names_is_the_one_that_counts(
     from tests.cli.in_process import rmq
 
     with standalone(tmp_path) as address:
-        large = ProducerSettings(message_bytes_max=8 << 20, compress_body_bytes=16 << 20)
+        large = ProducerSettings(
+            limits=SendLimits(message_bytes_max=8 << 20), compression=Compressing(body_bytes_min=16 << 20)
+        )
         with sync.Producer("shop", address, settings=large) as producer:
             sent = Message(**{"topic": "Orders", "body": b"x", **message})
             with pytest.raises(PeerRefused, match=key) as caught:

@@ -35,7 +35,7 @@ from pathlib import Path
 
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.runtime.settings import ProducerSettings, PushConsumerSettings, StartFrom
+from rmqkit.client.runtime.settings import ProducerSettings, Pulling, PushConsumerSettings, StartFrom
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import Message, ReceivedMessage
 from tests.client.peers import until
@@ -57,7 +57,7 @@ JUDGED = PushConsumerSettings(
     rebalance_interval_ms=int(REBALANCE_SECONDS * 1000),
     heartbeat_interval_ms=1000,
     persist_interval_ms=300,
-    error_pause_ms=200,
+    pull=Pulling(error_pause_ms=200),
     start_from=StartFrom.FIRST_OFFSET,
     drain_ms=5000,
     api_timeout_ms=15_000,

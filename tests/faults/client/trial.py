@@ -30,7 +30,13 @@ import pytest
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.runtime.settings import ProducerSettings, PullConsumerSettings, PushConsumerSettings, StartFrom
+from rmqkit.client.runtime.settings import (
+    ProducerSettings,
+    PullConsumerSettings,
+    Pulling,
+    PushConsumerSettings,
+    StartFrom,
+)
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.protocol.schemas.clients import MessageQueue
@@ -57,9 +63,7 @@ _QUICK = {
     "heartbeat_interval_ms": 1000,
     "route_interval_ms": 1000,
     "persist_interval_ms": 300,
-    "error_pause_ms": 200,
-    "suspend_ms": 1000,
-    "pull_timeout_ms": 2000,
+    "pull": Pulling(error_pause_ms=200, suspend_ms=1000, timeout_ms=2000),
     "api_timeout_ms": 10_000,
     "start_from": StartFrom.FIRST_OFFSET,
 }

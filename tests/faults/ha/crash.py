@@ -34,7 +34,7 @@ from pathlib import Path
 
 from rmqkit.client.observe.hooks import SendResult, SendStatus
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.runtime.settings import ProducerSettings
+from rmqkit.client.runtime.settings import Compressing, ProducerSettings
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import Message
 from tests.faults.client.ledger import Acknowledged, Ledger, Place
@@ -57,7 +57,7 @@ SHOWN = 20
 SENDING = ProducerSettings(
     retries=0,
     send_timeout_ms=4000,
-    compress_body_bytes=1 << 20,
+    compression=Compressing(body_bytes_min=1 << 20),
     route_interval_ms=500,
     heartbeat_interval_ms=1000,
     api_timeout_ms=3000,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rmqkit import Message, sync
+from rmqkit.client.runtime.settings import Tracing
 from tests.interop.admin_world import SECONDS_MAX, Row, World
 from tests.patience import producing
 
@@ -30,7 +31,7 @@ def stored_within(messages: list[dict[str, Any]], world: World, first: int, last
 
 def send_traced(world: World) -> bool:
     """Have a producer trace a message, and wait until the trace can be found."""
-    with sync.Producer("row_traced", world.namesrv, settings=producing(enable_trace=True)) as producer:
+    with sync.Producer("row_traced", world.namesrv, settings=producing(trace=Tracing())) as producer:
         producer.send(Message(topic="row_messages", body=b"traced", msg_id=TRACED))
     return waits_for(lambda: len(world.ask(f"message trace {TRACED}")) == 1)
 

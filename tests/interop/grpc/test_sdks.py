@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from rmqkit import CompressionType, Message, Producer, ProducerSettings, PullConsumer
+from rmqkit import Compressing, CompressionType, Message, Producer, ProducerSettings, PullConsumer
 from rmqkit.admin import Admin
 from tests.faults.grpc_broker import GrpcBroker
 from tests.interop.apache import HOST
@@ -168,7 +168,9 @@ class Languages:
                 await admin.groups.update(f"{prefix}-retries", {"retry_max_times": 1}, broker)
         for kind in CompressionType:
             body = f"{kind.name.lower():4}".ljust(COMPRESSED).encode()
-            async with Producer("compressing", name_server, settings=ProducerSettings(compression=kind)) as sender:
+            async with Producer(
+                "compressing", name_server, settings=ProducerSettings(compression=Compressing(type=kind))
+            ) as sender:
                 for language in self.programs:
                     await sender.send(Message(topic=f"{place}-{language}-crossed", body=body))
 

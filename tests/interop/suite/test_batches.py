@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from rmqkit import Message, MessageIllegal, SendManyFailed, SendResult, SendStatus, selectors
+from rmqkit.client.runtime.settings import Batching
 from tests.interop.suite.scene import Scene
 
 
@@ -128,13 +129,13 @@ async def test_a_batch_over_the_limit_is_refused_with_both_sizes(scene: Scene) -
     await refused(scene, messages, rf"batch of 5 messages .* has \d+ bytes, \d+ more than the limit of {4 << 20}")
 
 
-# -- auto_batch
+# -- batch.auto
 
 
 async def test_single_sends_that_share_a_request_have_their_own_results(scene: Scene) -> None:
     """behaviour.md §7.8."""
     await scene.create_topic(queues=2)
-    producer = await scene.producer(auto_batch=True)
+    producer = await scene.producer(batch=Batching(auto=True))
     results = await asyncio.gather(*map(producer.send, numbered(scene, 40)))
     found = {(one.queue_id, one.queue_offset): one for one in await scene.stored(40)}
     for i, result in enumerate(results):
@@ -186,7 +187,7 @@ async def test_many_messages_may_be_of_several_topics(scene: Scene) -> None:
 async def test_many_messages_of_a_sharding_key_keep_their_order(scene: Scene) -> None:
     """behaviour.md §9.4."""
     await scene.create_topic(queues=4)
-    producer = await scene.producer(batch_bytes=500)
+    producer = await scene.producer(batch=Batching(bytes=500))
     messages = [Message(topic=scene.topic, body=b"%d" % i, sharding_key="abcde"[i % 5]) for i in range(300)]
     await producer.send_many(messages, selector=selectors.by_sharding_key)
     found = await scene.stored(300)
@@ -199,7 +200,7 @@ async def test_many_messages_of_a_sharding_key_keep_their_order(scene: Scene) ->
 async def test_many_messages_may_come_one_by_one(scene: Scene) -> None:
     """behaviour.md §7.8: held up to batchMaxDelayMs."""
     await scene.create_topic()
-    producer = await scene.producer(batch_delay_ms=5)
+    producer = await scene.producer(batch=Batching(delay_ms=5))
 
     async def source() -> AsyncIterator[Message]:
         for message in numbered(scene, 40):

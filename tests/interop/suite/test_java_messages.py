@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rmqkit import (
+    Compressing,
     CompressionType,
     Message,
     ReceivedMessage,
@@ -55,7 +56,9 @@ async def send_ours(scene: Scene, topic: str) -> dict[str, tuple[Message, SendRe
     messages = [made(topic, "plain"), made(topic, "sharded", sharding_key="k"), made(topic, "delayed", delay_level=1)]
     sent = {message.keys[0]: (message, await producer.send(message)) for message in messages}
     for compression in CompressionType:
-        compressing = await scene.producer(f"{scene.group}-{compression.name}", compression=compression)
+        compressing = await scene.producer(
+            f"{scene.group}-{compression.name}", compression=Compressing(type=compression)
+        )
         message = made(topic, compression.name)
         sent[compression.name] = message, await compressing.send(message)
     batch = [made(topic, f"batch{i}") for i in range(BATCH_COUNT)]

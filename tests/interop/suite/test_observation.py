@@ -10,6 +10,7 @@ import pytest
 
 from rmqkit import Message, MessageIllegal, PeerRefused, Producer, TransactionState
 from rmqkit.client.observe.hooks import Hook, Sending, SendOutcome, TransactionEnd
+from rmqkit.client.runtime.settings import Compressing, SendLimits, Tracing
 from rmqkit.protocol.trace import EndTransactionTrace, PublishTrace, RecallTrace, Trace, TracedType, decode_traces
 from tests.interop.suite.scene import Scene
 from tests.patience import producing
@@ -74,7 +75,8 @@ async def test_a_hook_is_told_of_failures(scene: Scene) -> None:
     for body, error in ((b"", MessageIllegal), (bytes(5 << 20), MessageIllegal)):
         with pytest.raises(error):
             await producer.send(Message(topic=scene.topic, body=body))
-    producer.settings.message_bytes_max = producer.settings.compress_body_bytes = 64 << 20
+    producer.settings.limits = SendLimits(message_bytes_max=64 << 20)
+    producer.settings.compression = Compressing(body_bytes_min=64 << 20)
     with pytest.raises(PeerRefused):
         await producer.send(Message(topic=scene.topic, body=bytes(5 << 20)))
     assert [type(outcome.error) for _, outcome in noted.sent] == [MessageIllegal, MessageIllegal, PeerRefused]
@@ -115,10 +117,10 @@ async def traces(scene: Scene, count: int) -> list[Trace]:
     return found
 
 
-async def traced(scene: Scene, **settings: Any) -> Producer:
+async def traced(scene: Scene, *, recalls: bool = False, **settings: Any) -> Producer:
     await scene.create_topic()
     topic = await scene.create_topic(f"{scene.topic}-trace")
-    return await scene.producer(enable_trace=True, trace_topic=topic, trace_batch_count=1, **settings)
+    return await scene.producer(trace=Tracing(topic=topic, batch_count=1, recalls=recalls), **settings)
 
 
 async def test_a_traced_producer_writes_its_sends_to_the_trace_topic(scene: Scene) -> None:
@@ -165,7 +167,7 @@ async def test_closing_writes_the_traces_that_wait(scene: Scene) -> None:
     """behaviour.md §7.11: shutdown flushes."""
     await scene.create_topic()
     topic = await scene.create_topic(f"{scene.topic}-trace")
-    producer = await scene.producer(enable_trace=True, trace_topic=topic)
+    producer = await scene.producer(trace=Tracing(topic=topic))
     results = [await producer.send(Message(topic=scene.topic, body=b"x")) for _ in range(3)]
     await producer.close()
     found = [getattr(trace, "msg_id", "") for trace in await traces(scene, 3)]
@@ -179,9 +181,7 @@ async def test_the_end_of_a_transaction_is_traced(scene: Scene) -> None:
     producer = await scene.transaction_producer(
         lambda message, state: state,
         lambda message: TransactionState.COMMIT,
-        enable_trace=True,
-        trace_topic=topic,
-        trace_batch_count=1,
+        trace=Tracing(topic=topic, batch_count=1),
     )
     result = await producer.send_in_transaction(Message(topic=scene.topic, body=b"x"), TransactionState.COMMIT)
     ends = [trace for trace in await traces(scene, 2) if isinstance(trace, EndTransactionTrace)]
@@ -190,7 +190,7 @@ async def test_the_end_of_a_transaction_is_traced(scene: Scene) -> None:
 
 async def test_a_recall_can_be_traced(scene: Scene) -> None:
     """behaviour.md §9.7: Recall."""
-    producer = await traced(scene, trace_recalls=True)
+    producer = await traced(scene, recalls=True)
     result = await producer.send(Message(topic=scene.topic, body=b"x", delay=20))
     assert result.recall_handle is not None
     await producer.recall(result.recall_handle)
@@ -221,7 +221,7 @@ async def test_a_producer_tells_its_brokers_and_what_is_under_way(scene: Scene) 
 async def test_sends_beyond_the_bound_wait_in_line(scene: Scene) -> None:
     """behaviour.md §7.6: back-pressure."""
     await scene.create_topic()
-    producer = await scene.producer(sends_max=10)
+    producer = await scene.producer(limits=SendLimits(sends_max=10))
     sends = [asyncio.create_task(producer.send(Message(topic=scene.topic, body=b"%d" % i))) for i in range(50)]
     await asyncio.sleep(0)
     assert producer.status().sends_under_way == 10

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rmqkit import ClientError, ConsumeLater, PopConsumer, ReceivedMessage, SettingsError
+from rmqkit import ClientError, ConsumeLater, PopConsumer, Popping, ReceivedMessage, SettingsError
 from tests.interop.suite.consuming import Received, bodies, queue, send, send_everywhere, until
 from tests.interop.suite.scene import Scene
 
@@ -136,7 +136,7 @@ async def test_every_member_pops_from_every_queue(scene: Scene) -> None:
     handlers, release = [Received(), Received()], asyncio.Event()
 
     for handler in handlers:
-        consumer = pop_consumer(scene, pop_count=1)
+        consumer = pop_consumer(scene, pop=Popping(count=1))
 
         async def handle(message: ReceivedMessage, handler: Received = handler) -> None:
             await handler(message)

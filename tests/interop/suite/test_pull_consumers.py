@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from rmqkit import ClientError, MessageQueue, NoRoute, PeerRefused, PullConsumer, PullStatus, ReceivedMessage, sync
+from rmqkit.client.runtime.settings import Pulling
 from tests.interop.suite.consuming import (
     Received,
     bodies,
@@ -271,7 +272,7 @@ async def test_a_scheduled_pull_that_raises_is_called_again(scene: Scene) -> Non
     """behaviour.md §8.1."""
     await scene.create_topic()
     calls: list[MessageQueue] = []
-    consumer = await scene.pull_consumer(error_pause_ms=10)
+    consumer = await scene.pull_consumer(pull=Pulling(error_pause_ms=10))
 
     def task(one: MessageQueue) -> None:
         calls.append(one)

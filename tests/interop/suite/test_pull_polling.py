@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rmqkit import ClientError, PullConsumer
+from rmqkit.client.runtime.settings import HoldLimits, Pulling
 from tests.interop.suite.consuming import (
     bodies,
     client_ids,
@@ -314,7 +315,7 @@ async def test_no_more_is_held_for_polling_than_the_settings_say(scene: Scene) -
     """behaviour.md §8.14: pullThresholdForQueue."""
     await scene.create_topic()
     await send(scene, *map(str, range(20)))
-    consumer = await scene.pull_consumer(held_messages_max=4, pull_count=2)
+    consumer = await scene.pull_consumer(limits=HoldLimits(held_messages_max=4), pull=Pulling(count=2))
     consumer.subscribe(scene.topic)
     info = await eventually(
         lambda: running_info(scene),

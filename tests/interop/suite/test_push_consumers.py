@@ -11,7 +11,10 @@ import pytest
 from rmqkit import (
     ClientError,
     ClientRuntime,
+    Compressing,
+    HoldLimits,
     Message,
+    Pulling,
     PushConsumer,
     PushConsumerSettings,
     ReceivedMessage,
@@ -259,7 +262,7 @@ async def test_a_waiting_consumer_gets_a_new_message_at_once(scene: Scene) -> No
     """behaviour.md §4.4, §8.6: long polling."""
     await scene.create_topic()
     received = Received()
-    consumer = scene.push_consumer(suspend_ms=100_000, pull_timeout_ms=150_000)
+    consumer = scene.push_consumer(pull=Pulling(suspend_ms=100_000, timeout_ms=150_000))
     consumer.subscribe(scene.topic, "*", received)
     await consumer.start()
     for i in range(6):
@@ -309,11 +312,11 @@ async def test_two_groups_in_one_client_get_every_message_each(scene: Scene) -> 
 async def test_settings_out_of_range_and_reserved_groups_are_refused(scene: Scene) -> None:
     """behaviour.md §8.2."""
     for wrong in (
-        {"pull_count": 0},
-        {"pull_count": 1025},
+        {"pull": Pulling(count=0)},
+        {"pull": Pulling(count=1025)},
         {"handlers_max": 1001},
-        {"held_messages_max": 65_536},
-        {"span_max": 0},
+        {"limits": HoldLimits(held_messages_max=65_536)},
+        {"limits": HoldLimits(span_max=0)},
     ):
         with pytest.raises(SettingsError, match=next(iter(wrong))):
             PushConsumer(scene.group, scene.namesrv, settings=PushConsumerSettings(**wrong))
@@ -496,7 +499,7 @@ async def test_no_more_messages_of_a_queue_are_held_than_the_settings_say(scene:
     await scene.create_topic(queues=2)
     await send(scene, *map(str, range(30)))
     stuck = Stuck()
-    consumer = scene.push_consumer(held_messages_max=8, pull_count=3)
+    consumer = scene.push_consumer(limits=HoldLimits(held_messages_max=8), pull=Pulling(count=3))
     consumer.subscribe(scene.topic, "*", stuck)
     await consumer.start()
     assert await held_when_full(scene, stuck, 8) == 9  # the third pull of three was allowed with six
@@ -507,11 +510,11 @@ async def test_no_more_messages_of_a_queue_are_held_than_the_settings_say(scene:
 async def test_no_more_bytes_of_a_queue_are_held_than_the_settings_say(scene: Scene) -> None:
     """behaviour.md §8.6: pullThresholdSizeForQueue."""
     await scene.create_topic(queues=2)
-    producer = await scene.producer(compress_body_bytes=1 << 30)
+    producer = await scene.producer(compression=Compressing(body_bytes_min=1 << 30))
     for _ in range(8):
         await producer.send(Message(topic=scene.topic, body=b"x" * 300_000), queue=queue(scene))
     stuck = Stuck()
-    consumer = scene.push_consumer(held_mib_max=1, pull_count=1)
+    consumer = scene.push_consumer(limits=HoldLimits(held_mib_max=1), pull=Pulling(count=1))
     consumer.subscribe(scene.topic, "*", stuck)
     await consumer.start()
     assert await held_when_full(scene, stuck, 4) == 4  # 1 200 000 bytes are more than a MiB, 900 000 are not
@@ -524,7 +527,7 @@ async def test_the_limit_of_a_topic_is_shared_by_its_queues(scene: Scene) -> Non
     await scene.create_topic(queues=2)
     await send(scene, *map(str, range(12)))
     stuck = Stuck()
-    consumer = scene.push_consumer(topic_messages_max=6, pull_count=1)
+    consumer = scene.push_consumer(limits=HoldLimits(topic_messages_max=6), pull=Pulling(count=1))
     consumer.subscribe(scene.topic, "*", stuck)
     await consumer.start()
     assert await held_when_full(scene, stuck, 3) == 3
@@ -537,7 +540,7 @@ async def test_a_stuck_message_holds_the_offset_back_and_then_the_pulling(scene:
     await scene.create_topic(queues=2)
     await send(scene, *map(str, range(20)))
     release, seen, others = asyncio.Event(), [], []
-    consumer = scene.push_consumer(span_max=5, pull_count=1)
+    consumer = scene.push_consumer(limits=HoldLimits(span_max=5), pull=Pulling(count=1))
 
     @consumer.on(scene.topic)
     async def handler(message: ReceivedMessage) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit import PeerRefused, SettingsError
+from rmqkit import PeerRefused, Pulling, SettingsError
 from tests.interop.suite.consuming import Received, connection, eventually, is_committed, send
 from tests.interop.suite.scene import Scene
 
@@ -86,7 +86,8 @@ async def test_sql_chooses_by_properties(scene: Scene) -> None:
     for i in range(12):
         await send(scene, str(i), tags="AB"[i % 2], properties={"n": str(i)} | ({"region": "east"} if i > 5 else {}))
     received = Received()
-    consumer = scene.push_consumer(suspend_ms=500)  # the last message is passed when a pull says that it was in vain
+    # The last message is passed when a pull says that it was in vain.
+    consumer = scene.push_consumer(pull=Pulling(suspend_ms=500))
     consumer.subscribe(
         scene.topic, "(n BETWEEN 2 AND 3 OR region = 'east') AND TAGS = 'A'", received, expression_type="SQL92"
     )
@@ -108,7 +109,7 @@ async def test_a_changed_subscription_counts_from_then_on(scene: Scene) -> None:
     """behaviour.md §8.3: subscribe after start."""
     await scene.create_topic()
     received = Received()
-    consumer = scene.push_consumer(suspend_ms=1000)
+    consumer = scene.push_consumer(pull=Pulling(suspend_ms=1000))
     consumer.subscribe(scene.topic, "A", received)
     await consumer.start()
     await send(scene, "0", tags="A")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rmqkit import MessageModel, MessageQueue, PushConsumer, ReceivedMessage, StartFrom
+from rmqkit.client.runtime.settings import Pulling
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
@@ -215,7 +216,7 @@ async def test_an_operator_sets_a_running_group_back_to_a_time(scene: Scene) -> 
     """behaviour.md §5.4: server-side reset."""
     await scene.create_topic(queues=2)
     received = Received()
-    await started(scene, received, suspend_ms=1000)  # a pull that is held may not notice
+    await started(scene, received, pull=Pulling(suspend_ms=1000))  # a pull that is held may not notice
     await send(scene, "0", "1")
     await send(scene, "2", queue_id=1)
     await received.at_least(3)
@@ -229,7 +230,7 @@ async def test_an_operator_sets_one_queue_to_an_offset(scene: Scene) -> None:
     """behaviour.md §5.4."""
     await scene.create_topic(queues=2)
     received = Received()
-    await started(scene, received, suspend_ms=1000)
+    await started(scene, received, pull=Pulling(suspend_ms=1000))
     await send(scene, "0", "1", "2")
     await send(scene, "other", queue_id=1)
     await received.at_least(4)
@@ -285,7 +286,7 @@ async def test_a_reset_may_be_carried_out_by_the_members_themselves(scene: Scene
     """behaviour.md §5.3: RESET_CONSUMER_CLIENT_OFFSET."""
     await scene.create_topic()
     received = Received()
-    await started(scene, received, suspend_ms=1000)
+    await started(scene, received, pull=Pulling(suspend_ms=1000))
     await send(scene, "0", "1")
     await received.at_least(2)
     await is_committed(scene, 2)

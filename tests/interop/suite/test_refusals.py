@@ -11,6 +11,7 @@ import pytest
 
 from rmqkit import (
     ClientError,
+    Compressing,
     Message,
     MessageIllegal,
     MessageQueue,
@@ -18,6 +19,7 @@ from rmqkit import (
     PeerRefused,
     Producer,
     SendFailed,
+    SendLimits,
     SettingsError,
     selectors,
 )
@@ -207,7 +209,9 @@ async def test_a_closed_producer_is_not_started_again(scene: Scene) -> None:
 async def test_a_body_over_the_brokers_limit_is_refused_with_its_words(scene: Scene) -> None:
     """behaviour.md §3.4, §3.5."""
     await scene.create_topic()
-    producer = await scene.producer(message_bytes_max=64 << 20, compress_body_bytes=64 << 20)
+    producer = await scene.producer(
+        limits=SendLimits(message_bytes_max=64 << 20), compression=Compressing(body_bytes_min=64 << 20)
+    )
     with pytest.raises(PeerRefused, match=f"msg body length limit {LIMIT}B") as refusal:
         await producer.send(Message(topic=scene.topic, body=bytes(LIMIT + 1)))
     assert (refusal.value.code, refusal.value.address) == (ResponseCode.MESSAGE_ILLEGAL, scene.peer.broker_addr)

@@ -15,6 +15,7 @@ import pytest
 from rmqkit import Message, NoRoute, PeerRefused, Producer, SendFailed, SendResult
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.remoting.authentication import Credentials
+from rmqkit.remoting.tls import Tls
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.interop.apache import open_store_with_apache
 from tests.interop.standalone import run_standalone
@@ -24,7 +25,7 @@ from tests.patience import producing
 pytestmark = [pytest.mark.patient, pytest.mark.skipif(OPENSSL is None, reason=REASON)]
 
 USER = Credentials(access_key="suite-user", secret_key="suite-secret")
-SIGNED = {"access_key": USER.access_key, "secret_key": USER.secret_key}
+SIGNED = {"auth": USER}
 PROVIDER = "org.apache.rocketmq.auth.authentication.provider"
 
 
@@ -87,7 +88,7 @@ async def test_a_user_who_signs_sends(scene: Scene) -> None:
 async def test_a_wrong_secret_is_refused(scene: Scene) -> None:
     """behaviour.md §9.8: check signature failed."""
     with pytest.raises(SendFailed, match="check signature failed") as failure:
-        await send(scene, access_key=USER.access_key, secret_key="wrong")
+        await send(scene, auth=Credentials(access_key=USER.access_key, secret_key="wrong"))
     assert isinstance(failure.value.cause, PeerRefused)
     assert failure.value.cause.code == ResponseCode.NO_PERMISSION
 
@@ -95,7 +96,7 @@ async def test_a_wrong_secret_is_refused(scene: Scene) -> None:
 async def test_an_unknown_user_is_refused(scene: Scene) -> None:
     """behaviour.md §9.8: User:<u> is not found."""
     with pytest.raises(SendFailed, match="User:nobody is not found"):
-        await send(scene, access_key="nobody", secret_key="secret")
+        await send(scene, auth=Credentials(access_key="nobody", secret_key="secret"))
 
 
 async def test_who_does_not_sign_is_refused(scene: Scene) -> None:
@@ -133,19 +134,19 @@ async def test_a_signed_batch_and_a_signed_one_way_message_are_taken(scene: Scen
 
 async def test_an_encrypted_connection_carries_messages(scene: Scene) -> None:
     """behaviour.md §9.8; remoting.md §2.1."""
-    assert (await send(scene, tls_enable=True, **SIGNED)).queue_offset == 0
+    assert (await send(scene, tls=Tls(verify=False), **SIGNED)).queue_offset == 0
 
 
 async def test_a_server_whose_certificate_is_trusted_is_used(scene: Scene) -> None:
     """behaviour.md §9.8: tls.client.authServer, tls.client.trustCertPath."""
     servers = await scene.peer.shared(secured)
-    trusted = {"tls_enable": True, "tls_verify_server": True, "tls_trusted": servers.certificate}
-    assert (await send(scene, **trusted, **SIGNED)).queue_offset == 0
+    trusted = Tls(trusted=servers.certificate)
+    assert (await send(scene, tls=trusted, **SIGNED)).queue_offset == 0
 
 
 async def test_a_server_whose_certificate_is_not_trusted_is_refused(scene: Scene) -> None:
     """behaviour.md §9.8."""
     servers = await scene.peer.shared(secured)
-    trusted = {"tls_enable": True, "tls_verify_server": True, "tls_trusted": servers.other_certificate}
+    trusted = Tls(trusted=servers.other_certificate)
     with pytest.raises(NoRoute, match="TLS handshake failed: CERTIFICATE_VERIFY_FAILED"):
-        await send(scene, **trusted, **SIGNED)
+        await send(scene, tls=trusted, **SIGNED)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rmqkit import CompressionType, Message, MessageQueue, SendStatus, selectors
+from rmqkit.client.runtime.settings import Compressing
 from rmqkit.protocol.compression import Compression
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.properties import java_hash
@@ -315,7 +316,7 @@ async def test_the_transaction_id_of_a_result_is_the_message_id(scene: Scene) ->
 async def test_a_large_body_is_stored_compressed_and_read_whole(scene: Scene, compression: CompressionType) -> None:
     """remoting.md §7.5."""
     await scene.create_topic()
-    one = await scene.sent_and_stored(Message(topic=scene.topic, body=TEXT), compression=compression)
+    one = await scene.sent_and_stored(Message(topic=scene.topic, body=TEXT), compression=Compressing(type=compression))
     assert one.body == TEXT
     assert one.store_size < len(TEXT) // 4
     assert one.sys_flag & COMPRESSION_BITS == Compression[compression.name]
@@ -333,7 +334,9 @@ async def test_bodies_are_compressed_from_4096_bytes_on(scene: Scene, size: int,
 async def test_the_size_from_which_bodies_are_compressed_is_a_setting(scene: Scene) -> None:
     """behaviour.md §7.4."""
     await scene.create_topic()
-    one = await scene.sent_and_stored(Message(topic=scene.topic, body=TEXT[:500]), compress_body_bytes=100)
+    one = await scene.sent_and_stored(
+        Message(topic=scene.topic, body=TEXT[:500]), compression=Compressing(body_bytes_min=100)
+    )
     assert one.body == TEXT[:500]
     assert one.sys_flag & COMPRESSION_BITS
 

@@ -20,6 +20,7 @@ from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import NoRoute
 from rmqkit.kombu.transport import _FULL_SECONDS, DELAY_MS_MAX, Channel, Transport, topic_of
 from rmqkit.protocol.message import Message
+from rmqkit.remoting.authentication import Credentials
 from tests.client.messages import received
 from tests.client.peers import standalone
 from tests.sources import ROOT
@@ -160,9 +161,9 @@ def test_without_a_name_server_a_connection_fails_as_kombu_expects():
 def test_the_url_may_have_a_user():
     connection = kombu.Connection("rocketmq://me:secret@shop:9999//", transport_options={"name_servers": None})
     made = connection.transport
-    assert (made.name_servers, made.credentials()) == ("shop:9999", {"access_key": "me", "secret_key": "secret"})
+    assert (made.name_servers, made.credentials) == ("shop:9999", Credentials("me", "secret"))
     several = kombu.Connection("rocketmq://", transport_options={"name_servers": "a:1;b:2"}).transport
-    assert (several.name_servers, several.credentials()) == ("a:1;b:2", {})
+    assert (several.name_servers, several.credentials) == ("a:1;b:2", None)
 
 
 class Wire:

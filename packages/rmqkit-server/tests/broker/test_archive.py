@@ -23,8 +23,8 @@ from rmqkit.protocol.command import decode_fields
 from rmqkit.protocol.record import decode_record, iter_records
 from rmqkit.protocol.schemas.offsets import QueueRequest, ResetOffsetRequest, SearchOffsetRequest
 from rmqkit.protocol.schemas.topics import DeleteTopicRequest
+from rmqkit.proxy.local import LocalConnection
 from rmqkit.remoting.connection import WRITE_BYTES_HIGH, Connection
-from rmqkit.remoting.local import LocalConnection
 from rmqkit.remoting.router import Router
 from rmqkit.store.archive.archive import Archive, segment_name
 from rmqkit.store.archive.places import Folder, place_of

@@ -161,7 +161,7 @@ def test_without_an_exporter_nothing_is_counted_and_the_library_is_not_loaded(tm
         "async def main():\n"
         "    async with Standalone(Path(sys.argv[1])) as both:\n"
         "        assert both.broker.context.counts is None and both.metrics_addresses == ('', '')\n"
-        "    assert not {'prometheus_client', 'rmqkit.broker.counts', 'rmqkit.remoting.exporter'} & {*sys.modules}\n"
+        "    assert not {'prometheus_client', 'rmqkit.broker.counts', 'rmqkit.exporter'} & {*sys.modules}\n"
         "asyncio.run(main())"
     )
     done = subprocess.run([sys.executable, "-c", program, tmp_path / "store"], env=os.environ, check=False)

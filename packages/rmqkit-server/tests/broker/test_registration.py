@@ -18,7 +18,7 @@ from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.schemas.brokers import decode_registration
 from rmqkit.protocol.schemas.topics import BrokerData, DataVersion, QueueData, TopicConfig, TopicRoute
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings, TlsMode
+from rmqkit.remoting.tls import ClientTls, ServerTls, ServerTlsSettings, Tls, TlsMode
 from tests.broker.cluster import Cluster
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.client.peers import Peer, until
@@ -179,7 +179,7 @@ async def test_a_name_server_that_encrypts_otherwise_is_named(tmp_path, caplog, 
     own = make_certificate(tmp_path, "server")
     server = ServerTls(ServerTlsSettings(mode=TlsMode.ENFORCING, certificate=own.certificate, key=own.key))
     plain = ServerTls(ServerTlsSettings(mode=TlsMode.DISABLED))
-    client = ClientTls(ClientTlsSettings(tls_enable=True)) if is_encrypted else None
+    client = ClientTls(Tls(verify=False)) if is_encrypted else None
     async with Registered(tmp_path, tls=plain if is_encrypted else server, client_tls=client) as it:
         assert await it.registration.register() == 0
         address = it.name_servers[0].address

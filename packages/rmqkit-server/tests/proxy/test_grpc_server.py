@@ -21,7 +21,7 @@ from rmqkit.proxy.transport.header_blocks import header_block
 from rmqkit.remoting.address import AdminAddresses, split_address
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.listening import ListenFailed
-from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings, TlsMode
+from rmqkit.remoting.tls import ClientTls, ServerTls, ServerTlsSettings, Tls, TlsMode
 from rmqkit.standalone import Standalone
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.proxy.calling import METHODS, message, receive_request
@@ -175,7 +175,7 @@ async def test_tls_with_a_certificate(tmp_path):
     made = make_certificate(tmp_path, "localhost")
     tls = ServerTls(ServerTlsSettings(mode=TlsMode.ENFORCING, certificate=made.certificate, key=made.key))
     own = BrokerSettings(listen_port=0, bind_address="127.0.0.1", grpc_port=0)
-    client_tls = ClientTls(ClientTlsSettings(tls_enable=True, tls_verify_server=False))
+    client_tls = ClientTls(Tls(verify=False))
     trusted = grpc.ssl_channel_credentials((tmp_path / "localhost.crt").read_bytes())
     named = (("grpc.ssl_target_name_override", "localhost"),)
     async with Standalone(tmp_path / "store", broker=own, tls=tls, client_tls=client_tls) as running:

@@ -42,7 +42,7 @@ from rmqkit.proxy.service.clients import CALLS_MAX
 from rmqkit.remoting.address import split_address
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.router import Router
-from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings
+from rmqkit.remoting.tls import ClientTls, ServerTls, ServerTlsSettings, Tls
 from rmqkit.store.settings import StoreSettings
 from tests.certificates import OPENSSL, REASON
 from tests.client.peers import Cluster
@@ -510,7 +510,7 @@ async def test_clients_may_encrypt_and_speak_grpc_at_the_same_port():
     async with Cluster() as cluster:
         cluster.topic("T")
         async with Proxy(settings(cluster.namesrv), tls=ServerTls(ServerTlsSettings())) as proxy:
-            for tls in (None, ClientTls(ClientTlsSettings(tls_enable=True))):
+            for tls in (None, ClientTls(Tls(verify=False))):
                 remoting = RemotingClient(tls=tls)
                 asked = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields={"topic": "T"})
                 assert (await remoting.call(proxy.remoting_address, asked, 60_000)).code == OK

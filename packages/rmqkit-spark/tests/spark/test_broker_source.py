@@ -25,6 +25,8 @@ from rmqkit.admin import Admin
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ConnectFailed, NoRoute, PeerRefused, SettingsError
 from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.remoting.authentication import Credentials
+from rmqkit.remoting.tls import Tls
 from rmqkit.rpc import BrokerCalls
 from rmqkit.spark import backlog
 from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, Range
@@ -682,9 +684,10 @@ def test_a_user_signs_and_connections_are_encrypted(tmp_path: Path) -> None:
         'innerClientAuthenticationCredentials={"accessKey":"inner","secretKey":"inner-secret"}\n'
     )
     with run_standalone(tmp_path / "store", tmp_path, "--config", str(config)) as running:
-        signed = {"access_key": "anna", "secret_key": "secret12"}
         with sync.Producer(
-            "spark-signed", running.namesrv_addr, settings=producing(tls_enable=True, **signed)
+            "spark-signed",
+            running.namesrv_addr,
+            settings=producing(tls=Tls(verify=False), auth=Credentials("anna", "secret12")),
         ) as producer:
             send(producer, "secret", 0, 4)
         given = {"subscribe": "secret", "useTLS": "true", "accessKey": "anna", "brokerPatienceMs": "1"}

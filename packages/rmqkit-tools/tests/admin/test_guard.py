@@ -13,7 +13,7 @@ import rmqkit.broker
 import rmqkit.namesrv
 from rmqkit.admin import Admin, read_only
 from rmqkit.admin.calls import READING
-from rmqkit.admin.tail import AdminPuller, pull_request
+from rmqkit.admin.pulls import AdminPuller, pull_request
 from rmqkit.errors import ReadOnly
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, request

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from rmqkit.admin import Admin
-from rmqkit.admin.tail import Span, age, listed
+from rmqkit.admin.pulls import Span, age, listed
 from rmqkit.errors import ClientError, SettingsError, UnknownName
 from rmqkit.protocol.message import Message
 from tests.admin.things import make_topic, send

@@ -11,7 +11,7 @@ import pytest
 
 from rmqkit.admin import Admin
 from rmqkit.admin.messages.listing import Budget, Page, page
-from rmqkit.admin.tail import Span
+from rmqkit.admin.pulls import Span
 from rmqkit.errors import ClientError, SettingsError, UnknownName
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command

@@ -224,7 +224,7 @@ def test_version_and_help_need_no_client(words):
 def test_send_has_the_limit_of_producers():
     command = typer.main.get_command(app).get_command(None, "send")
     (option,) = [one for one in command.params if one.name == "bytes_max"]
-    assert option.default == ProducerSettings().message_bytes_max
+    assert option.default == ProducerSettings().limits.message_bytes_max
 
 
 def test_a_list_of_topics_needs_nothing_heavy():

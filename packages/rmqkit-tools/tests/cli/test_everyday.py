@@ -34,7 +34,7 @@ from rmqkit.protocol.names import dlq_topic
 from rmqkit.protocol.schemas.send import ConsumerSendBackRequest
 from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings, TlsMode
+from rmqkit.remoting.tls import ClientTls, ServerTls, ServerTlsSettings, Tls, TlsMode
 from rmqkit.store.settings import StoreSettings
 from tests.admin.test_dead import KINDS, die
 from tests.certificates import OPENSSL, REASON, make_certificate
@@ -569,7 +569,7 @@ def test_a_broker_that_does_not_filter_by_sql92_is_named(tmp_path):
 def test_encrypted_and_signed_connections_are_made_with_the_options_of_rmq_admin(tmp_path):
     own = make_certificate(tmp_path, "server")
     server = ServerTls(ServerTlsSettings(mode=TlsMode.ENFORCING, certificate=own.certificate, key=own.key))
-    client = ClientTls(ClientTlsSettings(tls_enable=True))
+    client = ClientTls(Tls(verify=False))
     users = AuthenticationSettings(
         enabled=True,
         initial_user='{"username":"anna","password":"secret12"}',

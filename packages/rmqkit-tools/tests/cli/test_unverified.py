@@ -12,7 +12,7 @@ import pytest
 
 from rmqkit.cli.frame import nouns
 from rmqkit.remoting import tls
-from rmqkit.remoting.tls import ClientTls, ClientTlsSettings
+from rmqkit.remoting.tls import ClientTls, Tls
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.cli.in_process import rmq
 
@@ -53,11 +53,10 @@ def test_a_completion_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_a_program_is_told_once_with_the_settings_that_verify(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        ClientTls(ClientTlsSettings(tls_enable=True))
-        ClientTls(ClientTlsSettings(tls_enable=True))
+        ClientTls(Tls(verify=False))
+        ClientTls(Tls(verify=False))
     (line,) = caplog.messages
-    assert "tls_verify_server=True" in line
-    assert "tls_trusted" in line
+    assert "Tls(trusted=…)" in line
 
 
 @pytest.mark.skipif(OPENSSL is None, reason=REASON)
@@ -65,5 +64,5 @@ def test_a_ca_is_verified_and_nothing_is_said(tmp_path: Any, caplog: pytest.LogC
     own = make_certificate(tmp_path, "server")
     said = rmq("cluster", "list", *NOBODY, "--tls-ca", own.certificate).stderr
     assert "verifies nothing" not in said
-    ClientTls(ClientTlsSettings(tls_enable=True, tls_verify_server=True, tls_trusted=str(own.certificate)))
+    ClientTls(Tls(trusted=str(own.certificate)))
     assert caplog.messages == []

@@ -23,8 +23,8 @@ from typing import Any
 from rmqkit.admin import Admin
 from rmqkit.admin.replay.selection import Selection
 from rmqkit.admin.replay.sources import TopicSource
-from rmqkit.admin.tail import TOOLS_GROUP
 from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.protocol.names import TOOLS_GROUP
 from rmqkit.standalone import Standalone
 from tests.admin.test_dead import die
 

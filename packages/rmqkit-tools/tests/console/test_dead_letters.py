@@ -11,7 +11,7 @@ import pytest
 
 from rmqkit.admin import Admin
 from rmqkit.admin.messages.listing import page
-from rmqkit.admin.tail import Span
+from rmqkit.admin.pulls import Span
 from rmqkit.console import Console
 from rmqkit.console.access.logins import Role, User
 from rmqkit.console.jobs import Jobs, Status

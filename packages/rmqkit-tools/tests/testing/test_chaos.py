@@ -9,6 +9,7 @@ import pytest
 from rmqkit import (
     Message,
     ProducerSettings,
+    Pulling,
     PushConsumerSettings,
     SendFailed,
     SendStatus,
@@ -37,7 +38,7 @@ def consumed(cluster, topic, group):
     """How often each body was consumed, when everything was and something twice."""
     bodies = Counter()
     settings = PushConsumerSettings(
-        start_from=StartFrom.FIRST_OFFSET, persist_interval_ms=50, take_over_pause_ms=0, error_pause_ms=20
+        start_from=StartFrom.FIRST_OFFSET, persist_interval_ms=50, take_over_pause_ms=0, pull=Pulling(error_pause_ms=20)
     )
     with sync.PushConsumer(group, cluster.name_server, settings=settings) as consumer:
         consumer.subscribe(topic, handler=lambda message: bodies.update([message.body]))

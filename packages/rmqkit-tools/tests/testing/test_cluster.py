@@ -20,6 +20,7 @@ from rmqkit.broker.settings import STANDALONE, BrokerSettings
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.schemas.access import UserInfo
 from rmqkit.remoting.address import split_address
+from rmqkit.remoting.authentication import Credentials
 from rmqkit.settings import load
 from rmqkit.testing import LocalCluster
 from rmqkit.testing.cluster import _hold_port
@@ -136,12 +137,12 @@ def test_clients_of_the_fixtures_sign_and_others_are_refused(
     assert seen == [b"1"]
     end = end_of_log(rmq_broker, rmq_broker.brokers[0])
     wait_until(lambda: end_of_log(rmq_broker, rmq_broker.slaves[0]) >= end, SECONDS, "the copy")
-    anna = {"access_key": "anna", "secret_key": "secret12"}
+    anna = Credentials("anna", "secret12")
     access = rmq_broker.brokers[0].context.access
     rmq_broker.look(lambda: access.create_user("anna", UserInfo(password="secret12")))
-    for signing, remark in (({}, "username cannot be null"), (anna, "no matched policies")):
+    for user, remark in ((None, "username cannot be null"), (anna, "no matched policies")):
         with (
-            sync.Producer("p", rmq_broker.name_server, settings=producing(**signing)) as producer,
+            sync.Producer("p", rmq_broker.name_server, settings=producing(auth=user)) as producer,
             pytest.raises(SendFailed, match=remark),
         ):
             producer.send(Message(topic=rmq_topic, body=b"2"))

@@ -51,13 +51,20 @@ if TYPE_CHECKING:
     from rmqkit.client.runtime.handlers import Reply as Reply
     from rmqkit.client.runtime.process import run as run
     from rmqkit.client.runtime.runtime import ClientRuntime as ClientRuntime
+    from rmqkit.client.runtime.settings import Batching as Batching
     from rmqkit.client.runtime.settings import ClientSettings as ClientSettings
+    from rmqkit.client.runtime.settings import Compressing as Compressing
     from rmqkit.client.runtime.settings import CompressionType as CompressionType
+    from rmqkit.client.runtime.settings import HoldLimits as HoldLimits
     from rmqkit.client.runtime.settings import MessageModel as MessageModel
+    from rmqkit.client.runtime.settings import Popping as Popping
     from rmqkit.client.runtime.settings import ProducerSettings as ProducerSettings
     from rmqkit.client.runtime.settings import PullConsumerSettings as PullConsumerSettings
+    from rmqkit.client.runtime.settings import Pulling as Pulling
     from rmqkit.client.runtime.settings import PushConsumerSettings as PushConsumerSettings
+    from rmqkit.client.runtime.settings import SendLimits as SendLimits
     from rmqkit.client.runtime.settings import StartFrom as StartFrom
+    from rmqkit.client.runtime.settings import Tracing as Tracing
     from rmqkit.errors import BodyMismatch as BodyMismatch
     from rmqkit.errors import ClientError as ClientError
     from rmqkit.errors import ConnectFailed as ConnectFailed
@@ -76,6 +83,8 @@ if TYPE_CHECKING:
     from rmqkit.protocol.message import Message as Message
     from rmqkit.protocol.message import ReceivedMessage as ReceivedMessage
     from rmqkit.protocol.schemas.clients import MessageQueue as MessageQueue
+    from rmqkit.remoting.authentication import Credentials as Credentials
+    from rmqkit.remoting.tls import Tls as Tls
     from rmqkit.rpc import PullStatus as PullStatus
 
 _MODULES = """
@@ -94,8 +103,11 @@ rmqkit.client.runtime.handlers Reply
 rmqkit.client.runtime.process run
 rmqkit.client.runtime.runtime ClientRuntime
 rmqkit.client.producer.sender SendResult SendStatus
-rmqkit.client.runtime.settings ClientSettings CompressionType MessageModel ProducerSettings PullConsumerSettings
-rmqkit.client.runtime.settings PushConsumerSettings StartFrom
+rmqkit.client.runtime.settings Batching ClientSettings Compressing CompressionType HoldLimits MessageModel Popping
+rmqkit.client.runtime.settings ProducerSettings PullConsumerSettings Pulling PushConsumerSettings SendLimits StartFrom
+rmqkit.client.runtime.settings Tracing
+rmqkit.remoting.authentication Credentials
+rmqkit.remoting.tls Tls
 rmqkit.client.observe.status BrokerStatus MemberStatus ProducerStatus QueueState QueueStatus
 rmqkit.client.producer.transaction TransactionProducer TransactionResult TransactionState
 rmqkit.errors BodyMismatch ClientError ConnectFailed ConnectionLost MessageIllegal NoRoute NotARequest PeerRefused

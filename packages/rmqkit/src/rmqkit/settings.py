@@ -47,6 +47,7 @@ __all__ = [
     "read_properties",
     "setting_table",
     "to_properties",
+    "value_of",
     "write_properties",
 ]
 
@@ -101,15 +102,43 @@ class Loaded:
 
 @functools.cache
 def setting_table(settings_type: type[msgspec.Struct]) -> dict[str, tuple[str, Any, Setting]]:
-    """The declared settings of a type: RocketMQ key → (field name, value type, declaration)."""
+    """The declared settings of a type: RocketMQ key → (field name, value type, declaration). A field whose type is
+    another struct, or such a struct and None, is a group: its settings have names such as ``batch.delay_ms``."""
     table: dict[str, tuple[str, Any, Setting]] = {}
     for name, hint in get_type_hints(settings_type, include_extras=True).items():
-        if get_origin(hint) is Annotated:
+        if (group := _group_of(hint)) is not None:
+            table |= {key: (f"{name}.{inner}", *rest) for key, (inner, *rest) in setting_table(group).items()}
+        elif get_origin(hint) is Annotated:
             value_type, *extras = get_args(hint)
             for extra in extras:
                 if isinstance(extra, Setting):
                     table[extra.key] = (name, value_type, extra)
     return table
+
+
+def _group_of(hint: Any) -> type[msgspec.Struct] | None:
+    kinds = [kind for kind in get_args(hint) or (hint,) if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
+    return kinds[0] if kinds and get_origin(hint) is not Annotated else None
+
+
+def value_of(settings: msgspec.Struct, name: str) -> Any:
+    """Return the value of a setting by its name in `setting_table`; None if its group is None."""
+    value: Any = settings
+    for part in name.split("."):
+        value = None if value is None else getattr(value, part)
+    return value
+
+
+def _made(settings_type: type[msgspec.Struct], values: Mapping[str, Any]) -> msgspec.Struct:
+    """Make settings of values by their names in `setting_table`."""
+    arguments: dict[str, Any] = {}
+    for name, hint in get_type_hints(settings_type, include_extras=True).items():
+        group = _group_of(hint)
+        if group is None:
+            arguments |= {name: values[name]} if name in values else {}
+        elif inner := {path.partition(".")[2]: value for path, value in values.items() if path.startswith(f"{name}.")}:
+            arguments[name] = _made(group, inner)
+    return settings_type(**arguments)
 
 
 def load(
@@ -151,16 +180,18 @@ def load(
             else:
                 known = [k for table in tables for k in table] + list(accepted)
                 loaded.unknown.append((key, next(iter(difflib.get_close_matches(key, known, n=1)), None)))
-    loaded.values = tuple(settings_type(**values) for settings_type, values in zip(types, chosen, strict=True))
+    loaded.values = tuple(_made(settings_type, values) for settings_type, values in zip(types, chosen, strict=True))
     return loaded
 
 
 def to_properties(settings: msgspec.Struct) -> dict[str, str]:
-    """The settings as RocketMQ keys and texts."""
-    return {key: _text(getattr(settings, name)) for key, (name, _, _) in setting_table(type(settings)).items()}
+    """Return the settings as RocketMQ keys and texts. Settings of a group that is None have no text."""
+    return {key: _text(value_of(settings, name)) for key, (name, _, _) in setting_table(type(settings)).items()}
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        return ""
     return str(value).lower() if isinstance(value, bool) else str(getattr(value, "value", value))
 
 

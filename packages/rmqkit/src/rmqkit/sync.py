@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, cast
 
@@ -137,6 +137,31 @@ def _iterates(method: _Method[P, MessageStream]) -> _Method[P, Iterator[Received
 
     functools.update_wrapper(call, method)
     return call
+
+
+def _generates(method: _Method[P, AsyncGenerator[T]]) -> _Method[P, Generator[T]]:
+    """Make a method that returns a generator of what the asynchronous one of the same name yields."""
+
+    def call(self: ConnectedClients, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T]:
+        async def make() -> AsyncGenerator[T]:
+            return method(self._connected, *args, **kwargs)
+
+        return _blocking(self._portal, self._portal.run(make))
+
+    functools.update_wrapper(call, method)
+    return call
+
+
+def _blocking(portal: Portal, values: AsyncGenerator[T]) -> Generator[T]:
+    try:
+        while True:
+            try:
+                value = portal.run(values.__anext__)
+            except StopAsyncIteration:
+                return
+            yield value
+    finally:
+        portal.run(values.aclose)
 
 
 def run(*clients: _Blocking) -> None:
@@ -365,6 +390,7 @@ class ConnectedClients:
     consumer = _adds(PushConsumer, connected.ConnectedClients.consumer)
     pop_consumer = _adds(PopConsumer, connected.ConnectedClients.pop_consumer)
     pull_consumer = _adds(PullConsumer, connected.ConnectedClients.pull_consumer)
+    read = _generates(connected.ConnectedClients.read)
 
     def __enter__(self) -> Self:
         self._portal.run(self._connected.__aenter__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rmqkit.client.runtime.settings import PushConsumerSettings
+from rmqkit.client.runtime.settings import Pulling, PushConsumerSettings
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, reply
 from rmqkit.protocol.ids import decode_acked, decode_pop_handle
@@ -17,7 +17,7 @@ POP, ACK, ACK_MANY = RequestCode.POP_MESSAGE, RequestCode.ACK_MESSAGE, RequestCo
 CHANGE, ASSIGN = RequestCode.CHANGE_MESSAGE_INVISIBLETIME, RequestCode.QUERY_ASSIGNMENT
 SEND_BACK = RequestCode.CONSUMER_SEND_MSG_BACK
 EVERYWHERE = MessageQueue("T", "broker-0", -1)
-QUICK = PushConsumerSettings(error_pause_ms=5, suspend_queue_ms=10)
+QUICK = PushConsumerSettings(pull=Pulling(error_pause_ms=5), suspend_queue_ms=10)
 POP_TIME = 1_795_224_862_948
 UNSUPPORTED = refused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "no such code")
 

@@ -15,7 +15,7 @@ from rmqkit.client.producer.accumulator import SendManyFailed
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import by_hash
 from rmqkit.client.producer.transaction import TransactionProducer, TransactionState
-from rmqkit.client.runtime.settings import ProducerSettings
+from rmqkit.client.runtime.settings import Batching, ProducerSettings
 from rmqkit.errors import ClientError
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
@@ -92,7 +92,7 @@ async def test_closing_waits_for_sends_under_way_and_refuses_new_ones():
 
 
 async def test_a_send_that_waits_for_its_route_when_the_producer_is_closed_goes_out():
-    for settings in (ProducerSettings(), ProducerSettings(auto_batch=True)):
+    for settings in (ProducerSettings(), ProducerSettings(batch=Batching(auto=True))):
         async with Cluster() as cluster:
             cluster.topic("T")
             producer = Producer("PG", cluster.namesrv, settings=settings)
@@ -110,7 +110,7 @@ async def test_a_send_that_waits_for_its_route_when_the_producer_is_closed_goes_
 
 
 async def test_open_batches_go_out_at_once_and_are_waited_for():
-    slow = ProducerSettings(auto_batch=True, batch_delay_ms=30_000)
+    slow = ProducerSettings(batch=Batching(auto=True, delay_ms=30_000))
     async with Cluster() as cluster:
         cluster.topic("T", queues=1)
         producer = Producer("PG", cluster.namesrv, settings=slow)
@@ -146,7 +146,9 @@ async def test_messages_that_go_on_for_ever_are_not_waited_for(kind):
 
     async with Cluster() as cluster:
         cluster.topic("T")
-        producer = Producer("PG", cluster.namesrv, settings=ProducerSettings(batch_bytes=1024, batch_delay_ms=30_000))
+        producer = Producer(
+            "PG", cluster.namesrv, settings=ProducerSettings(batch=Batching(bytes=1024, delay_ms=30_000))
+        )
         await producer.start()
         held = Held(cluster.broker, BATCH)
         sending = asyncio.create_task(producer.send_many(endless() if kind == "endless" else idle()))

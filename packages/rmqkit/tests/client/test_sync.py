@@ -17,7 +17,7 @@ from rmqkit.client.consumer import push as push_consumer
 from rmqkit.client.pop import consumer as pop_consumer
 from rmqkit.client.producer import producer, transaction
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
-from rmqkit.errors import ClientError, MessageIllegal
+from rmqkit.errors import ClientError, MessageIllegal, SettingsError
 from rmqkit.protocol.message import Message
 from tests.client.peers import standalone
 
@@ -215,3 +215,24 @@ def test_a_program_that_closes_nothing_ends_cleanly_and_its_offsets_are_saved(tm
         assert (done.returncode, done.stdout, done.stderr) == (0, "end of program\n", "")
         with sync.PullConsumer("CG", namesrv) as reader:
             assert sum(reader.committed(queue) or 0 for queue in reader.queues("T")) == 10
+
+
+def test_a_topic_is_read_without_a_group(tmp_path):
+    with (
+        standalone(tmp_path) as namesrv,
+        sync.connect(namesrv, wait_ready=30) as mq,
+        mq.producer("shop") as producer,
+        mq.pull_consumer("audit") as known,
+    ):
+        producer.send("Orders", b"0")
+        assert known.queues("Orders")
+        assert [one.body for one in mq.read("Orders", stop_at_end=True)] == [b"0"]
+        seen = []
+        for message in mq.read("Orders"):
+            seen.append(message.body)
+            if len(seen) == 2:
+                break
+            producer.send("Orders", b"1")
+        assert seen == [b"0", b"1"]
+        with pytest.raises(SettingsError, match="give 'first', 'new'"):
+            mq.read("Orders", start=17)

@@ -86,6 +86,6 @@ async def test_a_broker_takes_messages_of_a_known_user_only(tmp_path):
             return (await producer.send(Message(topic="T", body=b"x"))).status.value
 
     async with Standalone(tmp_path / "store", authentication=USERS) as standalone:
-        assert await send(standalone.namesrv_address, access_key="anna", secret_key="secret12") == "SEND_OK"
+        assert await send(standalone.namesrv_address, auth=Credentials("anna", "secret12")) == "SEND_OK"
         with pytest.raises((SendFailed, PeerRefused), match=r"check signature failed"):
-            await send(standalone.namesrv_address, access_key="anna", secret_key="guess")
+            await send(standalone.namesrv_address, auth=Credentials(access_key="anna", secret_key="guess"))

@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from rmqkit.clock import SYSTEM_CLOCK
+from rmqkit.exporter import Exporter
 from rmqkit.metrics import histogram
-from rmqkit.remoting.exporter import Exporter
 from rmqkit.remoting.listening import ListenFailed, ListeningPort
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer

@@ -14,7 +14,7 @@ from rmqkit.remoting import tls
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
-from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, NeedClientAuth, ServerTls, ServerTlsSettings, TlsMode
+from rmqkit.remoting.tls import ClientTls, NeedClientAuth, ServerTls, ServerTlsSettings, Tls, TlsMode
 from tests.certificates import OPENSSL, REASON
 from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
@@ -23,7 +23,7 @@ needs_openssl = pytest.mark.skipif(OPENSSL is None, reason=REASON)
 
 
 async def asked(port, tls):
-    client = RemotingClient(tls=ClientTls(ClientTlsSettings()) if tls else None)
+    client = RemotingClient(tls=ClientTls(Tls(verify=False)) if tls else None)
     try:
         return bytes((await client.call(f"127.0.0.1:{port}", request(1, body=b"hello"), 60_000)).payload)
     except RemotingError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit import Message, Producer, ProducerSettings
+from rmqkit import Message, Producer, ProducerSettings, Tls
 from rmqkit.errors import ConnectFailed, ConnectionLost, RemotingError, SettingsError
 from rmqkit.protocol.command import reply, request
 from rmqkit.remoting.client import RemotingClient
@@ -16,7 +16,6 @@ from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tls import (
     ClientTls,
-    ClientTlsSettings,
     NeedClientAuth,
     ServerTls,
     ServerTlsSettings,
@@ -74,7 +73,7 @@ def talk(tls: ServerTls | None, *clients: ClientTls | None, body: bytes = b"hell
     return run_virtual(main())
 
 
-ANYONE = ClientTlsSettings(tls_enable=True)
+ANYONE = Tls(verify=False)
 
 
 def test_a_permissive_port_speaks_both(server_certificate):
@@ -104,8 +103,8 @@ def test_a_port_without_tls_closes_handshakes(tls, caplog):
 
 
 def test_a_client_checks_the_server_when_asked(server_certificate, client_certificate):
-    trusts = ClientTls(ClientTlsSettings(tls_verify_server=True, tls_trusted=server_certificate.certificate))
-    distrusts = ClientTls(ClientTlsSettings(tls_verify_server=True, tls_trusted=client_certificate.certificate))
+    trusts = ClientTls(Tls(trusted=server_certificate.certificate))
+    distrusts = ClientTls(Tls(trusted=client_certificate.certificate))
     heard = talk(server_tls(server_certificate), trusts, distrusts)
     assert heard[0] == b"hello"
     assert isinstance(heard[1], ConnectionLost)
@@ -116,7 +115,7 @@ def test_a_server_checks_clients_when_asked(server_certificate, client_certifica
     tls = server_tls(
         server_certificate, need_client_auth=NeedClientAuth.REQUIRE, trusted=client_certificate.certificate
     )
-    known = ClientTls(ClientTlsSettings(tls_certificate=client_certificate.certificate, tls_key=client_certificate.key))
+    known = ClientTls(Tls(verify=False, certificate=client_certificate.certificate, key=client_certificate.key))
     heard = talk(tls, known, ClientTls(ANYONE))
     assert heard[0] == b"hello"
     assert isinstance(heard[1], ConnectionLost)
@@ -133,7 +132,7 @@ def test_changed_certificate_files_are_used_by_the_next_connection(tmp_path):
 
     install(first)
     tls = server_tls(used)
-    trusts = [ClientTls(ClientTlsSettings(tls_verify_server=True, tls_trusted=c.certificate)) for c in (first, second)]
+    trusts = [ClientTls(Tls(trusted=c.certificate)) for c in (first, second)]
     heard = talk(tls, trusts[0], trusts[1], between=lambda: install(second))
     assert heard == [b"hello", b"hello"]
 
@@ -177,11 +176,11 @@ def test_garbage_after_a_client_hello_closes_that_connection(server_certificate,
 
 def test_producer_broker_and_name_server_speak_tls_only(tmp_path, server_certificate):
     tls = server_tls(server_certificate, TlsMode.ENFORCING)
-    settings = ProducerSettings(tls_enable=True, tls_verify_server=True, tls_trusted=server_certificate.certificate)
+    settings = ProducerSettings(tls=Tls(trusted=server_certificate.certificate))
 
     async def main() -> str:
         async with (
-            Standalone(tmp_path / "store", tls=tls, client_tls=ClientTls(settings)) as standalone,
+            Standalone(tmp_path / "store", tls=tls, client_tls=ClientTls(settings.tls)) as standalone,
             Producer("p", standalone.namesrv_address, settings=settings) as producer,
         ):
             return (await producer.send(Message(topic="T", body=b"secret"))).status.value

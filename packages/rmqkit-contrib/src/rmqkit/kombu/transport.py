@@ -48,6 +48,7 @@ from rmqkit.client.runtime.settings import ProducerSettings, PushConsumerSetting
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import ClientError, NoNameServer, NoRoute, RemotingError, SendFailed
 from rmqkit.protocol.message import Message, ReceivedMessage
+from rmqkit.remoting.authentication import Credentials
 from rmqkit.sync import PopConsumer, Producer
 
 __all__ = ["Channel", "Transport"]
@@ -251,7 +252,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     @property
     def producer(self) -> Producer:
         if self._producer is None:
-            settings = ProducerSettings(**self.credentials())
+            settings = ProducerSettings(auth=self.credentials)
             self._producer = _started(lambda: Producer(self._group, self.name_servers, settings=settings))
         return self._producer
 
@@ -259,7 +260,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     def consumer(self) -> PopConsumer:
         if self._consumer is None:
             first = StartFrom.FIRST_OFFSET  # tasks that were sent before the first worker came
-            settings = PushConsumerSettings(start_from=first, **self.credentials())
+            settings = PushConsumerSettings(start_from=first, auth=self.credentials)
             self._consumer = _started(lambda: PopConsumer(self._group, self.name_servers, settings=settings))
         return self._consumer
 
@@ -268,9 +269,10 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         given = self.client.transport_options.get("name_servers")
         return given or f"{self.client.hostname or '127.0.0.1'}:{self.client.port or self.default_port}"
 
-    def credentials(self) -> dict[str, Any]:
+    @property
+    def credentials(self) -> Credentials | None:
         user, password = self.client.userid, self.client.password
-        return {"access_key": user, "secret_key": password} if user and password else {}
+        return Credentials(user, password) if user and password else None
 
 
 def _started(make: Callable[[], Any]) -> Any:

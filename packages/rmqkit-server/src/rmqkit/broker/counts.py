@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from rmqkit.clock import Clock
+from rmqkit.exporter import Meter, MeteredConnection
 from rmqkit.metrics import Histogram, histogram
 from rmqkit.protocol import names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -23,7 +24,6 @@ from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.core import Sends
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record, batch_bounds
-from rmqkit.remoting.exporter import Meter, MeteredConnection
 from rmqkit.store.message_store import DispatchRequest, InnerMessage, PutResult, PutStatus, StoredSends
 
 __all__ = ["NOT_COUNTED", "Counts", "Noted", "text"]

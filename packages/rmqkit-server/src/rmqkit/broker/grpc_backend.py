@@ -35,10 +35,10 @@ from rmqkit.proxy.backend import (
     Wanted,
     hand_back,
 )
+from rmqkit.proxy.local import LocalConnection
 from rmqkit.proxy.schema.status import Code, Refused
 from rmqkit.remoting.authentication import Authentication
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.local import LocalConnection
 from rmqkit.remoting.router import Router
 
 __all__ = ["LocalBackend"]

@@ -24,11 +24,11 @@ from rmqkit.broker.tables.groups import GroupTable
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import Clock
+from rmqkit.exporter import lane_values
 from rmqkit.metrics import Gathered, Histogram
 from rmqkit.protocol import names
 from rmqkit.protocol.codes import version_name
 from rmqkit.protocol.schemas.topics import Permission
-from rmqkit.remoting.exporter import lane_values
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.store.message_store import MessageStore

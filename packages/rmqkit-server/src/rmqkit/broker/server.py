@@ -44,7 +44,7 @@ from rmqkit.store.settings import StoreSettings
 
 if TYPE_CHECKING:
     from rmqkit.broker.counts import Counts
-    from rmqkit.remoting.exporter import Exporter
+    from rmqkit.exporter import Exporter
 
 __all__ = ["Broker"]
 
@@ -272,7 +272,7 @@ class Broker:
         if settings.exporter_type is ExporterType.DISABLE:
             return None
         from rmqkit.broker.counts import Counts
-        from rmqkit.remoting.exporter import Exporter
+        from rmqkit.exporter import Exporter
 
         exporter, self._counts = Exporter(), Counts(self._clock)
         self._lifecycle.on_stop(Stage.PORTS, exporter.close)

@@ -176,7 +176,7 @@ class NameServerMetrics:
     def __init__(self, settings: NamesrvSettings, routes: RouteTable, dispatch: Router, clock: Clock) -> None:
         # Not at the top: the exporter loads prometheus-client, which a server without metrics
         # does not need.
-        from rmqkit.remoting.exporter import Exporter, Meter, MeteredConnection, lane_values
+        from rmqkit.exporter import Exporter, Meter, MeteredConnection, lane_values
 
         self._lane_values = lane_values
         self._settings = settings

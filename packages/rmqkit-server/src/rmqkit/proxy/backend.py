@@ -12,12 +12,12 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
+from rmqkit.policies import Actions, Resource
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.core import AckedPop
 from rmqkit.protocol.schemas.clients import HeartbeatData
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
-from rmqkit.remoting.local import Answered
-from rmqkit.remoting.policies import Actions, Resource
+from rmqkit.proxy.local import Answered
 
 __all__ = [
     "ASK_TIMEOUT_MS",

@@ -14,12 +14,12 @@ from rmqkit.broker.access.policies import Authorization
 from rmqkit.broker.access.users import AccessTable
 from rmqkit.broker.settings import PROMISES, BrokerSettings, refuse_unsupported
 from rmqkit.errors import PeerRefused, SettingsError
+from rmqkit.policies import PolicyIndex
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.schemas.access import AclEntry, AclInfo, AclPolicy, UserInfo
 from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, Credentials
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.remoting.policies import PolicyIndex
 from rmqkit.rights import needed
 from rmqkit.standalone import Standalone
 from tests.broker.operations.test_admission import CLIENTS_OWN, GUARDED, OF_SERVERS, READING
@@ -212,7 +212,7 @@ def test_policies_have_to_allow_it_from_each_address():
 
 
 def test_addresses_that_an_entry_remembers_are_bounded(monkeypatch):
-    monkeypatch.setattr("rmqkit.remoting.policies._ADDRESSES_MAX", 3)
+    monkeypatch.setattr("rmqkit.policies._ADDRESSES_MAX", 3)
     index = PolicyIndex("anna", policies([entry("*", ips=["10.0.0.0/8"])]))
     for number in range(10):
         assert index.remark("Topic:orders", PUB, [f"10.0.0.{number}"]) is None

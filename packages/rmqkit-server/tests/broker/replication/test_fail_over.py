@@ -16,7 +16,7 @@ from rmqkit.broker.replication.tables import SlaveSync
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.transaction import TransactionProducer, TransactionState
-from rmqkit.client.runtime.settings import ProducerSettings, PushConsumerSettings, StartFrom
+from rmqkit.client.runtime.settings import HoldLimits, ProducerSettings, Pulling, PushConsumerSettings, StartFrom
 from rmqkit.errors import ConnectFailed
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.message import Message
@@ -31,7 +31,7 @@ QUICK = {"route_interval_ms": 100, "heartbeat_interval_ms": 200}
 SENDING = ProducerSettings(**QUICK)
 CONSUMING = PushConsumerSettings(
     start_from=StartFrom.FIRST_OFFSET,
-    error_pause_ms=50,
+    pull=Pulling(error_pause_ms=50),
     take_over_pause_ms=0,
     persist_interval_ms=100,
     suspend_queue_ms=50,
@@ -263,7 +263,12 @@ async def test_ordered_consumers_have_their_locks_at_the_acting_master_and_at_th
                 await gate.wait()
             handled[message.queue_id].append(int(message.body))
 
-        settings = msgspec.structs.replace(CONSUMING, lock_interval_ms=100, pull_count=1, held_messages_max=1)
+        settings = msgspec.structs.replace(
+            CONSUMING,
+            lock_interval_ms=100,
+            pull=Pulling(count=1, error_pause_ms=50),
+            limits=HoldLimits(held_messages_max=1),
+        )
         async with Producer("P", brokers.name_server.address, settings=SENDING) as producer:
             for number in range(40):
                 await producer.send(Message(topic="T", body=b"%d" % number), queue=queue("a", number % 2))

@@ -22,10 +22,10 @@ from rmqkit.remoting.address import ip_of
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.tls import (
     ClientTls,
-    ClientTlsSettings,
     NeedClientAuth,
     ServerTls,
     ServerTlsSettings,
+    Tls,
     TlsMode,
 )
 from rmqkit.settings import load, to_properties
@@ -358,10 +358,8 @@ def server_tls(certificate, **more):
 
 
 def client_tls(certificate, own=None):
-    files = {} if own is None else {"tls_certificate": own.certificate, "tls_key": own.key}
-    return ClientTls(
-        ClientTlsSettings(tls_enable=True, tls_verify_server=True, tls_trusted=certificate.certificate, **files)
-    )
+    files = {} if own is None else {"certificate": own.certificate, "key": own.key}
+    return ClientTls(Tls(trusted=certificate.certificate, **files))
 
 
 @pytest.mark.skipif(OPENSSL is None, reason=REASON)

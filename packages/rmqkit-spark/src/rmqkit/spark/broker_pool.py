@@ -29,6 +29,8 @@ from rmqkit.protocol.record import INNER_BATCH
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
 from rmqkit.protocol.schemas.topics import ClusterInfo
+from rmqkit.remoting.authentication import Credentials
+from rmqkit.remoting.tls import Tls
 from rmqkit.rpc import NameServers, Pulled, PullStatus
 from rmqkit.spark.options import LiveOptions, words
 from rmqkit.store.log import scan
@@ -103,12 +105,9 @@ class BrokerPool:
     async def _started(self) -> ClientRuntime:
         options = self._options
         settings = ClientSettings(
-            access_key=options.access_key,
-            secret_key=options.secret_key,
+            auth=Credentials(options.access_key, options.secret_key) if options.access_key else None,
             namespace=options.namespace,
-            tls_enable=options.use_tls,
-            tls_verify_server=bool(options.trusted),
-            tls_trusted=options.trusted,
+            tls=Tls(trusted=options.trusted, verify=bool(options.trusted)) if options.use_tls else None,
             api_timeout_ms=options.pull_timeout_ms,
         )
         runtime = ClientRuntime(options.name_servers or None, settings=settings)

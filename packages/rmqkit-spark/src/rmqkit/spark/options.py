@@ -19,6 +19,7 @@ import msgspec
 
 from rmqkit.arrow.options import CorruptRecords, IncludeProperties, OffsetsFrom, VerifyCrc
 from rmqkit.errors import SettingsError
+from rmqkit.protocol.names import TOOLS_GROUP
 from rmqkit.settings import Setting, load, setting_table
 from rmqkit.store.log.scan import BATCH_ROWS
 
@@ -149,7 +150,7 @@ class LiveOptions(_Connected, frozen=True):
     assigned: Annotated[str, Setting("assign", help='queues: {"topic":{"broker-a":[0,1]}}')] = ""
     expression: Annotated[str, Setting("subExpression", help="tags (A || B) or an SQL92 expression")] = "*"
     expression_type: Annotated[str, Setting("subExpressionType", help="TAG or SQL92")] = "TAG"
-    group: Annotated[str, Setting("group", help="consumer group for the requests")] = "TOOLS_CONSUMER"
+    group: Annotated[str, Setting("group", help="consumer group for the requests")] = TOOLS_GROUP
     commit_group: Annotated[
         str,
         Setting(

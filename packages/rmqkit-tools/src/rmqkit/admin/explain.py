@@ -27,13 +27,14 @@ from msgspec.structs import replace
 from rmqkit.admin import Admin
 from rmqkit.admin.diagnosis.causes import Explanation, Facts, Place, Transaction, judge
 from rmqkit.admin.messages.messages import traces_of
-from rmqkit.admin.tail import readers
+from rmqkit.admin.pulls import readers
 from rmqkit.errors import PeerRefused, ProtocolError, RemotingError, SettingsError, UnknownName
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as prop
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import ReceivedMessage, read_messages
+from rmqkit.protocol.names import TOOLS_GROUP
 from rmqkit.protocol.schemas.clients import ConsumerConnection, ConsumerRunningInfo, MessageQueue
 from rmqkit.protocol.schemas.groups import SubscriptionGroupTable
 from rmqkit.protocol.schemas.offsets import StatsDataRequest
@@ -49,7 +50,6 @@ _BEFORE = (names.SCHEDULE_TOPIC, names.TIMER_TOPIC, names.HALF_TOPIC, names.TRAN
 _TOPICS_MAX = 500
 _AT_ONCE = 16
 _OP_PULLS_MAX = 16
-_OP_GROUP = "TOOLS_CONSUMER"
 _READ_FORBIDDEN = 1 << 2
 _PORT_MAX = 65_535
 _LOG_BYTES_MAX = 1 << 48
@@ -278,7 +278,7 @@ class Explainer:
         at = await calls.search_offset(address, ops, half.store_timestamp)
         flags = PullFlag.SUBSCRIPTION
         for __ in range(_OP_PULLS_MAX):
-            header = PullMessageRequest(_OP_GROUP, ops.topic, ops.queue_id, at, 32, flags, 0, 0, 0, "*", "TAG")
+            header = PullMessageRequest(TOOLS_GROUP, ops.topic, ops.queue_id, at, 32, flags, 0, 0, 0, "*", "TAG")
             pulled = await calls.pull(address, header, calls.timeout_ms)
             ended = [offset for op in read_messages(pulled.body) for offset in op.body.split(b",")]
             if b"%d" % half.queue_offset in ended:

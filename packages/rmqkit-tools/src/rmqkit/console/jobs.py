@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, field, to_builtins
-from msgspec.structs import asdict
 
 from rmqkit.admin import Admin
 from rmqkit.admin.messages.sending import Stop
@@ -330,12 +329,8 @@ class Jobs:
             await run.replay.run(stop)
 
     def _options(self, credentials: Credentials | None) -> dict[str, Any]:
-        """What each client of a job is told: who signs, and what encrypts."""
-        found: dict[str, Any] = {} if self._tls is None else asdict(self._tls.settings)
-        if credentials is not None:
-            found |= {"access_key": credentials.access_key, "secret_key": credentials.secret_key}
-            found |= {"security_token": credentials.security_token or ""}
-        return found
+        """Return the settings that all clients of a job have."""
+        return {"tls": None if self._tls is None else self._tls.settings, "auth": credentials}
 
     def _path(self, job: Job, ending: str) -> Path:
         assert self._folder is not None, "without a folder there is no job"

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Self, TypedDict, TypeVar, Unpack
+from typing import Self, TypeVar, Unpack
 
 from rmqkit.broker.context import BrokerContext
 from rmqkit.broker.server import Broker
@@ -22,7 +22,7 @@ from rmqkit.errors import SettingsError
 from rmqkit.namesrv.server import KV_FILE, NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.protocol.schemas.topics import TopicConfig
-from rmqkit.remoting.authentication import Authentication, AuthenticationSettings
+from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, Credentials
 from rmqkit.remoting.router import Refusal
 from rmqkit.settings import load
 from rmqkit.store.settings import StoreSettings
@@ -48,13 +48,6 @@ _OWN: dict[str, object] = {
     "diskMaxUsedSpaceRatio": 95,
 }
 """What a broker is told unless a test says otherwise; the files are sparse."""
-
-
-class Signing(TypedDict, total=False):
-    """Of a client's settings, those that name its user."""
-
-    access_key: str
-    secret_key: str
 
 
 class LocalBroker:
@@ -87,12 +80,12 @@ class LocalBroker:
         return "" if self._broker is None else self._broker.address
 
     @property
-    def signing(self) -> Signing:
-        """How the first user's clients sign; nothing where nobody has to."""
+    def credentials(self) -> Credentials | None:
+        """The first user, for clients; None if clients need no user."""
         checks = Authentication.of(self._users)
         if checks is None:
-            return {}
-        return {"access_key": checks.initial.username or "", "secret_key": checks.initial.password or ""}
+            return None
+        return Credentials(checks.initial.username or "", checks.initial.password or "")
 
     @property
     def context(self) -> BrokerContext | None:

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Iterator
 
 from rmqkit import extras
-from rmqkit.remoting.authentication import Credentials
 from rmqkit.testing.clock import LoopThread
 from rmqkit.testing.cluster import LocalCluster
 
@@ -22,13 +21,12 @@ def local_console(cluster: LocalCluster) -> Iterator[str]:
         from rmqkit.console.server.app import Console
         from rmqkit.console.server.serve import serve
 
-    signing = cluster.brokers[0].signing
+    credentials = cluster.brokers[0].credentials
     thread = LoopThread("rmqkit console")
 
     async def begin() -> tuple[str, asyncio.Task[None], asyncio.Event]:
         loop, until = asyncio.get_running_loop(), asyncio.Event()
         ready: asyncio.Future[str] = loop.create_future()
-        credentials = Credentials(**signing) if signing else None
         console = Console(cluster.name_server, credentials=credentials, clock=cluster.clock)
         serving = loop.create_task(serve(console, "127.0.0.1", 0, ready=ready.set_result, until=until))
         serving.add_done_callback(lambda _: ready.cancel())

@@ -127,7 +127,7 @@ def rmq_producer(request: pytest.FixtureRequest, rmq_broker: LocalCluster) -> It
     import rmqkit
 
     group = f"{_own_name(request)}-producer"
-    settings = rmqkit.ProducerSettings(**rmq_broker.brokers[0].signing)
+    settings = rmqkit.ProducerSettings(auth=rmq_broker.brokers[0].credentials)
     if _is_async(request):
         yield rmqkit.Producer(group, rmq_broker.name_server, settings=settings)
     else:
@@ -143,9 +143,12 @@ def rmq_consumer(
     import rmqkit
 
     first = rmqkit.StartFrom.FIRST_OFFSET
-    signing = rmq_broker.brokers[0].signing
     settings = rmqkit.PushConsumerSettings(
-        start_from=first, persist_interval_ms=50, take_over_pause_ms=0, drain_ms=5000, **signing
+        start_from=first,
+        persist_interval_ms=50,
+        take_over_pause_ms=0,
+        drain_ms=5000,
+        auth=rmq_broker.brokers[0].credentials,
     )
     if _is_async(request):
         yield rmqkit.PushConsumer(rmq_group, rmq_broker.name_server, settings=settings)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import AsyncGenerator, Collection, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rmqkit.client.consumer.allocate import Allocate, averagely
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.consumer.reader import ReadFrom, Start, TopicReader, Wanted, check_wanted, start_of
 from rmqkit.client.observe.hooks import Hook
 from rmqkit.client.pop.consumer import PopConsumer
 from rmqkit.client.producer.producer import Producer
@@ -26,12 +28,17 @@ from rmqkit.client.runtime.settings import (
     check,
 )
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.errors import ClientError
+from rmqkit.errors import ClientError, SettingsError
+from rmqkit.filter import TAG
+from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.names import TOOLS_GROUP
 from rmqkit.times import Duration, duration_ms
 
 __all__ = ["ConnectedClients", "connect"]
 
 C = TypeVar("C", bound=Client)
+
+_log = logging.getLogger(__name__)
 
 
 def connect(
@@ -78,6 +85,7 @@ class ConnectedClients:
         self._runtime = ClientRuntime(name_servers, settings=check(settings or ClientSettings()), clock=clock)
         self._hooks = tuple(hooks)
         self._clients: list[Client] = []
+        self._readers: set[TopicReader] = set()
         self._is_open = False
 
     async def __aenter__(self) -> Self:
@@ -95,6 +103,7 @@ class ConnectedClients:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_open = False
+        await asyncio.gather(*(reader.close() for reader in self._readers))
         for together in closing_order(self._clients):
             await asyncio.gather(*(client.close() for client in together))
         await self._runtime.close()
@@ -132,6 +141,63 @@ class ConnectedClients:
     ) -> PullConsumer:
         """Make a `PullConsumer`. Raises: as `producer`."""
         return self._added(PullConsumer(group, allocate=allocate, **self._shared(settings)))
+
+    def read(
+        self,
+        topic: str,
+        expression: str = "*",
+        *,
+        expression_type: str = TAG,
+        start: ReadFrom = "first",
+        keys: Collection[str] = (),
+        stop_at_end: bool = False,
+        group: str = TOOLS_GROUP,
+    ) -> AsyncGenerator[ReceivedMessage]:
+        """Read a topic without a group: no offsets are saved, and other consumers are not affected::
+
+            async for message in mq.read("Orders", start=timedelta(hours=1)):
+                print(message.keys, message.body)
+
+        First come the stored messages of all queues in order of their store time, then new ones as they arrive. The
+        loop ends when this object is closed. If you leave the loop earlier, the reading ends, too.
+
+        Args:
+            expression, expression_type: as for `PushConsumer.subscribe`. Brokers filter.
+            start: ``"first"`` is the first stored message. ``"new"`` is the end of every queue. A `datetime`, or
+                seconds since the epoch, is a time; a `timedelta` is so long ago. To continue where you stopped, give
+                the next offset of each queue, ``{MessageQueue("Orders", "broker-a", 0): 17}``; other queues are read
+                from their first message.
+            keys: only messages with one of these keys or message ids.
+            stop_at_end: end after the messages that were stored when the loop began.
+            group: the group of the requests, for brokers that check rights. Nobody joins it.
+
+        Raises SettingsError: an argument is not valid. Raises ClientError: this object is not open. The loop raises
+        NoRoute if the topic does not exist, and PeerRefused if a broker refuses. A broker that is away is asked again
+        until it is back, which is logged.
+        """
+        self._check_open()
+        wanted, begin = Wanted(expression, expression_type, keys), start_of(start, self._runtime.clock.now_ms())
+        check_wanted(topic, wanted)
+        if stop_at_end and begin == Start():
+            raise SettingsError("start='new' with stop_at_end=True reads nothing: choose another start")
+        consumer = self._added(PullConsumer(group, runtime=self._runtime))
+
+        def note(text: str) -> None:
+            _log.warning("reading of topic %s: %s", topic, text)
+
+        reader = TopicReader(consumer, topic, begin, wanted, note, stop_at_end=stop_at_end)
+        return self._read(consumer, reader)
+
+    async def _read(self, consumer: PullConsumer, reader: TopicReader) -> AsyncGenerator[ReceivedMessage]:
+        self._check_open()
+        self._readers.add(reader)
+        try:
+            async with consumer, reader:
+                while messages := await reader.next():
+                    for message in messages:
+                        yield message
+        finally:
+            self._readers.discard(reader)
 
     async def ping(self) -> None:
         """Ask a name server, for a health check. Raises NoRoute: none answers. Raises ClientError: it is not open."""

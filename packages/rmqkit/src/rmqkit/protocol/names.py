@@ -46,8 +46,11 @@ SYSTEM_TOPICS = FORBIDDEN_TO_SEND | {AUTO_CREATE_TOPIC, BENCHMARK_TOPIC, TRACE_T
 NOT_OF_APPLICATIONS = (SYSTEM_TOPIC_PREFIX, RETRY_PREFIX, DLQ_PREFIX)
 """What further topics begin with that no application sends to by itself."""
 
+TOOLS_GROUP = "TOOLS_CONSUMER"
+"""The group of pulls that belong to no group of an application. Nobody joins it, and no offset is saved."""
+
 SYSTEM_GROUPS = (
-    "TOOLS_CONSUMER",
+    TOOLS_GROUP,
     "FILTERSRV_CONSUMER",
     "SELF_TEST_C_GROUP",
     "CID_ONS-HTTP-PROXY",

@@ -138,12 +138,14 @@ class AuthenticationSettings(Struct, kw_only=True):
     ] = ""
 
 
-class Credentials(Struct, rename="camel", kw_only=True):
-    """A user's name and secret."""
+class Credentials(Struct, rename="camel"):
+    """The user that signs every request of a client: ``Credentials("shop", "secret")``."""
 
-    access_key: str
-    secret_key: str
-    security_token: str | None = None
+    access_key: Annotated[str, Setting("accessKey", "user name (access key)")]
+    secret_key: Annotated[str, Setting("secretKey", "secret key of the user", secret=True)]
+    security_token: Annotated[
+        str | None, Setting("securityToken", "security token to send with the signature", secret=True)
+    ] = None
 
     def sign(self, command: Command, signed: FullSignature | None = None) -> None:
         """Put name and signature among a request's fields, and with ``signed`` the full signature, too."""

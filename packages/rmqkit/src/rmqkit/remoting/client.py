@@ -51,7 +51,7 @@ from rmqkit.remoting.address import split_address
 from rmqkit.remoting.authentication import Credentials, Signer
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import Router
-from rmqkit.remoting.tls import CLIENT_HELLO, ClientTls, ClientTlsSettings
+from rmqkit.remoting.tls import CLIENT_HELLO, ClientTls, Tls
 
 CLIENT_CALLS_MAX = 65_535
 
@@ -196,7 +196,7 @@ async def diagnosed(error: ConnectionLost | RequestTimedOut, address: str, *, is
             )
         if said:
             return WrongProtocol(address, f"it answers {said[:_SHOWN_BYTES]!r}")
-        hello = ClientTls(ClientTlsSettings(tls_enable=True)).layer().outgoing()
+        hello = ClientTls(Tls(verify=False)).layer().outgoing()
         if (await _said_to(address, hello))[:1] in (bytes([CLIENT_HELLO]), bytes([_TLS_ALERT])):
             return error if is_encrypted else TlsMismatch(address, "it wants TLS", "use --tls (tls.enable=true)")
     except (TimeoutError, OSError):

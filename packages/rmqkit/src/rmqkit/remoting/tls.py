@@ -155,8 +155,21 @@ class ServerTlsSettings(Struct, kw_only=True):
     )
 
 
+class Tls(Struct, kw_only=True, frozen=True):
+    """TLS for every connection of a client: ``Tls(trusted="ca.pem")``. The names of hosts are not compared, because
+    brokers are reached by their addresses."""
+
+    trusted: Annotated[str, Setting("tls.client.trustCertPath", "CA certificates for server certificates, PEM")] = ""
+    verify: Annotated[
+        bool, Setting("tls.client.authServer", "verify the certificates of servers; false encrypts only")
+    ] = True
+    certificate: Annotated[str, Setting("tls.client.certPath", "client certificate chain, PEM")] = ""
+    key: Annotated[str, Setting("tls.client.keyPath", "client private key, PEM")] = ""
+    key_password: Annotated[str, Setting("tls.client.keyPassword", "password of the private key", secret=True)] = ""
+
+
 class ClientTlsSettings(Struct, kw_only=True):
-    """What ``tls.properties`` says about a client."""
+    """The part of ``tls.properties`` about clients, as servers and tools read it."""
 
     tls_enable: Annotated[bool, Setting("tls.enable", "use TLS on every connection")] = False
     tls_verify_server: Annotated[bool, Setting("tls.client.authServer", "verify the certificate of the server")] = False
@@ -166,6 +179,19 @@ class ClientTlsSettings(Struct, kw_only=True):
     tls_certificate: Annotated[str, Setting("tls.client.certPath", "client certificate chain, PEM")] = ""
     tls_key: Annotated[str, Setting("tls.client.keyPath", "client private key, PEM")] = ""
     tls_key_password: Annotated[str, Setting("tls.client.keyPassword", "password of the private key", secret=True)] = ""
+
+    @property
+    def tls(self) -> Tls | None:
+        """The TLS of connections; None if they are plain."""
+        if not self.tls_enable:
+            return None
+        return Tls(
+            trusted=self.tls_trusted,
+            verify=self.tls_verify_server,
+            certificate=self.tls_certificate,
+            key=self.tls_key,
+            key_password=self.tls_key_password,
+        )
 
 
 class ServerTls:
@@ -241,8 +267,8 @@ class ServerTls:
 def _warn_unverified() -> None:
     """Log, once in a process, that the certificates of servers are not verified."""
     _log.warning(
-        "TLS encrypts, and verifies no server: any program can answer in the place of one; set tls_verify_server=True "
-        "and tls_trusted to the PEM file of the servers' CA (tls.client.authServer, tls.client.trustCertPath)"
+        "TLS encrypts, and verifies no server: any program can answer in the place of one; use "
+        "Tls(trusted=…) with the PEM file of the servers' CA (tls.client.authServer, tls.client.trustCertPath)"
     )
 
 
@@ -255,18 +281,18 @@ class ClientTls:
         settings: what it was made from.
     """
 
-    def __init__(self, settings: ClientTlsSettings) -> None:
+    def __init__(self, settings: Tls) -> None:
         self.settings = settings
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = False  # brokers are reached by address; what is checked is who signed
-        context.verify_mode = ssl.CERT_REQUIRED if settings.tls_verify_server else ssl.CERT_NONE
-        if settings.tls_verify_server:
-            _load_trusted(context, settings.tls_trusted)
+        context.verify_mode = ssl.CERT_REQUIRED if settings.verify else ssl.CERT_NONE
+        if settings.verify:
+            _load_trusted(context, settings.trusted)
         else:
             _warn_unverified()
-        if settings.tls_certificate:
-            _load_own(context, settings.tls_certificate, settings.tls_key, settings.tls_key_password)
+        if settings.certificate:
+            _load_own(context, settings.certificate, settings.key, settings.key_password)
         self.context = context
 
     def layer(self) -> TlsLayer:
@@ -341,7 +367,10 @@ def _load_own(context: ssl.SSLContext, certificate: str, key: str, password: str
 
 def _load_trusted(context: ssl.SSLContext, trusted: str) -> None:
     if not trusted:
-        raise SettingsError("checking the peer's certificate needs a trustCertPath")
+        raise SettingsError(
+            "verifying certificates needs the CA: set trusted to its PEM file (tls.client.trustCertPath or "
+            "tls.server.trustCertPath); a client with verify=False encrypts only"
+        )
     try:
         context.load_verify_locations(trusted)
     except (OSError, ssl.SSLError) as error:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.runtime.settings import ProducerSettings
+from rmqkit.client.runtime.settings import Compressing, ProducerSettings, SendLimits
 from rmqkit.errors import SendFailed, SettingsError
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.message import Message
@@ -25,7 +25,9 @@ class Holding:
     """A producer with room for 1 MiB, at a broker that answers no send before it is told to."""
 
     def __init__(self, **settings) -> None:
-        self.settings = ProducerSettings(sends_bytes_max=MIB, compress_body_bytes=4 * MIB, **settings)
+        self.settings = ProducerSettings(
+            limits=SendLimits(sends_bytes_max=MIB), compression=Compressing(body_bytes_min=4 * MIB), **settings
+        )
         self.cluster = Cluster()
         self.held = []
 
@@ -91,5 +93,5 @@ async def test_who_waits_too_long_is_told_the_bound_and_takes_no_room():
 
 
 def test_the_bound_is_at_least_a_mebibyte():
-    with pytest.raises(SettingsError, match=r"^sends_bytes_max \(backPressureForAsyncSendSize\) is 1: it must be at "):
-        Producer("PG", "a:1", settings=ProducerSettings(sends_bytes_max=1))
+    with pytest.raises(SettingsError, match=r"^limits.sends_bytes_max \(backPressureForAsyncSendSize\) is 1: it must "):
+        Producer("PG", "a:1", settings=ProducerSettings(limits=SendLimits(sends_bytes_max=1)))

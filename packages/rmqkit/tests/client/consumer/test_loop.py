@@ -14,7 +14,7 @@ from rmqkit.client.consumer.loop import PullLoop
 from rmqkit.client.consumer.offsets import RemoteOffsetStore
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.runtime.runtime import ClientRuntime
-from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
+from rmqkit.client.runtime.settings import HoldLimits, Pulling, PushConsumerSettings, StartFrom
 from rmqkit.filter import subscription
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields, reply
@@ -34,7 +34,7 @@ FOUND, NOT_FOUND, AGAIN, MOVED = (
 )
 
 
-class Pulling:
+class PulledQueue:
     """A pull loop for group G on one queue; the answers are given out in order, then pulls are held."""
 
     def __init__(self, *answers, expression="*", queue=QUEUE, saved=0, **settings) -> None:
@@ -43,7 +43,7 @@ class Pulling:
         self.subscription = subscription(queue.topic, expression, version=77)
         self.queue = queue
         self.saved = saved
-        self.settings = PushConsumerSettings(**{"error_pause_ms": 1, **settings})
+        self.settings = PushConsumerSettings(**{"pull": Pulling(error_pause_ms=1), **settings})
         self.illegal: list[int] = []
         self.gate = asyncio.Event()
         self.seen = []
@@ -66,7 +66,7 @@ class Pulling:
         )
         self.consuming.start()
         self.held = ProcessQueue(
-            self.queue, messages_max=self.settings.held_messages_max, bytes_max=1 << 20, span_max=2000
+            self.queue, messages_max=self.settings.limits.held_messages_max, bytes_max=1 << 20, span_max=2000
         )
         context = ConsumerContext(
             self.runtime, "G", self.settings, self.offsets, self.consuming, averagely, "CONSUME_PASSIVELY"
@@ -111,7 +111,7 @@ def nothing(code, next_offset):
 
 
 async def test_the_request_is_the_reference_one():
-    async with Pulling(saved=0) as it:
+    async with PulledQueue(saved=0) as it:
         await it.until_pulls(1)
         assert it.pulls == [
             {
@@ -132,7 +132,7 @@ async def test_the_request_is_the_reference_one():
 
 
 async def test_pulls_follow_each_other_and_carry_the_offset_to_commit():
-    async with Pulling(found(12, record(10), record(11)), saved=10) as it:
+    async with PulledQueue(found(12, record(10), record(11)), saved=10) as it:
         await it.until_pulls(2)
         first, second = it.pulls
         assert (first["queueOffset"], first["sysFlag"], first["commitOffset"]) == ("10", "3", "10")
@@ -141,7 +141,7 @@ async def test_pulls_follow_each_other_and_carry_the_offset_to_commit():
 
 
 async def test_messages_know_the_limits_of_their_queue():
-    async with Pulling(found(1, record(0, CONSUME_START_TIME="1", TAGS="A"))) as it:
+    async with PulledQueue(found(1, record(0, CONSUME_START_TIME="1", TAGS="A"))) as it:
         await until(lambda: it.seen, "the message")
         properties = it.seen[0].properties
         assert (properties["MIN_OFFSET"], properties["MAX_OFFSET"]) == ("0", "100")
@@ -151,21 +151,21 @@ async def test_messages_know_the_limits_of_their_queue():
 
 async def test_tags_are_compared_exactly_and_what_does_not_match_is_consumed():
     records = [record(i, TAGS=tag) for i, tag in enumerate(["A", "B", "AB"])]
-    async with Pulling(found(4, *records, record(3)), expression="A || C") as it:
+    async with PulledQueue(found(4, *records, record(3)), expression="A || C") as it:
         await it.until_pulls(2)
         await until(lambda: it.seen, "the matching message")
         assert [message.queue_offset for message in it.seen] == [0]
 
 
 async def test_with_nothing_under_way_the_offset_follows_what_does_not_match():
-    async with Pulling(found(2, record(0, TAGS="B"), record(1, TAGS="B")), expression="A") as it:
+    async with PulledQueue(found(2, record(0, TAGS="B"), record(1, TAGS="B")), expression="A") as it:
         await it.until_pulls(2)
         assert it.offsets.known(QUEUE) == 2
 
 
 @pytest.mark.parametrize("answer", [found(2, record(0, TAGS="A")), nothing(NOT_FOUND, 2)])
 async def test_an_answer_filtered_by_a_replaced_subscription_is_asked_for_again(answer):
-    async with Pulling(expression="A") as it:
+    async with PulledQueue(expression="A") as it:
 
         def replaced_meanwhile(command):
             it.subscription = subscription("T", "B", version=78)
@@ -180,14 +180,14 @@ async def test_an_answer_filtered_by_a_replaced_subscription_is_asked_for_again(
 
 @pytest.mark.parametrize("code", [NOT_FOUND, AGAIN])
 async def test_nothing_new_moves_on_at_once(code):
-    async with Pulling(nothing(code, 30)) as it:
+    async with PulledQueue(nothing(code, 30)) as it:
         await it.until_pulls(2)
         assert it.pulls[1]["queueOffset"] == "30"
         assert it.offsets.known(QUEUE) == 30
 
 
 async def test_nothing_new_does_not_move_the_offset_past_messages_under_way():
-    async with Pulling(found(1, record(0, wait="yes")), nothing(AGAIN, 30)) as it:
+    async with PulledQueue(found(1, record(0, wait="yes")), nothing(AGAIN, 30)) as it:
         await it.until_pulls(3)
         assert it.offsets.known(QUEUE) == 0
         it.gate.set()
@@ -195,7 +195,7 @@ async def test_nothing_new_does_not_move_the_offset_past_messages_under_way():
 
 
 async def test_an_illegal_offset_gives_the_queue_up():
-    async with Pulling(nothing(MOVED, 7), saved=3) as it:
+    async with PulledQueue(nothing(MOVED, 7), saved=3) as it:
         await it.task
         assert it.illegal == [7]
         assert len(it.pulls) == 1
@@ -205,7 +205,7 @@ async def test_refusals_and_lost_connections_are_followed_by_another_try(caplog)
     def lose(command):
         it.cluster.broker.connections[0].abort()
 
-    async with Pulling(refused(2, "busy"), refused(215, "slow down"), found(1, record(0))) as it:
+    async with PulledQueue(refused(2, "busy"), refused(215, "slow down"), found(1, record(0))) as it:
         it.answers.insert(1, lose)
         await until(lambda: it.seen, "the message")
         assert {fields["queueOffset"] for fields in it.pulls[:4]} == {"0"}
@@ -215,14 +215,14 @@ async def test_refusals_and_lost_connections_are_followed_by_another_try(caplog)
 
 @pytest.mark.parametrize("rest", [record(1)[:-3], b"\0" * 40, record(1)[:4] + bytes(200)])
 async def test_an_answer_that_ends_in_no_record_is_asked_for_again_whole(rest):
-    async with Pulling(found(2, record(0), rest), found(2, record(0), record(1))) as it:
+    async with PulledQueue(found(2, record(0), rest), found(2, record(0), record(1))) as it:
         await until(lambda: len(it.seen) == 2, "both messages")
         assert [fields["queueOffset"] for fields in it.pulls[:2]] == ["0", "0"]
         assert [message.queue_offset for message in it.seen] == [0, 1]
 
 
 async def test_a_pull_that_overtook_its_heartbeat_is_repeated_at_once():
-    async with Pulling(refused(25), found(1, record(0)), error_pause_ms=60_000) as it:
+    async with PulledQueue(refused(25), found(1, record(0)), pull=Pulling(error_pause_ms=60_000)) as it:
         await until(lambda: len(it.seen) == 1, "the message")
 
 
@@ -235,7 +235,7 @@ async def test_a_broker_that_does_not_know_the_subscription_gets_a_heartbeat(cod
         def rebalance_soon(self):
             pass
 
-    async with Pulling(error_pause_ms=60_000) as it:
+    async with PulledQueue(pull=Pulling(error_pause_ms=60_000)) as it:
         it.runtime.register_consumer("G", Group())
         await it.until_pulls(1)
         await it.runtime.start()
@@ -248,7 +248,7 @@ async def test_a_broker_that_does_not_know_the_subscription_gets_a_heartbeat(cod
 
 async def test_a_full_queue_is_not_pulled_until_there_is_room():
     records = [record(i, wait="yes") for i in range(3)]
-    async with Pulling(found(3, *records), held_messages_max=3) as it:
+    async with PulledQueue(found(3, *records), limits=HoldLimits(held_messages_max=3)) as it:
         await until(lambda: len(it.held) == 3, "three messages under way")
         for _ in range(20):
             await asyncio.sleep(0)
@@ -258,7 +258,7 @@ async def test_a_full_queue_is_not_pulled_until_there_is_room():
 
 
 async def test_the_suggested_broker_is_asked_next_and_told_no_offset():
-    async with Pulling(found(12, record(11), broker_id=1), saved=11) as it:
+    async with PulledQueue(found(12, record(11), broker_id=1), saved=11) as it:
         slave = it.cluster.name_server  # any other listening peer
         slave.answer(PULL, lambda command: None)
         it.runtime.routes.brokers["broker-0"][1] = slave.address
@@ -282,7 +282,7 @@ async def test_the_suggested_broker_is_asked_next_and_told_no_offset():
 )
 async def test_a_group_without_offset_begins_where_the_settings_say(start_from, topic, first):
     queue = MessageQueue(topic, "broker-0", 0)
-    async with Pulling(queue=queue, saved=None, start_from=start_from, start_timestamp_ms=123) as it:
+    async with PulledQueue(queue=queue, saved=None, start_from=start_from, start_timestamp_ms=123) as it:
         it.cluster.broker.answer(RequestCode.GET_MAX_OFFSET, lambda command: offset(command, 500))
         it.cluster.broker.answer(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, lambda command: offset(command, 44))
         await it.until_pulls(1)
@@ -297,7 +297,7 @@ async def test_a_group_that_begins_behind_the_last_message_saves_that_at_once():
         is_stored = decode_fields(command).get("setZeroIfNotFound") == "false"
         return refused(22, "not found")(command) if is_stored else offset(command, 0)
 
-    async with Pulling(saved=None, start_from=StartFrom.NEW_MESSAGES) as it:
+    async with PulledQueue(saved=None, start_from=StartFrom.NEW_MESSAGES) as it:
         it.cluster.broker.answer(RequestCode.GET_MAX_OFFSET, lambda command: offset(command, 500))
         it.cluster.broker.answer(RequestCode.QUERY_CONSUMER_OFFSET, of_young_queue)
         await it.until_pulls(1)
@@ -305,13 +305,13 @@ async def test_a_group_that_begins_behind_the_last_message_saves_that_at_once():
 
 
 async def test_a_saved_offset_wins_over_the_settings():
-    async with Pulling(saved=9, start_from=StartFrom.FIRST_OFFSET) as it:
+    async with PulledQueue(saved=9, start_from=StartFrom.FIRST_OFFSET) as it:
         await it.until_pulls(1)
         assert it.pulls[0]["queueOffset"] == "9"
 
 
 async def test_as_long_as_the_saved_offset_cannot_be_read_nothing_is_pulled():
-    async with Pulling(saved=None) as it:
+    async with PulledQueue(saved=None) as it:
         it.cluster.broker.answer(RequestCode.QUERY_CONSUMER_OFFSET, refused(1, "broken"))
         asked = RequestCode.QUERY_CONSUMER_OFFSET
         await until(lambda: len(it.cluster.broker.asked(asked)) >= 3, "it is asked again and again")
@@ -322,7 +322,7 @@ async def test_as_long_as_the_saved_offset_cannot_be_read_nothing_is_pulled():
 
 async def test_a_body_that_cannot_be_unpacked_goes_to_the_dead_letters():
     damaged = record(1, zlib.compress(b"x" * 100)[:-3], sys_flag=0x301)
-    async with Pulling(found(3, record(0), damaged, record(2))) as it:
+    async with PulledQueue(found(3, record(0), damaged, record(2))) as it:
         await it.until_pulls(2)
         await until(lambda: it.offsets.known(QUEUE) == 3, "the others are consumed")
         assert [message.queue_offset for message in it.seen] == [0, 2]
@@ -332,7 +332,7 @@ async def test_a_body_that_cannot_be_unpacked_goes_to_the_dead_letters():
 
 async def test_while_the_dead_letters_cannot_be_reached_the_same_messages_are_pulled_again():
     damaged = record(0, b"no zlib", sys_flag=0x301)
-    async with Pulling(found(1, damaged), found(1, damaged)) as it:
+    async with PulledQueue(found(1, damaged), found(1, damaged)) as it:
         answers = [refused(16, "not writable"), reply]
         it.cluster.broker.answer(RequestCode.CONSUMER_SEND_MSG_BACK, lambda command: answers.pop(0)(command))
         await it.until_pulls(3)
@@ -342,7 +342,7 @@ async def test_while_the_dead_letters_cannot_be_reached_the_same_messages_are_pu
 async def test_members_of_an_inner_batch_are_messages_of_their_own():
     entries = [BatchEntry(b"%d" % i, encode_properties({"UNIQ_KEY": f"m{i}"})) for i in range(3)]
     batch = record(5, encode_batch(entries), sys_flag=0xC0)
-    async with Pulling(found(8, batch), saved=5) as it:
+    async with PulledQueue(found(8, batch), saved=5) as it:
         await until(lambda: it.offsets.known(QUEUE) == 8, "all three")
         assert [(message.queue_offset, message.body, message.msg_id) for message in it.seen] == [
             (5, b"0", "m0"),
@@ -353,7 +353,7 @@ async def test_members_of_an_inner_batch_are_messages_of_their_own():
 
 async def test_messages_that_the_broker_left_out_behind_the_last_one_count_as_consumed():
     """Without this a group showed a lag until its next held pull ended, after 15 s."""
-    async with Pulling(found(50, record(3))) as it:
+    async with PulledQueue(found(50, record(3))) as it:
         await it.until_pulls(2)  # the second one is held
         await until(lambda: it.offsets.known(QUEUE) is not None, "the message is handled")
         await until(lambda: len(it.seen) == 1 and it.offsets.known(QUEUE) == 50, "the offset of the next pull")

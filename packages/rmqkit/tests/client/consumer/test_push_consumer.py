@@ -15,7 +15,7 @@ from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.runtime.runtime import ClientRuntime
-from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
+from rmqkit.client.runtime.settings import HoldLimits, PushConsumerSettings, StartFrom
 from rmqkit.errors import NoRoute, PeerRefused, SettingsError
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.protocol.codes import RequestCode
@@ -303,7 +303,7 @@ async def test_paused_queues_are_not_handled_until_they_are_resumed(tmp_path):
 async def test_the_limits_of_a_topic_are_shared_by_its_queues():
     async with Cluster() as cluster:
         cluster.topic("T", queues=3)
-        settings = PushConsumerSettings(topic_messages_max=10, topic_mib_max=2)
+        settings = PushConsumerSettings(limits=HoldLimits(topic_messages_max=10, topic_mib_max=2))
         consumer = PushConsumer("CG", cluster.namesrv, settings=settings)
         consumer.subscribe("T", "*", Received())
         async with consumer:

@@ -13,7 +13,7 @@ from rmqkit import ConsumeLater, sync
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.pop.consumer import PopConsumer
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.runtime.settings import ProducerSettings, PushConsumerSettings, StartFrom
+from rmqkit.client.runtime.settings import Batching, ProducerSettings, PushConsumerSettings, StartFrom
 from rmqkit.errors import MessageIllegal, SettingsError
 from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.standalone import Standalone
@@ -116,7 +116,7 @@ async def test_a_handler_with_two_parameters_gets_the_message_too(tmp_path):
 
 
 async def test_every_kind_of_send_takes_values(tmp_path):
-    async with running(tmp_path, ProducerSettings(auto_batch=True)) as (address, producer):
+    async with running(tmp_path, ProducerSettings(batch=Batching(auto=True))) as (address, producer):
         await producer.send(Message(topic="Orders", body=Order(1)))
         await producer.send(Message(topic="Orders", body=Order(2)), timeout=5)
         await producer.send_batch([Message(topic="Orders", body=Order(3))])
@@ -131,7 +131,7 @@ async def test_every_kind_of_send_takes_values(tmp_path):
 
 
 async def test_a_value_is_compressed_as_bytes_are(tmp_path):
-    async with running(tmp_path, ProducerSettings(auto_batch=True)) as (address, producer):
+    async with running(tmp_path, ProducerSettings(batch=Batching(auto=True))) as (address, producer):
         note = Note("x" * 10_000)
         await producer.send_many([Message(topic="Notes", body=note)])
         await producer.send(Message(topic="Notes", body=note))

@@ -15,7 +15,7 @@ from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.consumer.watch import QueueWatch
 from rmqkit.client.observe.status import QueueState
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.runtime.settings import PullConsumerSettings, PushConsumerSettings, StartFrom
+from rmqkit.client.runtime.settings import PullConsumerSettings, Pulling, PushConsumerSettings, StartFrom
 from rmqkit.errors import ConnectFailed, PeerRefused
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
@@ -228,7 +228,12 @@ def test_each_change_is_logged_once(caplog):
 
 # -- in consumers
 
-SETTINGS = {"start_from": StartFrom.FIRST_OFFSET, "take_over_pause_ms": 0, "stall_after_ms": 40, "error_pause_ms": 10}
+SETTINGS = {
+    "start_from": StartFrom.FIRST_OFFSET,
+    "take_over_pause_ms": 0,
+    "stall_after_ms": 40,
+    "pull": Pulling(error_pause_ms=10),
+}
 QUICK = PushConsumerSettings(**SETTINGS)
 
 

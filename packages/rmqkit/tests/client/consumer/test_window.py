@@ -8,7 +8,7 @@ import pytest
 
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.consumer.push import PushConsumer
-from rmqkit.client.runtime.settings import PullConsumerSettings, PushConsumerSettings
+from rmqkit.client.runtime.settings import HoldLimits, PullConsumerSettings, PushConsumerSettings
 from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.client.consumer.test_typed_bodies import running
 from tests.client.messages import received
@@ -82,7 +82,7 @@ async def test_no_window_is_larger_than_the_limit():
         (PushConsumerSettings(), 40),
         (PushConsumerSettings(handlers_max=3), 6),
         (PushConsumerSettings(handlers_max=1000), 1000),
-        (PushConsumerSettings(held_messages_max=10), 10),
+        (PushConsumerSettings(limits=HoldLimits(held_messages_max=10)), 10),
         (PullConsumerSettings(), 1000),
     ],
 )

@@ -14,7 +14,13 @@ from rmqkit.client.producer.accumulator import SendManyFailed
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import by_sharding_key
 from rmqkit.client.producer.transaction import TransactionProducer, TransactionState
-from rmqkit.client.runtime.settings import ProducerSettings, PullConsumerSettings, PushConsumerSettings, StartFrom
+from rmqkit.client.runtime.settings import (
+    Batching,
+    ProducerSettings,
+    PullConsumerSettings,
+    PushConsumerSettings,
+    StartFrom,
+)
 from rmqkit.errors import ClientError, MessageIllegal, NoRoute, PeerRefused, SendFailed
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields, reply
@@ -158,7 +164,7 @@ async def test_send_many_tells_of_every_batch_and_of_messages_that_go_alone():
 
 async def test_send_many_tells_of_batches_behind_one_that_failed():
     notes = Notes()
-    settings = ProducerSettings(batch_bytes=1, retries=0)
+    settings = ProducerSettings(batch=Batching(bytes=1), retries=0)
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=settings, hooks=[notes]) as producer:
         cluster.topic("T", queues=1)
         cluster.broker.answer(RequestCode.SEND_BATCH_MESSAGE, refused(ResponseCode.MESSAGE_ILLEGAL))

@@ -17,7 +17,13 @@ from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.observe.otel import Telemetry
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.runtime.settings import ProducerSettings, PullConsumerSettings, PushConsumerSettings, StartFrom
+from rmqkit.client.runtime.settings import (
+    ProducerSettings,
+    PullConsumerSettings,
+    PushConsumerSettings,
+    StartFrom,
+    Tracing,
+)
 from rmqkit.errors import NoRoute
 from rmqkit.protocol.message import Message
 from rmqkit.remoting.address import split_address
@@ -192,7 +198,7 @@ def test_clients_do_not_load_it():
 
 
 async def test_the_trace_topic_has_no_spans_of_its_own(spans):
-    settings = ProducerSettings(enable_trace=True, trace_batch_count=1)
+    settings = ProducerSettings(trace=Tracing(batch_count=1))
     async with Cluster() as cluster:
         cluster.topic("T")
         cluster.topic("RMQ_SYS_TRACE_TOPIC")

@@ -11,6 +11,7 @@ import pytest
 from rmqkit.client.consumer.consume import ConsumeLater
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.pop.consumer import PopConsumer
+from rmqkit.client.runtime.settings import Popping, Pulling
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import reply
 from rmqkit.protocol.schemas.clients import MessageQueue
@@ -64,7 +65,7 @@ class Seen(list):
 async def test_returning_acknowledges_and_pops_go_on():
     seen = Seen()
     answers = (popped(*records(0, 1, 2)), NOTHING, popped(*records(3), start=3))
-    async with PopCluster(*answers) as cluster, handling(cluster, seen, suspend_ms=1) as consumer:
+    async with PopCluster(*answers) as cluster, handling(cluster, seen, pull=Pulling(suspend_ms=1)) as consumer:
         await until(lambda: sorted(cluster.pop.acked) == [0, 1, 2, 3], "all acks")
         assert seen == [0, 1, 2, 3]
         assert consumer.held_queues() == {EVERYWHERE}
@@ -151,7 +152,7 @@ async def test_nothing_is_popped_while_enough_is_held():
         await gate.wait()
 
     async with PopCluster(popped(*records(0, 1, 2)), popped(*records(3), start=3)) as cluster:
-        consumer = PopConsumer("G", cluster.namesrv, settings=quick(pop_held_max=3))
+        consumer = PopConsumer("G", cluster.namesrv, settings=quick(pop=Popping(held_max=3)))
         consumer.subscribe("T", "*", wait)
         async with consumer:
             await until(lambda: held(consumer) == 3, "three are held")

@@ -14,7 +14,7 @@ from rmqkit.client.observe.status import ConsumerStats
 from rmqkit.client.pop.service import OrderlyPopConsumeService, PopConsumeService
 from rmqkit.client.pop.session import PopProcessQueue, PopSession
 from rmqkit.client.runtime.runtime import ClientRuntime
-from rmqkit.client.runtime.settings import PushConsumerSettings
+from rmqkit.client.runtime.settings import Popping, PushConsumerSettings
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.testing.clock import StandingClock
 from tests.client.messages import received
@@ -29,7 +29,7 @@ def message(offset: int, **fields):
     return received(offset, properties={"POP_CK": HANDLE.format(offset)}, **fields)
 
 
-class Popping:
+class PoppedQueue:
     """What a group holds, with the workers that handle it, against a scripted broker."""
 
     def __init__(self, handler=None, *, clock=None, is_ordered: bool = False, **settings) -> None:
@@ -77,7 +77,7 @@ class Popping:
 
 
 async def test_equal_offsets_of_different_queues_are_different_messages():
-    async with Popping() as it:
+    async with PoppedQueue() as it:
         one, other = message(7), message(7, queue_id=1)
         it.held.put([one, other])
         assert (len(it.held), it.held.lowest(5), it.held.body_bytes) == (2, [one, other], 8)
@@ -89,13 +89,13 @@ async def test_equal_offsets_of_different_queues_are_different_messages():
 
 
 async def test_there_is_room_up_to_the_limit_and_in_order_only_for_one_pop():
-    async with Popping(pop_held_max=3) as it:
+    async with PoppedQueue(pop=Popping(held_max=3)) as it:
         it.held.put([message(0), message(1)])
         assert it.held.has_room
         it.held.put([message(2)])
         assert not it.held.has_room
         assert it.held.full == "3 of at most 3 messages held"
-    async with Popping(is_ordered=True) as it:
+    async with PoppedQueue(is_ordered=True) as it:
         assert it.held.has_room
         it.held.put([message(0)])
         assert not it.held.has_room
@@ -104,7 +104,7 @@ async def test_there_is_room_up_to_the_limit_and_in_order_only_for_one_pop():
 @pytest.mark.parametrize(("after_ms", "due"), [(29_000, []), (31_000, [1]), (60_000, [])])
 async def test_time_is_due_to_be_renewed_in_its_second_half(after_ms, due):
     clock = StandingClock()
-    async with Popping(clock=clock) as it:
+    async with PoppedQueue(clock=clock) as it:
         it.held.put([message(1)])
         clock.ms += after_ms
         assert [one.queue_offset for one in it.held.due(clock.ms)] == due
@@ -113,7 +113,7 @@ async def test_time_is_due_to_be_renewed_in_its_second_half(after_ms, due):
 
 async def test_time_is_not_renewed_beyond_the_consume_time_out():
     clock = StandingClock()
-    async with Popping(clock=clock, consume_timeout_minutes=1, pop_invisible_ms=60_000) as it:
+    async with PoppedQueue(clock=clock, consume_timeout_minutes=1, pop=Popping(invisible_ms=60_000)) as it:
         it.held.put([message(1)])
         it.held.leases[id(it.held.lowest(1)[0])].expires_ms += 60_000
         clock.ms += 100_000
@@ -126,7 +126,7 @@ async def test_time_is_not_renewed_beyond_the_consume_time_out():
 
 async def test_in_order_everything_lapses_together():
     clock = StandingClock()
-    async with Popping(clock=clock, is_ordered=True) as it:
+    async with PoppedQueue(clock=clock, is_ordered=True) as it:
         it.held.put([message(1)])
         clock.ms += 30_000
         it.held.put([message(2)])
@@ -145,7 +145,7 @@ async def test_a_long_handler_keeps_its_message_and_acknowledges_it_by_the_newes
         await gate.wait()
 
     clock = StandingClock()
-    async with Popping(wait, clock=clock, pop_invisible_ms=60) as it:
+    async with PoppedQueue(wait, clock=clock, pop=Popping(invisible_ms=60)) as it:
         it.take(message(4))
         for renewals in (1, 2):
             clock.ms += 40
@@ -160,7 +160,7 @@ async def test_a_long_handler_keeps_its_message_and_acknowledges_it_by_the_newes
 
 async def test_a_message_whose_properties_a_program_took_away_ends_no_renewal_of_others():
     clock = StandingClock()
-    async with Popping(clock=clock, pop_invisible_ms=60) as it:
+    async with PoppedQueue(clock=clock, pop=Popping(invisible_ms=60)) as it:
         it.held.put([message(4), message(5)])
         it.held.lowest(1)[0].properties.clear()
         for renewals in (1, 2):
@@ -177,7 +177,7 @@ async def test_what_lapses_because_no_broker_answers_is_not_acknowledged():
         ended.set()
 
     clock = StandingClock()
-    async with Popping(wait, clock=clock, pop_invisible_ms=60) as it:
+    async with PoppedQueue(wait, clock=clock, pop=Popping(invisible_ms=60)) as it:
         it.cluster.broker.answer(CHANGE, refused(1, "busy"))
         it.take(message(4))
         clock.ms += 40
@@ -198,7 +198,7 @@ async def test_a_message_that_is_consumed_during_its_renewal_is_acknowledged_by_
         await gate.wait()
 
     clock = StandingClock()
-    async with Popping(wait, clock=clock, pop_invisible_ms=60) as it:
+    async with PoppedQueue(wait, clock=clock, pop=Popping(invisible_ms=60)) as it:
         answer = it.cluster.broker._answers[CHANGE]
         it.cluster.broker.answer(CHANGE, held.append)
         it.take(message(4))
@@ -219,7 +219,7 @@ async def test_what_waits_in_a_queue_that_was_given_up_is_given_back():
         begun.set()
         await gate.wait()
 
-    async with Popping(wait, clock=StandingClock(), pop_invisible_ms=60, handlers_max=1) as it:
+    async with PoppedQueue(wait, clock=StandingClock(), pop=Popping(invisible_ms=60), handlers_max=1) as it:
         it.take(message(4), message(5))
         await begun.wait()
         it.held.drop()
@@ -235,7 +235,7 @@ async def test_what_lapsed_while_it_waited_for_a_handler_is_not_handled():
         seen.append(message.queue_offset)
         await gate.wait()
 
-    async with Popping(wait, handlers_max=1) as it:
+    async with PoppedQueue(wait, handlers_max=1) as it:
         first, second, third = message(1), message(2), message(3)
         it.take(first, second, third)
         await until(lambda: seen == [1], "the first one")
@@ -249,7 +249,7 @@ async def test_what_lapsed_while_it_waited_for_a_handler_is_not_handled():
 
 
 async def test_an_ack_that_is_refused_is_not_repeated():
-    async with Popping() as it:
+    async with PoppedQueue() as it:
         it.cluster.broker.answer(ACK, refused(208, "offset is illegal"))
         it.pops.ack_soon(message(1))
         await it.pops.flush()
@@ -258,7 +258,7 @@ async def test_an_ack_that_is_refused_is_not_repeated():
 
 async def test_a_change_of_the_program_holds_the_message_so_long():
     clock = StandingClock()
-    async with Popping(clock=clock) as it:
+    async with PoppedQueue(clock=clock) as it:
         one = message(1)
         it.held.put([one])
         await it.pops.change_invisible_time(one, 200_000)
@@ -269,7 +269,7 @@ async def test_a_change_of_the_program_holds_the_message_so_long():
 
 async def test_a_change_that_a_renewal_overtook_acknowledges_the_other_delivery():
     held = []
-    async with Popping() as it:
+    async with PoppedQueue() as it:
         answer = it.cluster.broker._answers[CHANGE]
         one = message(1)
         it.cluster.broker.answer(CHANGE, held.append)
@@ -284,7 +284,7 @@ async def test_a_change_that_a_renewal_overtook_acknowledges_the_other_delivery(
 
 
 async def test_in_order_a_change_is_no_other_delivery():
-    async with Popping(is_ordered=True) as it:
+    async with PoppedQueue(is_ordered=True) as it:
         one = message(1)
         answer = it.cluster.broker._answers[CHANGE]
 
@@ -307,7 +307,7 @@ async def test_a_broker_that_is_not_known_is_looked_for():
 
 
 async def test_what_is_held_of_all_queues_is_given_back_together():
-    async with Popping() as it:
+    async with PoppedQueue() as it:
         held = []
         it.cluster.broker.answer(CHANGE, held.append)
         it.runtime.calls.timeout_ms = 1000.0 * SECONDS

@@ -1,4 +1,4 @@
-"""`Producer.send` with ``auto_batch``. Source: behaviour.md §7.8, §7.12."""
+"""`Producer.send` with ``batch.auto``. Source: behaviour.md §7.8, §7.12."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import by_sharding_key
-from rmqkit.client.runtime.settings import ProducerSettings
+from rmqkit.client.runtime.settings import Batching, ProducerSettings, SendLimits
 from rmqkit.errors import ClientError, MessageIllegal, PeerRefused
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.message import Message
@@ -19,8 +19,8 @@ BATCH, SINGLE = RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2
 FOREVER_MS = 30_000  # only size, or the end, closes a batch
 
 
-def settings(**fields):
-    return ProducerSettings(auto_batch=True, **fields)
+def settings(**batch):
+    return ProducerSettings(batch=Batching(auto=True, **batch))
 
 
 def bodies(command):
@@ -49,7 +49,7 @@ async def test_sends_of_one_topic_queue_tag_and_wait_store_share_a_request():
 
 
 async def test_what_cannot_or_need_not_wait_goes_alone_and_at_once():
-    never = settings(batch_delay_ms=FOREVER_MS, batch_total_bytes=1)
+    never = settings(delay_ms=FOREVER_MS, total_bytes=1)
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=never) as producer:
         cluster.topic("T")
         await producer.send(Message(topic="T", body=b"delayed", delay_level=1))
@@ -67,7 +67,7 @@ async def test_what_cannot_or_need_not_wait_goes_alone_and_at_once():
 
 
 async def test_a_batch_is_never_larger_than_a_message_may_be():
-    small = settings(message_bytes_max=200)
+    small = ProducerSettings(batch=Batching(auto=True), limits=SendLimits(message_bytes_max=200))
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=small) as producer:
         cluster.topic("T", queues=1)
         sent = await asyncio.gather(*(producer.send(Message(topic="T", body=b"%d" % i)) for i in range(20)))
@@ -78,7 +78,7 @@ async def test_a_batch_is_never_larger_than_a_message_may_be():
 
 
 async def test_a_full_batch_does_not_wait():
-    never = settings(batch_delay_ms=FOREVER_MS, batch_bytes=300)
+    never = settings(delay_ms=FOREVER_MS, bytes=300)
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=never) as producer:
         cluster.topic("T")
         sends = [asyncio.create_task(producer.send(Message(topic="T", body=b"%d" % i))) for i in range(20)]
@@ -91,7 +91,7 @@ async def test_a_full_batch_does_not_wait():
 
 
 async def test_everybody_in_a_batch_that_fails_is_told_and_a_cancelled_caller_disturbs_nobody():
-    async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=settings(batch_bytes=300)) as producer:
+    async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=settings(bytes=300)) as producer:
         cluster.topic("T")
         cluster.broker.answer(BATCH, refused(ResponseCode.MESSAGE_ILLEGAL, "no"))
         sends = [asyncio.create_task(producer.send(Message(topic="T", body=b"%d" % i))) for i in range(3)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.client.producer.encode import check_topic, encode_message, encode_messages, encode_retry
-from rmqkit.client.runtime.settings import CompressionType, ProducerSettings
+from rmqkit.client.runtime.settings import Compressing, CompressionType, ProducerSettings, SendLimits
 from rmqkit.errors import MessageIllegal
 from rmqkit.protocol.compression import decompress
 from rmqkit.protocol.message import Message
@@ -40,7 +40,7 @@ def test_a_message_carries_its_tag_keys_properties_and_unique_key():
     [(CompressionType.ZLIB, 0x301), (CompressionType.LZ4, 0x101), (CompressionType.ZSTD, 0x201)],
 )
 def test_bodies_from_4096_bytes_on_are_compressed(compression, sys_flag):
-    settings = ProducerSettings(compression=compression)
+    settings = ProducerSettings(compression=Compressing(type=compression))
     below, above = (encode_message(Message(topic="T", body=b"a" * size), "UK", settings) for size in (4095, 4096))
     assert (below.sys_flag, len(below.body)) == (0, 4095)
     assert above.sys_flag == sys_flag
@@ -173,7 +173,9 @@ def test_topics_are_checked(topic, text):
 def test_messages_are_checked_and_the_text_says_by_how_much(fields, text):
     with pytest.raises(MessageIllegal) as caught:
         encode_message(
-            Message(**{"topic": "T", "body": b"x", **fields}), "UK", ProducerSettings(message_bytes_max=1000)
+            Message(**{"topic": "T", "body": b"x", **fields}),
+            "UK",
+            ProducerSettings(limits=SendLimits(message_bytes_max=1000)),
         )
     assert str(caught.value) == text
 
@@ -232,7 +234,9 @@ def test_a_batch_is_never_compressed():
 )
 def test_batches_are_checked(messages, text):
     with pytest.raises(MessageIllegal) as caught:
-        encode_messages(messages, ["U1", "U2"][: len(messages)], "UB", ProducerSettings(message_bytes_max=200))
+        encode_messages(
+            messages, ["U1", "U2"][: len(messages)], "UB", ProducerSettings(limits=SendLimits(message_bytes_max=200))
+        )
     assert str(caught.value) == text
 
 
@@ -265,5 +269,7 @@ def test_a_retry_with_an_exact_time_forgets_the_times_before():
 
 @given(st.binary(min_size=1, max_size=9000), st.sampled_from(CompressionType))
 def test_what_is_sent_is_what_will_be_read(body, compression):
-    prepared = encode_message(Message(topic="T", body=body), "UK", ProducerSettings(compression=compression))
+    prepared = encode_message(
+        Message(topic="T", body=body), "UK", ProducerSettings(compression=Compressing(type=compression))
+    )
     assert decompress(prepared.body, prepared.sys_flag) == body

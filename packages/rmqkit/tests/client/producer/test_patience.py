@@ -18,7 +18,7 @@ from rmqkit.cli.frame.connected import sending_settings as of_command
 from rmqkit.client.observe.hooks import SendStatus
 from rmqkit.client.producer.faults import PASSING
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.runtime.settings import ProducerSettings
+from rmqkit.client.runtime.settings import ProducerSettings, SendLimits
 from rmqkit.errors import ConnectionLost, NoRoute, PeerRefused, RequestTimedOut, SendFailed
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields
@@ -249,7 +249,7 @@ async def test_time_in_line_is_not_the_send_s_own():
         cluster.topic("T")
         held = []
         cluster.broker.answer(SEND, held.append)
-        settings = ProducerSettings(sends_max=10, retries=0)
+        settings = ProducerSettings(limits=SendLimits(sends_max=10), retries=0)
         async with Producer("PG", cluster.namesrv, settings=settings) as producer:
             clock = sender_of(producer)._clock = StandingClock()
             sends = [

@@ -11,7 +11,7 @@ from rmqkit.client.observe.hooks import SendStatus
 from rmqkit.client.producer.accumulator import BATCHES_MAX, SendManyFailed
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import by_sharding_key
-from rmqkit.client.runtime.settings import ProducerSettings
+from rmqkit.client.runtime.settings import Batching, ProducerSettings, SendLimits
 from rmqkit.errors import ClientError, MessageIllegal, NoRoute, SendFailed
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.message import Message
@@ -53,7 +53,7 @@ async def test_few_requests_carry_many_messages():
         assert len(results) == len({result.msg_id for result in results}) == 1000
         assert len(cluster.broker.asked(BATCH)) < 10
         sizes = [len(command.body) for command in cluster.broker.requests if command.code == BATCH]
-        assert max(sizes) <= producer.settings.batch_bytes
+        assert max(sizes) <= producer.settings.batch.bytes
 
 
 async def test_nothing_to_send_is_nothing_sent():
@@ -90,7 +90,7 @@ async def test_a_slow_source_waits_no_longer_than_the_delay_for_company():
 
 
 async def test_no_more_is_taken_than_can_be_under_way():
-    settings = ProducerSettings(batch_bytes=1)
+    settings = ProducerSettings(batch=Batching(bytes=1))
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=settings) as producer:
         cluster.topic("T")
         held, taken = [], 0
@@ -112,7 +112,7 @@ async def test_no_more_is_taken_than_can_be_under_way():
 
 
 async def test_with_a_selector_messages_of_a_key_keep_their_order(tmp_path):
-    settings = ProducerSettings(batch_bytes=300)
+    settings = ProducerSettings(batch=Batching(bytes=300))
     async with (
         Standalone(tmp_path / "store") as cluster,
         Producer("PG", cluster.namesrv_address, settings=settings) as producer,
@@ -130,7 +130,7 @@ async def test_with_a_selector_messages_of_a_key_keep_their_order(tmp_path):
 
 
 async def test_after_a_failure_a_chosen_queue_gets_nothing_more():
-    settings = ProducerSettings(batch_bytes=1, retries=0)
+    settings = ProducerSettings(batch=Batching(bytes=1), retries=0)
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=settings) as producer:
         cluster.topic("T", queues=1)
         cluster.broker.answer(BATCH, refused(ResponseCode.SYSTEM_BUSY, "busy"))
@@ -178,7 +178,7 @@ async def test_a_message_with_an_id_of_its_own_keeps_it():
 
 
 async def test_sends_beyond_the_bound_wait_in_line_and_say_so_when_their_time_is_over():
-    settings = ProducerSettings(sends_max=10, line_timeout_ms=200)
+    settings = ProducerSettings(limits=SendLimits(sends_max=10), line_timeout_ms=200)
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=settings) as producer:
         cluster.topic("T")
         held = []

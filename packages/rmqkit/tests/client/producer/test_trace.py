@@ -14,7 +14,7 @@ from rmqkit.client.producer import trace as tracing
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.trace import MessageTrace
 from rmqkit.client.runtime.runtime import ClientRuntime
-from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings, PushConsumerSettings, StartFrom
+from rmqkit.client.runtime.settings import ProducerSettings, PushConsumerSettings, StartFrom, Tracing
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields
@@ -34,19 +34,20 @@ from rmqkit.standalone import Standalone
 from tests.client.messages import received
 from tests.client.peers import Cluster, refused, stored, until
 
-TRACED = ProducerSettings(enable_trace=True)
+TRACED = ProducerSettings(trace=Tracing())
 REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 ID = "7F0000010000559700000000000000AB"
+DEFAULT = Tracing()
 
 
 @contextlib.asynccontextmanager
-async def running_trace(**settings):
+async def running_trace(tracing=DEFAULT):
     """The trace of group G, and the cluster it writes to; the topics are T and the trace topic."""
     async with Cluster() as cluster:
         cluster.topic("T")
-        cluster.topic(settings.get("trace_topic", TRACE_TOPIC), queues=1)
+        cluster.topic(tracing.topic, queues=1)
         runtime = ClientRuntime(cluster.namesrv)
-        trace = MessageTrace(runtime, "G", "PRODUCE", ClientSettings(enable_trace=True, **settings))
+        trace = MessageTrace(runtime, "G", "PRODUCE", tracing)
         trace.start()
         try:
             yield trace, cluster
@@ -79,7 +80,7 @@ def written(cluster, topic=TRACE_TOPIC):
 
 async def test_the_life_of_a_message_is_in_the_trace_topic(tmp_path):
     consumed = asyncio.Event()
-    settings = PushConsumerSettings(enable_trace=True, start_from=StartFrom.FIRST_OFFSET)
+    settings = PushConsumerSettings(trace=Tracing(), start_from=StartFrom.FIRST_OFFSET)
     async with Standalone(tmp_path / "store") as cluster:
         namesrv = cluster.namesrv_address
         async with Producer("PG", namesrv, settings=TRACED) as producer:
@@ -132,7 +133,7 @@ async def test_without_the_setting_nothing_is_written(tmp_path):
 
 
 async def test_acts_go_out_together_when_a_batch_of_them_waits():
-    async with running_trace(trace_batch_count=3) as (trace, cluster):
+    async with running_trace(Tracing(batch_count=3)) as (trace, cluster):
         for _ in range(5):
             sent(trace)
         await until(lambda: len(written(cluster)) == 2, "two messages")
@@ -164,7 +165,7 @@ async def test_acts_on_different_topics_go_into_different_messages():
 
 
 async def test_a_trace_topic_of_ones_own_is_written_to():
-    async with running_trace(trace_topic="Own") as (trace, cluster):
+    async with running_trace(Tracing(topic="Own")) as (trace, cluster):
         sent(trace)
         await trace.close()
         assert len(written(cluster, "Own")) == 1
@@ -203,7 +204,7 @@ async def test_a_handler_of_many_messages_is_told_message_by_message():
 
 
 async def test_a_message_of_the_trace_has_at_most_128_000_bytes():
-    async with running_trace(trace_batch_count=20) as (trace, cluster):
+    async with running_trace(Tracing(batch_count=20)) as (trace, cluster):
         for i in range(20):
             end = trace.sending(Sending("G", [Message(topic="T", body=b"1", tags="t" * 20_000)]))
             result = SendResult(SendStatus.SEND_OK, f"id-{i}", "", MessageQueue("T", "broker-0", 0), 0)
@@ -215,7 +216,7 @@ async def test_a_message_of_the_trace_has_at_most_128_000_bytes():
 async def test_what_does_not_fit_is_dropped_counted_and_told_in_one_line(caplog):
     async with Cluster() as cluster:
         runtime = ClientRuntime(cluster.namesrv)
-        trace = MessageTrace(runtime, "G", "PRODUCE", ClientSettings(enable_trace=True))
+        trace = MessageTrace(runtime, "G", "PRODUCE", Tracing())
         for _ in range(2148):
             sent(trace)
         assert trace.dropped == 100
@@ -228,7 +229,7 @@ async def test_what_does_not_fit_is_dropped_counted_and_told_in_one_line(caplog)
 
 @pytest.mark.parametrize("missing", ["topic", "broker"])
 async def test_sends_succeed_while_the_trace_cannot_be_written(missing, caplog):
-    settings = ProducerSettings(enable_trace=True, trace_batch_count=1)
+    settings = ProducerSettings(trace=Tracing(batch_count=1))
     async with Cluster() as cluster, Producer("PG", cluster.namesrv, settings=settings) as producer:
         cluster.topic("T")
         if missing == "broker":
@@ -266,7 +267,7 @@ async def test_the_trace_goes_to_a_broker_that_has_the_topic():
         cluster.routes["T"].queue_datas = cluster.routes["T"].queue_datas[1:2]
         cluster.routes["T"].broker_datas = cluster.routes["T"].broker_datas[1:2]
         cluster.topic(TRACE_TOPIC, queues=2)
-        settings = ProducerSettings(enable_trace=True, trace_batch_count=1)
+        settings = ProducerSettings(trace=Tracing(batch_count=1))
         async with Producer("PG", cluster.namesrv, settings=settings) as producer:
             for _ in range(6):
                 await producer.send(Message(topic="T", body=b"1"))

@@ -13,6 +13,7 @@ from rmqkit import (
     MessageIllegal,
     Producer,
     ProducerSettings,
+    Pulling,
     PushConsumer,
     PushConsumerSettings,
     SettingsError,
@@ -23,7 +24,7 @@ from rmqkit.protocol.codes import RequestCode
 from tests.client.inside import coordinator_of
 from tests.client.peers import Cluster, until
 
-QUICK = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, take_over_pause_ms=0, error_pause_ms=5)
+QUICK = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, take_over_pause_ms=0, pull=Pulling(error_pause_ms=5))
 
 
 @pytest.mark.parametrize(

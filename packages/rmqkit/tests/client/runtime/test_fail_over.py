@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 
 from rmqkit.client.consumer.push import PushConsumer
-from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
+from rmqkit.client.runtime.settings import Pulling, PushConsumerSettings, StartFrom
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields
 from rmqkit.protocol.schemas.pull import PullFlag
@@ -17,7 +17,7 @@ from tests.client.messages import record
 from tests.client.peers import Cluster, pulled, until
 
 PULL, ROUTE = RequestCode.PULL_MESSAGE, RequestCode.GET_ROUTEINFO_BY_TOPIC
-QUICK = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, take_over_pause_ms=0, error_pause_ms=20)
+QUICK = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, take_over_pause_ms=0, pull=Pulling(error_pause_ms=20))
 
 
 class Pair(Cluster):

@@ -44,6 +44,7 @@ from rmqkit.protocol.schemas.offsets import (
 )
 from rmqkit.protocol.schemas.send import CheckTransactionRequest
 from rmqkit.protocol.schemas.topics import BrokerData, QueueData, TopicRoute
+from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.standalone import Standalone
 from tests.client.messages import record
@@ -260,7 +261,7 @@ def test_offsets_of_broadcasting_are_kept_by_namespace():
 async def test_the_other_kind_of_namespace_is_a_field_of_every_request():
     async with Cluster() as cluster:
         cluster.topic("T")
-        settings = ProducerSettings(namespace_v2="NS2", access_key="key", secret_key="secret")
+        settings = ProducerSettings(namespace_v2="NS2", auth=Credentials(access_key="key", secret_key="secret"))
         async with Producer("PG", cluster.namesrv, settings=settings) as producer:
             await producer.send(Message(topic="T", body=b"1"))
         (sent,) = cluster.broker.asked(RequestCode.SEND_MESSAGE_V2)

@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import astuple
 
 from rmqkit.client.runtime.settings import (
     ClientSettings,
     CompressionType,
     ProducerSettings,
     PullConsumerSettings,
+    Pulling,
     PushConsumerSettings,
     StartFrom,
     check,
     name_server_list,
 )
 from rmqkit.errors import SettingsError
-from rmqkit.settings import load, setting_table
+from rmqkit.remoting.authentication import Credentials
+from rmqkit.settings import load, setting_table, to_properties
 
 
 def test_defaults_are_the_reference_ones():
     producer, consumer = ProducerSettings(), PushConsumerSettings()
-    assert (producer.send_timeout_ms, producer.retries, producer.compress_body_bytes) == (20_000, -1, 4096)
-    assert (producer.message_bytes_max, producer.template_topic, producer.template_queue_count) == (
+    assert (producer.send_timeout_ms, producer.retries, producer.compression.body_bytes_min) == (20_000, -1, 4096)
+    assert (producer.limits.message_bytes_max, producer.template_topic, producer.template_queue_count) == (
         4194304,
         "TBW102",
         4,
     )
-    assert (consumer.pull_count, consumer.held_messages_max, consumer.held_mib_max, consumer.span_max) == (
+    assert (consumer.pull.count, *astuple(consumer.limits)[:3]) == (
         32,
+        2000,
         1000,
         100,
-        2000,
     )
-    assert (consumer.suspend_ms, consumer.pull_timeout_ms, consumer.handlers_max) == (15_000, 30_000, 20)
+    assert (consumer.pull.suspend_ms, consumer.pull.timeout_ms, consumer.handlers_max) == (15_000, 30_000, 20)
     assert consumer.start_from is StartFrom.FIRST_OFFSET
 
 
@@ -41,7 +44,7 @@ def test_defaults_are_the_reference_ones():
 )
 def test_defaults_are_within_their_own_bounds_and_every_field_is_declared(settings_type):
     check(settings_type())
-    declared = {name for name, _, _ in setting_table(settings_type).values()}
+    declared = {name.partition(".")[0] for name, _, _ in setting_table(settings_type).values()}
     assert declared == set(settings_type.__struct_fields__)
 
 
@@ -49,8 +52,8 @@ def test_defaults_are_within_their_own_bounds_and_every_field_is_declared(settin
     ("settings", "text"),
     [
         (
-            lambda: PushConsumerSettings(pull_count=0),
-            "pull_count (pullBatchSize) is 0: it must be at least 1 and at most 1024",
+            lambda: PushConsumerSettings(pull=Pulling(count=0)),
+            "pull.count (pullBatchSize) is 0: it must be at least 1 and at most 1024",
         ),
         (
             lambda: PushConsumerSettings(handlers_max=1001),
@@ -67,13 +70,18 @@ def test_a_value_out_of_bounds_is_told_with_the_bounds(settings, text):
 
 def test_a_properties_file_of_java_clients_fills_them():
     properties = {"sendMsgTimeout": "5000", "compressType": "ZSTD", "retryAnotherBrokerWhenNotStoreOK": "true"}
+    properties |= {"accessKey": "shop", "secretKey": "secret"}
+    assert to_properties(ProducerSettings())["accessKey"] == "", "a group that is None has no values"
     loaded = load([ProducerSettings], properties, source="client.properties")
     (settings,) = loaded.values
-    assert (settings.send_timeout_ms, settings.compression, settings.retry_not_stored) == (
+    assert (settings.send_timeout_ms, settings.compression.type, settings.retry_not_stored) == (
         5000,
         CompressionType.ZSTD,
         True,
     )
+    assert settings.auth == Credentials("shop", "secret")
+    assert settings.tls is settings.trace is None
+    assert to_properties(settings)["compressType"] == "ZSTD"
 
 
 def test_name_servers_come_from_the_argument_else_from_the_environment():

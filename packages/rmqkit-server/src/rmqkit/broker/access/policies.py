@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rmqkit.broker.access.users import AccessTable
 from rmqkit.errors import RecordCorrupt
+from rmqkit.policies import SUPER, Actions, PolicyIndex, Resource, topic_resource
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.record import Record, decode_record
-from rmqkit.remoting.policies import SUPER, Actions, PolicyIndex, Resource, topic_resource
 from rmqkit.rights import NotReadable, needed
 from rmqkit.store.message_store import MessageStore
 

@@ -21,6 +21,7 @@ from msgspec import Struct, field
 from rmqkit.broker.handlers import Handlers, OwnAddress, answers
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.errors import PeerRefused
+from rmqkit.policies import SUPER
 from rmqkit.protocol.acl import ACCESS_KEY
 from rmqkit.protocol.codes import RequestCode, ResponseCode, request_name
 from rmqkit.protocol.command import Command, decode_fields, decode_header_leniently, reply
@@ -34,7 +35,6 @@ from rmqkit.protocol.schemas.access import (
     UserInfo,
 )
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.policies import SUPER
 from rmqkit.remoting.router import decode_body
 from rmqkit.store.files import JsonFile
 

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from rmqkit.clock import Clock
 from rmqkit.errors import HeaderError, RmqError, SettingsError
+from rmqkit.policies import SUPER, PolicyIndex
 from rmqkit.protocol.acl import ACCESS_KEY, verify, verify_fully
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_fields
@@ -28,7 +29,6 @@ from rmqkit.proxy.backend import Wanted
 from rmqkit.proxy.remote.cache import Kept
 from rmqkit.proxy.schema.status import Code, Refused, refusal_of
 from rmqkit.remoting.authentication import GRPC_WINDOW, GRPC_WINDOW_MS, CallSignature, Credentials, secret_of
-from rmqkit.remoting.policies import SUPER, PolicyIndex
 from rmqkit.settings import Setting
 
 __all__ = ["ProxyUserSettings", "Users"]

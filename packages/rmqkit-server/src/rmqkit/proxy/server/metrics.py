@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rmqkit.clock import Clock
+from rmqkit.exporter import Exporter, lane_values
 from rmqkit.metrics import ExporterSettings, Gathered, histogram
 from rmqkit.proxy.service.endpoint import Endpoint
-from rmqkit.remoting.exporter import Exporter, lane_values
 from rmqkit.remoting.server import RemotingServer
 
 __all__ = ["ProxyMetrics"]

@@ -38,10 +38,10 @@ from rmqkit.protocol.codes import CURRENT_VERSION
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.schemas.clients import ConsumerData, HeartbeatData, ProducerData
 from rmqkit.proxy.backend import Backend, OnRequest, Peer
+from rmqkit.proxy.local import Answered
 from rmqkit.proxy.schema.checks import sql_or_tags
 from rmqkit.proxy.schema.status import Code, Refused
 from rmqkit.proxy.service.client_settings import PUSH_CONSUMER, SIMPLE_CONSUMER
-from rmqkit.remoting.local import Answered
 
 __all__ = ["AnswerWith", "Call", "CallEnded", "Client", "Clients", "Stream"]
 

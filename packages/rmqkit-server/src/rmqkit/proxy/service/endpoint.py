@@ -37,6 +37,7 @@ from rmqkit.errors import ConnectionLost, RmqError
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.names import NO_LITE_TOPICS
 from rmqkit.proxy.backend import Backend
+from rmqkit.proxy.local import Answered
 from rmqkit.proxy.schema.messages import DecodeError, Method, message_class, methods
 from rmqkit.proxy.schema.status import Code, Refused, name_of, refusal_of, status
 from rmqkit.proxy.service.clients import CLIENT_SILENT_MS_MAX, AnswerWith, Call, CallEnded, Client, Clients, Stream
@@ -46,7 +47,6 @@ from rmqkit.proxy.service.rights import wanted_by, wanted_of
 from rmqkit.proxy.service.routes import Routes
 from rmqkit.proxy.service.sending import Sending
 from rmqkit.proxy.service.telemetry import Telemetry
-from rmqkit.remoting.local import Answered
 from rmqkit.remoting.tasks import Tasks, repeat
 
 __all__ = ["Endpoint", "StreamFailed"]

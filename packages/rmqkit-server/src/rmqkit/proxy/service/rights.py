@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from rmqkit.policies import topic_resource
 from rmqkit.proxy.backend import Wanted
 from rmqkit.proxy.schema.status import Code, Refused
-from rmqkit.remoting.policies import topic_resource
 
 __all__ = ["wanted_by", "wanted_of"]
 

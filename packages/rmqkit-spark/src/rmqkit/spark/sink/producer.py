@@ -23,7 +23,7 @@ from rmqkit.client.producer.faults import RETRYABLE
 from rmqkit.client.producer.selectors import PlacedMessage, Selector, by_place
 from rmqkit.client.producer.transaction import Check, TransactionProducer, TransactionState
 from rmqkit.client.runtime.process import portal
-from rmqkit.client.runtime.settings import ProducerSettings
+from rmqkit.client.runtime.settings import Batching, Compressing, ProducerSettings, SendLimits
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import NoRoute, PeerRefused, RemotingError, RmqError, SendFailed
 from rmqkit.protocol.ids import decode_offset_id
@@ -242,9 +242,9 @@ def sending_settings(options: SinkOptions) -> ProducerSettings:
     return ProducerSettings(
         send_timeout_ms=max(options.patience_ms, options.send_timeout_ms),
         try_timeout_ms=options.send_timeout_ms,
-        compress_body_bytes=options.compress_body_bytes,
-        batch_bytes=options.batch_bytes,
-        sends_max=options.sends_max,
+        compression=Compressing(body_bytes_min=options.compress_body_bytes),
+        batch=Batching(bytes=options.batch_bytes),
+        limits=SendLimits(sends_max=options.sends_max),
     )
 
 

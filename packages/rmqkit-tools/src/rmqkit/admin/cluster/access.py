@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from rmqkit.admin.calls import AdminCalls, Done
+from rmqkit.policies import SUPER, PolicyIndex
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.schemas.access import (
     AclEntry,
@@ -26,7 +27,6 @@ from rmqkit.protocol.schemas.access import (
     UserInfo,
     UserRequest,
 )
-from rmqkit.remoting.policies import SUPER, PolicyIndex
 from rmqkit.sentences import _
 
 __all__ = ["ACTIONS", "Access", "UserRow", "may", "subject_of"]

@@ -336,7 +336,7 @@ async def _ask(target: Target, addresses: list[str]) -> list[Finding]:
     for address in addresses:
         check = f"name server {address}"
         try:
-            tls = ClientTls(settings) if settings.tls_enable else None
+            tls = None if settings.tls is None else ClientTls(settings.tls)
             credentials = inner_credentials(target.users.inner_credentials)
             async with Admin(address, timeout_ms=1000 * _CONNECT_SECONDS, tls=tls, credentials=credentials) as admin:
                 cluster = await admin.calls.cluster()
@@ -374,8 +374,8 @@ def certificates(target: Target) -> Iterator[Finding]:
             yield _certificate(Path(name))
     try:
         ServerTls(server)
-        if client.tls_enable:
-            ClientTls(client)
+        if client.tls is not None:
+            ClientTls(client.tls)
     except SettingsError as error:
         yield Finding("TLS", State.FAIL, str(error), "correct the files that tls.* names")
 

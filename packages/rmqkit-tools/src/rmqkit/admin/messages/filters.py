@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from rmqkit.admin.calls import AdminCalls
 from rmqkit.admin.messages.listing import Budget, page
-from rmqkit.admin.tail import Span, pull_request, readers
+from rmqkit.admin.pulls import Span, pull_request, readers
 from rmqkit.errors import RmqError, SettingsError
 from rmqkit.filter import SQL92, TAG, matches_tags, subscription
 from rmqkit.filter.sql92 import ExpressionRejected, Part, compile_expression

@@ -5,7 +5,7 @@ examined, so many bytes of bodies, so many ms. Where it stopped is a `cursor`, a
 from; it holds the next offset of each queue. Filters are applied here to what was read: a broker's filter would read on
 past the budget without telling how far.
 
-``rmqkit.admin.tail.listed`` has no budget, for programs that want everything. Both read for the group
+``rmqkit.admin.pulls.listed`` has no budget, for programs that want everything. Both read for the group
 ``TOOLS_CONSUMER``: nobody joins it and no offset is saved. Source: behaviour.md §4, §8.16.
 """
 
@@ -25,12 +25,12 @@ import msgspec
 from msgspec import Struct, field
 
 from rmqkit.admin.calls import AdminCalls
-from rmqkit.admin.tail import Span, age, pull_request, queue_text, readers
+from rmqkit.admin.pulls import Span, age, pull_request, readers
 from rmqkit.client.runtime.routes import subscribe_queues
 from rmqkit.errors import ClientError, RmqError, SettingsError
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.message import ReceivedMessage, read_messages
-from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue, queue_text
 from rmqkit.protocol.schemas.offsets import TopicStatsTable
 from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.rpc import PullStatus

@@ -1,7 +1,7 @@
 """Messages: found by id, key or place; sent, sent again, given to a consumer.
 
 ``queryMsgById``, ``queryMsgByKey``, ``queryMsgByUniqueKey``, ``queryMsgByOffset``, ``sendMessage``, ``queryCq``. What
-clients wrote to the trace topic of a message: `traces_of` (``queryMsgTraceById``). By time: `rmqkit.admin.tail`.
+clients wrote to the trace topic of a message: `traces_of` (``queryMsgTraceById``). By time: `rmqkit.admin.pulls`.
 
 An id of 32 or 56 hexadecimal digits may be an *offset message id*, which names a broker and a place in its log, or a
 *unique key*, which is looked up in a topic's index; any other text may be a unique key alone. `Messages.find` tries
@@ -21,7 +21,7 @@ from msgspec import Struct
 from rmqkit.admin.calls import AdminCalls
 from rmqkit.admin.cluster.brokers import STORED
 from rmqkit.admin.cluster.clients import Clients, tried
-from rmqkit.admin.tail import readers
+from rmqkit.admin.pulls import readers
 from rmqkit.errors import BodyError, ClientError, PeerRefused, SettingsError, UnknownName
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header, request
@@ -411,7 +411,7 @@ async def traces_of(messages: Messages, msg_id: str, trace_topic: str = TRACE_TO
         if not (isinstance(trace, SubscribeAfterTrace) and trace.request_id in begun)
     ]
     if not rows:
-        remedy = _("clients trace with enable_trace, and tell it some seconds later")
+        remedy = _("clients send traces with the setting trace, some seconds later")
         raise UnknownName(_("trace of message"), msg_id, _("topic {topic}", topic=trace_topic), remedy=remedy)
     return sorted(rows, key=lambda row: row.timestamp)
 

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from rmqkit.admin.calls import AdminCalls
 from rmqkit.admin.cluster.clients import FleetRow
 from rmqkit.admin.messages.listing import Budget, page
-from rmqkit.admin.tail import Span
+from rmqkit.admin.pulls import Span
 from rmqkit.errors import UnknownName
 
 __all__ = ["LOOKED_AT", "Sender", "Senders", "last_senders"]

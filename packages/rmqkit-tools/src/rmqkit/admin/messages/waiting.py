@@ -30,7 +30,7 @@ from rmqkit.admin.calls import AdminCalls
 from rmqkit.admin.messages.listing import BUDGET, Budget
 from rmqkit.admin.messages.messages import Messages
 from rmqkit.admin.messages.timed import Timed, TimedList, TimedMessages, still_waiting
-from rmqkit.admin.tail import pull_request
+from rmqkit.admin.pulls import pull_request
 from rmqkit.errors import PeerRefused, RmqError, SettingsError, UnknownName
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as prop

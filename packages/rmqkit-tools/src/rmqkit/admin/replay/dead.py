@@ -30,7 +30,7 @@ from msgspec import Struct, field
 
 from rmqkit.admin.calls import AdminCalls
 from rmqkit.admin.messages.listing import Budget, page
-from rmqkit.admin.tail import Span
+from rmqkit.admin.pulls import Span
 from rmqkit.errors import SettingsError, UnknownName
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.message import ReceivedMessage

@@ -42,7 +42,6 @@ from rmqkit.admin.replay.retries import GroupProducer, Retries, retry_of
 from rmqkit.admin.replay.selection import Selection
 from rmqkit.admin.replay.sources import Picked, StoreSource, TopicSource
 from rmqkit.admin.replay.state import Audit, State
-from rmqkit.admin.tail import TOOLS_GROUP, queue_text
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.observe.hooks import SendResult
 from rmqkit.client.producer.producer import Producer
@@ -52,7 +51,8 @@ from rmqkit.client.runtime.settings import ProducerSettings, PullConsumerSetting
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import MessageIllegal, NoNameServer, NoRoute, RmqError
 from rmqkit.protocol.message import ReceivedMessage, copied
-from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.names import TOOLS_GROUP
+from rmqkit.protocol.schemas.clients import MessageQueue, queue_text
 from rmqkit.sentences import _
 from rmqkit.store.offline.findings import Finding
 from rmqkit.store.settings import StoreSettings
@@ -113,7 +113,7 @@ async def opened(
     async with AsyncExitStack() as stack:
         consumer = await stack.enter_async_context(PullConsumer(group, settings=reading, runtime=runtime))
         # Brokers took the messages before: no body is too large.
-        sending = structs.replace(sending, message_bytes_max=sys.maxsize)
+        sending = structs.replace(sending, limits=structs.replace(sending.limits, message_bytes_max=sys.maxsize))
         producer = Producer(_GROUP, settings=sending, runtime=runtime)
         if not plan.is_dry_run:
             await stack.enter_async_context(producer)

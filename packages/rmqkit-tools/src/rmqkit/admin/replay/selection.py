@@ -11,10 +11,10 @@ from msgspec import Struct, field
 
 from rmqkit.admin.calls import AdminCalls
 from rmqkit.admin.messages.listing import Budget, page
+from rmqkit.admin.pulls import Span
 from rmqkit.admin.replay.dead import DRY_RUN, check_by, kind_of, origin
 from rmqkit.admin.replay.memory import Memory
 from rmqkit.admin.replay.retries import Retries
-from rmqkit.admin.tail import Span
 from rmqkit.errors import SettingsError
 from rmqkit.filter import matches_tags, subscription
 from rmqkit.filter.sql92 import ExpressionRejected, compile_expression

@@ -18,13 +18,12 @@ from msgspec import Struct
 
 from rmqkit.admin.messages.sending import OnWait, Silence
 from rmqkit.admin.replay.selection import FOREVER_MS, Selection
-from rmqkit.admin.tail import queue_text
 from rmqkit.client.consumer.pull import PullConsumer, PullResult
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import BodyError, NoRoute, RemotingError
 from rmqkit.protocol.message import ReceivedMessage
-from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue, queue_text
 from rmqkit.remoting.client import Backoff, Failures
 from rmqkit.sentences import _
 from rmqkit.store.offline import check as fsck

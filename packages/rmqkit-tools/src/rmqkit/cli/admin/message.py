@@ -17,7 +17,7 @@ from rmqkit.errors import ExitCode, UnknownName
 if TYPE_CHECKING:
     from rmqkit.admin import Admin
     from rmqkit.admin.diagnosis.causes import Explanation
-    from rmqkit.admin.tail import Span
+    from rmqkit.admin.pulls import Span
     from rmqkit.protocol.message import ReceivedMessage
 
 
@@ -148,7 +148,7 @@ async def list_messages(
     print_message: Annotated[str, typer.Option("-p", hidden=True)] = "",
 ) -> AsyncIterator[View]:
     """List the stored messages of a topic, from all its queues, oldest first."""
-    from rmqkit.admin.tail import Span
+    from rmqkit.admin.pulls import Span
 
     span = Span(begin_ms=time_ms(begin), end_ms=_end_ms(end), broker=broker, queue_id=queue_id, tags=tags, sql=sql)
     return _listed(admin, topic, span, limit)
@@ -176,7 +176,7 @@ async def page_of_messages(
     It looks at no more than 20,000 messages, 64 MiB or 3 s, then says how far it came. Use `rmq message list`
     for all of them."""
     from rmqkit.admin.messages.listing import page
-    from rmqkit.admin.tail import Span
+    from rmqkit.admin.pulls import Span
 
     span = Span(
         begin_ms=time_ms(begin),
@@ -244,7 +244,7 @@ async def consume(
     group: Annotated[str, typer.Option("-g", "--group", hidden=True)] = "",
 ) -> AsyncIterator[View]:
     """Print messages, starting at an offset. No offset is saved."""
-    from rmqkit.admin.tail import Span
+    from rmqkit.admin.pulls import Span
 
     span = Span(begin_ms=time_ms(begin), end_ms=_end_ms(end), broker=broker, queue_id=queue_id, begin_offset=offset)
     return _listed(admin, topic, span, count)
@@ -352,7 +352,7 @@ def _end_ms(text: str) -> int | None:
 
 
 async def _listed(admin: Admin, topic: str, span: Span, limit: int | None) -> AsyncIterator[View]:
-    from rmqkit.admin.tail import listed
+    from rmqkit.admin.pulls import listed
 
     count = 0
     async for message in listed(admin.calls, topic, span):

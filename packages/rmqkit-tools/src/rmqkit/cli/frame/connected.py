@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import msgspec
-
 from rmqkit.cli.frame.nouns import LOCAL, admin_of, drop_output, silence, tls_settings
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import RmqError, UnknownName
@@ -75,15 +73,23 @@ def _on_signals(ask: Callable[[], object]) -> None:
 
 def client_settings(kind: type[C], options: Mapping[str, Any], **more: Any) -> C:
     """Settings of a client that connects as the common options say."""
-    tls: dict[str, Any] = msgspec.structs.asdict(tls_settings(options))
-    tls |= {name: options.get(name) or "" for name in ("access_key", "secret_key", "security_token")}
-    return kind(**tls, api_timeout_ms=options["timeout_ms"], route_interval_ms=_ROUTE_INTERVAL_MS, **more)
+    from rmqkit.remoting.authentication import Credentials
+
+    user, secret, token = (options.get(name) or "" for name in ("access_key", "secret_key", "security_token"))
+    auth = Credentials(user, secret, token or None) if user else None
+    return kind(
+        tls=tls_settings(options),
+        auth=auth,
+        api_timeout_ms=options["timeout_ms"],
+        route_interval_ms=_ROUTE_INTERVAL_MS,
+        **more,
+    )
 
 
 def sending_settings(options: Mapping[str, Any], *, message_bytes_max: int) -> ProducerSettings:
     """Settings of a producer that rides out the restart of a broker, as producers of programs do; the common option
     ``--timeout`` is for one try."""
-    from rmqkit.client.runtime.settings import ProducerSettings
+    from rmqkit.client.runtime.settings import ProducerSettings, SendLimits
 
     timeout_ms = options["timeout_ms"]
     budget_ms = max(ProducerSettings().send_timeout_ms, timeout_ms)
@@ -92,7 +98,7 @@ def sending_settings(options: Mapping[str, Any], *, message_bytes_max: int) -> P
         options,
         send_timeout_ms=budget_ms,
         try_timeout_ms=timeout_ms,
-        message_bytes_max=message_bytes_max,
+        limits=SendLimits(message_bytes_max=message_bytes_max),
     )
 
 

@@ -37,7 +37,7 @@ from rmqkit.errors import RmqError
 
 if TYPE_CHECKING:
     from rmqkit.admin import Admin
-    from rmqkit.remoting.tls import ClientTlsSettings
+    from rmqkit.remoting.tls import Tls
 
 LOCAL = "127.0.0.1:9876"
 PROFILE_VARIABLE = "RMQ_PROFILE"
@@ -198,28 +198,22 @@ def admin_of(options: Mapping[str, Any], *, is_quiet: bool = False) -> Admin:
     return Admin(
         options.get("name_servers") or LOCAL,
         timeout_ms=options.get("timeout_ms") or 5000,
-        tls=ClientTls(tls) if tls.tls_enable else None,
-        credentials=Credentials(access_key=access_key, secret_key=secret, security_token=token or None)
-        if access_key
-        else None,
+        tls=None if tls is None else ClientTls(tls),
+        credentials=Credentials(access_key, secret, token or None) if access_key else None,
     )
 
 
-def tls_settings(options: Mapping[str, Any], *, is_quiet: bool = False) -> ClientTlsSettings:
-    """Return the TLS settings of the common options; files imply TLS.
+def tls_settings(options: Mapping[str, Any], *, is_quiet: bool = False) -> Tls | None:
+    """Return the TLS of the common options, None for plain connections; files imply TLS.
     Without a CA, a person is warned once. With --json, standard error has nothing but an error's line."""
-    from rmqkit.remoting.tls import ClientTlsSettings
+    from rmqkit.remoting.tls import Tls
 
     trusted, certificate = options.get("tls_ca") or "", options.get("tls_cert") or ""
     if (options.get("tls") or certificate) and not trusted and not (is_quiet or options.get("as_json")):
         _warn_unverified()
-    return ClientTlsSettings(
-        tls_enable=bool(options.get("tls") or trusted or certificate),
-        tls_verify_server=bool(trusted),
-        tls_trusted=trusted,
-        tls_certificate=certificate,
-        tls_key=options.get("tls_key") or "",
-    )
+    if not (options.get("tls") or trusted or certificate):
+        return None
+    return Tls(trusted=trusted, verify=bool(trusted), certificate=certificate, key=options.get("tls_key") or "")
 
 
 @functools.cache

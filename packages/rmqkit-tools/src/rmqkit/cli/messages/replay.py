@@ -21,7 +21,6 @@ from rmqkit.admin.replay.memory import file_name
 from rmqkit.admin.replay.replay import Plan, Replay, opened
 from rmqkit.admin.replay.retries import Retries, other_readers
 from rmqkit.admin.replay.selection import Selection, destination
-from rmqkit.admin.tail import TOOLS_GROUP
 from rmqkit.cli import with_options
 from rmqkit.cli.admin.message import shown
 from rmqkit.cli.frame.connected import (
@@ -38,7 +37,7 @@ from rmqkit.cli.frame.printing import body_text, time_ms, time_text
 from rmqkit.cli.servers.store import Config, settings_of
 from rmqkit.client.runtime.settings import PullConsumerSettings
 from rmqkit.errors import ExitCode, RmqError, SettingsError, UnknownName
-from rmqkit.protocol.names import dlq_topic
+from rmqkit.protocol.names import TOOLS_GROUP, dlq_topic
 from rmqkit.sentences import plain
 
 app = typer.Typer(name="replay", add_completion=False)

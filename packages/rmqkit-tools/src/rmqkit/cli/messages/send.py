@@ -103,13 +103,13 @@ def send(
     send what `rmq tail --json` prints. Empty lines are skipped. The exit code is 1 when some messages could not
     be sent."""
     from rmqkit.admin.messages.sending import Pace
-    from rmqkit.admin.tail import queue_text
     from rmqkit.cli.frame.connected import Tally, note, run, runtime_for, sending_settings
     from rmqkit.cli.frame.printing import time_ms
     from rmqkit.cli.messages.sending import json_line, messages_of, send_all, texts_of
     from rmqkit.client.observe.hooks import SendResult
     from rmqkit.client.producer.producer import Producer
     from rmqkit.client.producer.selectors import PlacedMessage
+    from rmqkit.protocol.schemas.clients import queue_text
 
     if (delay_level > 0) + (delay is not None) + (at is not None) > 1:
         raise typer.BadParameter("use only one of --delay-level, --delay and --at")

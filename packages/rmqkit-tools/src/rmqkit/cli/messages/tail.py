@@ -17,15 +17,16 @@ import msgspec
 import typer
 
 from rmqkit.admin.messages.sending import Stop
-from rmqkit.admin.tail import TOOLS_GROUP, Start, Tail, Wanted
 from rmqkit.cli import with_options
 from rmqkit.cli.admin.message import shown
 from rmqkit.cli.frame.connected import client_settings, note, run, runtime_for
 from rmqkit.cli.frame.nouns import COMMON, LIVE_TOPICS
 from rmqkit.cli.frame.printing import time_ms, time_text
 from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.consumer.reader import Start, TopicReader, Wanted
 from rmqkit.client.runtime.settings import PullConsumerSettings
 from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.names import TOOLS_GROUP
 from rmqkit.protocol.properties import own_properties
 
 app = typer.Typer(name="tail", add_completion=False)
@@ -94,7 +95,7 @@ def tail(
             async with (
                 runtime_for(topic, options) as runtime,
                 PullConsumer(group, settings=settings, runtime=runtime) as consumer,
-                Tail(consumer, topic, start, wanted, note) as messages,
+                TopicReader(consumer, topic, start, wanted, note) as messages,
                 asyncio.timeout(seconds),
             ):
                 while left is None or left > 0:

@@ -167,7 +167,7 @@ def _serve(
             audit=audit or state_folder() / "console-audit.jsonl",
             jobs=jobs or state_folder() / "console-jobs",
             credentials=signing,
-            tls=ClientTls(tls) if tls.tls_enable else None,
+            tls=None if tls is None else ClientTls(tls),
             timeout_ms=min(common["timeout_ms"], 3_000),
         )
         await serve(

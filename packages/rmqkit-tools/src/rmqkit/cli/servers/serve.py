@@ -243,7 +243,7 @@ def proxy(
 
 def _tls(server: ServerTlsSettings, client: ClientTlsSettings) -> dict[str, Any]:
     """The TLS sides of listening ports and of connections to name servers."""
-    return {"tls": ServerTls(server), "client_tls": ClientTls(client) if client.tls_enable else None}
+    return {"tls": ServerTls(server), "client_tls": None if client.tls is None else ClientTls(client.tls)}
 
 
 def _unsharded(root: Path) -> Path:

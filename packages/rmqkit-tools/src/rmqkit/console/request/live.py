@@ -20,12 +20,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from starlette.responses import StreamingResponse
 
-from rmqkit.admin.tail import AdminPuller, Start, Tail, Wanted
+from rmqkit.admin.pulls import AdminPuller
+from rmqkit.client.consumer.reader import Start, TopicReader, Wanted
 from rmqkit.console.html import render
 from rmqkit.console.request.request import Ask, Fault, Page
 from rmqkit.console.request.state import Hub
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.sentences import _
 
 STREAMS_MAX, TAILS_MAX, TAILS_A_USER = 100, 20, 5
@@ -91,6 +93,11 @@ def offsets_of(text: str) -> dict[str, int]:
     return {queue: int(offset) for queue, __, offset in pairs if queue and offset.isdecimal() and len(offset) < 19}
 
 
+def _queue(topic: str, text: str) -> MessageQueue:
+    broker, __, queue_id = text.rpartition(":")
+    return MessageQueue(topic, broker, int(queue_id) if queue_id.isdecimal() and len(queue_id) < 10 else -1)
+
+
 def _advance(offsets: dict[str, int], messages: list[ReceivedMessage]) -> None:
     """Move offsets past messages; where none are known, none are added: a part of the queues would leave a hole."""
     if offsets:
@@ -112,17 +119,18 @@ def tail_rows(
         end = loop.time() + TAIL_S
         yield b"retry: 3000\n\n"
 
-        async def follow(tail: Tail) -> None:
+        async def follow(reader: TopicReader) -> None:
             nonlocal came
             while True:
-                messages = await tail.next()
+                messages = await reader.next()
                 came += len(messages)
                 _advance(offsets, messages)
                 waiting.extend(messages)
 
         try:
-            async with Tail(AdminPuller(ask.admin.calls), topic, Start(), wanted, notes.append, dict(offsets)) as tail:
-                task = asyncio.create_task(follow(tail), name="console tail")
+            start = Start(offsets={_queue(topic, text): offset for text, offset in offsets.items()})
+            async with TopicReader(AdminPuller(ask.admin.calls), topic, start, wanted, notes.append) as reader:
+                task = asyncio.create_task(follow(reader), name="console tail")
                 try:
                     shown, beat = 0, 0.0
                     since = _("following") if offsets else _("following: messages stored from now on are shown")

@@ -16,7 +16,8 @@ from starlette.responses import RedirectResponse, Response
 
 from rmqkit.admin.messages.listing import Budget, page
 from rmqkit.admin.messages.listing import Page as Listed
-from rmqkit.admin.tail import Span, Wanted
+from rmqkit.admin.pulls import Span
+from rmqkit.client.consumer.reader import Wanted
 from rmqkit.console.access.confirmations import Review
 from rmqkit.console.html import render
 from rmqkit.console.request import live

@@ -252,17 +252,17 @@ class AssignedQueues:
 
     def _new_process_queue(self, queue: MessageQueue) -> ProcessQueue:
         stats = self.stats.setdefault(queue.topic, ConsumerStats(self.context.runtime.clock.monotonic_ms()))
-        process_queue = self._make_process_queue(queue, self.context.settings.held_mib_max * _MIB, stats)
+        process_queue = self._make_process_queue(queue, self.context.settings.limits.held_mib_max * _MIB, stats)
         process_queue.is_paused = queue in self._pauses
         return process_queue
 
     def _make_process_queue(self, queue: MessageQueue, bytes_max: int, stats: ConsumerStats) -> ProcessQueue:
         return ProcessQueue(
             queue,
-            messages_max=self.context.settings.held_messages_max,
+            messages_max=self.context.settings.limits.held_messages_max,
             window=self.context.settings.window_at_start,
             bytes_max=bytes_max,
-            span_max=_NO_SPAN if self.context.is_ordered else self.context.settings.span_max,
+            span_max=_NO_SPAN if self.context.is_ordered else self.context.settings.limits.span_max,
             next_offset=self._starts.pop(queue, None),
             stats=stats,
         )
@@ -270,7 +270,7 @@ class AssignedQueues:
     def _loop(self, process_queue: ProcessQueue, *, is_member: bool) -> PullLoop | ScheduledPull:
         schedule = self.schedules.get(process_queue.queue.topic)
         if schedule is not None:
-            return ScheduledPull(schedule, process_queue, self.context.settings.error_pause_ms)
+            return ScheduledPull(schedule, process_queue, self.context.settings.pull.error_pause_ms)
         return self._make_loop(process_queue, is_member=is_member)
 
     def _make_loop(self, process_queue: ProcessQueue, *, is_member: bool) -> PullLoop:
@@ -314,7 +314,7 @@ class AssignedQueues:
     def _share_limits(self) -> None:
         settings, queues = self.context.settings, Counter(queue.topic for queue in self.process_queues)
         for queue, process_queue in self.process_queues.items():
-            if settings.topic_messages_max > 0:
-                process_queue.messages_max = max(1, settings.topic_messages_max // queues[queue.topic])
-            if settings.topic_mib_max > 0:
-                process_queue.bytes_max = max(1, settings.topic_mib_max // queues[queue.topic]) * _MIB
+            if settings.limits.topic_messages_max > 0:
+                process_queue.messages_max = max(1, settings.limits.topic_messages_max // queues[queue.topic])
+            if settings.limits.topic_mib_max > 0:
+                process_queue.bytes_max = max(1, settings.limits.topic_mib_max // queues[queue.topic]) * _MIB

@@ -29,7 +29,7 @@ from rmqkit.client.observe.hooks import BackgroundHook
 from rmqkit.client.observe.status import MemberStatus
 from rmqkit.client.runtime.lifecycle import Client
 from rmqkit.client.runtime.runtime import ClientRuntime
-from rmqkit.client.runtime.settings import ClientSettings, ConsumerSettings
+from rmqkit.client.runtime.settings import ConsumerSettings, Tracing
 from rmqkit.errors import ClientError, RmqError
 from rmqkit.filter import TAG
 from rmqkit.protocol.codes import CURRENT_VERSION, version_name
@@ -403,10 +403,10 @@ class Consumer(Client):
         """Return the state of every queue, and why it stands still. ``print`` it to get a table."""
         return self._coordinator.status(self._state.value)
 
-    def _make_trace(self, settings: ClientSettings) -> BackgroundHook:
+    def _make_trace(self, tracing: Tracing) -> BackgroundHook:
         from rmqkit.client.producer.trace import MessageTrace  # few programs need it, and it takes time to load
 
-        return MessageTrace(self._runtime, self.group, "CONSUME", settings)
+        return MessageTrace(self._runtime, self.group, "CONSUME", tracing)
 
     def _stream_of(self, source: StreamSource) -> MessageStream:
         stream = MessageStream(source, lambda message: self._hooks.polled(self.group, [message]))

@@ -108,7 +108,7 @@ class PullLoop:
         process_queue = self.process_queue
         subscription = self.subscription_of(self._queue.topic)
         if subscription is None:
-            return self.context.settings.error_pause_ms
+            return self.context.settings.pull.error_pause_ms
         if process_queue.next_offset is None:
             process_queue.next_offset = await self._start_offset()
             known = self.context.offsets.known(self._queue)
@@ -154,20 +154,20 @@ class PullLoop:
             topic=self._queue.topic,
             queue_id=self._queue.queue_id,
             queue_offset=offset,
-            max_msg_nums=min(settings.pull_count, self.process_queue.window),
+            max_msg_nums=min(settings.pull.count, self.process_queue.window),
             sys_flag=int(flags),
             commit_offset=commit_offset,
-            suspend_timeout_millis=settings.suspend_ms,
+            suspend_timeout_millis=settings.pull.suspend_ms,
             sub_version=subscription.sub_version,
             subscription=None if self.is_member else subscription.sub_string,
             expression_type=subscription.expression_type,
-            max_msg_bytes=settings.pull_bytes_max,
+            max_msg_bytes=settings.pull.bytes_max,
             bname=self._runtime.routes.broker_of(self._queue),
         )
         clock, process_queue = self._runtime.clock, self.process_queue
         asked_ms = clock.now_ms()
         try:
-            pulled = await self._runtime.calls.pull(address, header, settings.pull_timeout_ms)
+            pulled = await self._runtime.calls.pull(address, header, settings.pull.timeout_ms)
         except PeerRefused:
             self._runtime.absences.answers(address)
             raise
@@ -262,7 +262,7 @@ class PullLoop:
             self._runtime.absences.lost(self._asked_address(error), error, what)
         else:
             _log.warning("%s: %s", what, error)
-        return self.context.settings.error_pause_ms
+        return self.context.settings.pull.error_pause_ms
 
 
 def place_in(queue: MessageQueue, messages: Iterable[ReceivedMessage], offset_delta: int) -> None:

@@ -145,7 +145,7 @@ class PullConsumer(Consumer):
 
         In the task, call `pull` and `commit`. A coroutine function runs on the event loop, a plain function in a
         thread. The task returns the time until its next call, or None for ``pause``: seconds or a `timedelta`. If it
-        raises, the next call comes after ``error_pause_ms``. Calls for one queue follow one another; calls for
+        raises, the next call comes after ``pull.error_pause_ms``. Calls for one queue follow one another; calls for
         different queues overlap. Before the consumer gives up a queue or closes, it waits for the running call, at most
         30 s.
         Raises SettingsError, ClientError: as `subscribe`."""

@@ -75,7 +75,7 @@ class PopConsumer(PushConsumer):
             expression: ``*`` for all messages, ``A || B`` for tags, or with ``expression_type="SQL92"`` a SQL92
                 expression.
             max_count: 1 to 32.
-            invisible_time: seconds or a `timedelta`; None means ``pop_invisible_ms`` of the settings.
+            invisible_time: seconds or a `timedelta`; None means ``pop.invisible_ms`` of the settings.
             wait: how long a broker may wait for a message, in seconds or as a `timedelta`; 0 means no waiting.
             queue: pop from this queue only; None means all queues. An ordered consumer should name a queue.
             expression_type: ``TAG`` or ``SQL92``.
@@ -85,7 +85,7 @@ class PopConsumer(PushConsumer):
             wanted = subscription(topic, expression, expression_type=expression_type)
         except ValueError as error:
             raise ClientError(str(error)) from None
-        poll_ms, invisible_ms = round(duration_ms(wait, "wait")), self.settings.pop_invisible_ms
+        poll_ms, invisible_ms = round(duration_ms(wait, "wait")), self.settings.pop.invisible_ms
         if invisible_time is not None:
             invisible_ms = round(duration_ms(invisible_time, "invisible_time"))
         queues = [queue] if queue is not None else await self._next_brokers(topic)

@@ -172,7 +172,7 @@ class PopLoop(PullLoop):
         assert isinstance(process_queue, PopProcessQueue), "a queue to pop has a process queue of that kind"
         subscription, session = self.subscription_of(self._queue.topic), process_queue.session
         if subscription is None:
-            return settings.error_pause_ms
+            return settings.pull.error_pause_ms
         await process_queue.wait_for_room()
         if session.is_ordered:
             # In order a broker gives nothing while acks are missing. By the attempt id it knows a pop whose answer got
@@ -185,9 +185,9 @@ class PopLoop(PullLoop):
         result = await session.pop(
             self._queue,
             subscription,
-            count=session.settings.pop_count,
-            invisible_ms=session.settings.pop_invisible_ms,
-            poll_ms=settings.suspend_ms,
+            count=session.settings.pop.count,
+            invisible_ms=session.settings.pop.invisible_ms,
+            poll_ms=settings.pull.suspend_ms,
             attempt_id=self._attempt_id,
         )
         self._attempt_id = process_queue.error = None
@@ -205,8 +205,8 @@ class PopLoop(PullLoop):
             await self.context.consume_service.unreadable(message)
             session.ack_soon(message)
         # A broker whose clock is ahead finds every request too old and does not wait.
-        is_hasty = result.status is PopStatus.NOT_FOUND and took_ms < settings.suspend_ms / 2
-        return settings.error_pause_ms if is_hasty or result.status is PopStatus.POLLING_FULL else 0.0
+        is_hasty = result.status is PopStatus.NOT_FOUND and took_ms < settings.pull.suspend_ms / 2
+        return settings.pull.error_pause_ms if is_hasty or result.status is PopStatus.POLLING_FULL else 0.0
 
 
 class BrokerRebalance(Rebalance):

@@ -108,7 +108,7 @@ class PopProcessQueue(ProcessQueue):
     is_popped = True
 
     def __init__(self, queue: MessageQueue, session: PopSession, *, bytes_max: int, stats: ConsumerStats) -> None:
-        held_max = session.settings.pop_held_max
+        held_max = session.settings.pop.held_max
         super().__init__(queue, messages_max=held_max, bytes_max=bytes_max, span_max=_NO_SPAN, stats=stats)
         self.session = session
         self.leases: dict[int, _Lease] = {}
@@ -138,7 +138,7 @@ class PopProcessQueue(ProcessQueue):
         limit_ms = _FOREVER if self.session.is_ordered else now_ms + settings.consume_timeout_minutes * 60_000
         for message in new:
             self._messages[id(message)] = message
-            self.leases[id(message)] = _Lease(now_ms + settings.pop_invisible_ms, limit_ms)
+            self.leases[id(message)] = _Lease(now_ms + settings.pop.invisible_ms, limit_ms)
             self.body_bytes += len(message.body)
         return new
 
@@ -173,7 +173,7 @@ class PopProcessQueue(ProcessQueue):
                 _log.warning(said, message.msg_id, message.topic)
                 for lapsed in self.lowest(len(self)) if self.session.is_ordered else [message]:
                     self.remove(lapsed)
-            elif lease.expires_ms - now_ms < self.session.settings.pop_invisible_ms / 2 and now_ms < lease.limit_ms:
+            elif lease.expires_ms - now_ms < self.session.settings.pop.invisible_ms / 2 and now_ms < lease.limit_ms:
                 due.append(message)
         return due
 
@@ -375,7 +375,7 @@ class PopSession:
     async def _renew(self) -> None:
         while True:
             # A sixth of the invisible time: what is due at half of it gets two more tries if a renewal fails.
-            await asyncio.sleep(self.settings.pop_invisible_ms / 6000.0)
+            await asyncio.sleep(self.settings.pop.invisible_ms / 6000.0)
             now_ms, held = self.clock.monotonic_ms(), list(self._held)
             await asyncio.gather(*(self._renew_one(one, message) for one in held for message in one.due(now_ms)))
             for one in held:
@@ -383,7 +383,7 @@ class PopSession:
                     await self._release(one.not_begun())
 
     async def _renew_one(self, process_queue: PopProcessQueue, message: ReceivedMessage) -> None:
-        asked_ms, invisible_ms = self.clock.monotonic_ms(), self.settings.pop_invisible_ms
+        asked_ms, invisible_ms = self.clock.monotonic_ms(), self.settings.pop.invisible_ms
         try:
             receipt = receipt_of(message)
             handle = await self._ask_invisible_time(receipt, invisible_ms)

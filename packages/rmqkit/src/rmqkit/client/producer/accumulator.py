@@ -1,19 +1,19 @@
-"""Many messages in few requests (``ProduceAccumulator``): single sends with ``auto_batch``, and `Producer.send_many`.
+"""Many messages in few requests (``ProduceAccumulator``): single sends with ``batch.auto``, and `Producer.send_many`.
 
 ==========================================  ========================================================================
 a message                                   goes
 ==========================================  ========================================================================
-of `send`, with ``auto_batch``              into the open batch of its topic, queue, ``wait_store`` and tag
+of `send`, with ``batch.auto``              into the open batch of its topic, queue, ``wait_store`` and tag
 of `send_many`                              into the open batch of its topic and ``wait_store``, or of its queue when a
                                             selector chooses one
 delayed, with a priority, or large enough   out alone: no batch carries these
 to be compressed
-of `send`, to a retry topic, or beyond      out alone and at once, like every send without ``auto_batch``
+of `send`, to a retry topic, or beyond      out alone and at once, like every send without ``batch.auto``
 ``batch_total_bytes`` that wait already
 ==========================================  ========================================================================
 
-A batch closes when the next message would make it larger than ``batch_bytes`` or than a message may be,
-``batch_delay_ms`` after its first message, or when its owner says so. It is handed over once: prepared, or with the
+A batch closes when the next message would make it larger than ``batch.bytes`` or than a message may be,
+``batch.delay_ms`` after its first message, or when its owner says so. It is handed over once: prepared, or with the
 error that all of its messages get. Its messages lie one after the other in one queue.
 
 Every caller of `send` gets the result of its own message, or the error of the batch. A caller that is cancelled takes
@@ -84,7 +84,7 @@ class OpenBatches(ABC, Generic[K, P]):
 
     def __post_init__(self) -> None:
         self._open: dict[K, tuple[Message, Batch[P]]] = {}
-        self._bytes_max = min(self.settings.batch_bytes, self.settings.message_bytes_max)
+        self._bytes_max = min(self.settings.batch.bytes, self.settings.limits.message_bytes_max)
 
     @abstractmethod
     def _start_send(self, batch: Batch[P], prepared: EncodedMessage) -> None:
@@ -162,7 +162,7 @@ class OpenBatches(ABC, Generic[K, P]):
 
 def is_large(body: object, settings: ProducerSettings) -> bool:
     """Whether it will be compressed, which no batch is; what cannot be a body is left to the checks."""
-    return isinstance(body, bytes) and len(body) >= settings.compress_body_bytes
+    return isinstance(body, bytes) and len(body) >= settings.compression.body_bytes_min
 
 
 def shares(result: SendResult, unique_keys: list[str]) -> list[SendResult]:
@@ -182,14 +182,14 @@ class Accumulator(OpenBatches[tuple[str, MessageQueue | None, bool, str | None],
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.linger_ms = self.settings.batch_delay_ms
+        self.linger_ms = self.settings.batch.delay_ms
         self._bytes = 0
         self._tasks = Tasks()
 
     def accepts(self, message: Message) -> bool:
         """Whether a message may wait for others."""
         return not (
-            self._bytes >= self.settings.batch_total_bytes
+            self._bytes >= self.settings.batch.total_bytes
             or message.goes_alone
             or is_large(message.body, self.settings)
             or message.topic.startswith(RETRY_PREFIX)
@@ -268,7 +268,7 @@ class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
         try:
             if isinstance(messages, AsyncIterable):
                 # Only a source that is awaited can keep a batch waiting; any other fills it or ends.
-                self.linger_ms = self.settings.batch_delay_ms
+                self.linger_ms = self.settings.batch.delay_ms
                 async for message in messages:
                     if not await self._add(message):
                         break

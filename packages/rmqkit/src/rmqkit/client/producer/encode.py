@@ -83,11 +83,11 @@ def encode_message(
             f"message for topic {message.topic} has delay_level {message.delay_level}: brokers have levels up to "
             f"{settings.delay_level_max}, give a delay for any time, or set delay_level_max to what they have"
         )
-    body = _checked_body(message, settings.message_bytes_max)
+    body = _checked_body(message, settings.limits.message_bytes_max)
     properties = _properties(message, unique_key, own)
     sys_flag = 0
     # After the check of its size: brokers bound the body as it is stored, clients the one that handlers get.
-    if len(body) >= settings.compress_body_bytes:
+    if len(body) >= settings.compression.body_bytes_min:
         body, sys_flag = _compressed(body, settings)
     return EncodedMessage(message.topic, body, properties.decode(), unique_key, message.flag, sys_flag)
 
@@ -124,7 +124,7 @@ def batch_entry(
     if message.goes_alone:
         what = "delayed messages" if message.is_delayed else "messages with a priority"
         raise MessageIllegal(f"a batch for topic {message.topic} cannot hold {what}: send them one by one")
-    body = _checked_body(message, settings.message_bytes_max)
+    body = _checked_body(message, settings.limits.message_bytes_max)
     return BatchEntry(body, _properties(message, unique_key, own), message.flag)
 
 
@@ -139,11 +139,11 @@ def encode_entries(
     Raises MessageIllegal: they are too large together."""
     assert len(entries) == len(unique_keys), "one key for each message"
     body = encode_batch(entries)
-    if len(body) > settings.message_bytes_max:
-        over = len(body) - settings.message_bytes_max
+    if len(body) > settings.limits.message_bytes_max:
+        over = len(body) - settings.limits.message_bytes_max
         raise MessageIllegal(
             f"batch of {len(entries)} messages for topic {first.topic} has {len(body)} bytes, {over} more than the "
-            f"limit of {settings.message_bytes_max}: split it"
+            f"limit of {settings.limits.message_bytes_max}: split it"
         )
     # Written also when true: the batch has these two properties of its own, whatever its entries have.
     wait = "true" if first.wait_store else "false"
@@ -268,8 +268,8 @@ def _properties(message: Message, unique_key: str, own: Mapping[str, str] | None
 
 def _compressed(body: bytes, settings: ProducerSettings) -> tuple[bytes, int]:
     """Compress a body; returns it with its sysFlag. A body that would not get smaller stays as it is."""
-    compression = Compression[settings.compression.name]
-    level = settings.compression_level
+    compression = Compression[settings.compression.type.name]
+    level = settings.compression.level
     # One setting for all kinds: ZSTD has levels beyond the 9 of ZLIB.
     smaller = compress(body, compression, min(level, _ZLIB_LEVEL_MAX) if compression is Compression.ZLIB else level)
     return (smaller, COMPRESSED | compression) if len(smaller) < len(body) else (body, 0)

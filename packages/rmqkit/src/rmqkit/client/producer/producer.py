@@ -24,7 +24,7 @@ from rmqkit.client.runtime.handlers import Reply
 from rmqkit.client.runtime.lifecycle import Client, keeps_open
 from rmqkit.client.runtime.routes import NOT_REGISTERED
 from rmqkit.client.runtime.runtime import ClientRuntime
-from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings, check
+from rmqkit.client.runtime.settings import ProducerSettings, Tracing, check
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ClientError, HeaderError, MessageIllegal, NoRoute, PeerRefused, ReplyTimedOut
 from rmqkit.protocol.bodies import Body
@@ -80,7 +80,7 @@ class Producer(Client):
         self._announced: set[str] = set()
         self._endless: set[SendMany] = set()  # of messages that may go on for ever
         self._accumulator: Accumulator | None = None
-        if self.settings.auto_batch:
+        if self.settings.batch.auto:
             self._accumulator = Accumulator(
                 group, self.settings, deliver=self._send_prepared, next_key=self._next_key, hooks=self._hooks
             )
@@ -104,7 +104,7 @@ class Producer(Client):
         Args:
             message: the topic, followed by the body; or a `Message`.
             timeout: seconds or a `timedelta` for all tries and pauses, without the time in line behind other sends. The
-                default is ``send_timeout_ms`` of the settings. With ``auto_batch``, a send with this argument is not
+                default is ``send_timeout_ms`` of the settings. With ``batch.auto``, a send with this argument is not
                 batched.
             queue: send to this queue only.
             selector: a function that chooses the queue (see `rmqkit.client.producer.selectors`). The message is sent to
@@ -184,8 +184,8 @@ class Producer(Client):
     ) -> list[SendResult]:
         """Send any number of messages to any topics, in batches. The results are in the order of the messages.
 
-        A batch has up to ``batch_bytes`` bytes (a setting), and goes to one queue. Several batches are sent at the same
-        time. If you pass an asynchronous iterable, a batch waits at most ``batch_delay_ms`` for its next message. With
+        A batch has up to ``batch.bytes`` bytes (a setting), and goes to one queue. Several batches are sent at the same
+        time. If you pass an asynchronous iterable, a batch waits at most ``batch.delay_ms`` for its next message. With
         a selector, the messages of each queue keep their order. The method reads no more messages while too many are
         being sent. When the producer is closed, it reads no more messages, unless they are a sequence with a length.
         ``timeout`` is for each batch.
@@ -313,10 +313,10 @@ class Producer(Client):
         """Return the known brokers, the connections, and the number of running sends. ``print`` it to get a table."""
         return self._sender.status(self._state.value)
 
-    def _make_trace(self, settings: ClientSettings) -> BackgroundHook:
+    def _make_trace(self, tracing: Tracing) -> BackgroundHook:
         from rmqkit.client.producer.trace import MessageTrace  # few programs need it, and it takes time to load
 
-        return MessageTrace(self._runtime, self.group, "PRODUCE", settings)
+        return MessageTrace(self._runtime, self.group, "PRODUCE", tracing)
 
     def _register(self) -> None:
         self._runtime.register_producer(self.group)

@@ -73,7 +73,7 @@ class Sender:
         self._clock = runtime.clock
         self._group = group
         self._settings = settings
-        self._permits = Permits(settings.sends_max, settings.sends_bytes_max)
+        self._permits = Permits(settings.limits.sends_max, settings.limits.sends_bytes_max)
         self._queue_retries: dict[MessageQueue, QueueRetries] = {}
         self._faults = FaultTable(runtime.clock) if settings.avoid_slow_brokers else None
 
@@ -118,8 +118,8 @@ class Sender:
                 for name, ids in sorted(runtime.routes.brokers.items())
                 for broker_id, address in sorted(ids.items())
             ],
-            sends_under_way=self._settings.sends_max - self._permits.free,
-            bytes_under_way=self._settings.sends_bytes_max - self._permits.free_bytes,
+            sends_under_way=self._settings.limits.sends_max - self._permits.free,
+            bytes_under_way=self._settings.limits.sends_bytes_max - self._permits.free_bytes,
         )
 
     async def send(
@@ -145,9 +145,9 @@ class Sender:
         settings = self._settings
         line_ms = settings.line_timeout_ms
         if not await self._permits.take(None if line_ms < 0 else line_ms, body_bytes):
-            limit = f"{settings.sends_max} sends (backPressureForAsyncSendNum)"
+            limit = f"{settings.limits.sends_max} sends (backPressureForAsyncSendNum)"
             if self._permits.free > 0:
-                limit = f"{settings.sends_bytes_max} bytes (backPressureForAsyncSendSize)"
+                limit = f"{settings.limits.sends_bytes_max} bytes (backPressureForAsyncSendSize)"
             raise SendFailed(topic, [], ClientError(f"{line_ms} ms in line behind {limit}: slow down"))
 
     async def _send(self, message: EncodedMessage, deadline_ms: float, queue: MessageQueue | None) -> SendResult:

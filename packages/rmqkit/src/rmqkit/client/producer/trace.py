@@ -40,7 +40,7 @@ from rmqkit.client.observe.hooks import (
 from rmqkit.client.producer.encode import encode_message
 from rmqkit.client.producer.sender import Sender
 from rmqkit.client.runtime.runtime import ClientRuntime
-from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings
+from rmqkit.client.runtime.settings import ProducerSettings, SendLimits, Tracing
 from rmqkit.errors import RmqError
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.message import Message, ReceivedMessage
@@ -79,15 +79,15 @@ class _Act(Struct):
 class MessageTrace(BackgroundHook):
     """Traces one client; ``dropped`` counts the acts that are not in the trace topic."""
 
-    def __init__(self, runtime: ClientRuntime, group: str, kind: str, settings: ClientSettings) -> None:
+    def __init__(self, runtime: ClientRuntime, group: str, kind: str, tracing: Tracing) -> None:
         self.dropped = 0
         self._runtime = runtime
         self._clock = runtime.clock
         self._group = group
-        self._topic = settings.trace_topic
-        self._batch_count = settings.trace_batch_count
-        self._has_recalls = settings.trace_recalls
-        self._own = ProducerSettings(message_bytes_max=_BODY_BYTES_MAX)
+        self._topic = tracing.topic
+        self._batch_count = tracing.batch_count
+        self._has_recalls = tracing.recalls
+        self._own = ProducerSettings(limits=SendLimits(message_bytes_max=_BODY_BYTES_MAX))
         self._sender = Sender(runtime, f"_INNER_TRACE_PRODUCER-{group}-{kind}", self._own)
         self._acts: deque[_Act] = deque()
         self._wake = asyncio.Event()

@@ -23,7 +23,7 @@ from rmqkit.client.observe.hooks import BackgroundHook, Hook, Hooks, with_defaul
 from rmqkit.client.runtime import process
 from rmqkit.client.runtime.process import run
 from rmqkit.client.runtime.runtime import ClientRuntime
-from rmqkit.client.runtime.settings import ClientSettings
+from rmqkit.client.runtime.settings import ClientSettings, Tracing
 from rmqkit.clock import Clock
 from rmqkit.errors import ClientError, SettingsError
 from rmqkit.protocol.names import group_fault
@@ -105,7 +105,7 @@ class Client:
         self.group = group
         self._owns_runtime = runtime is None
         self._runtime = runtime or ClientRuntime(name_servers, settings=settings, clock=clock)
-        self._trace = self._make_trace(settings) if settings.enable_trace else None
+        self._trace = None if settings.trace is None else self._make_trace(settings.trace)
         # The trace comes last, so it begins last and ends first: what other hooks take is not in its times.
         hooks = with_defaults(hooks)
         self._hooks = Hooks(hooks if self._trace is None else (*hooks, self._trace))
@@ -118,7 +118,7 @@ class Client:
         self._closed = asyncio.Event()
         process.register_after_fork(self, Client._forked)
 
-    def _make_trace(self, settings: ClientSettings) -> BackgroundHook | None:
+    def _make_trace(self, tracing: Tracing) -> BackgroundHook | None:
         """Make the hook that writes the trace topic; producers and consumers have one."""
         return None
 

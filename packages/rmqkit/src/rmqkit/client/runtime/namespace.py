@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from rmqkit.client.runtime.settings import ClientSettings
+from rmqkit.client.runtime.settings import ClientSettings, Tracing
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.fastjson import loads
@@ -79,6 +79,7 @@ class NamespaceClient(RemotingClient):
     def __init__(self, settings: ClientSettings, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.settings = settings
+        self._trace_topic = (settings.trace or Tracing()).topic
 
     async def call(self, address: str, command: Command, timeout_ms: float) -> Command:
         answer = await super().call(self._address(address, command), self._dressed(command), timeout_ms)
@@ -116,7 +117,7 @@ class NamespaceClient(RemotingClient):
 
     def _full(self, name: str) -> str:
         """A topic or group as brokers know it; the trace topic is in no namespace."""
-        return name if name == self.settings.trace_topic else with_namespace(self.settings.namespace, name)
+        return name if name == self._trace_topic else with_namespace(self.settings.namespace, name)
 
 
 def vip_address(address: str) -> str:

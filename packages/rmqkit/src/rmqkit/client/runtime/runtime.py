@@ -40,7 +40,6 @@ from rmqkit.protocol.record import pack_host
 from rmqkit.protocol.schemas.clients import HeartbeatData, ProducerData
 from rmqkit.protocol.schemas.send import CheckTransactionRequest
 from rmqkit.remoting.address import advertised_ip
-from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import Router
@@ -130,8 +129,8 @@ class ClientRuntime:
             self.dispatch,
             clock=clock,
             on_close=self._connection_closed,
-            tls=ClientTls(settings) if settings.tls_enable else None,
-            credentials=_credentials(settings),
+            tls=None if settings.tls is None else ClientTls(settings.tls),
+            credentials=settings.auth,
         )
         self.calls = BrokerCalls(self.remoting, settings.api_timeout_ms)
         # The same list object: discovery replaces its contents in place.
@@ -368,11 +367,3 @@ def _client_id(ip: str, settings: ClientSettings, now_ms: int) -> str:
     if name == "DEFAULT" and not settings.keeps_instance_name:
         name = f"{os.getpid()}#{now_ms * 1_000_000 + next(_instances)}"
     return "@".join(part for part in (ip, name, settings.unit_name) if part)
-
-
-def _credentials(settings: ClientSettings) -> Credentials | None:
-    if not settings.access_key:
-        return None
-    return Credentials(
-        access_key=settings.access_key, secret_key=settings.secret_key, security_token=settings.security_token or None
-    )

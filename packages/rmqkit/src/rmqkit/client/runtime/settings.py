@@ -17,8 +17,9 @@ from msgspec import Struct
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.names import AUTO_CREATE_TOPIC, TRACE_TOPIC
 from rmqkit.remoting.address import split_addresses
-from rmqkit.remoting.tls import ClientTlsSettings
-from rmqkit.settings import Setting, setting_table
+from rmqkit.remoting.authentication import Credentials
+from rmqkit.remoting.tls import Tls
+from rmqkit.settings import Setting, setting_table, value_of
 
 S = TypeVar("S", bound=Struct)
 
@@ -60,123 +61,46 @@ class MessageModel(enum.Enum):
     """Every member gets every message."""
 
 
-class ClientSettings(ClientTlsSettings, kw_only=True):
-    """Settings of every client."""
+class Tracing(Struct, kw_only=True, frozen=True):
+    """Traces of messages, sent to a topic (``enableTrace``)."""
 
-    instance_name: Annotated[
-        str, Setting("instanceName", "second part of the client id; DEFAULT is replaced by <pid>#<nanoseconds>")
-    ] = "DEFAULT"
-    client_ip: Annotated[
-        str, Setting("clientIP", "first part of the client id; empty means the address of this machine")
-    ] = ""
-    access_key: Annotated[
-        str, Setting("accessKey", "user name (access key) that signs every request; empty means no signatures")
-    ] = ""
-    secret_key: Annotated[str, Setting("secretKey", "secret key of the user")] = ""
-    security_token: Annotated[str, Setting("securityToken", "security token to send with the signature")] = ""
-    unit_name: Annotated[str, Setting("unitName", "last part of the client id; may be empty")] = ""
-    route_interval_ms: Annotated[
-        int,
-        Setting("pollNameServerInterval", "interval at which the client refreshes the routes of its topics", low=10),
-    ] = 30_000
-    heartbeat_interval_ms: Annotated[
-        int, Setting("heartbeatBrokerInterval", "interval of heartbeats to brokers", low=10)
-    ] = 30_000
-    api_timeout_ms: Annotated[
-        int, Setting("mqClientApiTimeout", "timeout of requests for routes and groups", low=1)
-    ] = 3000
-    namespace: Annotated[
-        str, Setting("namespace", "prefix of all topic and group names on brokers: <namespace>%<name>")
-    ] = ""
-    namespace_v2: Annotated[str, Setting("namespaceV2", "namespace sent as a separate field, for proxies")] = ""
-    vip_channel: Annotated[
-        bool, Setting("vipChannelEnabled", "send requests other than pulls to the port two below the broker's")
-    ] = False
-    enable_trace: Annotated[bool, Setting("enableTrace", "send traces of messages to the trace topic")] = False
-    trace_topic: Annotated[str, Setting("traceTopic", "topic for traces")] = TRACE_TOPIC
-    trace_batch_count: Annotated[
+    topic: Annotated[str, Setting("traceTopic", "topic for traces")] = TRACE_TOPIC
+    batch_count: Annotated[
         int, Setting("traceMsgBatchNum", "number of trace records in one message", low=1, high=20)
     ] = 10
-    trace_recalls: Annotated[bool, Setting("com.rocketmq.recall.default.trace.enable", "trace recalls, too")] = False
-    name_server_domain: Annotated[
-        str,
-        Setting(
-            "rocketmq.namesrv.domain", "host[:port] of a web server that returns the name servers; empty means none"
-        ),
-    ] = ""
-    name_server_subgroup: Annotated[
-        str,
-        Setting(
-            "rocketmq.namesrv.domain.subgroup", "last part of the URL path of that web server: /rocketmq/<subgroup>"
-        ),
-    ] = "nsaddr"
-
-    def __post_init__(self) -> None:
-        """Raises SettingsError: a number is negative that cannot be; `check` looks at all bounds."""
-        for key, (name, _, setting) in setting_table(type(self)).items():
-            if setting.low is not None and setting.low >= 0 and getattr(self, name) < 0:
-                raise SettingsError(_out_of_bounds(key, name, getattr(self, name), setting))
-
-    @property
-    def keeps_instance_name(self) -> bool:
-        """Whether the client id is the same after a restart, because it keeps the instance name DEFAULT."""
-        return False
+    recalls: Annotated[bool, Setting("com.rocketmq.recall.default.trace.enable", "trace recalls, too")] = False
 
 
-class ProducerSettings(ClientSettings, kw_only=True):
-    """Settings of producers: how messages are sent."""
+class Batching(Struct, kw_only=True, frozen=True):
+    """Batches of `Producer.send_many`, and with ``auto`` of concurrent sends."""
 
-    send_timeout_ms: Annotated[
+    auto: Annotated[bool, Setting("autoBatch", "combine concurrent sends into batches")] = False
+    bytes: Annotated[
+        int, Setting("batchMaxBytes", "size of a batch; a full batch is sent at once", low=1, high=2 << 20)
+    ] = 32 << 10
+    delay_ms: Annotated[
+        int, Setting("batchMaxDelayMs", "how long a batch waits for more messages", low=1, high=30_000)
+    ] = 10
+    total_bytes: Annotated[
         int,
-        Setting(
-            "sendMsgTimeout",
-            "time for all tries and pauses of one send; the time in line behind other sends does not count",
-            low=1,
-        ),
-    ] = 20_000
-    try_timeout_ms: Annotated[
-        int,
-        Setting("sendMsgMaxTimeoutPerRequest", "time to wait for the answer to one try; -1 means no limit", low=-1),
-    ] = 3000
-    retries: Annotated[
-        int,
-        Setting(
-            "retryTimesWhenSendFailed",
-            "number of retries after a failed try; -1 means as many as the time allows",
-            low=-1,
-            high=100,
-        ),
-    ] = -1
-    retry_chosen_queue: Annotated[
-        bool,
-        Setting("retryChosenQueue", "retry sends to a chosen queue, always to the same queue; false means one try"),
-    ] = True
-    line_timeout_ms: Annotated[
-        int,
-        Setting("sendLineTimeout", "how long a send may wait in line behind other sends; -1 means no limit", low=-1),
-    ] = -1
-    retry_not_stored: Annotated[
-        bool,
-        Setting(
-            "retryAnotherBrokerWhenNotStoreOK",
-            "send again after a flush or replication timeout (the message may then be stored twice)",
-        ),
-    ] = False
-    compress_body_bytes: Annotated[
+        Setting("totalBatchMaxBytes", "maximum bytes that wait in batches with auto; more sends are sent alone", low=1),
+    ] = 32 << 20
+
+
+class Compressing(Struct, kw_only=True, frozen=True):
+    """Compression of bodies."""
+
+    type: Annotated[CompressionType, Setting("compressType", "compression of bodies")] = CompressionType.ZLIB
+    level: Annotated[int, Setting("compressLevel", "compression level of ZLIB (0 to 9) and ZSTD", low=0, high=22)] = 5
+    body_bytes_min: Annotated[
         int, Setting("compressMsgBodyOverHowmuch", "compress bodies of at least this size", low=1)
     ] = 4096
-    compression: Annotated[CompressionType, Setting("compressType", "compression of bodies")] = CompressionType.ZLIB
-    compression_level: Annotated[
-        int, Setting("compressLevel", "compression level of ZLIB (0 to 9) and ZSTD", low=0, high=22)
-    ] = 5
+
+
+class SendLimits(Struct, kw_only=True, frozen=True):
+    """Limits of a producer."""
+
     message_bytes_max: Annotated[int, Setting("maxMessageSize", "maximum size of a body or a batch", low=1)] = 4 << 20
-    template_topic: Annotated[
-        str, Setting("createTopicKey", "template topic for topics that are created by sending")
-    ] = AUTO_CREATE_TOPIC
-    template_queue_count: Annotated[
-        int,
-        Setting("defaultTopicQueueNums", "number of queues per broker of a topic that is created by sending", low=1),
-    ] = 4
     sends_max: Annotated[
         int,
         Setting("backPressureForAsyncSendNum", "maximum number of concurrent sends; more sends wait in line", low=10),
@@ -187,48 +111,11 @@ class ProducerSettings(ClientSettings, kw_only=True):
             "backPressureForAsyncSendSize", "maximum bytes of concurrent sends; more sends wait in line", low=1 << 20
         ),
     ] = 100 << 20
-    delay_level_max: Annotated[
-        int, Setting("delayLevelMax", "highest delay level of the brokers (messageDelayLevel)", low=1)
-    ] = 18
-    avoid_slow_brokers: Annotated[
-        bool, Setting("sendLatencyEnable", "avoid brokers for a while after they were slow or failed")
-    ] = False
-    batch_bytes: Annotated[
-        int, Setting("batchMaxBytes", "size of a batch; a full batch is sent at once", low=1, high=2 << 20)
-    ] = 32 << 10
-    batch_delay_ms: Annotated[
-        int, Setting("batchMaxDelayMs", "how long a batch waits for more messages", low=1, high=30_000)
-    ] = 10
-    auto_batch: Annotated[bool, Setting("autoBatch", "combine concurrent sends into batches")] = False
-    batch_total_bytes: Annotated[
-        int,
-        Setting(
-            "totalBatchMaxBytes", "maximum bytes that wait in batches with auto_batch; more sends are sent alone", low=1
-        ),
-    ] = 32 << 20
 
 
-class ConsumerSettings(ClientSettings, kw_only=True):
-    """Settings of every consumer."""
+class HoldLimits(Struct, kw_only=True, frozen=True):
+    """Limits of the messages that a consumer holds: pulled, but not acknowledged yet."""
 
-    message_model: Annotated[
-        MessageModel, Setting("messageModel", "whether one member or every member of the group gets a message")
-    ] = MessageModel.CLUSTERING
-    offsets_dir: Annotated[
-        str,
-        Setting("localOffsetStoreDir", "directory for the offsets of broadcasting; empty means ~/.rocketmq_offsets"),
-    ] = ""
-    start_from: Annotated[
-        StartFrom, Setting("consumeFromWhere", "where a group starts in a queue that it reads for the first time")
-    ] = StartFrom.FIRST_OFFSET
-    start_timestamp_ms: Annotated[
-        int,
-        Setting(
-            "consumeTimestamp",
-            "start time for start_from=TIMESTAMP, in ms since the epoch; 0 means half an hour ago",
-            low=0,
-        ),
-    ] = 0
     span_max: Annotated[
         int,
         Setting(
@@ -268,10 +155,13 @@ class ConsumerSettings(ClientSettings, kw_only=True):
             high=102_400,
         ),
     ] = -1
-    pull_count: Annotated[
-        int, Setting("pullBatchSize", "number of messages that one pull asks for", low=1, high=1024)
-    ] = 32
-    pull_bytes_max: Annotated[int, Setting("pullBatchSizeInBytes", "number of bytes that one pull asks for", low=1)] = (
+
+
+class Pulling(Struct, kw_only=True, frozen=True):
+    """Requests for messages of a queue."""
+
+    count: Annotated[int, Setting("pullBatchSize", "number of messages that one pull asks for", low=1, high=1024)] = 32
+    bytes_max: Annotated[int, Setting("pullBatchSizeInBytes", "number of bytes that one pull asks for", low=1)] = (
         256 << 10
     )
     suspend_ms: Annotated[
@@ -282,7 +172,172 @@ class ConsumerSettings(ClientSettings, kw_only=True):
             low=1,
         ),
     ] = 15_000
-    pull_timeout_ms: Annotated[int, Setting("consumerTimeoutMillisWhenSuspend", "timeout of a pull", low=1)] = 30_000
+    timeout_ms: Annotated[int, Setting("consumerTimeoutMillisWhenSuspend", "timeout of a pull", low=1)] = 30_000
+    error_pause_ms: Annotated[int, Setting("pullTimeDelayMillsWhenException", "pause after a failed pull", low=1)] = (
+        1000
+    )
+
+
+class Popping(Struct, kw_only=True, frozen=True):
+    """Requests for messages by POP."""
+
+    invisible_ms: Annotated[
+        int,
+        Setting(
+            "popInvisibleTime",
+            "invisible time of a popped message; renewed while a handler holds it",
+            low=5000,
+            high=300_000,
+        ),
+    ] = 60_000
+    count: Annotated[int, Setting("popBatchNums", "number of messages that one pop asks for", low=1, high=32)] = 32
+    held_max: Annotated[
+        int, Setting("popThresholdForQueue", "maximum number of held popped messages per queue or broker", low=1)
+    ] = 96
+
+
+class ClientSettings(Struct, kw_only=True):
+    """Settings of every client.
+
+    Attributes:
+        tls: encrypts all connections; None means plain connections.
+        auth: signs all requests; None means no signatures.
+        trace: sends traces of messages; None means no traces.
+    """
+
+    tls: Tls | None = None
+    auth: Credentials | None = None
+    trace: Tracing | None = None
+    instance_name: Annotated[
+        str, Setting("instanceName", "second part of the client id; DEFAULT is replaced by <pid>#<nanoseconds>")
+    ] = "DEFAULT"
+    client_ip: Annotated[
+        str, Setting("clientIP", "first part of the client id; empty means the address of this machine")
+    ] = ""
+    unit_name: Annotated[str, Setting("unitName", "last part of the client id; may be empty")] = ""
+    route_interval_ms: Annotated[
+        int,
+        Setting("pollNameServerInterval", "interval at which the client refreshes the routes of its topics", low=10),
+    ] = 30_000
+    heartbeat_interval_ms: Annotated[
+        int, Setting("heartbeatBrokerInterval", "interval of heartbeats to brokers", low=10)
+    ] = 30_000
+    api_timeout_ms: Annotated[
+        int, Setting("mqClientApiTimeout", "timeout of requests for routes and groups", low=1)
+    ] = 3000
+    namespace: Annotated[
+        str, Setting("namespace", "prefix of all topic and group names on brokers: <namespace>%<name>")
+    ] = ""
+    namespace_v2: Annotated[str, Setting("namespaceV2", "namespace sent as a separate field, for proxies")] = ""
+    vip_channel: Annotated[
+        bool, Setting("vipChannelEnabled", "send requests other than pulls to the port two below the broker's")
+    ] = False
+    name_server_domain: Annotated[
+        str,
+        Setting(
+            "rocketmq.namesrv.domain", "host[:port] of a web server that returns the name servers; empty means none"
+        ),
+    ] = ""
+    name_server_subgroup: Annotated[
+        str,
+        Setting(
+            "rocketmq.namesrv.domain.subgroup", "last part of the URL path of that web server: /rocketmq/<subgroup>"
+        ),
+    ] = "nsaddr"
+
+    def __post_init__(self) -> None:
+        """Raises SettingsError: a number is negative that cannot be; `check` looks at all bounds."""
+        for key, (name, _, setting) in setting_table(type(self)).items():
+            value = value_of(self, name)
+            if setting.low is not None and setting.low >= 0 and value is not None and value < 0:
+                raise SettingsError(_out_of_bounds(key, name, value, setting))
+
+    @property
+    def keeps_instance_name(self) -> bool:
+        """Whether the client id is the same after a restart, because it keeps the instance name DEFAULT."""
+        return False
+
+
+class ProducerSettings(ClientSettings, kw_only=True):
+    """Settings of producers: how messages are sent."""
+
+    batch: Batching = Batching()
+    compression: Compressing = Compressing()
+    limits: SendLimits = SendLimits()
+    send_timeout_ms: Annotated[
+        int,
+        Setting(
+            "sendMsgTimeout",
+            "time for all tries and pauses of one send; the time in line behind other sends does not count",
+            low=1,
+        ),
+    ] = 20_000
+    try_timeout_ms: Annotated[
+        int,
+        Setting("sendMsgMaxTimeoutPerRequest", "time to wait for the answer to one try; -1 means no limit", low=-1),
+    ] = 3000
+    retries: Annotated[
+        int,
+        Setting(
+            "retryTimesWhenSendFailed",
+            "number of retries after a failed try; -1 means as many as the time allows",
+            low=-1,
+            high=100,
+        ),
+    ] = -1
+    retry_chosen_queue: Annotated[
+        bool,
+        Setting("retryChosenQueue", "retry sends to a chosen queue, always to the same queue; false means one try"),
+    ] = True
+    line_timeout_ms: Annotated[
+        int,
+        Setting("sendLineTimeout", "how long a send may wait in line behind other sends; -1 means no limit", low=-1),
+    ] = -1
+    retry_not_stored: Annotated[
+        bool,
+        Setting(
+            "retryAnotherBrokerWhenNotStoreOK",
+            "send again after a flush or replication timeout (the message may then be stored twice)",
+        ),
+    ] = False
+    template_topic: Annotated[
+        str, Setting("createTopicKey", "template topic for topics that are created by sending")
+    ] = AUTO_CREATE_TOPIC
+    template_queue_count: Annotated[
+        int,
+        Setting("defaultTopicQueueNums", "number of queues per broker of a topic that is created by sending", low=1),
+    ] = 4
+    delay_level_max: Annotated[
+        int, Setting("delayLevelMax", "highest delay level of the brokers (messageDelayLevel)", low=1)
+    ] = 18
+    avoid_slow_brokers: Annotated[
+        bool, Setting("sendLatencyEnable", "avoid brokers for a while after they were slow or failed")
+    ] = False
+
+
+class ConsumerSettings(ClientSettings, kw_only=True):
+    """Settings of every consumer."""
+
+    limits: HoldLimits = HoldLimits()
+    pull: Pulling = Pulling()
+    message_model: Annotated[
+        MessageModel, Setting("messageModel", "whether one member or every member of the group gets a message")
+    ] = MessageModel.CLUSTERING
+    offsets_dir: Annotated[
+        str,
+        Setting("localOffsetStoreDir", "directory for the offsets of broadcasting; empty means ~/.rocketmq_offsets"),
+    ] = ""
+    start_from: Annotated[
+        StartFrom, Setting("consumeFromWhere", "where a group starts in a queue that it reads for the first time")
+    ] = StartFrom.FIRST_OFFSET
+    start_timestamp_ms: Annotated[
+        int,
+        Setting(
+            "consumeTimestamp",
+            "start time for start_from=TIMESTAMP, in ms since the epoch; 0 means half an hour ago",
+            low=0,
+        ),
+    ] = 0
     persist_interval_ms: Annotated[
         int, Setting("persistConsumerOffsetInterval", "interval at which offsets are saved", low=10)
     ] = 5000
@@ -293,14 +348,11 @@ class ConsumerSettings(ClientSettings, kw_only=True):
     stall_after_ms: Annotated[
         int, Setting("stallAfter", "log a warning when a queue with a backlog does not move for this time", low=10)
     ] = 10_000
-    error_pause_ms: Annotated[int, Setting("pullTimeDelayMillsWhenException", "pause after a failed pull", low=1)] = (
-        1000
-    )
 
     @property
     def window_at_start(self) -> int:
         """How many messages of a queue are held ready at first."""
-        return self.held_messages_max
+        return self.limits.held_messages_max
 
     @property
     def is_broadcasting(self) -> bool:
@@ -316,19 +368,9 @@ class ConsumerSettings(ClientSettings, kw_only=True):
 class PullConsumerSettings(ConsumerSettings, kw_only=True):
     """Settings of pull consumers."""
 
-    pull_count: Annotated[
-        int, Setting("pullBatchSize", "number of messages that one pull asks for", low=1, high=1024)
-    ] = 10
-    suspend_ms: Annotated[
-        int,
-        Setting(
-            "brokerSuspendMaxTimeMillis",
-            "how long the broker may hold a pull if there is no message (long polling)",
-            low=1,
-        ),
-    ] = 20_000
+    pull: Pulling = Pulling(count=10, suspend_ms=20_000)
     request_timeout_ms: Annotated[
-        int, Setting("consumerPullTimeoutMillis", "timeout of `pull`, in addition to `suspend_ms`", low=1)
+        int, Setting("consumerPullTimeoutMillis", "timeout of `pull`, in addition to `pull.suspend_ms`", low=1)
     ] = 10_000
     auto_commit: Annotated[bool, Setting("autoCommit", "save the offsets of polled messages automatically")] = True
 
@@ -336,6 +378,7 @@ class PullConsumerSettings(ConsumerSettings, kw_only=True):
 class PushConsumerSettings(ConsumerSettings, kw_only=True):
     """Settings of push and POP consumers: how messages are consumed and retried."""
 
+    pop: Popping = Popping()
     handlers_max: Annotated[
         int,
         Setting("consumeThreadMax", "maximum number of messages that are handled at the same time", low=1, high=1000),
@@ -370,19 +413,6 @@ class PushConsumerSettings(ConsumerSettings, kw_only=True):
             "members calculate the assignment of queues; false means that brokers do, and decide between pull and POP",
         ),
     ] = True
-    pop_invisible_ms: Annotated[
-        int,
-        Setting(
-            "popInvisibleTime",
-            "invisible time of a popped message; renewed while a handler holds it",
-            low=5000,
-            high=300_000,
-        ),
-    ] = 60_000
-    pop_count: Annotated[int, Setting("popBatchNums", "number of messages that one pop asks for", low=1, high=32)] = 32
-    pop_held_max: Annotated[
-        int, Setting("popThresholdForQueue", "maximum number of held popped messages per queue or broker", low=1)
-    ] = 96
     lock_interval_ms: Annotated[
         int, Setting("lockInterval", "interval at which the locks of ordered queues are renewed", low=10)
     ] = 20_000
@@ -390,14 +420,16 @@ class PushConsumerSettings(ConsumerSettings, kw_only=True):
     @property
     def window_at_start(self) -> int:
         """Two for each handler: how many messages of a queue are held ready until handlers turn out to be faster."""
-        return min(2 * self.handlers_max, self.held_messages_max)
+        return min(2 * self.handlers_max, self.limits.held_messages_max)
 
 
 def check(settings: S) -> S:
     """Return the settings if every number is within its bounds.
     Raises SettingsError: one is not; the text names both spellings, the value and the bounds."""
     for key, (name, _, setting) in setting_table(type(settings)).items():
-        value = getattr(settings, name)
+        value = value_of(settings, name)
+        if value is None:
+            continue
         too_low = setting.low is not None and value < setting.low
         if too_low or (setting.high is not None and value > setting.high):
             raise SettingsError(_out_of_bounds(key, name, value, setting))

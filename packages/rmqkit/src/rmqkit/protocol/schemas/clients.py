@@ -41,6 +41,11 @@ class MessageQueue(Struct, rename="camel", frozen=True, order=True, gc=False):
     queue_id: Int32
 
 
+def queue_text(queue: MessageQueue) -> str:
+    """Return a queue as people write it."""
+    return f"{queue.broker_name}:{queue.queue_id}"
+
+
 class SubscriptionData(Struct, rename="camel", kw_only=True):
     """What a group wants of a topic.
 

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rmqkit.clock import SYSTEM_CLOCK
+from rmqkit.exporter import Exporter
 from rmqkit.metrics import histogram
-from rmqkit.remoting.exporter import Exporter
 from rmqkit.remoting.listening import ListenFailed
 from tests.client.peers import until
 from tests.waiting import SECONDS

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 
 from rmqkit.errors import ProtocolError
+from rmqkit.policies import Actions, Resource, group_resource, topic_resource
 from rmqkit.protocol.catalog import CATALOG
 from rmqkit.protocol.codes import Int64
 from rmqkit.protocol.codes import RequestCode as Code
@@ -40,7 +41,6 @@ from rmqkit.protocol.properties import INNER_MULTI_DISPATCH, REAL_TOPIC, find_pr
 from rmqkit.protocol.record import Record
 from rmqkit.protocol.schemas.clients import HeartbeatData, LockBody
 from rmqkit.protocol.schemas.pop import BatchAckBody
-from rmqkit.remoting.policies import Actions, Resource, group_resource, topic_resource
 from rmqkit.remoting.router import decode_body
 
 __all__ = ["NotReadable", "needed"]
