@@ -164,11 +164,7 @@ def _response(ask: Ask, kind: str, events: AsyncIterator[bytes], whole_max: int,
         raise Fault(
             429,
             _("Too many streams"),
-            _(
-                "{own} streams of one user are open at a time, {all} in all: close some",
-                own=own_max,
-                all=whole_max,
-            ),
+            _("{own} streams of one user are open at a time, {all} in all: close some", own=own_max, all=whole_max),
         )
 
     async def counted() -> AsyncIterator[bytes]:

@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from rmqkit.admin import Admin
 from rmqkit.admin.diagnosis.health import Snapshot
-from rmqkit.console.access.confirmations import Review, difference
+from rmqkit.console.access.confirmations import Review, Right, difference
 from rmqkit.console.access.logins import Role, User
 from rmqkit.console.hooks import OwnPage
 from rmqkit.console.html import translation
@@ -193,18 +193,20 @@ class Ask:
         env = self._env.name if self._env is not None else ""
         self.console.audit.write(self.user.name, self.address, env, action, target, outcome, detail)
 
-    @property
-    def may_administer(self) -> bool:
-        """Whether more than sending is not refused here: of a cluster's user the broker decides."""
-        return self.may_change and (self.user.role is Role.ADMIN or self.user.credentials is not None)
+    def may(self, right: Right) -> bool:
+        """Return whether the console lets this user make such changes."""
+        is_admin = self.user.role is Role.ADMIN or (right is Right.ADMINISTER and self.user.credentials is not None)
+        return self.may_change and (is_admin or right is Right.SEND)
 
-    def require_change(self, action: str, target: str, *, is_sending: bool = False) -> None:
+    def require_change(self, action: str, target: str, right: Right = Right.ADMINISTER) -> None:
         """Raises Fault: this user, or this console, only reads, or only sends; the audit has it."""
-        if self.may_change if is_sending else self.may_administer:
+        if self.may(right):
             return
         why = _("{user} is a viewer", user=self.user.name)
         if self.console.read_only:
             why = _("this console is read-only")
+        elif self.may_change and right is Right.CONSOLE:
+            why = _("{name} is no admin: alerts make the console send to addresses", name=self.user.name)
         elif self.may_change:
             why = _("{user} is an operator, who sends messages", user=self.user.name)
         self.audit(action, target, "refused", why)
@@ -216,6 +218,7 @@ class Ask:
 
     def review(self, review: Review, token: str = "", trouble: str = "") -> Page:
         """The page on which a change is looked at before it is confirmed."""
+        review.user, review.env = self.user.name, self.env.name
         values = {
             "action": review.action,
             "target": review.target,
@@ -236,12 +239,6 @@ class Ask:
             status=400 if trouble else 200,
         )
 
-    @property
-    def is_confirmed(self) -> bool:
-        """Whether the form confirms what was confirmed before: what it was of may be gone."""
-        review = self.console.reviews.find(self.form.get("review", ""), self.user.name)
-        return review is not None and review.done is not None
-
     async def confirmed(self, token: str) -> Page:
         """Do what was reviewed, once; whoever comes again sees the result of the first time.
         Raises Fault: the review is not there any more, or what it was of has changed."""
@@ -250,6 +247,7 @@ class Ask:
             raise Fault(
                 409, _("Review again"), _("this review is too old, or was of somebody else: fill in the form again")
             )
+        self.require_change(review.action, review.target, review.right)
         if review.typed and self.form.get("typed", "").strip() != review.typed:
             return self.review(review, token, _("type {typed} to confirm it", typed=review.typed))
         if review.done is None:

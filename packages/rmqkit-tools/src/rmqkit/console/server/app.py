@@ -142,7 +142,7 @@ class Console(Hub):
                 # Before the view and not beside it: nothing may be changed while a broker still says whether the user
                 # is one.
                 await self._prove(ask)
-                page = await (ask.confirmed(ask.form["review"]) if ask.is_confirmed else view(ask))
+                page = await (ask.confirmed(token) if (token := ask.form.get("review")) else view(ask))
             else:
                 page, __ = await asyncio.gather(view(ask), self._prove(ask))
             return self._shown(ask, route, page)

@@ -10,6 +10,7 @@ from rmqkit.admin.cluster.runtime import grouped
 from rmqkit.admin.cluster.settings import Compared, SettingRow, compared, described
 from rmqkit.admin.cluster.stores import Forecast, forecast
 from rmqkit.admin.diagnosis.health import BrokerState
+from rmqkit.console.html.render import shell
 from rmqkit.console.request.request import Ask, Page, Part, part
 from rmqkit.console.views import history
 from rmqkit.errors import UnknownName
@@ -91,7 +92,7 @@ async def broker(ask: Ask) -> Page:
             "tabs": history.tabs(ask, "brokers", ask.params["b"]),
         },
         live_s=10,
-        command=f"rmq broker status -b {state.row.addr}",
+        command=shell("rmq broker status -b", state.row.addr),
         crumbs=[(_("Brokers"), ask.link("brokers"))],
     )
 
@@ -104,7 +105,7 @@ async def settings(ask: Ask) -> Page:
     labels = {one.row.addr: _label(one) for one in ask.snapshot.brokers}
     title = _("Settings of {label}", label=_label(state))
     crumbs = [(_("Brokers"), ask.link("brokers")), (state.row.broker_name, ask.link("brokers", ask.params["b"]))]
-    command = f"rmq broker settings -b {state.row.addr}"
+    command = shell("rmq broker settings -b", state.row.addr)
     page = _page(ask, told, state.row.addr, labels, title, command)
     page.crumbs = crumbs
     return page
@@ -176,17 +177,14 @@ async def store(ask: Ask) -> Page:
     state = state_of(ask)
     key = ask.params["b"]
     (found,) = await ask.admin.stores.of(state.row.addr)
-    values = {
-        "store": found,
-        "forecasts": [await _forecast(ask, key, limit.ratio) for limit in found.limits],
-    }
+    values = {"store": found, "forecasts": [await _forecast(ask, key, limit.ratio) for limit in found.limits]}
     return Page(
         template="store.html",
         title=_("Store of {key}", key=key),
         values=values,
         more={"charts": await history.charts(ask, [("disk", [key])]), "key": key},
         live_s=60,
-        command=f"rmq broker store -b {state.row.addr}",
+        command=shell("rmq broker store -b", state.row.addr),
         crumbs=[(_("Brokers"), ask.link("brokers")), (state.row.broker_name, ask.link("brokers", key))],
     )
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 from rmqkit.admin.cluster.groups import END_MS, QueueMove
 from rmqkit.admin.cluster.settings import config_rows, described
 from rmqkit.console.access.confirmations import Review
+from rmqkit.console.html.render import shell
 from rmqkit.console.request.forms import Field, Form, change, chosen_brokers, flag, number, pairs, where
 from rmqkit.console.request.request import Ask, Page, part
 from rmqkit.console.views.brokers import state_of
@@ -90,7 +91,7 @@ async def edit_topic(ask: Ask) -> Page:
         if differs
         else "",
         back=ask.link("topics", name),
-        command=f"rmq topic create {name}",
+        command=shell("rmq topic create", name),
         crumbs=[(_("Topics"), ask.link("topics")), (name, ask.link("topics", name))],
     )
 
@@ -185,13 +186,10 @@ async def _topic_review(
         return _told(found.value or {})
 
     return Review(
-        user=ask.user.name,
-        env=ask.env.name,
-        action=form.action,
         target=name,
         rows=rows,
         requests=[_("UPDATE_AND_CREATE_TOPIC (17) to {broker}", broker=broker) for broker in brokers],
-        command=f"rmq topic create {name} -r {wanted['read_queue_nums']} -w {wanted['write_queue_nums']}",
+        command=shell("rmq topic create", name, "-r", wanted["read_queue_nums"], "-w", wanted["write_queue_nums"]),
         back=ask.link("topics", name),
         run=run,
         look=look,
@@ -221,7 +219,7 @@ async def delete_topic(ask: Ask) -> Page:
         about=about,
         warning=warning,
         back=ask.link("topics", name),
-        command=f"rmq topic delete {name}",
+        command=shell("rmq topic delete", name),
         crumbs=[(_("Topics"), ask.link("topics")), (name, ask.link("topics", name))],
     )
 
@@ -239,10 +237,8 @@ async def delete_topic(ask: Ask) -> Page:
             "DELETE_TOPIC_IN_NAMESRV (216)",
         ]
         return Review(
-            user=ask.user.name, env=ask.env.name, action=form.action, target=name, rows=about, warning=warning,
-            requests=requests, command=form.command, back=ask.link("topics"), run=run, look=look, seen=_told(configs),
-            typed=name,
-        )  # fmt: skip
+            rows=about, requests=requests, back=ask.link("topics"), run=run, look=look, seen=_told(configs), typed=name
+        )
 
     return await change(ask, form, plan)
 
@@ -311,7 +307,7 @@ async def _group(ask: Ask, known: str, configs: Mapping[str, SubscriptionGroupCo
         if differs
         else "",
         back=back,
-        command=f"rmq group create {known or 'GROUP'}",
+        command=shell("rmq group create", known or "GROUP"),
         crumbs=[(_("Groups"), ask.link("groups")), *([(known, back)] if known else [])],
     )
 
@@ -341,9 +337,9 @@ async def _group(ask: Ask, known: str, configs: Mapping[str, SubscriptionGroupCo
             return _told({broker: table[name] for broker, table in tables.items() if name in table})
 
         return Review(
-            user=ask.user.name, env=ask.env.name, action=form.action, target=name, rows=rows,
+            target=name, rows=rows,
             requests=[_("UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200) to {broker}", broker=broker) for broker in brokers],
-            command=f"rmq group create {name}", back=ask.link("groups", name), run=run, look=look,
+            command=shell("rmq group create", name), back=ask.link("groups", name), run=run, look=look,
             seen=_told(found),
         )  # fmt: skip
 
@@ -387,7 +383,7 @@ async def delete_group(ask: Ask) -> Page:
     form = Form(
         title=_("Delete {name}", name=name), action=_("delete group"), target=name, fields=[], about=about,
         warning=warning,
-        back=ask.link("groups", name), command=f"rmq group delete {name}",
+        back=ask.link("groups", name), command=shell("rmq group delete", name),
         crumbs=[(_("Groups"), ask.link("groups")), (name, ask.link("groups", name))],
     )  # fmt: skip
 
@@ -406,10 +402,8 @@ async def delete_group(ask: Ask) -> Page:
             _("DELETE_TOPIC_IN_BROKER (215) and DELETE_TOPIC_IN_NAMESRV (216) for its retries and dead letters"),
         ]
         return Review(
-            user=ask.user.name, env=ask.env.name, action=form.action, target=name, rows=about, warning=warning,
-            requests=requests, command=form.command, back=ask.link("groups"), run=run, look=look, seen=_told(configs),
-            typed=name,
-        )  # fmt: skip
+            rows=about, requests=requests, back=ask.link("groups"), run=run, look=look, seen=_told(configs), typed=name
+        )
 
     return await change(ask, form, plan)
 
@@ -446,7 +440,7 @@ async def offsets(ask: Ask) -> Page:
         hint=_("It works whether members are online or not: they go on from there. The next page shows "
 "each queue first."),
         back=ask.link("groups", name),
-        command=f"rmq offset reset {name} TOPIC -s TIME --dry-run",
+        command=shell("rmq offset reset", name, *"TOPIC -s TIME --dry-run".split()),
         crumbs=[(_("Groups"), ask.link("groups")), (name, ask.link("groups", name))],
     )  # fmt: skip
 
@@ -482,19 +476,17 @@ async def offsets(ask: Ask) -> Page:
 
         brokers = sorted({one.broker_name for one in moves})
         asked = "UPDATE_CONSUMER_OFFSET (15)" if source is not None else "INVOKE_BROKER_TO_RESET_OFFSET (222)"
-        command = f"rmq offset clone {source} {name} {topic}" if source is not None else (
-            f"rmq offset reset {name} {topic} -s {how['timestamp_ms']}"
-            + (f" -b {how['broker']} -q {how['queue_id']} -o {how['offset']}" if "broker" in how else "")
-        )  # fmt: skip
+        at = ("-b", how["broker"], "-q", how["queue_id"], "-o", how["offset"]) if "broker" in how else ()
+        command = shell("rmq offset reset", name, topic, "-s", how.get("timestamp_ms"), *at)
+        if source is not None:
+            command = shell("rmq offset clone", source, name, topic)
         return Review(
-            user=ask.user.name, env=ask.env.name, action=form.action, target=name,
             rows=[
                 (_("Group"), name), (_("Topic"), topic), (_("Move"), what),
                 (_("Skipped"), _("{skipped:,} messages", skipped=skipped)),
                   (_("Again"), _("{again:,} messages", again=again))],
             requests=[_("{request} to {broker}", request=asked, broker=broker) for broker in brokers],
-            command=command, back=ask.link("groups", name),
-            run=run, look=look, seen=compared(moves), moves=moves, typed=name if skipped else "",
+            command=command, run=run, look=look, seen=compared(moves), moves=moves, typed=name if skipped else "",
             warning=_("{skipped:,} messages will not be consumed by {name}", skipped=skipped, name=name)
             if skipped else "",
         )  # fmt: skip
@@ -557,7 +549,7 @@ async def broker_settings(ask: Ask) -> Page:
         return (await ask.admin.brokers.config(address))[address]
 
     crumbs = [(_("Brokers"), ask.link("brokers")), (name, ask.link("brokers", name)), (_("Settings"), back)]
-    command = f"rmq broker config-set -b {address} KEY VALUE"
+    command = shell("rmq broker config-set -b", address, "KEY", "VALUE")
     return await _settings(
         ask, name, told, lambda changes: ask.admin.brokers.update_config(changes, address),
         "UPDATE_BROKER_CONFIG (25)", back, crumbs, command,
@@ -626,10 +618,12 @@ async def _settings(
             return [f"{name} = {SECRET if name in secret else value}" for name, value in wanted.items()]
 
         return Review(
-            user=ask.user.name, env=ask.env.name, action=form.action, target=target, rows=shown,
-            requests=[_("{request} with {wanted}", request=request, wanted=', '.join(wanted))], command=command,
-            back=back, run=run,
-            look=look, seen=compared(known), warning=joined("; ", careful),
-        )  # fmt: skip
+            rows=shown,
+            requests=[_("{request} with {wanted}", request=request, wanted=", ".join(wanted))],
+            run=run,
+            look=look,
+            seen=compared(known),
+            warning=joined("; ", careful),
+        )
 
     return await change(ask, form, plan)

@@ -6,6 +6,7 @@ from collections import Counter
 
 from rmqkit.admin.cluster.clients import process_queues
 from rmqkit.admin.cluster.runtime import release
+from rmqkit.console.html.render import shell
 from rmqkit.console.request.request import Ask, Page, Part, part, rows_of
 from rmqkit.errors import UnknownName
 from rmqkit.protocol.codes import version_name
@@ -33,12 +34,7 @@ async def clients(ask: Ask) -> Page:
     }
     more = {"q": ask.text("q"), "version_name": version_name}
     return Page(
-        template="clients.html",
-        title=_("Clients"),
-        values=values,
-        more=more,
-        live_s=60,
-        command="rmq cluster clients",
+        template="clients.html", title=_("Clients"), values=values, more=more, live_s=60, command="rmq cluster clients"
     )
 
 
@@ -66,6 +62,6 @@ async def client(ask: Ask) -> Page:
         title=client_id,
         values=values,
         more={"with_stacks": with_stacks},
-        command=f"rmq consumer status {name} -i {client_id}" + (" -s" if with_stacks else ""),
+        command=shell("rmq consumer status", name, "-i", client_id, *(["-s"] if with_stacks else [])),
         crumbs=[(_("Groups"), ask.link("groups")), (name, ask.link("groups", name))],
     )

@@ -10,7 +10,8 @@ from starlette.responses import FileResponse, Response
 from rmqkit.admin.replay.dead import BY, Kinds
 from rmqkit.admin.replay.retries import Retries, other_readers
 from rmqkit.admin.replay.selection import Preview, preview
-from rmqkit.console.access.confirmations import Review
+from rmqkit.console.access.confirmations import Review, Right
+from rmqkit.console.html.render import shell
 from rmqkit.console.jobs import Job, Progress, Status
 from rmqkit.console.request.forms import Field, Form, change
 from rmqkit.console.request.request import Ask, Fault, Page, part
@@ -57,9 +58,9 @@ async def group_dead(ask: Ask) -> Page:
     jobs = [job for job in ask.console.jobs.all() if job.group == name and job.env == ask.env.name]
     names = [one.kind for one in found.kinds[:_KINDS_MAX]] if found is not None else _posted(ask)
     form = Form(
-        title=_("Dead letters of {name}", name=name), action=_("replay dead letters"), target=name, is_sending=True,
+        title=_("Dead letters of {name}", name=name), action=_("replay dead letters"), target=name, right=Right.SEND,
         button=_("Dry run"),
-        template="group_dead.html", back=ask.link("groups", name), command=f"rmq dead kinds {name} --by {by}",
+        template="group_dead.html", back=ask.link("groups", name), command=shell("rmq dead kinds", name, "--by", by),
         crumbs=[(_("Dead letters"), ask.link("dead")), (name, ask.link("groups", name))],
         fields=[
             Field(name="kinds", label=_("Only these kinds"), kind="many", choices=names, hint=_("none: all of them")),
@@ -169,15 +170,15 @@ async def _review(ask: Ask, form: Form, name: str, by: str, given: dict[str, str
         begun = ask.console.jobs.begin(job, ask.user.credentials)
         return {"job": begun.id, "state": begun.status, "see": ask.link("jobs", begun.id)}
 
-    span = (f" --from {job.begin_ms}" if job.begin_ms else "") + f" --until {job.end_ms}"
-    chosen = "".join(f" --kind {one!r}" for one in kinds)
+    words: list[object] = ["--by", by, *(word for one in kinds for word in ("--kind", one))] if kinds else []
+    words += ["--from", job.begin_ms] if job.begin_ms else []
+    words += ["--until", job.end_ms, "--rate", f"{rate:g}", *(("--to", job.target) if job.target else ())]
     return Review(
-        user=ask.user.name, env=ask.env.name, action=form.action, target=name, rows=_rows(found, job, retries),
+        rows=_rows(found, job, retries),
         warning=joined("; ", warnings),
         requests=[_("SEND_MESSAGE_V2 (310) to {topic}: {count:,} messages", topic=topic, count=count)
             for topic, count in found.targets.items()],
-        command=f"rmq replay --dlq {name}{' --by ' + by if kinds else ''}{chosen}{span} --rate {rate:g}"
-        + (f" --to {job.target}" if job.target else "") + (" --again" if job.again else "") + " --dry-run",
+        command=shell("rmq replay --dlq", name, *words, *(["--again"] if job.again else []), "--dry-run"),
         back=ask.link("groups", name, "dead", by=by), run=run, look=look, seen=_counts(found),
         typed=name if warnings else "",
     )  # fmt: skip
@@ -186,11 +187,7 @@ async def _review(ask: Ask, form: Form, name: str, by: str, given: dict[str, str
 def _rate(text: str) -> float:
     if not text.isdecimal() or not 0 < int(text) <= _RATE_MAX:
         raise ValueError(
-            _(
-                "messages a second {text} must be from 1 to {most:,}",
-                text=text or _("are empty: they"),
-                most=_RATE_MAX,
-            )
+            _("messages a second {text} must be from 1 to {most:,}", text=text or _("are empty: they"), most=_RATE_MAX)
         )
     return float(text)
 
@@ -271,10 +268,8 @@ async def job(ask: Ask) -> Page | Response:
 async def _acted(ask: Ask, found: Job) -> Page:
     """Pause at once, which loses nothing; resume after a review."""
     jobs, action = ask.console.jobs, ask.form.get("action", "")
-    ask.require_change(_("pause replay") if action == "pause" else _("resume replay"), found.group, is_sending=True)
+    ask.require_change(_("pause replay") if action == "pause" else _("resume replay"), found.group, Right.SEND)
     back = ask.link("jobs", found.id)
-    if token := ask.form.get("review"):
-        return await ask.confirmed(token)
     if action == "pause":
         jobs.pause(found)
         ask.audit(_("pause replay"), found.group, "done", found.id)
@@ -294,7 +289,7 @@ async def _acted(ask: Ask, found: Job) -> Page:
     left = _("unknown") if progress.left is None else _("{left:,} dead letters are to be looked at", left=progress.left)
     return ask.review(
         Review(
-            user=ask.user.name, env=ask.env.name, action=_("resume replay"), target=found.group, back=back, command="",
+            right=Right.SEND, action=_("resume replay"), target=found.group, back=back,
             rows=[(_("Job"), found.id), (_("Sent"), f"{progress.sent:,}"), (_("Left"), left)], run=run,
             requests=[
                 _("QUERY_MESSAGE (12) for what the run before may have sent"),

@@ -12,6 +12,7 @@ from rmqkit.admin.cluster.clients import GroupStatus
 from rmqkit.admin.cluster.groups import GroupProgress
 from rmqkit.admin.cluster.settings import config_rows
 from rmqkit.admin.diagnosis.health import GroupState, group_findings
+from rmqkit.console.html.render import shell
 from rmqkit.console.request.request import Ask, Page, part, rows_of
 from rmqkit.console.views import history
 from rmqkit.console.views.topics import QUEUES_MAX
@@ -107,7 +108,7 @@ async def group(ask: Ask) -> Page:
         values=values,
         more=more,
         live_s=10,
-        command=f"rmq group progress {name}",
+        command=shell("rmq group progress", name),
         crumbs=[(_("Groups"), ask.link("groups"))],
     )
 

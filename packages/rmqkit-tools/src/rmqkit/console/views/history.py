@@ -10,6 +10,7 @@ from markupsafe import Markup
 from msgspec.structs import asdict
 
 from rmqkit.console.html.charts import Line, Mark, line_chart, sparkline
+from rmqkit.console.html.render import shell
 from rmqkit.console.request.request import Ask, Fault, Page
 from rmqkit.console.views.messages import time_of
 from rmqkit.console.watch.figures import BOOT, FIGURES
@@ -171,7 +172,7 @@ async def series(ask: Ask) -> Page:
         values=values,
         more={"charts": await charts(ask, [(figure, [name])], marks), "tabs": tabs(ask, "history", figure, name)},
         live_s=30,
-        command=f"rmq group progress {name}" if known.of == "group" else "",
+        command=shell("rmq group progress", name) if known.of == "group" else "",
         crumbs=[(place.capitalize(), ask.link(place)), (where, ask.link(place, where))],
     )
 

@@ -17,8 +17,9 @@ from starlette.responses import RedirectResponse, Response
 from rmqkit.admin.messages.listing import Budget, page
 from rmqkit.admin.messages.listing import Page as Listed
 from rmqkit.admin.tail import Span, Wanted
-from rmqkit.console.access.confirmations import Review
+from rmqkit.console.access.confirmations import Review, Right
 from rmqkit.console.html import render
+from rmqkit.console.html.render import shell
 from rmqkit.console.request import live
 from rmqkit.console.request.request import Ask, Fault, Page
 from rmqkit.errors import RmqError
@@ -137,7 +138,7 @@ async def search(ask: Ask) -> Page | Response:
         title=_("Messages of {topic}", topic=topic),
         values=values,
         more=more,
-        command=f"rmq message page {topic}" if not key else f"rmq message by-key {topic} {key}",
+        command=shell("rmq message by-key", topic, key) if key else shell("rmq message page", topic),
         crumbs=[(_("Topics"), ask.link("topics")), (topic, ask.link("topics", topic))],
     )
 
@@ -207,7 +208,7 @@ async def tail(ask: Ask) -> Page:
         title=_("Tail of {topic}", topic=topic),
         values=values,
         more=more,
-        command=f"rmq tail {topic}",
+        command=shell("rmq tail", topic),
         crumbs=[(_("Topics"), ask.link("topics")), (topic, ask.link("topics", topic))],
     )
 
@@ -249,9 +250,7 @@ async def send(ask: Ask) -> Page:
     if ask.request.method != "POST":
         kept = ask.console.last_sent.get((ask.user.name, ask.env.name, topic), {})
         return _form(ask, topic, kept, "")
-    ask.require_change(_("send"), topic, is_sending=True)
-    if token := ask.form.get("review"):
-        return await ask.confirmed(token)
+    ask.require_change(_("send"), topic, Right.SEND)
     try:
         message, queue_id = _message(topic, ask.form)
         message.wire_properties()
@@ -271,16 +270,14 @@ async def send(ask: Ask) -> Page:
         rows.append((_("Delivered"), _delay_text(message)))
     rows += [(_("Size"), _("{count:,} bytes", count=len(body))), (_("Body"), beginning(body, 400))]
     admin = ask.admin
-    command = f"rmq send {topic} BODY" + (f" --tags {message.tags}" if message.tags else "")
     return ask.review(
         Review(
-            user=ask.user.name,
-            env=ask.env.name,
+            right=Right.SEND,
             action=_("send"),
             target=topic,
             rows=rows,
             requests=[_("SEND_MESSAGE_V2 (310) to {where} of {topic}", where=where, topic=topic)],
-            command=command,
+            command=shell("rmq send", topic, "BODY", *(("--tags", message.tags) if message.tags else ())),
             back=ask.link("topics", topic, "send"),
             run=lambda: admin.messages.send(message, queue_id=queue_id),
         )
@@ -294,7 +291,7 @@ def _form(ask: Ask, topic: str, kept: dict[str, str], trouble: str) -> Page:
         title=_("Send to {topic}", topic=topic),
         values={"name": topic, "form": shown, "trouble": trouble, "mayChange": ask.may_change},
         status=400 if trouble else 200,
-        command=f"rmq send {topic} BODY",
+        command=shell("rmq send", topic, "BODY"),
         crumbs=[(_("Topics"), ask.link("topics")), (topic, ask.link("topics", topic))],
     )
 
@@ -305,13 +302,7 @@ def _message(topic: str, form: dict[str, str]) -> tuple[Message, int | None]:
     if not body:
         raise ValueError(_("the body is empty: a message has at least one byte"))
     if len(body) > _BODY_BYTES_MAX:
-        raise ValueError(
-            _(
-                "the body has {count:,} bytes: {most:,} can be sent",
-                count=len(body),
-                most=_BODY_BYTES_MAX,
-            )
-        )
+        raise ValueError(_("the body has {count:,} bytes: {most:,} can be sent", count=len(body), most=_BODY_BYTES_MAX))
     properties = {}
     for line in filter(None, map(str.strip, form.get("properties", "").splitlines())):
         name, sign, value = line.partition("=")

@@ -11,6 +11,7 @@ from rmqkit.admin.cluster.settings import config_rows
 from rmqkit.admin.cluster.topics import QueueStatus
 from rmqkit.admin.diagnosis.health import TopicState
 from rmqkit.admin.messages.senders import LOOKED_AT, Senders, last_senders
+from rmqkit.console.html.render import shell
 from rmqkit.console.request.request import Ask, Page, part, rows_of
 from rmqkit.console.views import history
 from rmqkit.sentences import _
@@ -111,6 +112,6 @@ async def topic(ask: Ask) -> Page:
         values=values,
         more=more,
         live_s=10,
-        command=f"rmq topic status {name}",
+        command=shell("rmq topic status", name),
         crumbs=[(_("Topics"), ask.link("topics"))],
     )
