@@ -323,7 +323,7 @@ class Alerts:
 
     async def put_channel(self, channel: Channel) -> None:
         """Add or replace a channel. Raises ValueError: it cannot be used, or there are too many."""
-        channel.check()
+        await asyncio.to_thread(channel.check)
         if channel.name not in self.channels and len(self.channels) >= CHANNELS_MAX:
             raise ValueError(_("there are {most} channels: delete one first", most=CHANNELS_MAX))
         self.channels[channel.name] = channel
@@ -342,7 +342,7 @@ class Alerts:
         rule = Rule(name="test", figure="lag", value=0.0)
         event = self._event(rule, Alert(rule="test", target="test", value=0.0, since_ms=0, seen_ms=0), "test", now_ms)
         event.text = _("A test of channel {name} by the console of cluster {cluster}", name=name, cluster=self._cluster)
-        return await deliver(self.channels[name], event, now_ms)
+        return await deliver(self.channels[name], event)
 
     # -- snapshots come
 
@@ -484,10 +484,7 @@ class Alerts:
             if len(self.waiting) > WAITING_MAX:
                 lost = self.waiting.popleft()
                 self._note(
-                    "lost",
-                    lost.event.rule,
-                    lost.event.target,
-                    _("{most:,} other notices wait", most=WAITING_MAX),
+                    "lost", lost.event.rule, lost.event.target, _("{most:,} other notices wait", most=WAITING_MAX)
                 )
         self._wake.set()
 
@@ -504,7 +501,7 @@ class Alerts:
                 if channel is None:
                     waiting.trouble, waiting.tries = _("the channel was deleted"), TRIES
                 else:
-                    waiting.trouble = await deliver(channel, waiting.event, self._clock.now_ms())
+                    waiting.trouble = await deliver(channel, waiting.event)
                     waiting.tries += 1
                 if not waiting.trouble or waiting.tries >= TRIES:
                     break

@@ -159,7 +159,7 @@ ROUTES: tuple[Route, ...] = (
     Route("/{env}/alerts/{r}", "alerts:rule", "One rule: what it sees; change, silence or delete it.", posts=True),
     Route("/{env}/new-rule", "alerts:new_rule", "Add a rule; `figure` and `selector` fill its form.", posts=True),
     Route("/{env}/channels/{c}", "alerts:channel", "Where notices go: change, test or delete a channel.", posts=True),
-    Route("/{env}/new-channel", "alerts:new_channel", "Add a channel: a webhook, or a chat's robot.", posts=True),
+    Route("/{env}/new-channel", "alerts:new_channel", "Add a channel: a webhook, mail, or a chat.", posts=True),
     Route(
         "/{env}/clients", "clients:clients", "Producers and consumers: language, version, address, groups.", live_s=60
     ),
