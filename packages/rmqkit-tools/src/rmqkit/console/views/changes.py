@@ -440,7 +440,7 @@ async def offsets(ask: Ask) -> Page:
         hint=_("It works whether members are online or not: they go on from there. The next page shows "
 "each queue first."),
         back=ask.link("groups", name),
-        command=shell("rmq offset reset", name, *"TOPIC -s TIME --dry-run".split()),
+        command=shell("rmq offset reset", name, "TOPIC", "-s", "TIME", "--dry-run"),
         crumbs=[(_("Groups"), ask.link("groups")), (name, ask.link("groups", name))],
     )  # fmt: skip
 
