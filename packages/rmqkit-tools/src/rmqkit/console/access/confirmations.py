@@ -31,7 +31,7 @@ class Right(enum.Enum):
     CONSOLE = "change the console's own rules, which no broker knows"
 
 
-class Review(Struct, kw_only=True):
+class Review(Struct):
     """What is to be done. ``Ask.review`` and ``forms.change`` fill in what they know.
 
     Attributes:

@@ -86,9 +86,8 @@ class Rule(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_unkn
         if not NAME.fullmatch(self.name):
             raise ValueError(_("name {name!r} must be 1 to 64 letters, digits, dots, - and _", name=self.name))
         if self.figure not in FIGURES:
-            raise ValueError(
-                _("figure {figure!r} must be one of {figures}", figure=self.figure, figures=", ".join(FIGURES))
-            )
+            why = _("figure {figure!r} must be one of {figures}", figure=self.figure, figures=", ".join(FIGURES))
+            raise ValueError(why)
         if self.operator not in OPERATORS:
             raise ValueError(
                 _(
@@ -461,20 +460,10 @@ class Alerts:
             text = f"{state.upper()} {text} in cluster {self._cluster}"
         page = "/".join(quote(one, safe="") for one in (self._cluster, f"{known.of}s", alert.target.partition("@")[0]))
         return Event(
-            id=alert.id,
-            state=state,
-            cluster=self._cluster,
-            rule=rule.name,
-            figure=rule.figure,
-            target=alert.target,
-            value=alert.value,
-            operator=rule.operator,
-            limit=rule.value,
-            fired_ms=alert.fired_ms,
-            at_ms=at_ms,
-            text=text,
-            page=f"/{page}",
-        )
+            id=alert.id, state=state, cluster=self._cluster, rule=rule.name, figure=rule.figure, target=alert.target,
+            value=alert.value, operator=rule.operator, limit=rule.value, fired_ms=alert.fired_ms, at_ms=at_ms,
+            text=text, page=f"/{page}",
+        )  # fmt: skip
 
     # -- notices go
 

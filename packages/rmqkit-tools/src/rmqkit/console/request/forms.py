@@ -107,14 +107,9 @@ def _page(ask: Ask, form: Form, trouble: str) -> Page:
         "mayChange": ask.may(form.right),
     }
     return Page(
-        template=form.template,
-        title=form.title,
-        values=values | form.values,
-        more={"back": form.back, "button": form.button},
-        status=400 if trouble else 200,
-        command=form.command,
-        crumbs=form.crumbs,
-    )
+        form.template, form.title, values | form.values, {"back": form.back, "button": form.button},
+        status=400 if trouble else 200, command=form.command, crumbs=form.crumbs,
+    )  # fmt: skip
 
 
 def _plain(field: Field) -> dict[str, Any]:

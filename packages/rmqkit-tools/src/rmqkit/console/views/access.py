@@ -57,7 +57,7 @@ async def access(ask: Ask) -> Page:
         "verdicts": _verdicts(question, users, acls.value or {}) if all(question.values()) else {},
     }
     more = {"actions": ACTIONS, "mayChange": ask.may(Right.ADMINISTER)}
-    return Page(template="access.html", title=_("Access"), values=values, more=more, command="rmq policy list")
+    return Page("access.html", _("Access"), values, more, command="rmq policy list")
 
 
 def _brokers(users: Part, acls: Part) -> list[str]:
@@ -146,16 +146,9 @@ async def new_user(ask: Ask) -> Page:
         return [(_("User"), given["name"]), (_("Type"), given["type"]), (_("Secret key"), _("as you gave it"))]
 
     return await _change(
-        ask,
-        _("New user"),
-        _("create user"),
-        user,
-        fields,
-        check,
-        run,
-        "AUTH_CREATE_USER (3001)",
+        ask, _("New user"), _("create user"), user, fields, check, run, "AUTH_CREATE_USER (3001)",
         "rmq user create USER",
-    )
+    )  # fmt: skip
 
 
 async def edit_user(ask: Ask) -> Page:
@@ -177,9 +170,8 @@ async def edit_user(ask: Ask) -> Page:
 
     def check(given: dict[str, str]) -> list[tuple[str, str]]:
         if given["type"] not in _TYPES or given["status"] not in _STATES:
-            raise ValueError(
-                _("type must be {types}, status {states}", types=" or ".join(_TYPES), states=" or ".join(_STATES))
-            )
+            why = _("type must be {types}, status {states}", types=" or ".join(_TYPES), states=" or ".join(_STATES))
+            raise ValueError(why)
         return [
             (_("User"), user),
             (_("Type"), f"{row.user_type} → {given['type']}"),

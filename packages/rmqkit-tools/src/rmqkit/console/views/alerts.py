@@ -60,7 +60,7 @@ async def alerts(ask: Ask) -> Page:
         "trouble": found.trouble,
         "mayChange": ask.may(Right.CONSOLE),
     }
-    return Page(template="alerts.html", title=_("Alerts"), values=values, live_s=10)
+    return Page("alerts.html", _("Alerts"), values)
 
 
 def _count(ask: Ask, rule: str) -> int:
@@ -133,15 +133,11 @@ async def _rule_form(ask: Ask, known: Rule | None, shown: Rule, value: str) -> P
 
     async def plan(given: dict[str, str]) -> Review:
         wanted = Rule(
-            name=known.name if known is not None else given["name"],
-            figure=given["figure"],
-            selector=given["selector"],
-            operator=given["operator"],
-            value=_number(given["value"], "value"),
-            samples=int(_number(given["samples"], "samples")),
-            channel=given["channel"],
+            name=known.name if known is not None else given["name"], figure=given["figure"],
+            selector=given["selector"], operator=given["operator"], value=_number(given["value"], "value"),
+            samples=int(_number(given["samples"], "samples")), channel=given["channel"],
             silent_until_ms=known.silent_until_ms if known is not None else 0,
-        )
+        )  # fmt: skip
         wanted.check(found.channels)
         if known is None and wanted.name in found.rules:
             raise ValueError(_("there is a rule {name}: change it, or take another name", name=wanted.name))
@@ -239,15 +235,11 @@ def _form(ask: Ask, kind: str, known: Rule | Channel | None, name: str) -> Form:
         title = _("Rule {name}", name=known.name) if is_rule else _("Channel {name}", name=known.name)
     hint = _("letters, digits, dots, - and _, at most 64 characters")
     return Form(
-        title=title,
-        action=_("save alert rule") if is_rule else _("save alert channel"),
+        title=title, action=_("save alert rule") if is_rule else _("save alert channel"),
         target=known.name if known is not None else ask.form.get("name", "").strip()[:64],
         fields=[Field(name="name", label=_("Name"), value=name, hint=hint)] if known is None else [],
-        back=ask.link("alerts"),
-        crumbs=[(_("Alerts"), ask.link("alerts"))],
-        right=Right.CONSOLE,
-        template=f"{kind}.html",
-    )
+        back=ask.link("alerts"), crumbs=ask.crumbs("alerts"), right=Right.CONSOLE, template=f"{kind}.html",
+    )  # fmt: skip
 
 
 def _review(
@@ -283,14 +275,9 @@ def _reviewed(
 
     what = _("one notice to the channel") if action.startswith("test") else _("nothing: the console keeps it")
     return Review(
-        action=action,
-        target=name,
-        right=Right.CONSOLE,
-        rows=[(_("Rule") if is_rule else _("Channel"), name), *rows],
-        requests=[what],
-        back=ask.link("alerts"),
-        run=done,
-    )
+        action=action, target=name, right=Right.CONSOLE, rows=[(_("Rule") if is_rule else _("Channel"), name), *rows],
+        requests=[what], back=ask.link("alerts"), run=done,
+    )  # fmt: skip
 
 
 def _named(name: str, what: str, known: Mapping[str, T]) -> T:

@@ -44,7 +44,7 @@ async def dead(ask: Ask) -> Page:
         for one in sorted(groups, key=lambda one: (-(one.dead or 0), one.name))
     ]
     values = {"groups": rows, "unknown": unknown, "atMs": ask.snapshot.at_ms}
-    return Page(template="dead.html", title=_("Dead letters"), values=values, live_s=30, command="rmq dead list")
+    return Page("dead.html", _("Dead letters"), values, command="rmq dead list")
 
 
 async def group_dead(ask: Ask) -> Page:
@@ -141,9 +141,8 @@ async def _review(ask: Ask, form: Form, name: str, by: str, given: dict[str, str
             )
         )
     if "" in found.targets:
-        raise ValueError(
-            _("{targets:,} do not say where they came from: give a topic to send to", targets=found.targets[""])
-        )
+        why = _("{targets:,} do not say where they came from: give a topic to send to", targets=found.targets[""])
+        raise ValueError(why)
     others: list[str] = []
     if job.target:
         await admin.calls.route(job.target)  # a send to a topic without a route might create it
@@ -238,7 +237,7 @@ def _shown(ask: Ask, job: Job) -> dict[str, Any]:
 async def jobs(ask: Ask) -> Page:
     """Every replay, the newest first."""
     found = [_shown(ask, job) for job in ask.console.jobs.all() if job.env == ask.env.name]
-    return Page(template="jobs.html", title=_("Replays"), values={"jobs": found}, live_s=10)
+    return Page("jobs.html", _("Replays"), {"jobs": found})
 
 
 async def job(ask: Ask) -> Page | Response:
@@ -256,13 +255,9 @@ async def job(ask: Ask) -> Page | Response:
         return FileResponse(path, media_type="application/octet-stream", filename=f"{name}.jsonl")
     values = {"job": _shown(ask, found), "hasLines": path is not None}
     return Page(
-        template="job.html",
-        title=_("Replay of {group}", group=found.group),
-        values=values,
-        more={"mayChange": ask.may_change},
-        live_s=1 if found.status is Status.RUNNING else 10,
-        crumbs=[(_("Replays"), ask.link("jobs"))],
-    )
+        "job.html", _("Replay of {group}", group=found.group), values, {"mayChange": ask.may_change},
+        live_s=1 if found.status is Status.RUNNING else 10, crumbs=ask.crumbs("jobs"),
+    )  # fmt: skip
 
 
 async def _acted(ask: Ask, found: Job) -> Page:
@@ -274,9 +269,7 @@ async def _acted(ask: Ask, found: Job) -> Page:
         jobs.pause(found)
         ask.audit(_("pause replay"), found.group, "done", found.id)
         values = {"action": _("pause replay"), "target": found.group, "result": {"job": found.id, "state": "pausing"}}
-        return Page(
-            template="done.html", title=_("Done: pause replay"), values=values, more={"back": back, "sent": None}
-        )
+        return Page("done.html", _("Done: pause replay"), values, {"back": back, "sent": None})
     if action != "resume":
         raise Fault(400, _("What?"), _("action {action!r} must be pause or resume", action=action))
     progress = jobs.progress(found)

@@ -20,13 +20,10 @@ async def explain_page(ask: Ask) -> Page:
     named = _named(ask)
     values: dict[str, Any] = {"group": group, "topic": topic, "explanation": None, "timeline": [], "trouble": ""}
     page = Page(
-        template="explain.html",
-        title=_("Why did {group} not consume it?", group=group),
-        values=values,
-        more={"asked": {name: ask.text(name) for name in ("topic", "id", "key", "queue", "offset", "broker")}},
-        command=shell("rmq explain", topic or "TOPIC", group, *_words(ask)),
-        crumbs=[(_("Groups"), ask.link("groups")), (group, ask.link("groups", group))],
-    )
+        "explain.html", _("Why did {group} not consume it?", group=group), values,
+        {"asked": {name: ask.text(name) for name in ("topic", "id", "key", "queue", "offset", "broker")}},
+        command=shell("rmq explain", topic or "TOPIC", group, *_words(ask)), crumbs=ask.crumbs("groups", group),
+    )  # fmt: skip
     page.more["topics"] = state.topics if state is not None else []
     if named is None:
         return page

@@ -29,10 +29,10 @@ async def tester(ask: Ask) -> Page:
         trouble = str(error)
     asked = {"expression": expression, "type": kind, "topic": topic, "properties": ask.text("properties")}
     return Page(
-        template="filter.html",
-        title=_("Filter tester"),
-        values={"found": found, "trouble": trouble, "differ": found.differ if found is not None else 0},
-        more={
+        "filter.html",
+        _("Filter tester"),
+        {"found": found, "trouble": trouble, "differ": found.differ if found is not None else 0},
+        {
             "asked": asked,
             "kinds": (SQL92, TAG),
             "topics": sorted(one.name for one in ask.snapshot.topics.values() if one.kind == "normal")[:1_000],

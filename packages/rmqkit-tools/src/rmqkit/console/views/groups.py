@@ -46,9 +46,7 @@ async def groups(ask: Ask) -> Page:
         "q": ask.text("q"),
         "sort": sort,
     }
-    return Page(
-        template="groups.html", title=_("Groups"), values=values, more=more, live_s=10, command="rmq group lags"
-    )
+    return Page("groups.html", _("Groups"), values, more, command="rmq group lags")
 
 
 async def group(ask: Ask) -> Page:
@@ -103,13 +101,7 @@ async def group(ask: Ask) -> Page:
         "charts": await history.charts(ask, [("lag", [name]), ("age", [name])], marks),
     }
     return Page(
-        template="group.html",
-        title=name,
-        values=values,
-        more=more,
-        live_s=10,
-        command=shell("rmq group progress", name),
-        crumbs=[(_("Groups"), ask.link("groups"))],
+        "group.html", name, values, more, command=shell("rmq group progress", name), crumbs=ask.crumbs("groups")
     )
 
 

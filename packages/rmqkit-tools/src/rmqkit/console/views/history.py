@@ -68,16 +68,9 @@ async def _chart(ask: Ask, figure: str, names: Sequence[str], marks: Sequence[Ma
         first = _("first {shown} of {all}", shown=len(shown), all=len(names))
         note += Markup(' <span class="unit">{}</span>').format(ask.say(first))
     return line_chart(
-        known.title,
-        known.unit,
-        lines,
-        known.show,
-        top_of=known.top,
-        span=(begin, end),
-        marks=marks,
-        note=note,
+        known.title, known.unit, lines, known.show, top_of=known.top, span=(begin, end), marks=marks, note=note,
         say=ask.say,
-    )
+    )  # fmt: skip
 
 
 def sparks(ask: Ask, figure: str, names: Iterable[str]) -> dict[str, Markup]:
@@ -167,14 +160,11 @@ async def series(ask: Ask) -> Page:
     }
     place, where = f"{known.of}s", name.partition("@")[0]
     return Page(
-        template="series.html",
-        title=_("{title}: {name}", title=known.title, name=name),
-        values=values,
-        more={"charts": await charts(ask, [(figure, [name])], marks), "tabs": tabs(ask, "history", figure, name)},
-        live_s=30,
+        "series.html", _("{title}: {name}", title=known.title, name=name), values,
+        {"charts": await charts(ask, [(figure, [name])], marks), "tabs": tabs(ask, "history", figure, name)},
         command=shell("rmq group progress", name) if known.of == "group" else "",
         crumbs=[(place.capitalize(), ask.link(place)), (where, ask.link(place, where))],
-    )
+    )  # fmt: skip
 
 
 def _brokers(ask: Ask, of: str, name: str) -> list[str]:
@@ -207,4 +197,4 @@ async def kept(ask: Ask) -> Page:
         "matched": len(matched),
     }
     more = {"q": ask.text("q"), "titles": {key: _title(key) for key in names}}
-    return Page(template="history.html", title=_("History"), values=values, more=more)
+    return Page("history.html", _("History"), values, more)

@@ -110,18 +110,10 @@ async def _shown(ask: Ask, message: ReceivedMessage) -> Page | Response:
         "is_future": lambda event: isinstance(event, Event) and event.is_due,
     }
     return Page(
-        template="message.html",
-        title=_("Message {id}", id=message.msg_id),
-        values=values,
-        more=more,
-        live_s=5 if is_under_way else 0,
+        "message.html", _("Message {id}", id=message.msg_id), values, more, live_s=5 if is_under_way else 0,
         command=shell("rmq message show", message.msg_id, "-t", topic),
-        crumbs=[
-            (_("Topics"), ask.link("topics")),
-            (topic, ask.link("topics", topic)),
-            (_("Messages"), ask.link("topics", topic, "messages")),
-        ],
-    )
+        crumbs=[*ask.crumbs("topics", topic), (_("Messages"), ask.link("topics", topic, "messages"))],
+    )  # fmt: skip
 
 
 def _members(ask: Ask, group: str) -> list[str]:

@@ -16,15 +16,12 @@ _TABS = (("delays", _("Delays")), ("timed", _("Timed messages")), ("transactions
 _TIMED_SHOWN = 200
 
 
-def _page(ask: Ask, name: str, title: str, values: dict[str, object], *, live_s: float = 10) -> Page:
+def _page(ask: Ask, name: str, title: str, values: dict[str, object]) -> Page:
     return Page(
-        template=f"waiting_{name}.html",
-        title=title,
-        values=values,
-        more={"places": [(key, text, ask.link("waiting", key)) for key, text in _TABS], "shown": name},
-        live_s=live_s,
+        f"waiting_{name}.html", title, values,
+        {"places": [(key, text, ask.link("waiting", key)) for key, text in _TABS], "shown": name},
         command=shell("rmq waiting", name),
-    )
+    )  # fmt: skip
 
 
 async def delays(ask: Ask) -> Page:
@@ -50,7 +47,7 @@ async def timed(ask: Ask) -> Page:
         return await _timed_changed(ask)
     topic = ask.text("topic")
     found = await ask.admin.waiting.timed(topic=topic)
-    page = _page(ask, "timed", _("Timed messages"), {"found": found}, live_s=0)
+    page = _page(ask, "timed", _("Timed messages"), {"found": found})
     page.more |= {"topic": topic, "rows": _TIMED_SHOWN}
     return page
 
