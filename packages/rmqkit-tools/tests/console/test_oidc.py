@@ -69,6 +69,7 @@ async def test_claims_that_are_refused(tmp_path: Path, claims: dict[str, Any], w
         provider.claims |= claims
         answer = await log_in(provider, browser)
         await is_refused(answer, why, console, browser)
+        assert "Log out of Acme" in answer.text, "to log in with another account"
 
 
 @pytest.mark.parametrize("sign", ["none", "secret", "other key"])

@@ -99,12 +99,14 @@ def _back(ask: Ask) -> str:
 
 
 async def _login_page(ask: Ask, trouble: str, status: int) -> Page:
+    # After a refusal, too: the provider would log the same account in again.
+    is_left = bool(ask.text("left") or ask.text("state"))
     provider, here = ask.console.oidc, ask.console.origin(ask.request) + ask.link.out("login")
     values = {
         "isCluster": ask.console.is_cluster_login,
         "hasPasswords": ask.console.is_cluster_login or ask.console.file_users is not None,
         "provider": provider.settings.label if provider is not None else "",
-        "leave": await provider.leave_address(here) if provider is not None and ask.text("left") else "",
+        "leave": await provider.leave_address(here) if provider is not None and is_left else "",
         "trouble": trouble,
     }
     more = {"next": _back(ask)}
