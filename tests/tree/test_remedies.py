@@ -1,8 +1,8 @@
 """Commands and settings that errors, pages and help texts name: each command parses, and each setting exists.
 
 Texts are taken from the source: strings that are no docstrings, the docstrings of commands (their help), and templates.
-A value in an f-string becomes a word that fits everywhere. A text from ``rmq`` on, up to a mark such as a semicolon,
-has to be
+A value in an f-string, or of the console's ``shell``, becomes a word that fits everywhere. A text from ``rmq`` on, up
+to a mark such as a semicolon, has to be
 
 =======  ==================================================================================================
 remedy   a whole command that its own checks accept, without a placeholder: people paste it
@@ -59,7 +59,10 @@ UNKNOWN = {"MASTERS_STORE"}
 def texts_of(path: Path) -> Iterator[tuple[str, str]]:
     """Return the texts of a module or of a template, each with its kind."""
     if path.suffix == ".html":
-        text = re.sub(r'" ~ [\w.]+ ~ "', VALUE, path.read_text())
+        text = path.read_text()
+        for call in re.findall(r"shell\([^()]*\)", text):
+            yield from _strings(ast.parse(call), "page")
+            text = text.replace(call, "")
         yield from (("page", one) for one in re.findall(r'"(rmq [^"]*)"', text))
         found = re.findall(r"<code>(rmq .*?)</code>", text)
         yield from (("page", re.sub(r"\{\{.*?\}\}", VALUE, one)) for one in found)
@@ -79,7 +82,9 @@ def _strings(tree: ast.AST, kind: str) -> Iterator[tuple[str, str]]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "shell":
+            yield kind, " ".join(word for one in node.args for word in _words(one))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield kind, NAMED_PLACES.sub(VALUE, node.value)
         elif isinstance(node, ast.JoinedStr):
             yield kind, "".join(one.value if isinstance(one, ast.Constant) else VALUE for one in node.values)
@@ -88,6 +93,18 @@ def _strings(tree: ast.AST, kind: str) -> Iterator[tuple[str, str]]:
                     yield from _strings(one, kind)
         else:
             yield from _strings(node, "help" if isinstance(node, ast.keyword) and node.arg == "help" else kind)
+
+
+def _words(node: ast.expr) -> list[str]:
+    """Return the words that an argument of ``shell`` adds to a command; of a choice, those of the first."""
+    match node:
+        case ast.Constant():
+            return [str(node.value)]
+        case ast.Starred(value=ast.IfExp(body=ast.Tuple(elts=words) | ast.List(elts=words))):
+            return [word for one in words for word in _words(one)]
+        case ast.Starred():
+            return []
+    return [VALUE]
 
 
 @pytest.fixture(scope="module")

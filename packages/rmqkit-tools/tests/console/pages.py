@@ -85,7 +85,7 @@ def make_rules(base: str) -> None:
     at = f"{base.rstrip('/')}/{ENV}"
     rule = {"figure": "lag", "selector": "*", "operator": ">", "value": "5", "samples": "1", "channel": "hook"}
     for path, form in (
-        ("new-channel", {"name": "hook", "kind": "webhook", "url": "http://127.0.0.1:9/in?key=1", "secret": "x"}),
+        ("new-channel", {"name": "hook", "url": "http://127.0.0.1:9/in?key=1", "secret": "x"}),
         ("new-rule", {"name": "behind", **rule}),
         ("new-rule", {"name": "disk", **rule, "figure": "disk", "value": "0.999"}),
     ):

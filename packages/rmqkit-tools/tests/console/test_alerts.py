@@ -20,7 +20,7 @@ from rmqkit.admin.diagnosis.health import Snapshot
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.console import Console
 from rmqkit.console.access.logins import Role, User
-from rmqkit.console.alerts.channels import _SHAPES, ANSWER_S, Channel, Event, deliver
+from rmqkit.console.alerts.channels import ANSWER_S, Channel, Event, deliver
 from rmqkit.console.alerts.rules import Alerts, Rule
 from rmqkit.errors import SettingsError
 from tests.console.asgi import Answer, Browser, served
@@ -68,8 +68,12 @@ class Receiver(Struct):
     def events(self) -> list[dict[str, Any]]:
         return [json.loads(body) for _, _, body in self.got]
 
-    def channel(self, kind: str = "webhook") -> Channel:
-        return Channel(name="hook", kind=kind, url=f"http://127.0.0.1:{self.port}/in?key=k-e-y", secret=SECRET)
+    def channel(self) -> Channel:
+        return Channel(name="hook", url=f"http://127.0.0.1:{self.port}/in?key=k-e-y", secret=SECRET)
+
+    def service(self) -> Channel:
+        """A service of apprise that posts JSON to a host of one's own."""
+        return Channel(name="hook", url=f"json://anna:p-a-s-s@127.0.0.1:{self.port}/k-e-y?+X-Token=t-o-k-e-n")
 
 
 @asynccontextmanager
@@ -260,8 +264,6 @@ async def test_a_file_of_rules_that_cannot_be_read_is_set_aside_and_said(tmp_pat
     [
         (b"HTTP/1.1 204 No\r\n\r\n", ""),
         (b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n", "it answers 302"),
-        (b'HTTP/1.1 200 OK\r\n\r\n{"errcode": 310000, "errmsg": "sign\\u202e wrong"}', "it refuses: 310000 sign"),
-        (b'HTTP/1.1 200 OK\r\n\r\n{"code": 0, "msg": "success"}', ""),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 1_000_000, ""),
         (b"SSH-2.0-OpenSSH\r\n", "cannot be reached"),
         (b"", "cannot be reached"),
@@ -270,21 +272,78 @@ async def test_a_file_of_rules_that_cannot_be_read_is_set_aside_and_said(tmp_pat
 async def test_answers_of_receivers(answer: bytes, trouble: str) -> None:
     async with receiving() as receiver:
         receiver.answer = answer
-        found = await deliver(receiver.channel("wecom"), event(), START)
+        found = await deliver(receiver.channel(), event())
         assert found.startswith(trouble)
         assert bool(found) == bool(trouble)
         assert len(receiver.got) == 1  # no redirect was followed
         assert "k-e-y" not in found
-        assert "\u202e" not in found
 
 
-async def test_a_receiver_that_hangs_is_left() -> None:
+async def test_a_receiver_that_hangs_is_left_and_gets_nothing_until_it_lets_go() -> None:
     async with receiving() as receiver:
         receiver.hangs = True
         loop = asyncio.get_running_loop()
         began = loop.time()
-        assert await deliver(receiver.channel(), event(), START) == "no answer within 10 s"
+        assert await deliver(receiver.channel(), event()) == "no answer within 10 s"
         assert loop.time() - began < ANSWER_S + 1
+        assert "has not ended" in await deliver(receiver.channel(), event())
+        assert len(receiver.got) == 1, "no second thread waits for the same receiver"
+
+
+# -- services of apprise
+
+
+async def test_a_service_of_apprise_gets_the_text_of_an_event(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with receiving() as receiver:
+        assert await deliver(receiver.service(), event()) == ""
+        ((_, headers, body),) = receiver.got
+        sent = json.loads(body)
+        assert (sent["title"], sent["message"], sent["type"]) == ("FIRING r: g", "FIRING <lag> & more", "failure")
+        assert headers["x-token"] == "t-o-k-e-n"
+    assert not [word for word in ("k-e-y", "p-a-s-s", "t-o-k-e-n") if word in caplog.text]
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        (b"HTTP/1.1 403 No\r\ncontent-length: 5\r\n\r\nk-e-y", "error=403"),
+        (b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n", "error=302"),
+        (b"", "Connection error"),
+    ],
+)
+async def test_the_cause_of_a_failed_delivery_is_shown_without_keys(
+    answer: bytes, cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with receiving() as receiver:
+        receiver.answer = answer
+        found = await deliver(receiver.service(), event())
+        assert cause in found
+        assert len(receiver.got) == 1, "no redirect is followed"
+        assert not [word for word in ("k-e-y", "p-a-s-s", "t-o-k-e-n", "anna") if word in found + caplog.text]
+
+
+async def test_an_apprise_service_that_nobody_serves_names_the_fault_of_the_network() -> None:
+    async with receiving() as receiver:
+        port = receiver.port
+    assert "(Connection refused)" in await deliver(Channel(name="c", url=f"json://127.0.0.1:{port}/k-e-y"), event())
+
+
+async def test_others_still_log_what_apprise_says(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    Channel(name="c", url="json://127.0.0.1:1").check()
+    logging.getLogger("apprise").info("sent by another part of this program")
+    logging.getLogger("apprise").debug("https://host/key")
+    assert caplog.messages == ["sent by another part of this program"]
+
+
+async def test_an_alert_goes_out_through_apprise() -> None:
+    async with receiving() as receiver, running(None, receiver, LAG) as found:
+        await found.put_channel(receiver.service())
+        await looks(found, *[{"lag": 500}] * 3)
+        assert [one["type"] for one in receiver.events] == ["failure"]
+        assert found.happened[-1].what == "delivered"
 
 
 def event(text: str = "FIRING <lag> & more") -> Event:
@@ -294,28 +353,37 @@ def event(text: str = "FIRING <lag> & more") -> Event:
     )  # fmt: skip
 
 
-def test_shapes_of_robots() -> None:
-    now_ms = 1_700_000_000_123
-    sent = {kind: shape(event(), "s", now_ms) for kind, shape in _SHAPES.items()}
-    assert sent["slack"].body == {"text": "FIRING &lt;lag&gt; &amp; more"}
-    assert sent["wecom"].body == {"msgtype": "text", "text": {"content": "FIRING <lag> & more"}}
-    assert sent["dingtalk"].query == {
-        "timestamp": "1700000000123", "sign": "79pS6NioQ8Iq3d1PeVkEtBIv2FunnUCwLPwzv0vSQkw=",
-    }  # fmt: skip
-    assert sent["feishu"].body["timestamp"] == "1700000000"
-    assert (
-        sent["feishu"].body["sign"] == "+z1fiKH1w9xoRwSUZju5W5ZBj/d5cwS4H+5mTClDOl4="
-    )  # both computed by openssl dgst
-    assert sent["feishu"].body["content"] == {"text": "FIRING <lag> & more"}
+@pytest.mark.parametrize(
+    "url",
+    ["nothing://h/", "http://", "http://u:p@h/", "http://h/ x", "http://h/\r\nx: y", "http://h:99999/", "http://h/#f",
+     "x", "slack://k-e-y", "mailto://"],
+)  # fmt: skip
+def test_addresses_that_are_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="address") as refused:
+        Channel(name="c", url=url).check()
+    assert "k-e-y" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["ftp://h/", "http://", "http://u:p@h/", "http://h/ x", "http://h/\r\nx: y", "http://h:99999/", "http://h/#f", "x"],
+    ("url", "place"),
+    [
+        ("https://hooks.example:8443/k-e-y", "https://hooks.example:8443/…"),
+        ("slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ/#general", "slack://…"),
+        ("mailto://anna:secret@example.org?to=ops@example.org", "mailto://…"),
+        ("dingtalk://abcdefghijklmnopqrst/15551234567", "dingtalk://…"),
+        ("feishu://abcdefghijklmnopqrst", "feishu://…"),
+        ("wecombot://abcdefghijklmnopqrst", "wecombot://…"),
+    ],
 )
-def test_addresses_that_are_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="address"):
-        Channel(name="c", url=url).check()
+def test_addresses_that_are_known_and_what_is_shown_of_them(url: str, place: str) -> None:
+    channel = Channel(name="c", url=url)
+    channel.check()
+    assert channel.place == place
+
+
+def test_only_a_webhook_has_a_secret() -> None:
+    with pytest.raises(ValueError, match="only webhooks"):
+        Channel(name="c", url="json://127.0.0.1", secret="s").check()
 
 
 @pytest.mark.parametrize(
@@ -333,30 +401,6 @@ def test_addresses_that_are_refused(url: str) -> None:
 def test_rules_that_are_refused(change: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         Rule(**({"name": "lag", "figure": "lag", "value": 1.0} | change)).check({})
-
-
-class Pager:
-    """A plug-in's channel."""
-
-    kind = "pager"
-
-    def __init__(self) -> None:
-        self.got: list[tuple[Event, str, str]] = []
-
-    async def send(self, event: Event, url: str, secret: str) -> None:
-        self.got.append((event, url, secret))
-        if len(self.got) == 1:
-            raise ValueError(f"no answer of {url} with {secret}")
-
-
-async def test_a_channel_of_a_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    pager = Pager()
-    monkeypatch.setattr("rmqkit.console.alerts.channels._plugins", lambda: {"pager": pager})
-    channel = Channel(name="p", kind="pager", url="https://pager.example/k-e-y", secret=SECRET)
-    channel.check()
-    assert await deliver(channel, event(), START) == "ValueError: no answer of … with …"
-    assert await deliver(channel, event(), START) == ""
-    assert [one[1:] for one in pager.got] == [("https://pager.example/k-e-y", SECRET)] * 2
 
 
 # -- pages
@@ -378,9 +422,7 @@ async def test_rules_and_channels_are_made_by_forms(tmp_path: Path, caplog: pyte
     async with receiving() as receiver, served(tmp_path / "store", state=tmp_path / "state") as (_, console, browser):
         alerts, shown = console.envs["local"].alerts, []
         url = f"http://127.0.0.1:{receiver.port}/in?key=k-e-y"
-        review = await browser.post(
-            "/local/new-channel", {"name": "hook", "kind": "webhook", "url": url, "secret": SECRET}
-        )
+        review = await browser.post("/local/new-channel", {"name": "hook", "url": url, "secret": SECRET})
         assert alerts.channels == {}  # it was only looked at
         shown += [review, await browser.post("/local/new-channel", {"review": token(review)})]
         assert alerts.channels == {"hook": receiver.channel()}
@@ -396,9 +438,14 @@ async def test_rules_and_channels_are_made_by_forms(tmp_path: Path, caplog: pyte
         assert "Alerts that fire" in (await browser.get("/local/")).text
         await change(browser, "/local/alerts/late", {"do": "silence", "hours": "8"})
         assert alerts.rules["late"].silent_until_ms > SYSTEM_CLOCK.now_ms()
-        await change(browser, "/local/channels/hook", {"kind": "slack"})
+        await change(browser, "/local/channels/hook", {"no_secret": "yes"})
+        assert alerts.channels["hook"].secret == ""
+        await change(browser, "/local/channels/hook", {"secret": SECRET})
         assert alerts.channels["hook"].url == url  # what is empty stays
-        elsewhere = {"kind": "slack", "url": "http://127.0.0.1:1/"}
+        wrong = await browser.post("/local/channels/hook", {"url": "slack://k-e-y"})
+        assert (wrong.status, "one of apprise" in wrong.text, "k-e-y" in wrong.text) == (400, True, False)
+        elsewhere = {"url": "http://127.0.0.1:1/"}
+        assert alerts.channels["hook"].secret == SECRET
         await change(browser, "/local/channels/hook", elsewhere)
         assert alerts.channels["hook"].secret == ""  # a secret does not go to another host
         assert "409" in str((await change(browser, "/local/channels/hook", {"do": "delete"})).status)  # a rule uses it
@@ -422,7 +469,7 @@ async def test_rules_and_channels_are_made_by_forms(tmp_path: Path, caplog: pyte
 async def test_who_may_change_what(tmp_path: Path) -> None:
     user = User("anna", Role.VIEWER)
     async with served(tmp_path, authorize=lambda _: user) as (_, console, browser):
-        channel = {"name": "hook", "kind": "webhook", "url": "http://127.0.0.1:1/"}
+        channel = {"name": "hook", "url": "http://127.0.0.1:1/"}
         rule = {"name": "late", "figure": "lag", "selector": "*", "operator": ">", "value": "10", "samples": "1"}
         assert (await browser.post("/local/new-rule", rule)).status == 403
         user = User("otto", Role.OPERATOR)

@@ -116,7 +116,13 @@ async def test_a_login_leads_to_no_other_site(tmp_path: Path) -> None:
     users = tmp_path / "users"
     users.write_text(password_line("vera", Role.VIEWER, "secret") + "\n")
     async with served(tmp_path / "store", users=users) as (_, console, _):
-        for place in ("//evil.example/", "https://evil.example/", "/\\evil.example", "javascript:alert(1)"):
+        for place in (
+            "//evil.example/",
+            "https://evil.example/",
+            "/\\evil.example",
+            "/\t/evil.example/",
+            "javascript:alert(1)",
+        ):
             browser = Browser(console, address=f"10.0.0.{len(place)}")
             answer = await browser.post(f"/login?next={quote(place, safe='')}", {"name": "vera", "secret": "secret"})
             assert answer.headers["location"] == "/"

@@ -8,8 +8,9 @@ attribute                              what it is
 ``decode_body(topic, message)``        the text of a message's body, or None where it is not this hook's; pages of
                                        messages show the first text that a hook gives
 ``routes(console)``                    pages of its own, an `OwnPage` each, which the navigation shows
-``alert_channel``                      a kind of channel for alerts (`rmqkit.console.alerts.channels.AlertChannel`)
 =====================================  ===========================================================================
+
+A hook's module may also declare notification services with ``apprise.decorators.notify``: alert channels can use them.
 
 A decoder that raises is logged and said in place of the body: the page stays. So it is with one that takes longer than
 `DECODE_S`, which is not called again; bodies above `DECODE_BYTES_MAX` are not given to any. Decoders run in a thread.
@@ -18,8 +19,6 @@ Where bodies are hidden, none is called.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -28,6 +27,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from rmqkit.console.threads import in_thread
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.sentences import _
@@ -93,24 +93,20 @@ class Hooks:
         thread cannot be ended."""
         if not self._decoders or not messages:
             return [None] * len(messages)
-        loop, done = asyncio.get_running_loop(), asyncio.Event()
+        ended = threading.Event()
         texts: list[str | None] = [_("not decoded: no time was left for this body")] * len(messages)
         at_work: list[DecodeBody] = []
 
         def run() -> None:
             for number, message in enumerate(messages):
-                if done.is_set():
+                if ended.is_set():
                     return
                 texts[number] = self._decoded(message, at_work)
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                loop.call_soon_threadsafe(done.set)
 
-        threading.Thread(target=run, name=_("decode bodies"), daemon=True).start()
         try:
-            async with asyncio.timeout(DECODE_S):
-                await done.wait()
+            await in_thread(run, DECODE_S)
         except TimeoutError:
-            done.set()
+            ended.set()
             for decoder in at_work[:1]:
                 _log.error("console: a decoder of bodies did not end in %g s and is not called again", DECODE_S)
                 self._hung.append(decoder)

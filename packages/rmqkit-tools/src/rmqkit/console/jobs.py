@@ -202,9 +202,8 @@ class Jobs:
     def begin(self, job: Job, credentials: Credentials | None) -> Job:
         """Begin a new one. Raises SettingsError: there is one of this group, too many, or no folder for them."""
         if self._folder is None:
-            raise SettingsError(
-                _("this console keeps no jobs: start it with --jobs DIR, so that a replay can be resumed")
-            )
+            why = _("this console keeps no jobs: start it with --jobs DIR, so that a replay can be resumed")
+            raise SettingsError(why)
         job.id = f"replay-{secrets.token_hex(5)}"
         self._check(job)
         for old in self.all()[JOBS_KEPT:]:
@@ -309,16 +308,10 @@ class Jobs:
     async def _replay(self, job: Job, run: _Run, stop: Stop, credentials: Credentials | None) -> None:
         options = self._options(credentials)
         plan = Plan(
-            task=job.id,
-            selection=job.selection,
-            group=job.group,
-            target=job.target or None,
-            memory=(self._memory_path(job), _memory_task(job)),
-            is_again=job.again,
-            state=self._path(job, ".state.json"),
-            audit=self._path(job, ".audit.jsonl"),
-            rate=job.rate,
-        )
+            task=job.id, selection=job.selection, group=job.group, target=job.target or None,
+            memory=(self._memory_path(job), _memory_task(job)), is_again=job.again,
+            state=self._path(job, ".state.json"), audit=self._path(job, ".audit.jsonl"), rate=job.rate,
+        )  # fmt: skip
         async with AsyncExitStack() as stack:
             runtime = ClientRuntime(job.name_servers, settings=ClientSettings(**options))
             await runtime.start()

@@ -42,6 +42,10 @@ def console(
     users: Annotated[
         Path | None, typer.Option(help="File of users, of lines that rmq console user writes.", show_default=False)
     ] = None,
+    oidc: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON of a provider of OpenID Connect to log in with.", show_default=False),
+    ] = None,
     cert: Annotated[Path | None, typer.Option(help="Certificate for https, PEM.", show_default=False)] = None,
     key: Annotated[Path | None, typer.Option(help="Its private key, PEM.", show_default=False)] = None,
     behind_proxy: Annotated[
@@ -88,7 +92,7 @@ def console(
         raise SettingsError("--cert and --key belong together: give both")
     fault = listen_fault(
         host,
-        has_users=login or users is not None,
+        has_users=login or users is not None or oidc is not None,
         has_tls=cert is not None,
         is_behind_proxy=bool(behind_proxy),
         is_insecure=insecure,
@@ -107,6 +111,7 @@ def console(
         read_only=read_only or is_open,
         login=login,
         users=users,
+        oidc=oidc,
         hide_bodies=hide_bodies,
         hide_all_bodies=is_open,
         banner=_BANNER if is_open else "",

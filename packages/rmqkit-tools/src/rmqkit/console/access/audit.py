@@ -85,28 +85,19 @@ class Audit:
                 self._file = _OwnFile(path, maxBytes=FILE_BYTES, backupCount=FILES - 1, encoding="utf-8")
                 self._last.extend(_tail(path))
             except OSError as error:
-                raise SettingsError(
-                    _(
-                        "audit file {path}: {strerror}: name another one with --audit",
-                        path=path,
-                        strerror=error.strerror,
-                    )
-                ) from None
+                why = _(
+                    "audit file {path}: {strerror}: name another one with --audit", path=path, strerror=error.strerror
+                )
+                raise SettingsError(why) from None
 
     def write(
         self, user: str, address: str, env: str, action: str, target: str, outcome: str, detail: str = ""
     ) -> None:
         """Write a line; it is in the file when this returns. Raises OSError: it is not, and nothing may be changed."""
         line = AuditLine(
-            at=self._clock.now_ms(),
-            user=user,
-            address=address,
-            env=env,
-            action=action,
-            target=target,
-            outcome=outcome,
-            detail=detail,
-        )
+            at=self._clock.now_ms(), user=user, address=address, env=env, action=action, target=target,
+            outcome=outcome, detail=detail,
+        )  # fmt: skip
         if self._file is not None:
             text = msgspec.json.encode(line, enc_hook=plain).decode()
             record = logging.LogRecord("audit", logging.INFO, "", 0, text, None, None)

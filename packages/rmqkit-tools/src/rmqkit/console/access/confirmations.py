@@ -8,6 +8,7 @@ cannot be taken back asks for a name to be typed. Reviews are kept in memory for
 from __future__ import annotations
 
 import asyncio
+import enum
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -22,11 +23,20 @@ KEPT_MS = 600_000
 REVIEWS_MAX = 1_000
 
 
-class Review(Struct, kw_only=True):
-    """What is to be done.
+class Right(enum.Enum):
+    """What a user needs for a change."""
+
+    SEND = "send messages, replay dead letters"
+    ADMINISTER = "change the cluster: of a cluster's user the broker decides"
+    CONSOLE = "change the console's own rules, which no broker knows"
+
+
+class Review(Struct):
+    """What is to be done. ``Ask.review`` and ``forms.change`` fill in what they know.
 
     Attributes:
-        user: who asked for it, who alone may confirm it.
+        user, env: who asked for it, who alone may confirm it, and where.
+        right: what the user needs to confirm it.
         action, target: as the audit has them.
         rows: what a person should see: name and value.
         requests: the requests that will be sent, in words.
@@ -39,15 +49,16 @@ class Review(Struct, kw_only=True):
         warning: what cannot be taken back, or empty.
     """
 
-    user: str
-    env: str
-    action: str
-    target: str
     rows: list[tuple[str, str]]
     requests: list[str]
-    command: str
-    back: str
     run: Callable[[], Awaitable[Any]]
+    action: str = ""
+    target: str = ""
+    command: str = ""
+    back: str = ""
+    right: Right = Right.ADMINISTER
+    user: str = ""
+    env: str = ""
     typed: str = ""
     moves: list[Any] = []
     look: Callable[[], Awaitable[dict[str, str]]] | None = None

@@ -37,7 +37,7 @@ from rmqkit.clock import Clock
 from rmqkit.errors import SettingsError
 from rmqkit.remoting.authentication import Credentials
 
-__all__ = ["LOCAL", "FileUsers", "Role", "Sessions", "Tries", "User", "password_line"]
+__all__ = ["LOCAL", "FileUsers", "LoginRefused", "Role", "Sessions", "Tries", "User", "password_line"]
 
 IDLE_MS, WHOLE_MS = 8 * 3_600_000, 24 * 3_600_000
 SESSIONS_MAX = 1_000
@@ -65,6 +65,10 @@ class User(Struct, frozen=True):
     name: str
     role: Role
     credentials: Credentials | None = None
+
+
+class LoginRefused(Exception):
+    """Nobody is logged in. The text says why, to the person and to the audit."""
 
 
 LOCAL = User("local", Role.ADMIN)

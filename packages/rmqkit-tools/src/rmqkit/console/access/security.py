@@ -16,8 +16,9 @@ Everything here is pure.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Collection, Mapping
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from rmqkit.sentences import _
 
@@ -54,7 +55,7 @@ def listen_fault(host: str, *, has_users: bool, has_tls: bool, is_behind_proxy: 
     """Why the console may not listen on an address, or nothing."""
     if is_loopback(host) or is_insecure or (has_users and (has_tls or is_behind_proxy)):
         return ""
-    missing = [] if has_users else ["users (--users FILE, or --login for those of the cluster)"]
+    missing = [] if has_users else ["users (--users FILE, --oidc FILE, or --login for those of the cluster)"]
     if not (has_tls or is_behind_proxy):
         missing.append("TLS (--cert and --key, or --behind-proxy NETWORKS)")
     return (
@@ -100,5 +101,5 @@ def origin_fault(method: str, headers: Mapping[str, str], own: str, *, has_cooki
 
 def is_own_path(path: str) -> bool:
     """Whether a text is a path of this site, and not an address of another one."""
-    # Browsers take \ for / and // for the beginning of another host: after a login they would go there.
-    return path.startswith("/") and not path.startswith("//") and "\\" not in path and "\n" not in unquote(path)
+    # Browsers take \ for / and // for the beginning of another host, and leave out tabs and line breaks before that.
+    return path.startswith("/") and not re.search(r"^//|\\|[\x00-\x1f\x7f]|%0[ad]", path, re.IGNORECASE)

@@ -1,66 +1,116 @@
-"""Where alerts are sent: channels, what each kind of receiver gets, and one delivery.
+"""Where alerts are sent: a webhook of the user, or any service of apprise; and one delivery.
 
-A channel's address is outsiders' ground: one connection with `ANSWER_S` for all of it, no redirect is followed, at
-most `ANSWER_BYTES` of an answer are read. Addresses carry keys, so people and logs see scheme and host alone; secrets
-nobody.
+=====================  =================================================================================================
+address                what is sent
+=====================  =================================================================================================
+``http://``, https     a POST with the `Event` as JSON; with a secret also its HMAC-SHA256, which apprise cannot compute
+any other              the event's text through `apprise <https://appriseit.com>`_: ``mailto://``, ``slack://``, …
+=====================  =================================================================================================
+
+Both block, so a delivery runs in a thread, for at most `ANSWER_S`. While a thread that took longer has not ended,
+nothing else is sent to its address. No redirect is followed: it would lead the console to an address that no admin has
+entered.
+
+Addresses carry keys. People and logs see the scheme, and the host of a webhook. The log lines of apprise and urllib3
+about a delivery are caught (`_Capture`), and the text of a cause loses every word of the address.
 """
 
 from __future__ import annotations
 
-import asyncio
-import base64
 import functools
 import hmac
-import json
+import http.client
+import logging
 import re
 import ssl
-from collections.abc import Callable
-from importlib.metadata import entry_points
-from typing import Any, Protocol
-from urllib.parse import urlencode, urlsplit
+import threading
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
-import h11
 import msgspec
 from msgspec import Struct
 
 from rmqkit.console.html.render import clean
+from rmqkit.console.threads import in_thread
 from rmqkit.sentences import _, plain
 
-__all__ = ["NAME", "AlertChannel", "Channel", "Event", "deliver", "kinds"]
+if TYPE_CHECKING:
+    from apprise import NotifyBase
 
-ANSWER_S, ANSWER_BYTES = 10.0, 64 << 10
+__all__ = ["NAME", "Channel", "Event", "deliver"]
+
+ANSWER_S = 10.0
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_NETWORK_FAULT = re.compile(r"\[(?:Errno -?\d+|SSL: \w+)\] ([\w ,-]+)|(Read timed out)")
+_lines: ContextVar[list[tuple[int, str]] | None] = ContextVar("lines of the delivery of this thread", default=None)
+_stuck: dict[str, threading.Event] = {}
+"""Addresses whose last delivery took too long, and whether its thread has ended since. Loop only."""
 
 
 class Channel(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Where notices go. ``kind``: ``webhook``, ``slack``, ``dingtalk``, ``feishu``, ``wecom``, or a plug-in's."""
+    """Where notices go.
+
+    Attributes:
+        name: of the channel, which rules refer to.
+        url: ``http://`` or ``https://`` of a webhook, or an address of apprise.
+        secret: signs what a webhook gets.
+    """
 
     name: str
-    kind: str = "webhook"
     url: str
     secret: str = ""
 
-    def check(self) -> None:
-        """Raises ValueError: a field cannot be used; its text says which, and not the address."""
-        if not NAME.fullmatch(self.name):
-            raise ValueError(_("name {name!r} must be 1 to 64 letters, digits, dots, - and _", name=self.name))
-        if self.kind not in kinds():
-            raise ValueError(_("kind {kind!r} must be one of {kinds}", kind=self.kind, kinds=", ".join(kinds())))
-        try:
-            parts = urlsplit(self.url)
-            is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            is_good, parts = False, urlsplit("")
-        if not is_good or len(self.url) > 2_000 or not self.url.isascii() or re.search(r"[\x00-\x20\x7f#]", self.url):
-            raise ValueError(_("the address must be http:// or https://, a host, and no blanks or #"))
-        if parts.username is not None or parts.password is not None:
-            raise ValueError(_("the address must have no user and password: put a key into the secret"))
+    @property
+    def kind(self) -> str:
+        """``webhook``, or the scheme of a service of apprise."""
+        scheme = self.url.partition("://")[0].lower()
+        return "webhook" if scheme in ("http", "https") else scheme
 
     @property
     def place(self) -> str:
-        """The address without what may be a key."""
+        """The address without what may be a key. In most addresses of apprise the host is one."""
+        if self.kind != "webhook":
+            return f"{self.kind}://…"
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "") + "/…"
+
+    def check(self) -> None:
+        """Load apprise's services for other addresses than webhooks: a second of CPU, for a thread.
+
+        Raises:
+            ValueError: a field cannot be used. The text says which, and does not show the address.
+        """
+        if not NAME.fullmatch(self.name):
+            raise ValueError(_("name {name!r} must be 1 to 64 letters, digits, dots, - and _", name=self.name))
+        if len(self.url) > 2_000 or not self.url.isascii() or re.search(r"[\x00-\x20\x7f]", self.url):
+            raise ValueError(_("the address must have at most 2,000 characters, and no blanks: write them as %20"))
+        if self.kind == "webhook":
+            self._check_webhook()
+            return
+        if self.secret:
+            raise ValueError(_("only webhooks have a secret: other addresses carry their own"))
+        _capture()
+        lines: list[tuple[int, str]] = []
+        entered = _lines.set(lines)
+        try:
+            _service(self.url)
+        except ValueError:
+            why = _cause(self, lines) or _("the scheme is unknown")
+            raise ValueError(_("the address is neither http(s):// nor one of apprise: {why}", why=why)) from None
+        finally:
+            _lines.reset(entered)
+
+    def _check_webhook(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            is_good = bool(parts.hostname) and parts.port != 0 and "#" not in self.url
+        except ValueError:
+            is_good, parts = False, urlsplit("")
+        if not is_good:
+            raise ValueError(_("the address of a webhook must be http:// or https:// and a host, without #"))
+        if parts.username is not None or parts.password is not None:
+            raise ValueError(_("the address must have no user and password: put a key into the secret"))
 
 
 class Event(Struct, rename="camel", kw_only=True):
@@ -82,144 +132,121 @@ class Event(Struct, rename="camel", kw_only=True):
     page: str
 
 
-class AlertChannel(Protocol):
-    """A plug-in's channel: ``alert_channel`` of what an entry point of the group ``rmqkit.console`` names."""
+async def deliver(channel: Channel, event: Event) -> str:
+    """Send a notice once. Return why it was not delivered, or an empty text; neither address nor secret are in it."""
+    if channel.url in _stuck:
+        if not _stuck[channel.url].is_set():
+            return _("the delivery before has not ended: its service does not answer")
+        del _stuck[channel.url]
+    ended = threading.Event()
 
-    kind: str
+    def run() -> str:
+        try:
+            return _post(channel, event) if channel.kind == "webhook" else _notify(channel, event)
+        finally:
+            ended.set()
 
-    async def send(self, event: Event, url: str, secret: str) -> None:
-        """Deliver a notice, or raise: its error's text is shown, and it is tried again."""
-        ...
-
-
-# -- shapes: what each kind of receiver is sent
-
-
-class Sent(Struct):
-    """A request: its body, headers, and what its address gets behind the ``?``."""
-
-    body: Any
-    headers: dict[str, str] = {}
-    query: dict[str, str] = {}
-
-
-def _webhook(event: Event, secret: str, now_ms: int) -> Sent:
-    return Sent(event, {"x-rmq-delivery": f"{event.id}-{event.state}"})
+    try:
+        return await in_thread(run, ANSWER_S)
+    except TimeoutError:
+        for url in [url for url, before in _stuck.items() if before.is_set()]:
+            del _stuck[url]
+        _stuck[channel.url] = ended
+        return _("no answer within {seconds:g} s", seconds=ANSWER_S)
 
 
-def _slack(event: Event, secret: str, now_ms: int) -> Sent:
-    return Sent({"text": event.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")})
+def _post(channel: Channel, event: Event) -> str:
+    """Send a webhook its event on a connection of its own."""
+    parts = urlsplit(channel.url)
+    body = msgspec.json.encode(event, enc_hook=plain)
+    headers = {"content-type": "application/json", "user-agent": "rmqkit-console", "connection": "close"}
+    headers["x-rmq-delivery"] = f"{event.id}-{event.state}"
+    if channel.secret:
+        headers["x-rmq-signature"] = "sha256=" + hmac.digest(channel.secret.encode(), body, "sha256").hex()
+    host = parts.hostname or ""
+    connection = (
+        http.client.HTTPSConnection(host, parts.port, timeout=ANSWER_S, context=ssl.create_default_context())
+        if parts.scheme == "https"
+        else http.client.HTTPConnection(host, parts.port, timeout=ANSWER_S)
+    )
+    try:
+        connection.request("POST", (parts.path or "/") + (f"?{parts.query}" if parts.query else ""), body, headers)
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        return _("cannot be reached: {reason}", reason=getattr(error, "strerror", None) or type(error).__name__)
+    finally:
+        connection.close()
+    if 300 <= status < 400:
+        return _("it answers {status}: redirects are not followed, give the address that it leads to", status=status)
+    return "" if 200 <= status < 300 else _("it answers {status}", status=status)
 
 
-def _dingtalk(event: Event, secret: str, now_ms: int) -> Sent:
-    sent = Sent({"msgtype": "text", "text": {"content": event.text}})
-    if secret:
-        sign = hmac.digest(secret.encode(), f"{now_ms}\n{secret}".encode(), "sha256")
-        sent.query = {"timestamp": str(now_ms), "sign": base64.b64encode(sign).decode()}
-    return sent
+# -- apprise
 
 
-def _feishu(event: Event, secret: str, now_ms: int) -> Sent:
-    body: dict[str, Any] = {"msg_type": "text", "content": {"text": event.text}}
-    if secret:
-        # Feishu's own way: the text is the key, nothing is what is signed, and the time is in seconds, where DingTalk
-        # has ms.
-        sign = hmac.digest(f"{now_ms // 1000}\n{secret}".encode(), b"", "sha256")
-        body |= {"timestamp": str(now_ms // 1000), "sign": base64.b64encode(sign).decode()}
-    return Sent(body)
+class _Capture(logging.Filter):
+    """Catches the lines of one logger about deliveries of ours: they show addresses with their keys. Other lines pass
+    as before."""
 
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        logger = logging.getLogger(name)
+        self._level = logger.getEffectiveLevel()
+        logger.addFilter(self)
+        logger.setLevel(logging.DEBUG)  # the reason of a network fault is logged at this level only
 
-def _wecom(event: Event, secret: str, now_ms: int) -> Sent:
-    return Sent({"msgtype": "text", "text": {"content": event.text}})
-
-
-_SHAPES: dict[str, Callable[[Event, str, int], Sent]] = {
-    "webhook": _webhook,
-    "slack": _slack,
-    "dingtalk": _dingtalk,
-    "feishu": _feishu,
-    "wecom": _wecom,
-}
+    def filter(self, record: logging.LogRecord) -> bool:
+        lines = _lines.get()
+        if lines is None:
+            return record.levelno >= self._level
+        lines.append((record.levelno, record.getMessage()))
+        return False
 
 
 @functools.cache
-def _plugins() -> dict[str, AlertChannel]:
-    hooks = (point.load() for point in entry_points(group="rmqkit.console"))
-    return {hook.alert_channel.kind: hook.alert_channel for hook in hooks if hasattr(hook, "alert_channel")}
+def _capture() -> list[_Capture]:
+    return [_Capture(name) for name in ("apprise", "urllib3.connectionpool")]
 
 
-def kinds() -> list[str]:
-    """Kinds of channels that there are."""
-    return [*_SHAPES, *_plugins()]
+def _service(url: str) -> NotifyBase:
+    """The service that an address names. Raises ValueError: apprise does not know it, or lacks a part of it."""
+    import apprise  # 0.3 s of CPU, and a second for the services
+
+    asset = apprise.AppriseAsset(app_id="rmqkit", app_desc="rmqkit console", service_timeout=0)
+    service = apprise.Apprise.instantiate(url, asset=asset)
+    if not isinstance(service, apprise.NotifyBase):
+        raise ValueError(url)
+    service.redirects = False
+    return service
 
 
-async def deliver(channel: Channel, event: Event, now_ms: int) -> str:
-    """Send a notice once: why it was not taken, or empty. No text has the address or the secret in it."""
+def _notify(channel: Channel, event: Event) -> str:
+    """Send a notice through apprise."""
+    import apprise
+
+    _capture()
+    lines: list[tuple[int, str]] = []
+    _lines.set(lines)  # of this thread, which ends with the delivery
+    kinds = {"firing": apprise.NotifyType.FAILURE, "resolved": apprise.NotifyType.SUCCESS}
     try:
-        async with asyncio.timeout(ANSWER_S):
-            if channel.kind in _plugins():
-                await _plugins()[channel.kind].send(event, channel.url, channel.secret)
-                return ""
-            sent = _SHAPES[channel.kind](event, channel.secret, now_ms)
-            body = msgspec.json.encode(sent.body, enc_hook=plain)
-            headers = {"content-type": "application/json", "user-agent": "rmqkit-console"} | sent.headers
-            if channel.secret and channel.kind == "webhook":
-                headers["x-rmq-signature"] = "sha256=" + hmac.digest(channel.secret.encode(), body, "sha256").hex()
-            status, answer = await _post(channel.url, sent.query, headers, body)
-    except TimeoutError:
-        return _("no answer within {seconds:g} s", seconds=ANSWER_S)
-    except (OSError, h11.ProtocolError) as error:
-        return _("cannot be reached: {getattr}", getattr=getattr(error, "strerror", None) or type(error).__name__)
-    except Exception as error:  # noqa: BLE001 - a plug-in's: the text of its error is what people need
-        return clean(f"{type(error).__name__}: {error}".replace(channel.url, "…").replace(channel.secret or "\0", "…"))
-    if 300 <= status < 400:
-        return _("it answers {status}: redirects are not followed, give the address that it leads to", status=status)
-    if not 200 <= status < 300:
-        return _("it answers {status}", status=status)
-    return _refusal(answer)
+        sending = apprise.Apprise()
+        sending.add(_service(channel.url))
+        title = f"{event.state.upper()} {event.rule}: {clean(event.target)}"
+        kind = kinds.get(event.state, apprise.NotifyType.INFO)
+        if sending.notify(event.text, title, kind, body_format=apprise.NotifyFormat.TEXT):
+            return ""
+    except Exception as error:  # noqa: BLE001 - the outer edge of a service's code
+        lines.append((logging.ERROR, f"{type(error).__name__}: {error}"))
+    return _cause(channel, lines) or _("apprise could not deliver it")
 
 
-async def _post(url: str, query: dict[str, str], headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
-    """One request on a connection of its own; status, and the beginning of the answer."""
-    parts = urlsplit(url)
-    is_tls, host = parts.scheme == "https", parts.hostname or ""
-    behind = "&".join(filter(None, (parts.query, urlencode(query))))
-    target = (parts.path or "/") + (f"?{behind}" if behind else "")
-    all_headers = {"host": parts.netloc, "content-length": str(len(body)), "connection": "close"} | headers
-    context = ssl.create_default_context() if is_tls else None
-    reader, writer = await asyncio.open_connection(host, parts.port or (443 if is_tls else 80), ssl=context)
-    try:
-        connection = h11.Connection(h11.CLIENT)
-        for event in (
-            h11.Request(method="POST", target=target, headers=list(all_headers.items())),
-            h11.Data(body),
-            h11.EndOfMessage(),
-        ):
-            writer.write(connection.send(event) or b"")
-        status, answer = 0, bytearray()
-        while len(answer) < ANSWER_BYTES:
-            match connection.next_event():
-                case h11.NEED_DATA:
-                    connection.receive_data(await reader.read(65_536))
-                case h11.Response(status_code=status):
-                    pass
-                case h11.Data(data=data):
-                    answer += data
-                case h11.EndOfMessage() | h11.ConnectionClosed() | h11.PAUSED:
-                    break
-        return status, bytes(answer[:ANSWER_BYTES])
-    finally:
-        writer.transport.abort()  # a farewell of TLS would be waited for
-
-
-def _refusal(answer: bytes) -> str:
-    """Robots answer 200 and say in JSON that they did not take it."""
-    try:
-        told = json.loads(answer)
-    except ValueError:
-        return ""
-    if not isinstance(told, dict):
-        return ""
-    code = next((told[key] for key in ("errcode", "code", "StatusCode") if told.get(key) not in (None, 0, "0")), None)
-    text = str(told.get("errmsg") or told.get("msg") or "")[:200]
-    return "" if code is None else clean(_("it refuses: {code} {text}", code=code, text=text).strip())[:300]
+def _cause(channel: Channel, lines: list[tuple[int, str]]) -> str:
+    """The last warning of apprise, with the reason of a network fault, and without any word of the address."""
+    text = next((line for level, line in reversed(lines) if level >= logging.WARNING), "")
+    fault = next((found for _level, line in reversed(lines) if (found := _NETWORK_FAULT.search(line))), None)
+    address = channel.url.partition("://")[2]
+    words = {word for word in re.split(r"[^\w.-]+", f"{address} {unquote(address)}") if len(word) > 2}
+    if words:
+        pattern = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+        text = re.sub(pattern, "…", text, flags=re.IGNORECASE)
+    return clean(f"{text} ({fault[1] or fault[2]})" if fault is not None else text)[:300]

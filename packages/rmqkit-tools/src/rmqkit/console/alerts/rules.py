@@ -86,9 +86,8 @@ class Rule(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_unkn
         if not NAME.fullmatch(self.name):
             raise ValueError(_("name {name!r} must be 1 to 64 letters, digits, dots, - and _", name=self.name))
         if self.figure not in FIGURES:
-            raise ValueError(
-                _("figure {figure!r} must be one of {figures}", figure=self.figure, figures=", ".join(FIGURES))
-            )
+            why = _("figure {figure!r} must be one of {figures}", figure=self.figure, figures=", ".join(FIGURES))
+            raise ValueError(why)
         if self.operator not in OPERATORS:
             raise ValueError(
                 _(
@@ -323,7 +322,7 @@ class Alerts:
 
     async def put_channel(self, channel: Channel) -> None:
         """Add or replace a channel. Raises ValueError: it cannot be used, or there are too many."""
-        channel.check()
+        await asyncio.to_thread(channel.check)
         if channel.name not in self.channels and len(self.channels) >= CHANNELS_MAX:
             raise ValueError(_("there are {most} channels: delete one first", most=CHANNELS_MAX))
         self.channels[channel.name] = channel
@@ -342,7 +341,7 @@ class Alerts:
         rule = Rule(name="test", figure="lag", value=0.0)
         event = self._event(rule, Alert(rule="test", target="test", value=0.0, since_ms=0, seen_ms=0), "test", now_ms)
         event.text = _("A test of channel {name} by the console of cluster {cluster}", name=name, cluster=self._cluster)
-        return await deliver(self.channels[name], event, now_ms)
+        return await deliver(self.channels[name], event)
 
     # -- snapshots come
 
@@ -461,20 +460,10 @@ class Alerts:
             text = f"{state.upper()} {text} in cluster {self._cluster}"
         page = "/".join(quote(one, safe="") for one in (self._cluster, f"{known.of}s", alert.target.partition("@")[0]))
         return Event(
-            id=alert.id,
-            state=state,
-            cluster=self._cluster,
-            rule=rule.name,
-            figure=rule.figure,
-            target=alert.target,
-            value=alert.value,
-            operator=rule.operator,
-            limit=rule.value,
-            fired_ms=alert.fired_ms,
-            at_ms=at_ms,
-            text=text,
-            page=f"/{page}",
-        )
+            id=alert.id, state=state, cluster=self._cluster, rule=rule.name, figure=rule.figure, target=alert.target,
+            value=alert.value, operator=rule.operator, limit=rule.value, fired_ms=alert.fired_ms, at_ms=at_ms,
+            text=text, page=f"/{page}",
+        )  # fmt: skip
 
     # -- notices go
 
@@ -484,10 +473,7 @@ class Alerts:
             if len(self.waiting) > WAITING_MAX:
                 lost = self.waiting.popleft()
                 self._note(
-                    "lost",
-                    lost.event.rule,
-                    lost.event.target,
-                    _("{most:,} other notices wait", most=WAITING_MAX),
+                    "lost", lost.event.rule, lost.event.target, _("{most:,} other notices wait", most=WAITING_MAX)
                 )
         self._wake.set()
 
@@ -504,7 +490,7 @@ class Alerts:
                 if channel is None:
                     waiting.trouble, waiting.tries = _("the channel was deleted"), TRIES
                 else:
-                    waiting.trouble = await deliver(channel, waiting.event, self._clock.now_ms())
+                    waiting.trouble = await deliver(channel, waiting.event)
                     waiting.tries += 1
                 if not waiting.trouble or waiting.tries >= TRIES:
                     break

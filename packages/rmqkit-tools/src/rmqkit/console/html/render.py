@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shlex
 import unicodedata
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -132,7 +133,7 @@ def _environment(language: str) -> jinja2.Environment:
         "percent": lambda value: UNKNOWN if value is None else f"{value:.0%}",
     }
     found.tests["unknown"] = lambda value: value is None
-    found.globals["_"] = _
+    found.globals |= {"_": _, "shell": shell}
     found.globals["m"] = found.get_template("macros.html").module  # blocks rendered alone know no imports of the page
     return found
 
@@ -187,6 +188,11 @@ def time(ms: int | None, *, with_ms: bool = False) -> Markup:
     machine = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     text = f"{at:%Y-%m-%d %H:%M:%S}" + (f".{ms % 1000:03}" if with_ms else "")
     return Markup('<time datetime="{}">{}<span class="zone"> UTC</span></time>').format(machine, text)
+
+
+def shell(command: str, *words: object) -> str:
+    """A command line that a person can paste: ``command`` as it is, then words such as names, quoted for a shell."""
+    return " ".join((command, *(shlex.quote(str(word)) for word in words)))
 
 
 _BREAKS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[_.;,:/@#=+])(?=[^_.;,:/@#=+])")

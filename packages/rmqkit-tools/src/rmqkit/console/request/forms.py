@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from rmqkit.console.access.confirmations import Review
+from rmqkit.console.access.confirmations import Review, Right
 from rmqkit.console.request.request import Ask, Page
 from rmqkit.errors import ClientError, SettingsError, UnknownName
 from rmqkit.sentences import _
@@ -51,7 +51,7 @@ class Form(Struct, kw_only=True):
         about: what it shows above the fields: name and value.
         hint: a sentence above them.
         warning: what cannot be taken back, or empty.
-        is_sending: whether those may fill it in who may only send.
+        right: what a user needs to fill it in.
         template, values: a page of its own around the form, and what that shows.
         button: its text.
     """
@@ -66,20 +66,17 @@ class Form(Struct, kw_only=True):
     warning: str = ""
     command: str = ""
     crumbs: list[tuple[str, str]] = []
-    is_sending: bool = False
+    right: Right = Right.ADMINISTER
     template: str = "form.html"
     values: dict[str, Any] = {}
     button: str = "Review"
 
 
 async def change(ask: Ask, form: Form, plan: Callable[[dict[str, str]], Awaitable[Review]]) -> Page:
-    """The form, the review that ``plan`` makes of what was filled in, or what became of it.
-    Raises Fault: this user may not; what the review's change raises."""
+    """The form, or the review that ``plan`` makes of what was filled in. Raises Fault: this user may not."""
     if ask.request.method != "POST":
         return _page(ask, form, "")
-    ask.require_change(form.action, form.target, is_sending=form.is_sending)
-    if token := ask.form.get("review"):
-        return await ask.confirmed(token)
+    ask.require_change(form.action, form.target, form.right)
     given = {name: text.strip() for name, text in ask.form.items()}
     for field in form.fields:
         if field.kind == "many":
@@ -92,11 +89,13 @@ async def change(ask: Ask, form: Form, plan: Callable[[dict[str, str]], Awaitabl
         review = await plan(given)
     except (ValueError, SettingsError, UnknownName, ClientError) as error:
         return _page(ask, form, str(error))
+    review.right = form.right
+    for name in ("action", "target", "command", "back", "warning"):
+        setattr(review, name, getattr(review, name) or getattr(form, name))
     return ask.review(review)
 
 
 def _page(ask: Ask, form: Form, trouble: str) -> Page:
-    may = ask.may_change if form.is_sending else ask.may_administer
     values: dict[str, Any] = {
         "action": form.action,
         "target": form.target,
@@ -105,17 +104,12 @@ def _page(ask: Ask, form: Form, trouble: str) -> Page:
         "hint": form.hint,
         "warning": form.warning,
         "trouble": trouble,
-        "mayChange": may,
+        "mayChange": ask.may(form.right),
     }
     return Page(
-        template=form.template,
-        title=form.title,
-        values=values | form.values,
-        more={"back": form.back, "button": form.button},
-        status=400 if trouble else 200,
-        command=form.command,
-        crumbs=form.crumbs,
-    )
+        form.template, form.title, values | form.values, {"back": form.back, "button": form.button},
+        status=400 if trouble else 200, command=form.command, crumbs=form.crumbs,
+    )  # fmt: skip
 
 
 def _plain(field: Field) -> dict[str, Any]:

@@ -48,14 +48,14 @@ def refreshes(
         while loop.time() < end and not hub.ending.is_set():
             try:
                 page = await view()
-                text, pause_s = render.block(page.template, values(page)), max(1.0, page.live_s)
+                text, pause_s = render.block(page.template, values(page)), max(1.0, page.live_s or 0.0)
                 # The age of the snapshot stands in the status line, outside of the block: what ticks is no change.
                 mark = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
                 if mark != before:
                     before = mark
                     yield _event("live", text)
                 yield _event("status", str(hub.clock.now_ms()))
-                if page.live_s <= 0:
+                if not page.live_s:
                     break
             except (RmqError, Fault) as error:
                 yield _event("trouble", str(error))
@@ -169,15 +169,8 @@ def _response(ask: Ask, kind: str, events: AsyncIterator[bytes], whole_max: int,
     """Return the events as a response. The events may use the request's connection; it is given back when they end."""
     hub, keys = ask.console, (kind, f"{kind} {ask.user.name}")
     if hub.streams.get(keys[0], 0) >= whole_max or hub.streams.get(keys[1], 0) >= own_max:
-        raise Fault(
-            429,
-            _("Too many streams"),
-            _(
-                "{own} streams of one user are open at a time, {all} in all: close some",
-                own=own_max,
-                all=whole_max,
-            ),
-        )
+        why = _("{own} streams of one user are open at a time, {all} in all: close some", own=own_max, all=whole_max)
+        raise Fault(429, _("Too many streams"), why)
 
     async def counted() -> AsyncIterator[bytes]:
         # Counted with the first event and not before: of a response that never begins nobody would count down again.

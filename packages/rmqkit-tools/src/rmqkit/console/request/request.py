@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from rmqkit.admin import Admin
 from rmqkit.admin.diagnosis.health import Snapshot
-from rmqkit.console.access.confirmations import Review, difference
+from rmqkit.console.access.confirmations import Review, Right, difference
 from rmqkit.console.access.logins import Role, User
 from rmqkit.console.hooks import OwnPage
 from rmqkit.console.html import translation
@@ -31,6 +31,10 @@ from rmqkit.sentences import _, joined
 ROWS = 100
 """Rows on a page of a list."""
 FORM_BYTES_MAX = 6 << 20
+_PLACES = {
+    "topics": _("Topics"), "groups": _("Groups"), "brokers": _("Brokers"), "alerts": _("Alerts"),
+    "dead": _("Dead letters"), "jobs": _("Replays"),
+}  # fmt: skip
 
 
 class Fault(Exception):
@@ -44,7 +48,7 @@ class Fault(Exception):
         self.near = near or []
 
 
-class Page(Struct, kw_only=True):
+class Page(Struct):
     """What a view found out.
 
     Attributes:
@@ -52,7 +56,7 @@ class Page(Struct, kw_only=True):
         title: the page's heading.
         values: names for the template, and the page as JSON.
         more: names for the template alone.
-        live_s: seconds between refreshes; 0: it does not change by itself.
+        live_s: seconds between refreshes; 0: it does not change by itself; None: as the table of addresses says.
         command: the same on the command line.
         status: of the answer.
         crumbs: where the page is, text and address.
@@ -62,7 +66,7 @@ class Page(Struct, kw_only=True):
     title: str
     values: dict[str, Any]
     more: dict[str, Any] = field(default_factory=dict)
-    live_s: float = 0.0
+    live_s: float | None = None
     command: str = ""
     status: int = 200
     crumbs: list[tuple[str, str]] = field(default_factory=list)
@@ -98,6 +102,10 @@ class Ask:
         self.link = Link(request.scope.get("root_path", ""), env.name if env is not None else "")
         self._env = env
         self._admin: Admin | None = None
+
+    def crumbs(self, place: str, *names: str) -> list[tuple[str, str]]:
+        """Where a page is: below a list, and below one of its things."""
+        return [(_PLACES[place], self.link(place)), *((name, self.link(place, name)) for name in names)]
 
     @property
     def env(self) -> Env:
@@ -163,22 +171,16 @@ class Ask:
         if not text:
             return default
         if not text.lstrip("-").isdecimal() or len(text) > 20:
-            raise Fault(
-                400,
-                _("Not a number"),
-                _("{name}={text} must be a whole number from {low} on", name=name, text=text, low=low),
-            )
+            why = _("{name}={text} must be a whole number from {low} on", name=name, text=text, low=low)
+            raise Fault(400, _("Not a number"), why)
         return min(max(int(text), low), high)
 
     async def read_form(self) -> None:
         """Take what was posted. Raises Fault: it is too large, or no form."""
         kind = self.request.headers.get("content-type", "application/x-www-form-urlencoded").partition(";")[0]
         if kind.strip() not in ("application/x-www-form-urlencoded", ""):
-            raise Fault(
-                415,
-                _("Not a form"),
-                _("content type {kind} is not taken: post application/x-www-form-urlencoded", kind=kind),
-            )
+            why = _("content type {kind} is not taken: post application/x-www-form-urlencoded", kind=kind)
+            raise Fault(415, _("Not a form"), why)
         parts, size = [], 0
         async for chunk in self.request.stream():
             size += len(chunk)
@@ -193,18 +195,20 @@ class Ask:
         env = self._env.name if self._env is not None else ""
         self.console.audit.write(self.user.name, self.address, env, action, target, outcome, detail)
 
-    @property
-    def may_administer(self) -> bool:
-        """Whether more than sending is not refused here: of a cluster's user the broker decides."""
-        return self.may_change and (self.user.role is Role.ADMIN or self.user.credentials is not None)
+    def may(self, right: Right) -> bool:
+        """Return whether the console lets this user make such changes."""
+        is_admin = self.user.role is Role.ADMIN or (right is Right.ADMINISTER and self.user.credentials is not None)
+        return self.may_change and (is_admin or right is Right.SEND)
 
-    def require_change(self, action: str, target: str, *, is_sending: bool = False) -> None:
+    def require_change(self, action: str, target: str, right: Right = Right.ADMINISTER) -> None:
         """Raises Fault: this user, or this console, only reads, or only sends; the audit has it."""
-        if self.may_change if is_sending else self.may_administer:
+        if self.may(right):
             return
         why = _("{user} is a viewer", user=self.user.name)
         if self.console.read_only:
             why = _("this console is read-only")
+        elif self.may_change and right is Right.CONSOLE:
+            why = _("{name} is no admin: alerts make the console send to addresses", name=self.user.name)
         elif self.may_change:
             why = _("{user} is an operator, who sends messages", user=self.user.name)
         self.audit(action, target, "refused", why)
@@ -216,6 +220,7 @@ class Ask:
 
     def review(self, review: Review, token: str = "", trouble: str = "") -> Page:
         """The page on which a change is looked at before it is confirmed."""
+        review.user, review.env = self.user.name, self.env.name
         values = {
             "action": review.action,
             "target": review.target,
@@ -228,28 +233,18 @@ class Ask:
             "token": token or self.console.reviews.open(review),
         }
         return Page(
-            template="review.html",
-            title=_("Review: {action}", action=_(review.action)),
-            values=values,
-            more={"back": review.back},
-            command=review.command,
-            status=400 if trouble else 200,
-        )
-
-    @property
-    def is_confirmed(self) -> bool:
-        """Whether the form confirms what was confirmed before: what it was of may be gone."""
-        review = self.console.reviews.find(self.form.get("review", ""), self.user.name)
-        return review is not None and review.done is not None
+            "review.html", _("Review: {action}", action=_(review.action)), values, {"back": review.back},
+            command=review.command, status=400 if trouble else 200,
+        )  # fmt: skip
 
     async def confirmed(self, token: str) -> Page:
         """Do what was reviewed, once; whoever comes again sees the result of the first time.
         Raises Fault: the review is not there any more, or what it was of has changed."""
         review = self.console.reviews.find(token, self.user.name)
         if review is None:
-            raise Fault(
-                409, _("Review again"), _("this review is too old, or was of somebody else: fill in the form again")
-            )
+            why = _("this review is too old, or was of somebody else: fill in the form again")
+            raise Fault(409, _("Review again"), why)
+        self.require_change(review.action, review.target, review.right)
         if review.typed and self.form.get("typed", "").strip() != review.typed:
             return self.review(review, token, _("type {typed} to confirm it", typed=review.typed))
         if review.done is None:
@@ -276,22 +271,13 @@ class Ask:
         result = await asyncio.shield(review.done)
         values = {"action": review.action, "target": review.target, "result": _shown(result)}
         more = {"back": review.back, "sent": result if hasattr(result, "queue_offset") else None}
-        return Page(
-            template="done.html",
-            title=_("Done: {action}", action=_(review.action)),
-            values=values,
-            more=more,
-            command=review.command,
-        )
+        return Page("done.html", _("Done: {action}", action=_(review.action)), values, more, command=review.command)
 
     async def _check_unchanged(self, review: Review) -> None:
         """Raises Fault: somebody changed it since it was reviewed."""
         if review.look is not None and (lines := difference(review.seen, await review.look())):
-            raise Fault(
-                409,
-                _("Changed since you looked"),
-                _("{target}: {lines}: look at it again", target=review.target, lines=joined("; ", lines)),
-            )
+            why = _("{target}: {lines}: look at it again", target=review.target, lines=joined("; ", lines))
+            raise Fault(409, _("Changed since you looked"), why)
 
 
 def _shown(result: Any) -> Any:
@@ -334,13 +320,7 @@ async def part(asking: Awaitable[Any]) -> Part:
 def own_page(page: OwnPage, content: str | Markup, values: dict[str, Any] | None = None) -> Page:
     """A page in the console's frame. ``content`` is text, or HTML as ``Markup``, without styles or scripts in it;
     ``values`` are the page as JSON."""
-    return Page(
-        template="own.html",
-        title=page.title,
-        values={} if values is None else values,
-        more={"content": content},
-        live_s=page.live_s,
-    )
+    return Page("own.html", page.title, {} if values is None else values, {"content": content}, live_s=page.live_s)
 
 
 def rows_of(ask: Ask, rows: list[Any], total: int) -> Rows:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
 from msgspec import Struct
@@ -34,6 +34,9 @@ from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.remoting.tls import ClientTls
 from rmqkit.sentences import _
+
+if TYPE_CHECKING:
+    from rmqkit.console.access.oidc import Oidc
 
 __all__ = ["Cost", "Env", "Hub"]
 
@@ -108,6 +111,7 @@ class Hub:
         read_only: bool = False,
         login: bool = False,
         users: Path | None = None,
+        oidc: Path | None = None,
         authorize: Callable[[Request], User | None] | None = None,
         credentials: Credentials | None = None,
         tls: ClientTls | None = None,
@@ -126,9 +130,14 @@ class Hub:
     ) -> None:
         self.clock = clock
         self.read_only = read_only
-        self.needs_login = login or users is not None
+        self.needs_login = login or users is not None or oidc is not None
         self.is_cluster_login = login
         self.file_users = None if users is None else FileUsers(users)
+        self.oidc: Oidc | None = None
+        if oidc is not None:
+            from rmqkit.console.access import oidc as by_oidc  # Authlib costs 0.7 s of CPU
+
+            self.oidc = by_oidc.Oidc(by_oidc.OidcSettings.load(oidc), clock)
         self.hide_bodies, self.hides_all_bodies = hide_bodies, hide_all_bodies
         self.banner = banner
         self.version = version("rmqkit")
@@ -259,6 +268,11 @@ class Hub:
         # one.
         return f"__Host-{COOKIE}" if self.is_secure else COOKIE
 
+    def origin(self, request: Request) -> str:
+        """This console's origin, ``https://host:port``, as the browser knows it."""
+        scheme = "https" if self.is_secure or request.scope.get("scheme") == "https" else "http"
+        return f"{scheme}://{request.headers.get('host', '')}"
+
     def begin_session(self, response: Response, user: User) -> None:
         """Put a new session's cookie into an answer."""
         response.set_cookie(
@@ -277,7 +291,6 @@ def _named(env: str | Mapping[str, str]) -> dict[str, str]:
         raise SettingsError("the console needs the name servers of a cluster: -n HOST:PORT")
     for name in found:
         if name in OUTSIDE or not name or "/" in name or name != quote(name, safe=""):
-            raise SettingsError(
-                _("cluster name {name!r} cannot stand in an address: use letters, digits, - and _", name=name)
-            )
+            why = _("cluster name {name!r} cannot stand in an address: use letters, digits, - and _", name=name)
+            raise SettingsError(why)
     return found

@@ -49,6 +49,7 @@ class Console(Hub):
         read_only: nothing may be changed by anybody.
         login: whoever asks has to log in as a user of the cluster (ACL 2.0).
         users: a file of users (`rmqkit.console.access.logins`), who have to log in.
+        oidc: a file that names a provider of OpenID Connect, whose users log in (`rmqkit.console.access.oidc`).
         authorize: tells who asks, from the request, in place of a login: the program's own user, or None for nobody.
         credentials: sign what the console asks for itself, and for users that are not the cluster's.
         tls: encrypts connections to name servers and brokers.
@@ -127,7 +128,7 @@ class Console(Hub):
             user = self._user(request) or user
             env = env_of(self, names)
             ask = Ask(self, request, user, env, names)
-            if user.name == "nobody" and route.path not in ("/login", "/static/{file}", "/theme"):
+            if user.name == "nobody" and route.path not in ("/login", "/login/oidc", "/static/{file}", "/theme"):
                 return self._to_login(ask, request, path)
             if request.method == "POST":
                 if not route.posts:
@@ -142,7 +143,7 @@ class Console(Hub):
                 # Before the view and not beside it: nothing may be changed while a broker still says whether the user
                 # is one.
                 await self._prove(ask)
-                page = await (ask.confirmed(ask.form["review"]) if ask.is_confirmed else view(ask))
+                page = await (ask.confirmed(token) if (token := ask.form.get("review")) else view(ask))
             else:
                 page, __ = await asyncio.gather(view(ask), self._prove(ask))
             return self._shown(ask, route, page)
@@ -156,8 +157,7 @@ class Console(Hub):
         headers = request.headers
         if why := security.host_fault(headers.get("host", ""), self.host_names):
             raise Fault(421, _("Not this console"), why)
-        scheme = "https" if self.is_secure or request.scope.get("scheme") == "https" else "http"
-        own = f"{scheme}://{headers.get('host', '')}"
+        own = self.origin(request)
         if why := security.origin_fault(request.method, headers, own, has_cookie=self.cookie in request.cookies):
             self.audit.write(
                 "?", request.client.host if request.client else "?", "", "request", request.url.path, "refused", why
@@ -224,6 +224,7 @@ class Console(Hub):
             page, __ = await asyncio.gather(view(inner), self._prove(inner))
             if not isinstance(page, Page):
                 raise Fault(404, _("No such page"), _("{path} is no page that refreshes", path=path))
+            page.live_s = found[0].live_s if page.live_s is None else page.live_s
             return page
 
         return live.refreshes(inner, show, lambda page: self.values_of(inner, page))
@@ -251,9 +252,12 @@ class Console(Hub):
     def _shown(self, ask: Ask, route: Route, page: Page | Response) -> Response:
         if isinstance(page, Response):
             return page
+        live_s = page.live_s
+        if live_s is None:
+            live_s = route.live_s if ask.request.method in security.SAFE else 0.0
         if wants_json(ask.request):
             return _json({"title": page.title, **page.values}, page.status)
-        text = render.html(page.template, self.values_of(ask, page, live_s=page.live_s))
+        text = render.html(page.template, self.values_of(ask, page, live_s=live_s))
         return Response(text, page.status, media_type="text/html")
 
     def _failed(self, ask: Ask, error: Exception) -> Response:
@@ -268,7 +272,7 @@ class Console(Hub):
         values = {"status": fault.status, "text": fault.text, "near": [name for name, __ in fault.near]}
         if wants_json(ask.request):
             return _json({"title": fault.title, **values}, fault.status)
-        page = Page(template="error.html", title=fault.title, values=values, more={"links": fault.near})
+        page = Page("error.html", fault.title, values, {"links": fault.near})
         return Response(render.html("error.html", self.values_of(ask, page)), fault.status, media_type="text/html")
 
 

@@ -89,22 +89,11 @@ async def serve(
     Raises SettingsError: the port is taken, or the certificate cannot be used."""
     app = BehindProxy(console, behind_proxy) if behind_proxy else console
     config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        ws="none",
-        lifespan="on",
-        log_level="warning",
-        access_log=False,
-        http=_patient(AutoHTTPProtocol),
-        server_header=False,
-        date_header=True,
-        proxy_headers=False,
-        limit_concurrency=CONCURRENCY_MAX,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-        ssl_certfile=cert,
+        app, host=host, port=port, ws="none", lifespan="on", log_level="warning", access_log=False,
+        http=_patient(AutoHTTPProtocol), server_header=False, date_header=True, proxy_headers=False,
+        limit_concurrency=CONCURRENCY_MAX, timeout_graceful_shutdown=GRACE_SECONDS, ssl_certfile=cert,
         ssl_keyfile=key,
-    )
+    )  # fmt: skip
     try:
         config.load()
     except OSError as error:

@@ -8,7 +8,8 @@ from typing import Any
 from msgspec import Struct
 
 from rmqkit.admin.cluster.access import ACTIONS, UserRow, may, subject_of
-from rmqkit.console.access.confirmations import Review
+from rmqkit.console.access.confirmations import Review, Right
+from rmqkit.console.html.render import shell
 from rmqkit.console.request.forms import Field, Form, change, chosen_brokers, where
 from rmqkit.console.request.request import Ask, Page, Part, part
 from rmqkit.errors import UnknownName
@@ -55,8 +56,8 @@ async def access(ask: Ask) -> Page:
         "question": question,
         "verdicts": _verdicts(question, users, acls.value or {}) if all(question.values()) else {},
     }
-    more = {"actions": ACTIONS, "mayChange": ask.may_administer}
-    return Page(template="access.html", title=_("Access"), values=values, more=more, command="rmq policy list")
+    more = {"actions": ACTIONS, "mayChange": ask.may(Right.ADMINISTER)}
+    return Page("access.html", _("Access"), values, more, command="rmq policy list")
 
 
 def _brokers(users: Part, acls: Part) -> list[str]:
@@ -145,16 +146,9 @@ async def new_user(ask: Ask) -> Page:
         return [(_("User"), given["name"]), (_("Type"), given["type"]), (_("Secret key"), _("as you gave it"))]
 
     return await _change(
-        ask,
-        _("New user"),
-        _("create user"),
-        user,
-        fields,
-        check,
-        run,
-        "AUTH_CREATE_USER (3001)",
+        ask, _("New user"), _("create user"), user, fields, check, run, "AUTH_CREATE_USER (3001)",
         "rmq user create USER",
-    )
+    )  # fmt: skip
 
 
 async def edit_user(ask: Ask) -> Page:
@@ -176,9 +170,8 @@ async def edit_user(ask: Ask) -> Page:
 
     def check(given: dict[str, str]) -> list[tuple[str, str]]:
         if given["type"] not in _TYPES or given["status"] not in _STATES:
-            raise ValueError(
-                _("type must be {types}, status {states}", types=" or ".join(_TYPES), states=" or ".join(_STATES))
-            )
+            why = _("type must be {types}, status {states}", types=" or ".join(_TYPES), states=" or ".join(_STATES))
+            raise ValueError(why)
         return [
             (_("User"), user),
             (_("Type"), f"{row.user_type} → {given['type']}"),
@@ -188,7 +181,7 @@ async def edit_user(ask: Ask) -> Page:
 
     return await _change(
         ask, _("Edit {user}", user=user), _("edit user"), user, fields, check, run, "AUTH_UPDATE_USER (3002)",
-        f"rmq user update {user}",
+        shell("rmq user update", user),
     )  # fmt: skip
 
 
@@ -202,7 +195,7 @@ async def delete_user(ask: Ask) -> Page:
     return await _change(
         ask, _("Delete {user}", user=user), _("delete user"), user, [where(ask)],
         lambda given: [(_("User"), user)], run,
-        "AUTH_DELETE_USER (3003)", f"rmq user delete {user}", typed=user,
+        "AUTH_DELETE_USER (3003)", shell("rmq user delete", user), typed=user,
         warning=_("requests that it signs are refused from then on, also those of programs that run"),
     )  # fmt: skip
 
@@ -246,7 +239,7 @@ async def put_policy(ask: Ask) -> Page:
     return await _change(
         ask, _("Policy of {user}", user=user), _("put policy"), user, fields, check, run,
         _("AUTH_CREATE_ACL (3006) or AUTH_UPDATE_ACL (3007)"),
-        f"rmq policy put {user} -r RESOURCE -a ACTIONS",
+        shell("rmq policy put", user, "-r", "RESOURCE", "-a", "ACTIONS"),
     )  # fmt: skip
 
 
@@ -261,7 +254,7 @@ async def delete_policy(ask: Ask) -> Page:
     return await _change(
         ask, _("Delete a policy of {user}", user=user), _("delete policy"), user, [where(ask)],
         lambda given: [(_("User"), user), (_("Resource"), resource or _("every one"))], run, "AUTH_DELETE_ACL (3008)",
-        f"rmq policy delete {user}" + (f" -r {resource}" if resource else ""), typed=user,
+        shell("rmq policy delete", user, *(("-r", resource) if resource else ())), typed=user,
     )  # fmt: skip
 
 
@@ -288,12 +281,7 @@ async def _told(ask: Ask, user: str) -> dict[str, str]:
                 networks=row.networks,
             )
             found |= {
-                _(
-                    "{kind} {resource} at {broker}",
-                    kind=row.policy_type,
-                    resource=row.resource,
-                    broker=broker,
-                ): said
+                _("{kind} {resource} at {broker}", kind=row.policy_type, resource=row.resource, broker=broker): said
                 for broker in row.brokers
             }
     return found
@@ -323,10 +311,9 @@ async def _change(
     async def plan(given: dict[str, str]) -> Review:
         rows, brokers = check(given), chosen_brokers(ask, given)
         return Review(
-            user=ask.user.name, env=ask.env.name, action=action, target=user,
             rows=[*rows, (_("Brokers"), ", ".join(brokers))],
             requests=[_("{request} to {broker}", request=request, broker=one) for one in brokers],
-            command=command, back=back, typed=typed, warning=warning,
+            typed=typed,
             run=lambda: _at_each(brokers, lambda broker: run(given, broker)),
             look=lambda: _told(ask, user), seen=await _told(ask, user),
         )  # fmt: skip

@@ -1,27 +1,28 @@
 """Alerts: what fires, rules and channels, and the forms that change them, each with a review and lines in the audit.
 
-They make the console send to addresses, and no broker knows them: admins alone change them. A channel's address and its
-secret are written into a form and never shown again: an empty field keeps what there is.
+They make the console send to addresses, and no broker knows them: only admins change them. A channel's address and its
+secret are written into a form and never shown again: an empty field keeps the present ones.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Awaitable, Callable, Container
-from typing import Any
+from collections.abc import Awaitable, Callable, Container, Mapping
+from typing import Any, TypeVar
 
 from msgspec.structs import asdict, replace
 
-from rmqkit.console.access.confirmations import Review
-from rmqkit.console.access.logins import Role
-from rmqkit.console.alerts.channels import Channel, kinds
+from rmqkit.console.access.confirmations import Review, Right
+from rmqkit.console.alerts.channels import Channel
 from rmqkit.console.alerts.rules import OPERATORS, Alert, Rule
+from rmqkit.console.request.forms import Field, Form, change, flag
 from rmqkit.console.request.request import Ask, Fault, Page
 from rmqkit.console.watch.figures import FIGURES
 from rmqkit.sentences import _
 
+T = TypeVar("T")
 _HOUR_MS = 3_600_000
-_EMPTY = {"name": "", "figure": "lag", "selector": "*", "operator": ">", "value": "", "samples": "3", "channel": ""}
 _SHOWN = 100
 
 
@@ -57,9 +58,9 @@ async def alerts(ask: Ask) -> Page:
         "happened": list(reversed(found.happened))[:_SHOWN],
         "lost": found.lost,
         "trouble": found.trouble,
-        "mayChange": _may_change(ask),
+        "mayChange": ask.may(Right.CONSOLE),
     }
-    return Page(template="alerts.html", title=_("Alerts"), values=values, live_s=10)
+    return Page("alerts.html", _("Alerts"), values)
 
 
 def _count(ask: Ask, rule: str) -> int:
@@ -75,12 +76,10 @@ def _shown(channel: Channel) -> dict[str, Any]:
 
 
 async def new_rule(ask: Ask) -> Page:
-    """A form for a rule."""
-    if ask.request.method != "POST":
-        asked = {key: ask.text(key, text) for key, text in _EMPTY.items()}
-        asked["name"] = asked["name"] or _free_name(f"{asked['figure']}-{asked['selector']}", ask.env.alerts.rules)
-        return _rule_form(ask, None, asked, "")
-    return await _save_rule(ask, None)
+    """A form for a rule; ``name``, ``figure``, ``selector`` and ``value`` fill it in."""
+    figure, selector = ask.text("figure", "lag"), ask.text("selector", "*")
+    name = ask.text("name") or _free_name(f"{figure}-{selector}", ask.env.alerts.rules)
+    return await _rule_form(ask, None, Rule(name=name, figure=figure, selector=selector, value=0.0), ask.text("value"))
 
 
 def _free_name(wanted: str, taken: Container[str]) -> str:
@@ -91,97 +90,69 @@ def _free_name(wanted: str, taken: Container[str]) -> str:
 
 async def rule(ask: Ask) -> Page:
     """One rule, with what it sees, and what may be done to it."""
-    name = ask.params["r"]
-    known = ask.env.alerts.rules.get(name)
-    if ask.request.method != "POST":
-        if known is None:
-            raise _none(_("rule"), name, ask.env.alerts.rules)
-        return _rule_form(ask, known, _texts(known), "")
-    if ask.form.get("review"):
-        return await _confirmed(ask, _("alert rule"), name)
-    if known is None:
-        raise _none(_("rule"), name, ask.env.alerts.rules)
+    known = _named(ask.params["r"], _("rule"), ask.env.alerts.rules)
     match ask.form.get("do"):
         case "silence":
-            _require_admin(ask, _("silence alert rule"), name)
             hours = ask.form.get("hours", "")
             if not hours.isdecimal() or int(hours) > 24 * 90:
-                return _rule_form(
-                    ask, known, _texts(known), _("hours {hours!r} must be a number from 0 to 2160", hours=hours)
-                )
+                why = _("hours {hours!r} must be a number from 0 to 2160", hours=hours)
+                raise Fault(400, _("Not a number of hours"), why)
             until = ask.console.clock.now_ms() + int(hours) * _HOUR_MS if int(hours) else 0
-            changed = replace(known, silent_until_ms=until)
-            rows = [(_("Rule"), name), (_("Silent"), _("for {hours} h", hours=hours) if until else _("no longer"))]
-            return _review(ask, _("silence alert rule"), name, rows, _put(ask, changed, known))
+            rows = [(_("Silent"), _("for {hours} h", hours=hours) if until else _("no longer"))]
+            return _review(ask, _("silence alert rule"), known, rows, _put(ask, replace(known, silent_until_ms=until)))
         case "delete":
-            _require_admin(ask, _("delete alert rule"), name)
-            rows = [(_("Rule"), name), (_("Looks at"), known.words), (_("Fires now"), str(_count(ask, name)))]
-
-            async def delete() -> None:
-                _same(ask.env.alerts.rules.get(name), known)
-                await ask.env.alerts.delete_rule(name)
-
-            return _review(ask, _("delete alert rule"), name, rows, delete)
-    return await _save_rule(ask, known)
+            rows = [(_("Looks at"), known.words), (_("Fires now"), str(_count(ask, known.name)))]
+            return _review(ask, _("delete alert rule"), known, rows, lambda: ask.env.alerts.delete_rule(known.name))
+    return await _rule_form(ask, known, known, f"{known.value:.15g}")
 
 
-async def _save_rule(ask: Ask, known: Rule | None) -> Page:
-    name = known.name if known is not None else ask.form.get("name", "").strip()
-    if ask.form.get("review"):
-        return await _confirmed(ask, _("alert rule"), name)
-    _require_admin(ask, _("save alert rule"), name[:64])
-    form = {key: ask.form.get(key, "").strip() for key in _EMPTY} | {"name": name}
-    try:
-        wanted = Rule(
-            name=name,
-            figure=form["figure"],
-            selector=form["selector"],
-            operator=form["operator"],
-            value=_number(form["value"], "value"),
-            samples=int(_number(form["samples"], "samples")),
-            channel=form["channel"],
-            silent_until_ms=known.silent_until_ms if known is not None else 0,
-        )
-        wanted.check(ask.env.alerts.channels)
-        if known is None and name in ask.env.alerts.rules:
-            raise ValueError(_("there is a rule {name}: change it, or take another name", name=name))
-    except ValueError as error:
-        return _rule_form(ask, known, form, str(error))
-    rows = [
-        (_("Rule"), name),
-        (_("Looks at"), wanted.words),
-        (_("Fires after"), _("{samples} samples in a row", samples=wanted.samples)),
-    ]
-    rows.append((_("Notifies"), wanted.channel or _("this page only")))
-    return _review(ask, _("save alert rule"), name, rows, _put(ask, wanted, known))
-
-
-def _put(ask: Ask, wanted: Rule, known: Rule | None) -> Callable[[], Awaitable[None]]:
-    async def put() -> None:
-        _same(ask.env.alerts.rules.get(wanted.name), known)
-        await ask.env.alerts.put_rule(wanted)
-
-    return put
-
-
-def _texts(known: Rule) -> dict[str, str]:
-    return {key: str(getattr(known, key)) for key in _EMPTY} | {"value": f"{known.value:.15g}"}
-
-
-def _rule_form(ask: Ask, known: Rule | None, form: dict[str, str], trouble: str) -> Page:
+async def _rule_form(ask: Ask, known: Rule | None, shown: Rule, value: str) -> Page:
     found = ask.env.alerts
     own = [one for one in found.alerts.values() if known is not None and one.rule == known.name]
-    values = {
-        "rule": known,
-        "form": form,
-        "trouble": trouble,
-        "alerts": [{**asdict(one), "text": limit(found.rules[one.rule], one)} for one in own[:_SHOWN]],
-        "alertCount": len(own),
-        "mayChange": _may_change(ask),
+    form = _form(ask, "rule", known, shown.name)
+    figures = {
+        name: _("{title} ({of}; {unit})", title=one.title, of=_(one.of), unit=one.hint or one.unit)
+        for name, one in FIGURES.items()
     }
-    more = {"figures": FIGURES, "operators": list(OPERATORS), "channels": list(found.channels)}
-    title = _("Rule {name}", name=known.name) if known is not None else _("New rule")
-    return _form(ask, "rule.html", title, values, more, trouble)
+    channels = {"": _("this page only")} | {name: name for name in found.channels}
+    form.fields += [
+        Field(name="figure", label=_("Figure"), kind="choice", value=shown.figure, choices=[*figures], labels=figures),
+        Field(name="selector", label=_("Of"), value=shown.selector, hint=_("as in file names: billing-*; * for all")),
+        Field(name="operator", label=_("Operator"), kind="choice", value=shown.operator, choices=[*OPERATORS]),
+        Field(name="value", label=_("Value"), value=value, hint=_("in the unit of the figure")),
+        Field(
+            name="samples", label=_("Samples in a row"), kind="number", value=str(shown.samples),
+            hint=_("a sample is a look at the cluster, every 10 s; an unknown figure fires nothing"),
+        ),
+        Field(
+            name="channel", label=_("Channel"), kind="choice", value=shown.channel, choices=[*channels], labels=channels
+        ),
+    ]  # fmt: skip
+    alerts = [{**asdict(one), "text": limit(found.rules[one.rule], one)} for one in own[:_SHOWN]]
+    form.values = {"rule": known, "alerts": alerts, "alertCount": len(own)}
+
+    async def plan(given: dict[str, str]) -> Review:
+        wanted = Rule(
+            name=known.name if known is not None else given["name"], figure=given["figure"],
+            selector=given["selector"], operator=given["operator"], value=_number(given["value"], "value"),
+            samples=int(_number(given["samples"], "samples")), channel=given["channel"],
+            silent_until_ms=known.silent_until_ms if known is not None else 0,
+        )  # fmt: skip
+        wanted.check(found.channels)
+        if known is None and wanted.name in found.rules:
+            raise ValueError(_("there is a rule {name}: change it, or take another name", name=wanted.name))
+        rows = [
+            (_("Looks at"), wanted.words),
+            (_("Fires after"), _("{samples} samples in a row", samples=wanted.samples)),
+            (_("Notifies"), wanted.channel or _("this page only")),
+        ]
+        return _reviewed(ask, form.action, known, wanted.name, rows, _put(ask, wanted))
+
+    return await change(ask, form, plan)
+
+
+def _put(ask: Ask, wanted: Rule) -> Callable[[], Awaitable[None]]:
+    return lambda: ask.env.alerts.put_rule(wanted)
 
 
 # -- channels
@@ -189,158 +160,133 @@ def _rule_form(ask: Ask, known: Rule | None, form: dict[str, str], trouble: str)
 
 async def new_channel(ask: Ask) -> Page:
     """A form for a channel."""
-    if ask.request.method != "POST":
-        return _channel_form(ask, None, {"name": "", "kind": "webhook"}, "")
-    return await _save_channel(ask, None)
+    return await _channel_form(ask, None)
 
 
 async def channel(ask: Ask) -> Page:
     """One channel, and what may be done to it."""
-    name = ask.params["c"]
-    known = ask.env.alerts.channels.get(name)
-    if known is None and not ask.form.get("review"):
-        raise _none(_("channel"), name, ask.env.alerts.channels)
-    if ask.request.method != "POST" or known is None:
-        if ask.form.get("review"):
-            return await _confirmed(ask, _("alert channel"), name)
-        assert known is not None
-        return _channel_form(ask, known, _shown(known), "")
+    known = _named(ask.params["c"], _("channel"), ask.env.alerts.channels)
+    name = known.name
+
+    async def test() -> dict[str, str]:
+        if trouble := await ask.env.alerts.test(name):
+            raise Fault(502, _("Not delivered"), _("channel {name}: {trouble}", name=name, trouble=trouble))
+        return {"delivered": _("yes")}
+
     match ask.form.get("do"):
         case "test":
-            _require_admin(ask, _("test alert channel"), name)
-
-            async def test() -> dict[str, str]:
-                if trouble := await ask.env.alerts.test(name):
-                    raise Fault(502, _("Not delivered"), _("channel {name}: {trouble}", name=name, trouble=trouble))
-                return {"delivered": _("yes")}
-
-            return _review(ask, _("test alert channel"), name, _channel_rows(known), test)
+            return _review(ask, _("test alert channel"), known, _channel_rows(known), test)
         case "delete":
-            _require_admin(ask, _("delete alert channel"), name)
-
-            async def delete() -> None:
-                _same(ask.env.alerts.channels.get(name), known)
-                await _or_fault(ask.env.alerts.delete_channel(name))
-
-            return _review(ask, _("delete alert channel"), name, _channel_rows(known), delete)
-    return await _save_channel(ask, known)
+            rows = _channel_rows(known)
+            return _review(ask, _("delete alert channel"), known, rows, lambda: ask.env.alerts.delete_channel(name))
+    return await _channel_form(ask, known)
 
 
-async def _save_channel(ask: Ask, known: Channel | None) -> Page:
-    name = known.name if known is not None else ask.form.get("name", "").strip()
-    if ask.form.get("review"):
-        return await _confirmed(ask, _("alert channel"), name)
-    _require_admin(ask, _("save alert channel"), name[:64])
-    url, secret = ask.form.get("url", "").strip(), ask.form.get("secret", "")
-    form = {"name": name, "kind": ask.form.get("kind", "webhook")}
+async def _channel_form(ask: Ask, known: Channel | None) -> Page:
+    found = ask.env.alerts
+    form = _form(ask, "channel", known, "")
+    address = Field(name="url", label=_("Address"), hint=_("https://… of a webhook, or an address of apprise"))
+    secret = Field(name="secret", label=_("Secret of a webhook"), kind="password")
+    form.fields += [address, secret]
     if known is not None:
-        # A key goes to the host that it was given for: another address needs it again.
-        is_same_host = not url or url.split("/")[:3] == known.url.split("/")[:3]
-        url, secret = url or known.url, secret or (known.secret if is_same_host else "")
-    try:
-        wanted = Channel(name=name, kind=form["kind"], url=url, secret="" if ask.form.get("no_secret") else secret)
-        wanted.check()
-        if known is None and name in ask.env.alerts.channels:
-            raise ValueError(_("there is a channel {name}: change it, or take another name", name=name))
-    except ValueError as error:
-        return _channel_form(ask, known, form, str(error))
+        address.hint = _("now {place}; empty keeps it", place=known.place)
+        if known.secret:
+            secret.hint = _("there is one; empty keeps it")
+            form.fields.append(flag("no_secret", _("Remove the secret"), False))
+    form.values = {
+        "channel": _shown(known) if known is not None else None,
+        "usedBy": [one.name for one in found.rules.values() if known is not None and one.channel == known.name],
+    }
 
-    async def put() -> None:
-        _same(ask.env.alerts.channels.get(name), known)
-        await _or_fault(ask.env.alerts.put_channel(wanted))
+    async def plan(given: dict[str, str]) -> Review:
+        address.value = ""  # a page that says what is wrong must not show a key
+        url, key = given["url"], given["secret"]
+        if known is not None:
+            # A key goes to the host that it was given for: another address needs it again.
+            is_same_host = not url or url.split("/")[:3] == known.url.split("/")[:3]
+            url, key = url or known.url, key or (known.secret if is_same_host else "")
+        wanted = Channel(
+            name=known.name if known is not None else given["name"],
+            url=url,
+            secret="" if given.get("no_secret") == "yes" else key,
+        )
+        await asyncio.to_thread(wanted.check)
+        if known is None and wanted.name in found.channels:
+            raise ValueError(_("there is a channel {name}: change it, or take another name", name=wanted.name))
+        rows = _channel_rows(wanted)
+        return _reviewed(ask, form.action, known, wanted.name, rows, lambda: found.put_channel(wanted))
 
-    return _review(ask, _("save alert channel"), name, _channel_rows(wanted), put)
+    return await change(ask, form, plan)
 
 
 def _channel_rows(wanted: Channel) -> list[tuple[str, str]]:
     secret = _("one, which is not shown") if wanted.secret else _("none")
-    return [(_("Channel"), wanted.name), (_("Kind"), wanted.kind), (_("Address"), wanted.place), (_("Secret"), secret)]
-
-
-def _channel_form(ask: Ask, known: Channel | None, form: dict[str, Any], trouble: str) -> Page:
-    rules = [one.name for one in ask.env.alerts.rules.values() if known is not None and one.channel == known.name]
-    values = {
-        "channel": _shown(known) if known is not None else None,
-        "form": form,
-        "trouble": trouble,
-        "usedBy": rules,
-        "mayChange": _may_change(ask),
-    }
-    title = _("Channel {name}", name=known.name) if known is not None else _("New channel")
-    return _form(ask, "channel.html", title, values, {"kinds": kinds()}, trouble)
+    return [(_("Kind"), wanted.kind), (_("Address"), wanted.place), (_("Secret"), secret)]
 
 
 # -- both
 
 
-def _form(ask: Ask, template: str, title: str, values: dict[str, Any], more: dict[str, Any], trouble: str) -> Page:
-    crumbs = [(_("Alerts"), ask.link("alerts"))]
-    return Page(template=template, title=title, values=values, more=more, status=400 if trouble else 200, crumbs=crumbs)
+def _form(ask: Ask, kind: str, known: Rule | Channel | None, name: str) -> Form:
+    """The form of a rule or a channel, with the field of its name if it is new."""
+    is_rule = kind == "rule"
+    title = _("New rule") if is_rule else _("New channel")
+    if known is not None:
+        title = _("Rule {name}", name=known.name) if is_rule else _("Channel {name}", name=known.name)
+    hint = _("letters, digits, dots, - and _, at most 64 characters")
+    return Form(
+        title=title, action=_("save alert rule") if is_rule else _("save alert channel"),
+        target=known.name if known is not None else ask.form.get("name", "").strip()[:64],
+        fields=[Field(name="name", label=_("Name"), value=name, hint=hint)] if known is None else [],
+        back=ask.link("alerts"), crumbs=ask.crumbs("alerts"), right=Right.CONSOLE, template=f"{kind}.html",
+    )  # fmt: skip
 
 
-def _review(ask: Ask, action: str, target: str, rows: list[tuple[str, str]], run: Callable[[], Awaitable[Any]]) -> Page:
-    what = _("one POST to the channel") if action.startswith("test") else _("nothing: the console keeps it")
+def _review(
+    ask: Ask, action: str, known: Rule | Channel, rows: list[tuple[str, str]], run: Callable[[], Awaitable[Any]]
+) -> Page:
+    """The review of something that is done to a rule or a channel without a form."""
+    ask.require_change(action, known.name, Right.CONSOLE)
+    return ask.review(_reviewed(ask, action, known, known.name, rows, run))
+
+
+def _reviewed(
+    ask: Ask,
+    action: str,
+    known: Rule | Channel | None,
+    name: str,
+    rows: list[tuple[str, str]],
+    run: Callable[[], Awaitable[Any]],
+) -> Review:
+    """A review whose change is done only if the rule or channel is still as ``known``."""
+    is_rule = "rule" in action
+    present: Mapping[str, Rule | Channel] = ask.env.alerts.rules if is_rule else ask.env.alerts.channels
 
     async def done() -> dict[str, str]:
-        return await run() or {"kept": _("in memory only") if ask.env.alerts.is_in_memory else _("yes")}
+        if (found := present.get(name)) != known:
+            is_there = _("it is not there now") if found is None else _("it is another now")
+            why = _("somebody changed it meanwhile: {is_there}; look again", is_there=is_there)
+            raise Fault(409, _("Changed since you looked"), why)
+        try:
+            result = await run()
+        except ValueError as error:
+            raise Fault(409, _("Not done"), str(error)) from None
+        return result or {"kept": _("in memory only") if ask.env.alerts.is_in_memory else _("yes")}
 
-    return ask.review(
-        Review(
-            user=ask.user.name,
-            env=ask.env.name,
-            action=action,
-            target=target,
-            rows=rows,
-            requests=[what],
-            command="",
-            back=ask.link("alerts"),
-            run=done,
-        )
-    )
-
-
-async def _confirmed(ask: Ask, what: str, name: str) -> Page:
-    ask.require_change(_("change {what}", what=what), name[:64])
-    return await ask.confirmed(ask.form["review"])
+    what = _("one notice to the channel") if action.startswith("test") else _("nothing: the console keeps it")
+    return Review(
+        action=action, target=name, right=Right.CONSOLE, rows=[(_("Rule") if is_rule else _("Channel"), name), *rows],
+        requests=[what], back=ask.link("alerts"), run=done,
+    )  # fmt: skip
 
 
-def _may_change(ask: Ask) -> bool:
-    return ask.may_change and ask.user.role is Role.ADMIN
-
-
-def _require_admin(ask: Ask, action: str, name: str) -> None:
-    """Raises Fault: rules and channels are the console's own, and no broker decides who changes them."""
-    ask.require_change(action, name)
-    if not _may_change(ask):
-        why = _("{name} is no admin: alerts make the console send to addresses", name=ask.user.name)
-        ask.audit(action, name, "refused", why)
-        raise Fault(403, _("Not allowed"), _("{action} {name} was not done: {why}", action=action, name=name, why=why))
-
-
-def _same(found: Rule | Channel | None, known: Rule | Channel | None) -> None:
-    """Raises Fault: somebody changed it since it was looked at."""
-    if found != known:
-        is_there = _("it is not there now") if found is None else _("it is another now")
-        raise Fault(
-            409,
-            _("Changed since you looked"),
-            _("somebody changed it meanwhile: {is_there}; look again", is_there=is_there),
-        )
-
-
-async def _or_fault(changing: Awaitable[None]) -> None:
-    try:
-        await changing
-    except ValueError as error:
-        raise Fault(409, _("Not done"), str(error)) from None
-
-
-def _none(what: str, name: str, known: dict[str, Any]) -> Fault:
-    return Fault(
-        404,
-        _("No such {what}", what=what),
-        _("there is no {what} {name}: there are {known}", what=what, name=name, known=", ".join(known) or _("none")),
-    )
+def _named(name: str, what: str, known: Mapping[str, T]) -> T:
+    """The rule or the channel of a name. Raises Fault: there is none."""
+    if name in known:
+        return known[name]
+    names = ", ".join(known) or _("none")
+    why = _("there is no {what} {name}: there are {known}", what=what, name=name, known=names)
+    raise Fault(404, _("No such {what}", what=what), why)
 
 
 def _number(text: str, what: str) -> float:

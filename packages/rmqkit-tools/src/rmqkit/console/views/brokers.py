@@ -10,6 +10,7 @@ from rmqkit.admin.cluster.runtime import grouped
 from rmqkit.admin.cluster.settings import Compared, SettingRow, compared, described
 from rmqkit.admin.cluster.stores import Forecast, forecast
 from rmqkit.admin.diagnosis.health import BrokerState
+from rmqkit.console.html.render import shell
 from rmqkit.console.request.request import Ask, Page, Part, part
 from rmqkit.console.views import history
 from rmqkit.errors import UnknownName
@@ -32,7 +33,7 @@ async def brokers(ask: Ask) -> Page:
         "replication": {one.row.addr: _replication(one) for one in states},
         "atMs": ask.snapshot.at_ms,
     }
-    return Page(template="brokers.html", title=_("Brokers"), values=values, live_s=10, command="rmq cluster list")
+    return Page("brokers.html", _("Brokers"), values, command="rmq cluster list")
 
 
 def _replication(state: BrokerState) -> str:
@@ -81,18 +82,17 @@ async def broker(ask: Ask) -> Page:
             wanted.append(("slave", slaves))
     charts = await history.charts(ask, wanted, await history.marks_of(ask, brokers=[key]))
     return Page(
-        template="broker.html",
-        title=name if state.is_master else _("{name}, slave {id}", name=name, id=state.row.broker_id),
-        values=values,
-        more={
+        "broker.html",
+        name if state.is_master else _("{name}, slave {id}", name=name, id=state.row.broker_id),
+        values,
+        {
             "charts": charts,
             "others": others,
             "key": ask.params["b"],
             "tabs": history.tabs(ask, "brokers", ask.params["b"]),
         },
-        live_s=10,
-        command=f"rmq broker status -b {state.row.addr}",
-        crumbs=[(_("Brokers"), ask.link("brokers"))],
+        command=shell("rmq broker status -b", state.row.addr),
+        crumbs=ask.crumbs("brokers"),
     )
 
 
@@ -104,7 +104,7 @@ async def settings(ask: Ask) -> Page:
     labels = {one.row.addr: _label(one) for one in ask.snapshot.brokers}
     title = _("Settings of {label}", label=_label(state))
     crumbs = [(_("Brokers"), ask.link("brokers")), (state.row.broker_name, ask.link("brokers", ask.params["b"]))]
-    command = f"rmq broker settings -b {state.row.addr}"
+    command = shell("rmq broker settings -b", state.row.addr)
     page = _page(ask, told, state.row.addr, labels, title, command)
     page.crumbs = crumbs
     return page
@@ -150,7 +150,7 @@ def _page(ask: Ask, told: dict[str, Part], address: str, labels: dict[str, str],
         "troubles": {one: answer.trouble for one, answer in told.items() if answer.trouble},
     }
     more = {"q": ask.text("q"), "only": only if only in ("changed", "differs") else "all"}
-    return Page(template="settings.html", title=title, values=values, more=more, command=command)
+    return Page("settings.html", title, values, more, command=command)
 
 
 def _named(found: Compared, labels: dict[str, str]) -> dict[str, str | None]:
@@ -168,7 +168,7 @@ async def ha(ask: Ask) -> Page:
     masters = {one.row.broker_name for one in ask.snapshot.brokers if one.is_master}
     orphans = [one.row for one in slaves.values() if one.row.broker_name not in masters]
     values = {"masters": rows, "orphans": orphans, "atMs": ask.snapshot.at_ms}
-    return Page(template="ha.html", title=_("Replication"), values=values, live_s=5, command="rmq broker ha-status")
+    return Page("ha.html", _("Replication"), values, command="rmq broker ha-status")
 
 
 async def store(ask: Ask) -> Page:
@@ -176,19 +176,13 @@ async def store(ask: Ask) -> Page:
     state = state_of(ask)
     key = ask.params["b"]
     (found,) = await ask.admin.stores.of(state.row.addr)
-    values = {
-        "store": found,
-        "forecasts": [await _forecast(ask, key, limit.ratio) for limit in found.limits],
-    }
+    values = {"store": found, "forecasts": [await _forecast(ask, key, limit.ratio) for limit in found.limits]}
     return Page(
-        template="store.html",
-        title=_("Store of {key}", key=key),
-        values=values,
-        more={"charts": await history.charts(ask, [("disk", [key])]), "key": key},
-        live_s=60,
-        command=f"rmq broker store -b {state.row.addr}",
+        "store.html", _("Store of {key}", key=key), values,
+        {"charts": await history.charts(ask, [("disk", [key])]), "key": key},
+        command=shell("rmq broker store -b", state.row.addr),
         crumbs=[(_("Brokers"), ask.link("brokers")), (state.row.broker_name, ask.link("brokers", key))],
-    )
+    )  # fmt: skip
 
 
 async def _forecast(ask: Ask, key: str, ratio: float) -> Forecast | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,6 +12,7 @@ from msgspec import Struct
 from rmqkit.admin.cluster.groups import END_MS, QueueMove
 from rmqkit.admin.cluster.settings import config_rows, described
 from rmqkit.console.access.confirmations import Review
+from rmqkit.console.html.render import shell
 from rmqkit.console.request.forms import Field, Form, change, chosen_brokers, flag, number, pairs, where
 from rmqkit.console.request.request import Ask, Page, part
 from rmqkit.console.views.brokers import state_of
@@ -61,7 +62,7 @@ async def new_topic(ask: Ask) -> Page:
         ],
         back=ask.link("topics"),
         command="rmq topic create TOPIC",
-        crumbs=[(_("Topics"), ask.link("topics"))],
+        crumbs=ask.crumbs("topics"),
     )
 
     async def plan(given: dict[str, str]) -> Review:
@@ -90,8 +91,8 @@ async def edit_topic(ask: Ask) -> Page:
         if differs
         else "",
         back=ask.link("topics", name),
-        command=f"rmq topic create {name}",
-        crumbs=[(_("Topics"), ask.link("topics")), (name, ask.link("topics", name))],
+        command=shell("rmq topic create", name),
+        crumbs=ask.crumbs("topics", name),
     )
 
     async def plan(given: dict[str, str]) -> Review:
@@ -137,13 +138,10 @@ async def _topic_review(
         {"message.type": given["type"]} if given["type"] and given["type"] in _TYPES else {}
     )
     if given["perm"] not in (*_PERMISSIONS, *(str(one.perm) for one in configs.values())):
-        raise ValueError(
-            _(
-                "permission {given} must be one of {permissions}",
-                given=given["perm"],
-                permissions=", ".join(_PERMISSIONS),
-            )
+        why = _(
+            "permission {given} must be one of {permissions}", given=given["perm"], permissions=", ".join(_PERMISSIONS)
         )
+        raise ValueError(why)
     wanted: dict[str, Any] = {
         "write_queue_nums": number(given, "write", _("queues to write"), 0),
         "read_queue_nums": number(given, "read", _("queues to read"), 0),
@@ -185,18 +183,11 @@ async def _topic_review(
         return _told(found.value or {})
 
     return Review(
-        user=ask.user.name,
-        env=ask.env.name,
-        action=form.action,
-        target=name,
-        rows=rows,
+        target=name, rows=rows,
         requests=[_("UPDATE_AND_CREATE_TOPIC (17) to {broker}", broker=broker) for broker in brokers],
-        command=f"rmq topic create {name} -r {wanted['read_queue_nums']} -w {wanted['write_queue_nums']}",
-        back=ask.link("topics", name),
-        run=run,
-        look=look,
-        seen=_told(configs),
-    )
+        command=shell("rmq topic create", name, "-r", wanted["read_queue_nums"], "-w", wanted["write_queue_nums"]),
+        back=ask.link("topics", name), run=run, look=look, seen=_told(configs),
+    )  # fmt: skip
 
 
 async def delete_topic(ask: Ask) -> Page:
@@ -212,37 +203,35 @@ async def delete_topic(ask: Ask) -> Page:
         (_("Stored"), status.trouble if stored is None else _("{stored:,} messages", stored=stored)),
         (_("Groups"), readers.trouble or ", ".join(readers.value) or _("none reads it")),
     ]
-    warning = _("nobody can read its messages any more; a send to it fails, or creates it again")
-    form = Form(
-        title=_("Delete {name}", name=name),
-        action=_("delete topic"),
-        target=name,
-        fields=[],
-        about=about,
-        warning=warning,
-        back=ask.link("topics", name),
-        command=f"rmq topic delete {name}",
-        crumbs=[(_("Topics"), ask.link("topics")), (name, ask.link("topics", name))],
-    )
+    requests = [_("DELETE_TOPIC_IN_BROKER (215) to {configs}", configs=", ".join(configs))]
+    requests.append("DELETE_TOPIC_IN_NAMESRV (216)")
 
     async def run() -> list[Any]:
-        return [
-            done for cluster in await admin.topics.clusters(name) for done in await admin.topics.delete(name, cluster)
-        ]
+        clusters = await admin.topics.clusters(name)
+        return [done for cluster in clusters for done in await admin.topics.delete(name, cluster)]
+
+    return await _deleted(
+        ask, "topics", name, _("delete topic"), about, shell("rmq topic delete", name), requests, run,
+        admin.topics.config, _("nobody can read its messages any more; a send to it fails, or creates it again"),
+    )  # fmt: skip
+
+
+async def _deleted(
+    ask: Ask, place: str, name: str, action: str, about: list[tuple[str, str]], command: str, requests: list[str],
+    run: Callable[[], Awaitable[list[Any]]], configs: Callable[[str], Awaitable[Mapping[str, Struct]]], warning: str,
+) -> Page:  # fmt: skip
+    """A topic or a group with everything that goes with it; its name has to be typed."""
+    form = Form(
+        title=_("Delete {name}", name=name), action=action, target=name, fields=[], about=about, warning=warning,
+        back=ask.link(place, name), command=command, crumbs=ask.crumbs(place, name),
+    )  # fmt: skip
 
     async def look() -> dict[str, str]:
-        return _told(await admin.topics.config(name))
+        return _told(await configs(name))
 
     async def plan(given: dict[str, str]) -> Review:
-        requests = [
-            _("DELETE_TOPIC_IN_BROKER (215) to {configs}", configs=", ".join(configs)),
-            "DELETE_TOPIC_IN_NAMESRV (216)",
-        ]
-        return Review(
-            user=ask.user.name, env=ask.env.name, action=form.action, target=name, rows=about, warning=warning,
-            requests=requests, command=form.command, back=ask.link("topics"), run=run, look=look, seen=_told(configs),
-            typed=name,
-        )  # fmt: skip
+        seen = await look()
+        return Review(about, requests, run, back=ask.link(place), look=look, seen=seen, typed=name)
 
     return await change(ask, form, plan)
 
@@ -311,8 +300,8 @@ async def _group(ask: Ask, known: str, configs: Mapping[str, SubscriptionGroupCo
         if differs
         else "",
         back=back,
-        command=f"rmq group create {known or 'GROUP'}",
-        crumbs=[(_("Groups"), ask.link("groups")), *([(known, back)] if known else [])],
+        command=shell("rmq group create", known or "GROUP"),
+        crumbs=ask.crumbs("groups", *([known] if known else [])),
     )
 
     async def plan(given: dict[str, str]) -> Review:
@@ -341,9 +330,9 @@ async def _group(ask: Ask, known: str, configs: Mapping[str, SubscriptionGroupCo
             return _told({broker: table[name] for broker, table in tables.items() if name in table})
 
         return Review(
-            user=ask.user.name, env=ask.env.name, action=form.action, target=name, rows=rows,
+            target=name, rows=rows,
             requests=[_("UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200) to {broker}", broker=broker) for broker in brokers],
-            command=f"rmq group create {name}", back=ask.link("groups", name), run=run, look=look,
+            command=shell("rmq group create", name), back=ask.link("groups", name), run=run, look=look,
             seen=_told(found),
         )  # fmt: skip
 
@@ -383,13 +372,10 @@ async def delete_group(ask: Ask) -> Page:
         (_("Behind"), unknown if state is None or state.lag is None else _("{lag:,} messages", lag=state.lag)),
         (_("Dead letters"), unknown if state is None or state.dead is None else f"{state.dead:,}"),
     ]
-    warning = _("its offsets, its retry topic and its dead letters go with it; a consumer that starts makes a new one")
-    form = Form(
-        title=_("Delete {name}", name=name), action=_("delete group"), target=name, fields=[], about=about,
-        warning=warning,
-        back=ask.link("groups", name), command=f"rmq group delete {name}",
-        crumbs=[(_("Groups"), ask.link("groups")), (name, ask.link("groups", name))],
-    )  # fmt: skip
+    requests = [
+        _("DELETE_SUBSCRIPTIONGROUP (207) to {configs}", configs=", ".join(configs)),
+        _("DELETE_TOPIC_IN_BROKER (215) and DELETE_TOPIC_IN_NAMESRV (216) for its retries and dead letters"),
+    ]
 
     async def run() -> list[Any]:
         clusters = sorted({one.row.cluster_name for one in ask.snapshot.brokers if one.row.broker_name in configs})
@@ -397,21 +383,11 @@ async def delete_group(ask: Ask) -> Page:
             await admin.groups.delete(name, cluster=cluster)
         return [_("group {name} deleted at {broker}", name=name, broker=broker) for broker in configs]
 
-    async def look() -> dict[str, str]:
-        return _told(await admin.groups.configs(name))
-
-    async def plan(given: dict[str, str]) -> Review:
-        requests = [
-            _("DELETE_SUBSCRIPTIONGROUP (207) to {configs}", configs=", ".join(configs)),
-            _("DELETE_TOPIC_IN_BROKER (215) and DELETE_TOPIC_IN_NAMESRV (216) for its retries and dead letters"),
-        ]
-        return Review(
-            user=ask.user.name, env=ask.env.name, action=form.action, target=name, rows=about, warning=warning,
-            requests=requests, command=form.command, back=ask.link("groups"), run=run, look=look, seen=_told(configs),
-            typed=name,
-        )  # fmt: skip
-
-    return await change(ask, form, plan)
+    return await _deleted(
+        ask, "groups", name, _("delete group"), about, shell("rmq group delete", name), requests, run,
+        admin.groups.configs,
+        _("its offsets, its retry topic and its dead letters go with it; a consumer that starts makes a new one"),
+    )  # fmt: skip
 
 
 # -- offsets
@@ -446,8 +422,8 @@ async def offsets(ask: Ask) -> Page:
         hint=_("It works whether members are online or not: they go on from there. The next page shows "
 "each queue first."),
         back=ask.link("groups", name),
-        command=f"rmq offset reset {name} TOPIC -s TIME --dry-run",
-        crumbs=[(_("Groups"), ask.link("groups")), (name, ask.link("groups", name))],
+        command=shell("rmq offset reset", name, "TOPIC", "-s", "TIME", "--dry-run"),
+        crumbs=ask.crumbs("groups", name),
     )  # fmt: skip
 
     async def plan(given: dict[str, str]) -> Review:
@@ -482,19 +458,17 @@ async def offsets(ask: Ask) -> Page:
 
         brokers = sorted({one.broker_name for one in moves})
         asked = "UPDATE_CONSUMER_OFFSET (15)" if source is not None else "INVOKE_BROKER_TO_RESET_OFFSET (222)"
-        command = f"rmq offset clone {source} {name} {topic}" if source is not None else (
-            f"rmq offset reset {name} {topic} -s {how['timestamp_ms']}"
-            + (f" -b {how['broker']} -q {how['queue_id']} -o {how['offset']}" if "broker" in how else "")
-        )  # fmt: skip
+        at = ("-b", how["broker"], "-q", how["queue_id"], "-o", how["offset"]) if "broker" in how else ()
+        command = shell("rmq offset reset", name, topic, "-s", how.get("timestamp_ms"), *at)
+        if source is not None:
+            command = shell("rmq offset clone", source, name, topic)
         return Review(
-            user=ask.user.name, env=ask.env.name, action=form.action, target=name,
             rows=[
                 (_("Group"), name), (_("Topic"), topic), (_("Move"), what),
                 (_("Skipped"), _("{skipped:,} messages", skipped=skipped)),
                   (_("Again"), _("{again:,} messages", again=again))],
             requests=[_("{request} to {broker}", request=asked, broker=broker) for broker in brokers],
-            command=command, back=ask.link("groups", name),
-            run=run, look=look, seen=compared(moves), moves=moves, typed=name if skipped else "",
+            command=command, run=run, look=look, seen=compared(moves), moves=moves, typed=name if skipped else "",
             warning=_("{skipped:,} messages will not be consumed by {name}", skipped=skipped, name=name)
             if skipped else "",
         )  # fmt: skip
@@ -517,12 +491,10 @@ def _move(given: Mapping[str, str]) -> tuple[dict[str, Any], str]:
         case "place":
             broker, __, queue = given["queue"].rpartition(":")
             if not broker or not queue.isdecimal():
-                raise ValueError(
-                    _(
-                        "queue {given} must be broker:number, such as broker-a:3",
-                        given=given["queue"] or _("is empty: it"),
-                    )
+                why = _(
+                    "queue {given} must be broker:number, such as broker-a:3", given=given["queue"] or _("is empty: it")
                 )
+                raise ValueError(why)
             offset = number(given, "offset", "offset")
             what = _("queue {queue} of {broker} to offset {offset:,}", queue=queue, broker=broker, offset=offset)
             return {"timestamp_ms": END_MS, "broker": broker, "queue_id": int(queue), "offset": offset}, what
@@ -556,8 +528,8 @@ async def broker_settings(ask: Ask) -> Page:
     async def told() -> dict[str, str]:
         return (await ask.admin.brokers.config(address))[address]
 
-    crumbs = [(_("Brokers"), ask.link("brokers")), (name, ask.link("brokers", name)), (_("Settings"), back)]
-    command = f"rmq broker config-set -b {address} KEY VALUE"
+    crumbs = [*ask.crumbs("brokers", name), (_("Settings"), back)]
+    command = shell("rmq broker config-set -b", address, "KEY", "VALUE")
     return await _settings(
         ask, name, told, lambda changes: ask.admin.brokers.update_config(changes, address),
         "UPDATE_BROKER_CONFIG (25)", back, crumbs, command,
@@ -626,9 +598,7 @@ async def _settings(
             return [f"{name} = {SECRET if name in secret else value}" for name, value in wanted.items()]
 
         return Review(
-            user=ask.user.name, env=ask.env.name, action=form.action, target=target, rows=shown,
-            requests=[_("{request} with {wanted}", request=request, wanted=', '.join(wanted))], command=command,
-            back=back, run=run,
+            rows=shown, requests=[_("{request} with {wanted}", request=request, wanted=", ".join(wanted))], run=run,
             look=look, seen=compared(known), warning=joined("; ", careful),
         )  # fmt: skip
 

@@ -6,6 +6,7 @@ from collections import Counter
 
 from rmqkit.admin.cluster.clients import process_queues
 from rmqkit.admin.cluster.runtime import release
+from rmqkit.console.html.render import shell
 from rmqkit.console.request.request import Ask, Page, Part, part, rows_of
 from rmqkit.errors import UnknownName
 from rmqkit.protocol.codes import version_name
@@ -32,14 +33,7 @@ async def clients(ask: Ask) -> Page:
         "atMs": ask.snapshot.at_ms,
     }
     more = {"q": ask.text("q"), "version_name": version_name}
-    return Page(
-        template="clients.html",
-        title=_("Clients"),
-        values=values,
-        more=more,
-        live_s=60,
-        command="rmq cluster clients",
-    )
+    return Page("clients.html", _("Clients"), values, more, command="rmq cluster clients")
 
 
 async def client(ask: Ask) -> Page:
@@ -62,10 +56,7 @@ async def client(ask: Ask) -> Page:
         "stacks": info.jstack if info is not None and with_stacks else None,
     }
     return Page(
-        template="client.html",
-        title=client_id,
-        values=values,
-        more={"with_stacks": with_stacks},
-        command=f"rmq consumer status {name} -i {client_id}" + (" -s" if with_stacks else ""),
-        crumbs=[(_("Groups"), ask.link("groups")), (name, ask.link("groups", name))],
-    )
+        "client.html", client_id, values, {"with_stacks": with_stacks},
+        command=shell("rmq consumer status", name, "-i", client_id, *(["-s"] if with_stacks else [])),
+        crumbs=ask.crumbs("groups", name),
+    )  # fmt: skip

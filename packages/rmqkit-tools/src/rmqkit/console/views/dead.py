@@ -10,7 +10,8 @@ from starlette.responses import FileResponse, Response
 from rmqkit.admin.replay.dead import BY, Kinds
 from rmqkit.admin.replay.retries import Retries, other_readers
 from rmqkit.admin.replay.selection import Preview, preview
-from rmqkit.console.access.confirmations import Review
+from rmqkit.console.access.confirmations import Review, Right
+from rmqkit.console.html.render import shell
 from rmqkit.console.jobs import Job, Progress, Status
 from rmqkit.console.request.forms import Field, Form, change
 from rmqkit.console.request.request import Ask, Fault, Page, part
@@ -43,7 +44,7 @@ async def dead(ask: Ask) -> Page:
         for one in sorted(groups, key=lambda one: (-(one.dead or 0), one.name))
     ]
     values = {"groups": rows, "unknown": unknown, "atMs": ask.snapshot.at_ms}
-    return Page(template="dead.html", title=_("Dead letters"), values=values, live_s=30, command="rmq dead list")
+    return Page("dead.html", _("Dead letters"), values, command="rmq dead list")
 
 
 async def group_dead(ask: Ask) -> Page:
@@ -57,9 +58,9 @@ async def group_dead(ask: Ask) -> Page:
     jobs = [job for job in ask.console.jobs.all() if job.group == name and job.env == ask.env.name]
     names = [one.kind for one in found.kinds[:_KINDS_MAX]] if found is not None else _posted(ask)
     form = Form(
-        title=_("Dead letters of {name}", name=name), action=_("replay dead letters"), target=name, is_sending=True,
+        title=_("Dead letters of {name}", name=name), action=_("replay dead letters"), target=name, right=Right.SEND,
         button=_("Dry run"),
-        template="group_dead.html", back=ask.link("groups", name), command=f"rmq dead kinds {name} --by {by}",
+        template="group_dead.html", back=ask.link("groups", name), command=shell("rmq dead kinds", name, "--by", by),
         crumbs=[(_("Dead letters"), ask.link("dead")), (name, ask.link("groups", name))],
         fields=[
             Field(name="kinds", label=_("Only these kinds"), kind="many", choices=names, hint=_("none: all of them")),
@@ -140,9 +141,8 @@ async def _review(ask: Ask, form: Form, name: str, by: str, given: dict[str, str
             )
         )
     if "" in found.targets:
-        raise ValueError(
-            _("{targets:,} do not say where they came from: give a topic to send to", targets=found.targets[""])
-        )
+        why = _("{targets:,} do not say where they came from: give a topic to send to", targets=found.targets[""])
+        raise ValueError(why)
     others: list[str] = []
     if job.target:
         await admin.calls.route(job.target)  # a send to a topic without a route might create it
@@ -169,15 +169,15 @@ async def _review(ask: Ask, form: Form, name: str, by: str, given: dict[str, str
         begun = ask.console.jobs.begin(job, ask.user.credentials)
         return {"job": begun.id, "state": begun.status, "see": ask.link("jobs", begun.id)}
 
-    span = (f" --from {job.begin_ms}" if job.begin_ms else "") + f" --until {job.end_ms}"
-    chosen = "".join(f" --kind {one!r}" for one in kinds)
+    words: list[object] = ["--by", by, *(word for one in kinds for word in ("--kind", one))] if kinds else []
+    words += ["--from", job.begin_ms] if job.begin_ms else []
+    words += ["--until", job.end_ms, "--rate", f"{rate:g}", *(("--to", job.target) if job.target else ())]
     return Review(
-        user=ask.user.name, env=ask.env.name, action=form.action, target=name, rows=_rows(found, job, retries),
+        rows=_rows(found, job, retries),
         warning=joined("; ", warnings),
         requests=[_("SEND_MESSAGE_V2 (310) to {topic}: {count:,} messages", topic=topic, count=count)
             for topic, count in found.targets.items()],
-        command=f"rmq replay --dlq {name}{' --by ' + by if kinds else ''}{chosen}{span} --rate {rate:g}"
-        + (f" --to {job.target}" if job.target else "") + (" --again" if job.again else "") + " --dry-run",
+        command=shell("rmq replay --dlq", name, *words, *(["--again"] if job.again else []), "--dry-run"),
         back=ask.link("groups", name, "dead", by=by), run=run, look=look, seen=_counts(found),
         typed=name if warnings else "",
     )  # fmt: skip
@@ -186,11 +186,7 @@ async def _review(ask: Ask, form: Form, name: str, by: str, given: dict[str, str
 def _rate(text: str) -> float:
     if not text.isdecimal() or not 0 < int(text) <= _RATE_MAX:
         raise ValueError(
-            _(
-                "messages a second {text} must be from 1 to {most:,}",
-                text=text or _("are empty: they"),
-                most=_RATE_MAX,
-            )
+            _("messages a second {text} must be from 1 to {most:,}", text=text or _("are empty: they"), most=_RATE_MAX)
         )
     return float(text)
 
@@ -241,7 +237,7 @@ def _shown(ask: Ask, job: Job) -> dict[str, Any]:
 async def jobs(ask: Ask) -> Page:
     """Every replay, the newest first."""
     found = [_shown(ask, job) for job in ask.console.jobs.all() if job.env == ask.env.name]
-    return Page(template="jobs.html", title=_("Replays"), values={"jobs": found}, live_s=10)
+    return Page("jobs.html", _("Replays"), {"jobs": found})
 
 
 async def job(ask: Ask) -> Page | Response:
@@ -259,29 +255,21 @@ async def job(ask: Ask) -> Page | Response:
         return FileResponse(path, media_type="application/octet-stream", filename=f"{name}.jsonl")
     values = {"job": _shown(ask, found), "hasLines": path is not None}
     return Page(
-        template="job.html",
-        title=_("Replay of {group}", group=found.group),
-        values=values,
-        more={"mayChange": ask.may_change},
-        live_s=1 if found.status is Status.RUNNING else 10,
-        crumbs=[(_("Replays"), ask.link("jobs"))],
-    )
+        "job.html", _("Replay of {group}", group=found.group), values, {"mayChange": ask.may_change},
+        live_s=1 if found.status is Status.RUNNING else 10, crumbs=ask.crumbs("jobs"),
+    )  # fmt: skip
 
 
 async def _acted(ask: Ask, found: Job) -> Page:
     """Pause at once, which loses nothing; resume after a review."""
     jobs, action = ask.console.jobs, ask.form.get("action", "")
-    ask.require_change(_("pause replay") if action == "pause" else _("resume replay"), found.group, is_sending=True)
+    ask.require_change(_("pause replay") if action == "pause" else _("resume replay"), found.group, Right.SEND)
     back = ask.link("jobs", found.id)
-    if token := ask.form.get("review"):
-        return await ask.confirmed(token)
     if action == "pause":
         jobs.pause(found)
         ask.audit(_("pause replay"), found.group, "done", found.id)
         values = {"action": _("pause replay"), "target": found.group, "result": {"job": found.id, "state": "pausing"}}
-        return Page(
-            template="done.html", title=_("Done: pause replay"), values=values, more={"back": back, "sent": None}
-        )
+        return Page("done.html", _("Done: pause replay"), values, {"back": back, "sent": None})
     if action != "resume":
         raise Fault(400, _("What?"), _("action {action!r} must be pause or resume", action=action))
     progress = jobs.progress(found)
@@ -294,7 +282,7 @@ async def _acted(ask: Ask, found: Job) -> Page:
     left = _("unknown") if progress.left is None else _("{left:,} dead letters are to be looked at", left=progress.left)
     return ask.review(
         Review(
-            user=ask.user.name, env=ask.env.name, action=_("resume replay"), target=found.group, back=back, command="",
+            right=Right.SEND, action=_("resume replay"), target=found.group, back=back,
             rows=[(_("Job"), found.id), (_("Sent"), f"{progress.sent:,}"), (_("Left"), left)], run=run,
             requests=[
                 _("QUERY_MESSAGE (12) for what the run before may have sent"),

@@ -7,6 +7,7 @@ from typing import Any
 from rmqkit.admin.diagnosis.causes import judge
 from rmqkit.admin.diagnosis.timeline import timeline
 from rmqkit.admin.explain import At, Explainer, Key
+from rmqkit.console.html.render import shell
 from rmqkit.console.request.request import Ask, Fault, Page
 from rmqkit.errors import RmqError
 from rmqkit.sentences import _
@@ -19,13 +20,10 @@ async def explain_page(ask: Ask) -> Page:
     named = _named(ask)
     values: dict[str, Any] = {"group": group, "topic": topic, "explanation": None, "timeline": [], "trouble": ""}
     page = Page(
-        template="explain.html",
-        title=_("Why did {group} not consume it?", group=group),
-        values=values,
-        more={"asked": {name: ask.text(name) for name in ("topic", "id", "key", "queue", "offset", "broker")}},
-        command=f"rmq explain {topic or 'TOPIC'} {group}" + _words(ask),
-        crumbs=[(_("Groups"), ask.link("groups")), (group, ask.link("groups", group))],
-    )
+        "explain.html", _("Why did {group} not consume it?", group=group), values,
+        {"asked": {name: ask.text(name) for name in ("topic", "id", "key", "queue", "offset", "broker")}},
+        command=shell("rmq explain", topic or "TOPIC", group, *_words(ask)), crumbs=ask.crumbs("groups", group),
+    )  # fmt: skip
     page.more["topics"] = state.topics if state is not None else []
     if named is None:
         return page
@@ -59,11 +57,9 @@ def _named(ask: Ask) -> str | Key | At | None:
     return None
 
 
-def _words(ask: Ask) -> str:
-    if ask.text("id"):
-        return f" {ask.text('id')}"
+def _words(ask: Ask) -> list[str]:
     if ask.text("key"):
-        return f" --key {ask.text('key')}"
+        return ["--key", ask.text("key")]
     if ask.text("offset"):
-        return f" --queue {ask.text('queue') or 0} --offset {ask.text('offset')}"
-    return " ID"
+        return ["--queue", ask.text("queue") or "0", "--offset", ask.text("offset")]
+    return [ask.text("id") or "ID"]

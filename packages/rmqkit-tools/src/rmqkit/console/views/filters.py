@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rmqkit.admin.messages.filters import FilterTest, apply_filter, parse_properties
+from rmqkit.console.html.render import shell
 from rmqkit.console.request.request import Ask, Page
 from rmqkit.errors import RmqError, SettingsError
 from rmqkit.filter import SQL92, TAG
@@ -28,13 +29,13 @@ async def tester(ask: Ask) -> Page:
         trouble = str(error)
     asked = {"expression": expression, "type": kind, "topic": topic, "properties": ask.text("properties")}
     return Page(
-        template="filter.html",
-        title=_("Filter tester"),
-        values={"found": found, "trouble": trouble, "differ": found.differ if found is not None else 0},
-        more={
+        "filter.html",
+        _("Filter tester"),
+        {"found": found, "trouble": trouble, "differ": found.differ if found is not None else 0},
+        {
             "asked": asked,
             "kinds": (SQL92, TAG),
             "topics": sorted(one.name for one in ask.snapshot.topics.values() if one.kind == "normal")[:1_000],
         },
-        command=f"rmq filter test '{expression or 'EXPRESSION'}'" + (f" -t {topic}" if topic else ""),
+        command=shell("rmq filter test", expression or "EXPRESSION", *(("-t", topic) if topic else ())),
     )

@@ -12,6 +12,7 @@ from rmqkit.admin.cluster.clients import GroupStatus
 from rmqkit.admin.cluster.groups import GroupProgress
 from rmqkit.admin.cluster.settings import config_rows
 from rmqkit.admin.diagnosis.health import GroupState, group_findings
+from rmqkit.console.html.render import shell
 from rmqkit.console.request.request import Ask, Page, part, rows_of
 from rmqkit.console.views import history
 from rmqkit.console.views.topics import QUEUES_MAX
@@ -45,9 +46,7 @@ async def groups(ask: Ask) -> Page:
         "q": ask.text("q"),
         "sort": sort,
     }
-    return Page(
-        template="groups.html", title=_("Groups"), values=values, more=more, live_s=10, command="rmq group lags"
-    )
+    return Page("groups.html", _("Groups"), values, more, command="rmq group lags")
 
 
 async def group(ask: Ask) -> Page:
@@ -102,13 +101,7 @@ async def group(ask: Ask) -> Page:
         "charts": await history.charts(ask, [("lag", [name]), ("age", [name])], marks),
     }
     return Page(
-        template="group.html",
-        title=name,
-        values=values,
-        more=more,
-        live_s=10,
-        command=f"rmq group progress {name}",
-        crumbs=[(_("Groups"), ask.link("groups"))],
+        "group.html", name, values, more, command=shell("rmq group progress", name), crumbs=ask.crumbs("groups")
     )
 
 

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from msgspec.structs import asdict
 
 from rmqkit.console.html.charts import Line, Mark, line_chart, sparkline
+from rmqkit.console.html.render import shell
 from rmqkit.console.request.request import Ask, Fault, Page
 from rmqkit.console.views.messages import time_of
 from rmqkit.console.watch.figures import BOOT, FIGURES
@@ -67,16 +68,9 @@ async def _chart(ask: Ask, figure: str, names: Sequence[str], marks: Sequence[Ma
         first = _("first {shown} of {all}", shown=len(shown), all=len(names))
         note += Markup(' <span class="unit">{}</span>').format(ask.say(first))
     return line_chart(
-        known.title,
-        known.unit,
-        lines,
-        known.show,
-        top_of=known.top,
-        span=(begin, end),
-        marks=marks,
-        note=note,
+        known.title, known.unit, lines, known.show, top_of=known.top, span=(begin, end), marks=marks, note=note,
         say=ask.say,
-    )
+    )  # fmt: skip
 
 
 def sparks(ask: Ask, figure: str, names: Iterable[str]) -> dict[str, Markup]:
@@ -166,14 +160,11 @@ async def series(ask: Ask) -> Page:
     }
     place, where = f"{known.of}s", name.partition("@")[0]
     return Page(
-        template="series.html",
-        title=_("{title}: {name}", title=known.title, name=name),
-        values=values,
-        more={"charts": await charts(ask, [(figure, [name])], marks), "tabs": tabs(ask, "history", figure, name)},
-        live_s=30,
-        command=f"rmq group progress {name}" if known.of == "group" else "",
+        "series.html", _("{title}: {name}", title=known.title, name=name), values,
+        {"charts": await charts(ask, [(figure, [name])], marks), "tabs": tabs(ask, "history", figure, name)},
+        command=shell("rmq group progress", name) if known.of == "group" else "",
         crumbs=[(place.capitalize(), ask.link(place)), (where, ask.link(place, where))],
-    )
+    )  # fmt: skip
 
 
 def _brokers(ask: Ask, of: str, name: str) -> list[str]:
@@ -206,4 +197,4 @@ async def kept(ask: Ask) -> Page:
         "matched": len(matched),
     }
     more = {"q": ask.text("q"), "titles": {key: _title(key) for key in names}}
-    return Page(template="history.html", title=_("History"), values=values, more=more)
+    return Page("history.html", _("History"), values, more)

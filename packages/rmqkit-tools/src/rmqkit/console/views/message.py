@@ -15,8 +15,9 @@ from rmqkit.admin.diagnosis.causes import Cause, Explanation, Facts, judge
 from rmqkit.admin.diagnosis.timeline import Event, merged, timeline
 from rmqkit.admin.explain import At, Explainer
 from rmqkit.admin.messages.messages import traces_of
-from rmqkit.console.access.confirmations import Review
+from rmqkit.console.access.confirmations import Review, Right
 from rmqkit.console.html import render
+from rmqkit.console.html.render import shell
 from rmqkit.console.request.request import Ask, Fault, Page, part
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import Message, ReceivedMessage
@@ -109,18 +110,10 @@ async def _shown(ask: Ask, message: ReceivedMessage) -> Page | Response:
         "is_future": lambda event: isinstance(event, Event) and event.is_due,
     }
     return Page(
-        template="message.html",
-        title=_("Message {id}", id=message.msg_id),
-        values=values,
-        more=more,
-        live_s=5 if is_under_way else 0,
-        command=f"rmq message show {message.msg_id} -t {topic}",
-        crumbs=[
-            (_("Topics"), ask.link("topics")),
-            (topic, ask.link("topics", topic)),
-            (_("Messages"), ask.link("topics", topic, "messages")),
-        ],
-    )
+        "message.html", _("Message {id}", id=message.msg_id), values, more, live_s=5 if is_under_way else 0,
+        command=shell("rmq message show", message.msg_id, "-t", topic),
+        crumbs=[*ask.crumbs("topics", topic), (_("Messages"), ask.link("topics", topic, "messages"))],
+    )  # fmt: skip
 
 
 def _members(ask: Ask, group: str) -> list[str]:
@@ -208,9 +201,6 @@ def _download(ask: Ask, message: ReceivedMessage) -> Response:
 async def _acted(ask: Ask, message: ReceivedMessage) -> Page:
     """Send it again, copy it to another topic, or give it to a client: a review first."""
     action = ask.form.get("action", "")
-    if token := ask.form.get("review"):
-        ask.require_change(_("change"), message.msg_id, is_sending=True)
-        return await ask.confirmed(token)
     if action not in _REVIEWS:
         raise Fault(400, _("What?"), _("action {action!r} must be resend, copy or push", action=action))
     stored = _(
@@ -224,11 +214,11 @@ async def _acted(ask: Ask, message: ReceivedMessage) -> Page:
     back = ask.link("topics", message.topic, "at", message.broker_name, message.queue_id, message.queue_offset)
     proposed = await _REVIEWS[action](ask, message)
     rows = [*about, *proposed.pop("rows")]
-    return ask.review(Review(user=ask.user.name, env=ask.env.name, back=back, rows=rows, **proposed))
+    return ask.review(Review(back=back, rows=rows, right=Right.SEND, **proposed))
 
 
 async def _resend(ask: Ask, message: ReceivedMessage) -> dict[str, Any]:
-    ask.require_change(_("send again"), message.topic, is_sending=True)
+    ask.require_change(_("send again"), message.topic, Right.SEND)
     return {
         "action": _("send again"),
         "target": message.topic,
@@ -239,14 +229,14 @@ async def _resend(ask: Ask, message: ReceivedMessage) -> dict[str, Any]:
         "requests": [
             _("SEND_MESSAGE_V2 (310) to {topic}: every group of the topic gets it again", topic=message.topic)
         ],
-        "command": f"rmq message resend {message.msg_id} -t {message.topic}",
+        "command": shell("rmq message resend", message.msg_id, "-t", message.topic),
         "run": lambda: ask.admin.messages.resend(message),
     }
 
 
 async def _copy(ask: Ask, message: ReceivedMessage) -> dict[str, Any]:
     target = ask.form.get("to", "").strip()
-    ask.require_change(_("copy"), target, is_sending=True)
+    ask.require_change(_("copy"), target, Right.SEND)
     await ask.admin.calls.route(target)  # a send to a topic without a route might create it
     copy = Message(
         topic=target,
@@ -260,14 +250,14 @@ async def _copy(ask: Ask, message: ReceivedMessage) -> dict[str, Any]:
         "target": target,
         "rows": [(_("To"), _("any queue of {target}, with a new unique key", target=target))],
         "requests": [_("SEND_MESSAGE_V2 (310) to {target}", target=target)],
-        "command": f"rmq replay {message.topic} --to {target}",
+        "command": shell("rmq replay", message.topic, "--to", target),
         "run": lambda: ask.admin.messages.send(copy),
     }
 
 
 async def _push(ask: Ask, message: ReceivedMessage) -> dict[str, Any]:
     group, __, client = ask.form.get("client", "").partition(" ")
-    ask.require_change(_("handle by a consumer"), f"{group} {client}", is_sending=True)
+    ask.require_change(_("handle by a consumer"), f"{group} {client}", Right.SEND)
     if not group or not client:
         raise Fault(400, _("Which client?"), _("choose a client of a group that is online"))
     asked = _(
@@ -276,13 +266,9 @@ async def _push(ask: Ask, message: ReceivedMessage) -> dict[str, Any]:
     return {
         "action": _("handle by a consumer"),
         "target": f"{group} {client}",
-        "rows": [
-            (_("Group"), group),
-            (_("Client"), client),
-            (_("Its handler"), _("runs now, once; no offset moves")),
-        ],
+        "rows": [(_("Group"), group), (_("Client"), client), (_("Its handler"), _("runs now, once; no offset moves"))],
         "requests": [asked],
-        "command": f"rmq message push {message.msg_id} {message.topic} {group} -d {client}",
+        "command": shell("rmq message push", message.msg_id, message.topic, group, "-d", client),
         "run": lambda: ask.admin.messages.push(message, group, client),
     }
 

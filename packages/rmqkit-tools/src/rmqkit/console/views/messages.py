@@ -18,11 +18,12 @@ from rmqkit.admin.messages.listing import Budget, page
 from rmqkit.admin.messages.listing import Page as Listed
 from rmqkit.admin.pulls import Span
 from rmqkit.client.consumer.reader import Wanted
-from rmqkit.console.access.confirmations import Review
+from rmqkit.console.access.confirmations import Review, Right
 from rmqkit.console.html import render
+from rmqkit.console.html.render import shell
 from rmqkit.console.request import live
+from rmqkit.console.request.forms import Form, change, pairs
 from rmqkit.console.request.request import Ask, Fault, Page
-from rmqkit.errors import RmqError
 from rmqkit.filter import subscription
 from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.sentences import _
@@ -64,18 +65,12 @@ async def message_rows(ask: Ask, messages: Sequence[ReceivedMessage]) -> list[Ro
 
 def _row(ask: Ask, message: ReceivedMessage, decoded: str | None) -> Row:
     return Row(
-        msg_id=message.msg_id,
-        broker=message.broker_name or "",
-        queue=message.queue_id,
-        offset=message.queue_offset,
-        store_ms=message.store_timestamp,
-        born_host=message.born_host,
-        tags=message.tags or "",
-        keys=message.keys,
+        msg_id=message.msg_id, broker=message.broker_name or "", queue=message.queue_id, offset=message.queue_offset,
+        store_ms=message.store_timestamp, born_host=message.born_host, tags=message.tags or "", keys=message.keys,
         body_bytes=len(message.body),
         body="" if ask.hides_bodies else beginning(message.body if decoded is None else decoded.encode()),
         retries=message.reconsume_times,
-    )
+    )  # fmt: skip
 
 
 def beginning(body: bytes, chars: int = _BODY_SHOWN) -> str:
@@ -134,13 +129,10 @@ async def search(ask: Ask) -> Page | Response:
     if saved:
         return _saved(ask, topic, found.messages, saved)
     return Page(
-        template="messages.html",
-        title=_("Messages of {topic}", topic=topic),
-        values=values,
-        more=more,
-        command=f"rmq message page {topic}" if not key else f"rmq message by-key {topic} {key}",
-        crumbs=[(_("Topics"), ask.link("topics")), (topic, ask.link("topics", topic))],
-    )
+        "messages.html", _("Messages of {topic}", topic=topic), values, more,
+        command=shell("rmq message by-key", topic, key) if key else shell("rmq message page", topic),
+        crumbs=ask.crumbs("topics", topic),
+    )  # fmt: skip
 
 
 def time_of(ask: Ask, name: str) -> int | None:
@@ -204,13 +196,9 @@ async def tail(ask: Ask) -> Page:
     after = live.offsets_text(found.ends)
     more = {"asked": ask.query, "stream": ask.link("topics", topic, "tail", "events", after=after, **filters)}
     return Page(
-        template="tail.html",
-        title=_("Tail of {topic}", topic=topic),
-        values=values,
-        more=more,
-        command=f"rmq tail {topic}",
-        crumbs=[(_("Topics"), ask.link("topics")), (topic, ask.link("topics", topic))],
-    )
+        "tail.html", _("Tail of {topic}", topic=topic), values, more, command=shell("rmq tail", topic),
+        crumbs=ask.crumbs("topics", topic),
+    )  # fmt: skip
 
 
 def _wanted(ask: Ask) -> Wanted:
@@ -247,57 +235,32 @@ async def send(ask: Ask) -> Page:
     """A form, its review, and what became of the message."""
     topic = ask.params["t"]
     await ask.admin.calls.route(topic)  # a send to a topic without a route might create it
-    if ask.request.method != "POST":
-        kept = ask.console.last_sent.get((ask.user.name, ask.env.name, topic), {})
-        return _form(ask, topic, kept, "")
-    ask.require_change(_("send"), topic, is_sending=True)
-    if token := ask.form.get("review"):
-        return await ask.confirmed(token)
-    try:
+    key = (ask.user.name, ask.env.name, topic)
+    kept = ask.form or ask.console.last_sent.get(key, {})
+    shown = {name: kept.get(name, "") for name in ("body", "tags", "keys", "properties", "queue", "delay", "at")}
+    form = Form(
+        title=_("Send to {topic}", topic=topic), action=_("send"), target=topic, fields=[], right=Right.SEND,
+        back=ask.link("topics", topic, "send"), command=shell("rmq send", topic, "BODY"),
+        crumbs=ask.crumbs("topics", topic), template="send.html", values={"name": topic, "form": shown},
+    )  # fmt: skip
+    admin = ask.admin
+
+    async def plan(given: dict[str, str]) -> Review:
         message, queue_id = _message(topic, ask.form)
         message.wire_properties()
-    except (ValueError, RmqError) as error:
-        return _form(ask, topic, ask.form, str(error))
-    _remember(ask.console.last_sent, (ask.user.name, ask.env.name, topic), ask.form)
-    body = _body(ask.form)
-    where = _("any queue") if queue_id is None else _("queue {queue}", queue=queue_id)
-    rows = [
-        (_("Topic"), topic),
-        (_("Queue"), where),
-        (_("Tags"), message.tags or _("none")),
-        (_("Keys"), " ".join(message.keys) or _("none")),
-    ]
-    rows += [(_("Property {name}", name=name), value) for name, value in message.properties.items()]
-    if message.is_delayed:
-        rows.append((_("Delivered"), _delay_text(message)))
-    rows += [(_("Size"), _("{count:,} bytes", count=len(body))), (_("Body"), beginning(body, 400))]
-    admin = ask.admin
-    command = f"rmq send {topic} BODY" + (f" --tags {message.tags}" if message.tags else "")
-    return ask.review(
-        Review(
-            user=ask.user.name,
-            env=ask.env.name,
-            action=_("send"),
-            target=topic,
-            rows=rows,
-            requests=[_("SEND_MESSAGE_V2 (310) to {where} of {topic}", where=where, topic=topic)],
-            command=command,
-            back=ask.link("topics", topic, "send"),
-            run=lambda: admin.messages.send(message, queue_id=queue_id),
-        )
-    )
+        _remember(ask.console.last_sent, key, ask.form)
+        body = _body(ask.form)
+        where = _("any queue") if queue_id is None else _("queue {queue}", queue=queue_id)
+        rows = [(_("Topic"), topic), (_("Queue"), where), (_("Tags"), message.tags or _("none"))]
+        rows += [(_("Keys"), " ".join(message.keys) or _("none"))]
+        rows += [(_("Property {name}", name=name), value) for name, value in message.properties.items()]
+        rows += [(_("Delivered"), _delay_text(message))] if message.is_delayed else []
+        rows += [(_("Size"), _("{count:,} bytes", count=len(body))), (_("Body"), beginning(body, 400))]
+        requests = [_("SEND_MESSAGE_V2 (310) to {where} of {topic}", where=where, topic=topic)]
+        command = shell("rmq send", topic, "BODY", *(("--tags", message.tags) if message.tags else ()))
+        return Review(rows, requests, lambda: admin.messages.send(message, queue_id=queue_id), command=command)
 
-
-def _form(ask: Ask, topic: str, kept: dict[str, str], trouble: str) -> Page:
-    shown = {name: kept.get(name, "") for name in ("body", "tags", "keys", "properties", "queue", "delay", "at")}
-    return Page(
-        template="send.html",
-        title=_("Send to {topic}", topic=topic),
-        values={"name": topic, "form": shown, "trouble": trouble, "mayChange": ask.may_change},
-        status=400 if trouble else 200,
-        command=f"rmq send {topic} BODY",
-        crumbs=[(_("Topics"), ask.link("topics")), (topic, ask.link("topics", topic))],
-    )
+    return await change(ask, form, plan)
 
 
 def _message(topic: str, form: dict[str, str]) -> tuple[Message, int | None]:
@@ -306,19 +269,7 @@ def _message(topic: str, form: dict[str, str]) -> tuple[Message, int | None]:
     if not body:
         raise ValueError(_("the body is empty: a message has at least one byte"))
     if len(body) > _BODY_BYTES_MAX:
-        raise ValueError(
-            _(
-                "the body has {count:,} bytes: {most:,} can be sent",
-                count=len(body),
-                most=_BODY_BYTES_MAX,
-            )
-        )
-    properties = {}
-    for line in filter(None, map(str.strip, form.get("properties", "").splitlines())):
-        name, sign, value = line.partition("=")
-        if not sign or not name.strip():
-            raise ValueError(_("property {line!r} must be name=value, one a line", line=line))
-        properties[name.strip()] = value.strip()
+        raise ValueError(_("the body has {count:,} bytes: {most:,} can be sent", count=len(body), most=_BODY_BYTES_MAX))
     queue, delay, at = (form.get(name, "").strip() for name in ("queue", "delay", "at"))
     if queue and not queue.isdecimal():
         raise ValueError(_("queue {queue} must be a number from 0 on", queue=queue))
@@ -327,7 +278,7 @@ def _message(topic: str, form: dict[str, str]) -> tuple[Message, int | None]:
         body=body,
         tags=form.get("tags", "").strip() or None,
         keys=form.get("keys", "").split(),
-        properties=properties,
+        properties=pairs(form.get("properties", ""), _("property")),
     )
     if delay:
         try:

@@ -6,14 +6,15 @@ import asyncio
 import platform
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from msgspec import Struct
+from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
 from rmqkit.admin import Admin
 from rmqkit.admin.diagnosis.health import findings
 from rmqkit.console.access import logins
-from rmqkit.console.access.logins import Role, User
+from rmqkit.console.access.logins import LoginRefused, Role, User
 from rmqkit.console.access.security import is_own_path
 from rmqkit.console.html.translation import LANGUAGES
 from rmqkit.console.request.request import Ask, Fault, Page
@@ -28,16 +29,6 @@ _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _THEME_SECONDS = 365 * 86_400
 
 
-class EnvRow(Struct, rename="camel"):
-    """A cluster in the list of clusters."""
-
-    name: str
-    name_servers: str
-    brokers: int
-    findings: int
-    trouble: str
-
-
 async def home(ask: Ask) -> Page | Response:
     """The only cluster, or the list of them."""
     envs = list(ask.console.envs.values())
@@ -47,42 +38,92 @@ async def home(ask: Ask) -> Page | Response:
     for env in envs:
         env.watcher.look()
         snapshot = env.watcher.snapshot
-        rows.append(
-            EnvRow(env.name, env.name_servers, len(snapshot.brokers), len(findings(snapshot)), env.watcher.trouble)
-        )
-    return Page(template="home.html", title=_("Clusters"), values={"clusters": rows}, live_s=10)
+        known = {"brokers": len(snapshot.brokers), "findings": len(findings(snapshot)), "trouble": env.watcher.trouble}
+        rows.append({"name": env.name, "nameServers": env.name_servers} | known)
+    return Page("home.html", _("Clusters"), {"clusters": rows})
 
 
 async def login(ask: Ask) -> Page | Response:
     """Log in or out."""
-    back = ask.text("next") if is_own_path(ask.text("next")) else ""
-    console = ask.console
-    values: dict[str, Any] = {"isCluster": console.is_cluster_login, "trouble": ""}
-    page = Page(template="login.html", title=_("Log in"), values=values, more={"next": back})
+    back, console = _back(ask), ask.console
     if ask.request.method != "POST":
-        return page
+        return await _login_page(ask, "", 200)
     response = RedirectResponse(ask.link.out().rstrip("/") + back if back else ask.link.out(), 303)
     if ask.form.get("leave"):
+        if console.oidc is not None and ask.user.name.startswith("oidc:"):
+            response = RedirectResponse(ask.link.out("login", left=1), 303)
         console.end_session(ask.request, response)
         return response
     name, secret = ask.form.get("name", "").strip(), ask.form.get("secret", "")
-    # Counted before the password is looked at, which is what costs time.
-    if not console.tries.may_try(ask.address):
-        raise Fault(
-            429,
-            _("Too many tries"),
-            _("{tries} tries a minute: wait a minute, then try again", tries=logins.TRIES_A_MINUTE),
-        )
+    _try(ask)
     user, why = await _user_of(ask, name, secret)
     if user is None:
         console.audit.write(name[:100], ask.address, "", "login", "", "refused", why)
-        values["trouble"] = why
-        page.status = 401
-        return page
-    console.tries.succeeded(ask.address)
-    console.audit.write(user.name, ask.address, "", "login", "", "done", user.role)
-    console.begin_session(response, user)
+        return await _login_page(ask, why, 401)
+    _enter(ask, response, user)
     return response
+
+
+async def oidc(ask: Ask) -> Page | Response:
+    """Log in by OpenID Connect: go to the provider, which sends the browser back here."""
+    console, provider = ask.console, ask.console.oidc
+    if provider is None:
+        raise Fault(404, _("No such page"), _("this console has no OpenID Connect: start it with --oidc FILE"))
+    kept: dict[str, Any] = {"httponly": True, "samesite": "lax", "secure": console.is_secure, "path": "/"}
+    here, cookie = console.origin(ask.request) + ask.link.out("login", "oidc"), f"{console.cookie}_oidc"
+    try:
+        if "state" not in ask.query:
+            address, text = await provider.begin(here, _back(ask))
+            going = RedirectResponse(address, 303)
+            # Not strict, as that of the session: the browser comes back from another site.
+            going.set_cookie(cookie, text, max_age=600, **kept)
+            return going
+        _try(ask)
+        user, back = await provider.finish(ask.query, ask.request.cookies.get(cookie, ""), here)
+    except LoginRefused as refused:
+        console.audit.write("?", ask.address, "", "login", "", "refused", str(refused))
+        return await _login_page(ask, str(refused), 401)
+    # A page and no redirect: browsers send a strict cookie only where the navigation began at this site.
+    place = ask.link.out().rstrip("/") + back if is_own_path(back) else ask.link.out()
+    page = '<!doctype html><title>{0}</title><meta http-equiv="refresh" content="0; url={1}"><a href="{1}">{0}</a>'
+    text = Markup(page).format(ask.say(_("You are logged in")), quote(place, safe=":/%#?=&"))
+    response = Response(text, media_type="text/html")
+    response.delete_cookie(cookie, **kept)
+    _enter(ask, response, user)
+    return response
+
+
+def _back(ask: Ask) -> str:
+    """The page to show after a login, if it is one of this console."""
+    return ask.text("next") if is_own_path(ask.text("next")) else ""
+
+
+async def _login_page(ask: Ask, trouble: str, status: int) -> Page:
+    # After a refusal, too: the provider would log the same account in again.
+    is_left = bool(ask.text("left") or ask.text("state"))
+    provider, here = ask.console.oidc, ask.console.origin(ask.request) + ask.link.out("login")
+    values = {
+        "isCluster": ask.console.is_cluster_login,
+        "hasPasswords": ask.console.is_cluster_login or ask.console.file_users is not None,
+        "provider": provider.settings.label if provider is not None else "",
+        "leave": await provider.leave_address(here) if provider is not None and is_left else "",
+        "trouble": trouble,
+    }
+    more = {"next": _back(ask)}
+    return Page("login.html", _("Log in"), values, more, status=status)
+
+
+def _try(ask: Ask) -> None:
+    """Raises Fault: there were too many tries. Counted before anything is looked at, which is what costs time."""
+    if not ask.console.tries.may_try(ask.address):
+        why = _("{tries} tries a minute: wait a minute, then try again", tries=logins.TRIES_A_MINUTE)
+        raise Fault(429, _("Too many tries"), why)
+
+
+def _enter(ask: Ask, response: Response, user: User) -> None:
+    ask.console.tries.succeeded(ask.address)
+    ask.console.audit.write(user.name, ask.address, "", "login", "", "done", user.role)
+    ask.console.begin_session(response, user)
 
 
 async def _user_of(ask: Ask, name: str, secret: str) -> tuple[User | None, str]:
@@ -175,17 +216,7 @@ async def audit(ask: Ask) -> Page:
     total = len(ask.console.audit.lines())
     path = ask.console.audit.path
     values = {"lines": lines[:500], "matched": len(lines), "total": total, "file": str(path) if path else ""}
-    return Page(template="audit.html", title=_("Audit"), values=values, more={"q": wanted})
-
-
-class CostRow(Struct, rename="camel"):
-    """What the console costs one server."""
-
-    env: str
-    address: str
-    requests: int
-    per_second: float
-    bytes: int
+    return Page("audit.html", _("Audit"), values, {"q": wanted})
 
 
 async def about(ask: Ask) -> Page:
@@ -193,7 +224,8 @@ async def about(ask: Ask) -> Page:
     console = ask.console
     now_ms = console.clock.monotonic_ms()
     costs = [
-        CostRow(env.name, address, cost.requests, round(cost.per_second(now_ms), 2), cost.sent_bytes)
+        {"env": env.name, "address": address, "requests": cost.requests, "bytes": cost.sent_bytes}
+        | {"perSecond": round(cost.per_second(now_ms), 2)}
         for env in console.envs.values()
         for address, cost in sorted(env.costs.items())
     ]
@@ -223,7 +255,7 @@ async def about(ask: Ask) -> Page:
         "streams": {kind: count for kind, count in console.streams.items() if " " not in kind and count},
     }
     status = 503 if not is_well and "format" in ask.query else 200
-    return Page(template="about.html", title=_("About this console"), values=values, live_s=10, status=status)
+    return Page("about.html", _("About this console"), values, status=status)
 
 
 async def static(ask: Ask) -> Response:

@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from rmqkit.admin.diagnosis.health import Snapshot, findings
 from rmqkit.console.request.request import Ask, Page
 from rmqkit.console.views import alerts, history
 from rmqkit.sentences import _
 
 _SHOWN = 10
-
-
-class Totals(Struct, rename="camel", kw_only=True):
-    """A cluster in a few numbers; None where not every broker told."""
-
-    brokers: int
-    masters: int
-    silent: int
-    topics: int
-    groups: int
-    in_tps: float | None
-    out_tps: float | None
-    lag: int | None
-    dead: int | None
-    dead_grew: int
-    clients: int
 
 
 async def overview(ask: Ask) -> Page:
@@ -55,32 +37,25 @@ async def overview(ask: Ask) -> Page:
         "rules": ask.env.alerts.rules,
         "limit": alerts.limit,
     }
-    return Page(
-        template="overview.html",
-        title=_("Overview"),
-        values=values,
-        more=more,
-        live_s=10,
-        command="rmq cluster findings",
-    )
+    return Page("overview.html", _("Overview"), values, more, command="rmq cluster findings")
 
 
-def totals(snapshot: Snapshot) -> Totals:
-    """The cluster in numbers."""
+def totals(snapshot: Snapshot) -> dict[str, float | None]:
+    """The cluster in numbers; None where not every broker has reported."""
     masters = [one for one in snapshot.brokers if one.is_master]
     is_whole = bool(masters) and not any(one.trouble for one in masters)
     lags = [one.lag for one in snapshot.groups.values() if one.lag is not None]
     dead = [one.dead for one in snapshot.groups.values()]
-    return Totals(
-        brokers=len(snapshot.brokers),
-        masters=len(masters),
-        silent=sum(bool(one.trouble) for one in snapshot.brokers),
-        topics=sum(one.kind == "normal" for one in snapshot.topics.values()),
-        groups=len(snapshot.groups),
-        in_tps=sum(one.row.in_tps for one in masters) if is_whole else None,
-        out_tps=sum(one.row.out_tps for one in masters) if is_whole else None,
-        lag=sum(lags) if lags or not snapshot.groups else None,
-        dead=None if None in dead else sum(one or 0 for one in dead),
-        dead_grew=sum(one.dead_grew or 0 for one in snapshot.groups.values()),
-        clients=len(snapshot.clients),
-    )
+    return {
+        "brokers": len(snapshot.brokers),
+        "masters": len(masters),
+        "silent": sum(bool(one.trouble) for one in snapshot.brokers),
+        "topics": sum(one.kind == "normal" for one in snapshot.topics.values()),
+        "groups": len(snapshot.groups),
+        "inTps": sum(one.row.in_tps for one in masters) if is_whole else None,
+        "outTps": sum(one.row.out_tps for one in masters) if is_whole else None,
+        "lag": sum(lags) if lags or not snapshot.groups else None,
+        "dead": None if None in dead else sum(one or 0 for one in dead),
+        "deadGrew": sum(one.dead_grew or 0 for one in snapshot.groups.values()),
+        "clients": len(snapshot.clients),
+    }

@@ -50,7 +50,7 @@ async def search(ask: Ask) -> Page | Response:
         "trouble": found.trouble,
     }
     more = {"places": {kind: names[:_SHOWN] for kind, names in matched.items()}, "only": only}
-    return Page(template="search.html", title=_("Search"), values=values, more=more)
+    return Page("search.html", _("Search"), values, more)
 
 
 def _named(ask: Ask) -> dict[str, list[Named]]:

@@ -11,6 +11,7 @@ from rmqkit.admin.cluster.settings import config_rows
 from rmqkit.admin.cluster.topics import QueueStatus
 from rmqkit.admin.diagnosis.health import TopicState
 from rmqkit.admin.messages.senders import LOOKED_AT, Senders, last_senders
+from rmqkit.console.html.render import shell
 from rmqkit.console.request.request import Ask, Page, part, rows_of
 from rmqkit.console.views import history
 from rmqkit.sentences import _
@@ -46,9 +47,7 @@ async def topics(ask: Ask) -> Page:
         "sort": sort,
         "kinds": (*_KINDS[:1], "unused", *_KINDS[1:]),
     }
-    return Page(
-        template="topics.html", title=_("Topics"), values=values, more=more, live_s=30, command="rmq topic list"
-    )
+    return Page("topics.html", _("Topics"), values, more, command="rmq topic list")
 
 
 def _is_kind(topic: TopicState, kind: str) -> bool:
@@ -105,12 +104,4 @@ async def topic(ask: Ask) -> Page:
         "tabs": history.tabs(ask, "topics", name),
         "charts": await history.charts(ask, [*wanted, ("lag", groups)] if groups else wanted, marks),
     }
-    return Page(
-        template="topic.html",
-        title=name,
-        values=values,
-        more=more,
-        live_s=10,
-        command=f"rmq topic status {name}",
-        crumbs=[(_("Topics"), ask.link("topics"))],
-    )
+    return Page("topic.html", name, values, more, command=shell("rmq topic status", name), crumbs=ask.crumbs("topics"))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rmqkit.console.access.confirmations import Review
+from rmqkit.console.access.confirmations import Review, Right
 from rmqkit.console.html import render
+from rmqkit.console.html.render import shell
 from rmqkit.console.request.request import Ask, Fault, Page
 from rmqkit.sentences import _
 
@@ -15,15 +16,12 @@ _TABS = (("delays", _("Delays")), ("timed", _("Timed messages")), ("transactions
 _TIMED_SHOWN = 200
 
 
-def _page(ask: Ask, name: str, title: str, values: dict[str, object], *, live_s: float = 10) -> Page:
+def _page(ask: Ask, name: str, title: str, values: dict[str, object]) -> Page:
     return Page(
-        template=f"waiting_{name}.html",
-        title=title,
-        values=values,
-        more={"places": [(key, text, ask.link("waiting", key)) for key, text in _TABS], "shown": name},
-        live_s=live_s,
-        command=f"rmq waiting {name}",
-    )
+        f"waiting_{name}.html", title, values,
+        {"places": [(key, text, ask.link("waiting", key)) for key, text in _TABS], "shown": name},
+        command=shell("rmq waiting", name),
+    )  # fmt: skip
 
 
 async def delays(ask: Ask) -> Page:
@@ -49,21 +47,18 @@ async def timed(ask: Ask) -> Page:
         return await _timed_changed(ask)
     topic = ask.text("topic")
     found = await ask.admin.waiting.timed(topic=topic)
-    page = _page(ask, "timed", _("Timed messages"), {"found": found}, live_s=0)
+    page = _page(ask, "timed", _("Timed messages"), {"found": found})
     page.more |= {"topic": topic, "rows": _TIMED_SHOWN}
     return page
 
 
 async def _timed_changed(ask: Ask) -> Page:
     """Cancel a timed message, or deliver it now: a review first."""
-    if token := ask.form.get("review"):
-        ask.require_change(_("change"), _("timed message"), is_sending=True)
-        return await ask.confirmed(token)
     broker, offset, way = (ask.form.get(name, "") for name in ("broker", "offset", "do"))
     if way not in ("cancel", "deliver") or not offset.isdecimal() or len(offset) > 18:
         raise Fault(400, _("What?"), _("choose a message, and cancel or deliver"))
     action = _("cancel timed message") if (is_cancel := way == "cancel") else _("deliver timed message now")
-    ask.require_change(action, f"{broker}@{offset}", is_sending=True)
+    ask.require_change(action, f"{broker}@{offset}", Right.SEND)
     timers = ask.admin.waiting.timers
     message, record = await timers.at(broker, int(offset))
     recall = _("RECALL_MESSAGE (370) of {id} to {broker}", id=message.msg_id, broker=broker)
@@ -75,8 +70,7 @@ async def _timed_changed(ask: Ask) -> Page:
 
     return ask.review(
         Review(
-            user=ask.user.name,
-            env=ask.env.name,
+            right=Right.SEND,
             action=action,
             target=message.topic,
             rows=[
@@ -86,7 +80,6 @@ async def _timed_changed(ask: Ask) -> Page:
                 (_("Due"), str(render.time(message.due_ms).striptags())),
             ],
             requests=[recall] if is_cancel else [send, recall],
-            command="",
             back=ask.link("waiting", "timed"),
             run=run,
             warning=_("nobody receives a message that is cancelled") if is_cancel else "",

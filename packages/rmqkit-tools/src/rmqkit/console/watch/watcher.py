@@ -408,17 +408,10 @@ class Watcher:
         brokers = list(self._brokers.values())
         spans = [tables.moved_ms for tables in self._tables.values() if tables.moved_ms]
         self.snapshot = Snapshot(
-            at_ms=now_ms,
-            compared_ms=min(spans, default=None),
-            name_servers=dict(self._name_servers),
-            gone=[row for __, row in self._gone.values()],
-            brokers=brokers,
-            topics=topics,
-            groups=groups,
-            lags=list(found.values()),
-            clients=fleet(producers, consumers),
-            troubles=dict(self._troubles),
-        )
+            at_ms=now_ms, compared_ms=min(spans, default=None), name_servers=dict(self._name_servers),
+            gone=[row for __, row in self._gone.values()], brokers=brokers, topics=topics, groups=groups,
+            lags=list(found.values()), clients=fleet(producers, consumers), troubles=dict(self._troubles),
+        )  # fmt: skip
         for follow in self.followers:
             await asyncio.sleep(0)
             await follow(self.snapshot)
@@ -557,14 +550,9 @@ def _next_state(known: BrokerState | None, row: BrokerRow) -> BrokerState:
     if known is None or known.row.broker_id != row.broker_id:
         return BrokerState(row=row)
     return BrokerState(
-        row=replace(known.row),
-        figures=known.figures,
-        ha=known.ha,
-        since_ms=known.since_ms,
-        trouble=known.trouble,
-        half_since_ms=known.half_since_ms,
-        skew_ms=known.skew_ms,
-    )
+        row=replace(known.row), figures=known.figures, ha=known.ha, since_ms=known.since_ms, trouble=known.trouble,
+        half_since_ms=known.half_since_ms, skew_ms=known.skew_ms,
+    )  # fmt: skip
 
 
 def _turn(waiting: deque[str], known: set[str], first: list[str], count: int) -> list[str]:
