@@ -148,9 +148,7 @@ def main() -> None:
         outcomes = dict(zip(rooms, threads.map(run, rooms), strict=True))
     print(f"{'room':16} {'tried':>6} {'noticed':>8} {'equivalent':>11} {'survived':>9} {'noticed %':>10}")
     for name, one in outcomes.items():
-        print(
-            f"{name:16} {one.tried:6} {one.noticed:8} {one.equivalent:11} {len(one.survivors):9} {one.percent:10.1f}"
-        )
+        print(f"{name:16} {one.tried:6} {one.noticed:8} {one.equivalent:11} {len(one.survivors):9} {one.percent:10.1f}")
 
 
 if __name__ == "__main__":

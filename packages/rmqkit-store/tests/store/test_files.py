@@ -1,4 +1,5 @@
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -6,6 +7,7 @@ import pytest
 from msgspec import Struct, field
 
 from rmqkit.errors import StoreMismatch, StoreUnavailable
+from rmqkit.protocol import fastjson
 from rmqkit.store.files import JsonFile, RowTexts
 
 
@@ -39,6 +41,18 @@ def test_rows_whose_texts_are_kept_are_written_as_without(file: JsonFile) -> Non
         expected = file.path.read_bytes()
         file.save({"table": texts.of(table), "more": 1})
         assert file.path.read_bytes() == expected
+
+
+def test_rows_that_did_not_change_are_not_formatted_again() -> None:
+    texts, rows = RowTexts(), {f"topic-{number}": {"queues": [number]} for number in range(1000)}
+    texts.of(rows)
+    calls = []
+    sys.setprofile(lambda _, event, __: calls.append(event) if event == "call" else None)
+    try:
+        fastjson.dumps({"table": texts.of(rows | {"one": {"queues": [4]}})}, indent="\t")
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < 100, "a save costs the rows that changed, and not the number of all rows"
 
 
 def test_what_java_writes_is_read(file: JsonFile) -> None:

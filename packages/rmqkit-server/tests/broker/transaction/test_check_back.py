@@ -180,6 +180,18 @@ def test_each_round_asks_again_until_the_limit_and_then_gives_up(tmp_path):
         assert (len(halves.given_up), len(producer.asked), halves.positions) == (1, 3, (4, 0))
 
 
+def test_half_messages_that_are_given_up_are_logged_in_a_line_for_each_group(tmp_path, caplog):
+    with HalfMessages(tmp_path / "store", transaction_checks_max=0) as halves:
+        for number in range(30):
+            halves.half(b"%d" % number, group="sink" if number % 3 else "shop")
+        halves.round(OLD_ENOUGH)
+        assert len(halves.given_up) == 30
+    assert [record.getMessage().partition(" are")[0] for record in caplog.records] == [
+        "10 half messages of producer group shop",
+        "20 half messages of producer group sink",
+    ]
+
+
 def test_a_half_message_older_than_the_store_keeps_files_is_given_up_at_once(tmp_path):
     store = StoreSettings(commit_log_file_bytes=1 << 20, file_reserved_hours=2)
     with HalfMessages(tmp_path / "store", store=store) as halves:

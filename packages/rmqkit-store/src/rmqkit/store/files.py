@@ -133,21 +133,24 @@ class JsonFile:
 
 
 class RowTexts:
-    """The texts of a table's rows, each made once: what is saved again and again differs in a few rows only.
+    """The text of a table that is saved often, such as that of all topics. Each row is formatted once.
     A changed row is another object."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, tuple[Any, msgspec.Raw]] = {}
+        self._members: dict[str, tuple[Any, bytes]] = {}
 
-    def of(self, rows: Mapping[str, Any]) -> dict[str, msgspec.Raw]:
-        """The table with texts for rows, to be saved as the table would be."""
-        known, self._texts = self._texts, {}
+    def of(self, rows: Mapping[str, Any]) -> msgspec.Raw:
+        """Return the text of the table, which `JsonFile.save` writes as it would write the table itself."""
+        # A broker saves its topics when one is created: a call per row here would make topics cost their number.
+        known, members = self._members, {}
         for name, row in rows.items():
             made = known.get(name)
             if made is None or made[0] is not row:
-                made = row, msgspec.Raw(fastjson.dumps(row, indent=_INDENT))
-            self._texts[name] = made
-        return {name: text for name, (_, text) in self._texts.items()}
+                made = row, fastjson.dumps({name: row}, indent=_INDENT)[1:-2]  # without the braces
+            members[name] = made
+        self._members = members
+        texts = [text for _, text in members.values()]
+        return msgspec.Raw(b"{" + b",".join(texts) + b"\n}" if texts else b"{}")
 
 
 @contextmanager

@@ -39,7 +39,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from rmqkit.broker.delay.destination import RemotePut
 from rmqkit.broker.messages import message_from, number, real_place, with_changes
@@ -69,6 +70,7 @@ _PRODUCERS_TRIED_MAX = 4
 _HOUR_MS = 3_600_000
 _WORK_PER_TICK = 256
 _PASSED = -1
+_GROUPS_LOGGED_MAX = 10
 _UNSTORABLE = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
 
 _log = logging.getLogger(__name__)
@@ -124,6 +126,11 @@ class CheckBack:
                 walk.work = 0
                 await self._save(walk)
                 await asyncio.sleep(0)
+        for group, count in walk.given_up.items():
+            _log.warning(
+                "%d half messages of producer group %s are given up, nobody decided them: see rmq waiting transactions",
+                *(count, group or "(others)"),
+            )
         await self._save(walk)
 
     def _position(self, topic: str, queue_id: int) -> int:
@@ -247,9 +254,9 @@ class CheckBack:
         if put.status is not PutStatus.OK:
             _log.warning("cannot give up half message %d: %s %s", walk.half_offset, put.status.value, put.reason)
             return False
-        _log.warning(
-            "half message %d of queue %d is given up, copy at %d", walk.half_offset, walk.queue_id, put.physical_offset
-        )
+        group = decode_properties(half.properties).get(property_names.PRODUCER_GROUP, "")
+        is_named = group in walk.given_up or len(walk.given_up) < _GROUPS_LOGGED_MAX
+        walk.given_up[group if is_named else ""] += 1
         self._open.gave_up(transaction, walk.half_offset)
         walk.half_offset += 1
         return True
@@ -335,7 +342,8 @@ class _Walk:
     ``end_offset``: the end of the half queue at the start. What the round itself puts there is for the next round.
     ``started_ms``: monotonic time of the start.
     ``work``: what was done since the loop last ran, in units of some ten microseconds.
-    ``moving``: the half message looked at, when it has to be put elsewhere."""
+    ``moving``: the half message looked at, when it has to be put elsewhere.
+    ``given_up``: the number of half messages that were given up, by producer group."""
 
     queue_id: int
     half_offset: int
@@ -344,6 +352,7 @@ class _Walk:
     started_ms: float
     work: int = 0
     moving: Record | None = None
+    given_up: Counter[str] = field(default_factory=Counter)
 
 
 class _OpReader:
