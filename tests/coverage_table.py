@@ -1,4 +1,4 @@
-"""``make coverage`` prints the lines and branches that tests ran, for each package: `rows` adds up coverage's report."""
+"""``make coverage`` prints which lines and branches tests ran: `rows` adds up the files of each package."""
 
 from __future__ import annotations
 
