@@ -63,6 +63,9 @@ test: ready ## check, then the tests that need Python alone, and Java for Spark:
 	@$(PYTEST) $(PROCESSES) $(SHORT) "not slow" $(ARGS)
 
 .PHONY: fast coverage mutants
+fast: $(STAMP) ## for the edit loop: tests of the client, the protocol and the store, without servers and Spark; a minute
+	@$(PYTEST) -q $(PROCESSES) --hypothesis-profile=short -m "not slow and not faults and not integration and not spark" packages/rmqkit packages/rmqkit-store $(ARGS)
+
 coverage: ready ## the tests of `make test` with the lines and branches that they run, for each package; 15 minutes
 	@$(PYTEST) -q $(PROCESSES) $(SHORT) "not slow" --cov --cov-report=json:.cache/coverage/report.json --cov-report= $(ARGS)
 	@$(BIN)/python -m tests.coverage_table .cache/coverage/report.json

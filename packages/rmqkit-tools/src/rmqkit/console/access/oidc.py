@@ -14,7 +14,8 @@ role                   one of the values of ``roleClaim`` is mapped to a role; w
 
 A user of the provider has no credentials of the cluster: requests go out as the console's own user, and the console
 holds the user to the role. The name gets the prefix ``oidc:``, which no name in a file of users can have.
-The library is Authlib; it blocks, so it runs in threads. Loop only. Source: OpenID Connect Core 1.0 section 3.1, RFC 9207.
+The library is Authlib; it blocks, so it runs in threads. Loop only.
+Source: OpenID Connect Core 1.0 section 3.1, RFC 9207.
 """
 
 from __future__ import annotations
