@@ -77,7 +77,7 @@ def _run() -> None:
 
 
 def _wants_json() -> bool:
-    """Whether the command was asked for JSON: its errors are an object then, too."""
+    """Return True if the command was asked for JSON: its errors are an object then, too."""
     return "--json" in takewhile(lambda argument: argument != "--", sys.argv[1:])
 
 

@@ -267,7 +267,7 @@ class Configuration:
         ]
 
     def is_frozen(self, keys: Iterable[str]) -> bool:
-        """Whether one of some keys is a setting that must not be changed while the server runs."""
+        """Return True if one of some keys is a setting that must not be changed while the server runs."""
         return any(key in self._tables and not self._tables[key][2].hot for key in keys)
 
     def change(self, properties: Mapping[str, str]) -> None:

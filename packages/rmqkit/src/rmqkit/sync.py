@@ -232,12 +232,12 @@ class _Blocking:
 
     @property
     def is_new(self) -> bool:
-        """Whether it was neither started nor closed."""
+        """Return True if it was neither started nor closed."""
         return self._client.is_new
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed, and has ended."""
+        """Return True if it was closed, and has ended."""
         return self._client.is_closed
 
     def _forked(self) -> bool:

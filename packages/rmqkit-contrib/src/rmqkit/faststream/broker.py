@@ -481,7 +481,7 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[ReceivedMessage, Producer, R
         return reply
 
     async def ping(self, timeout: float | None) -> bool:
-        """Whether a name server answers within so many seconds; None waits as long as a send."""
+        """Return True if a name server answers within so many seconds; None waits as long as a send."""
         if self._connection is None:
             return False
         try:

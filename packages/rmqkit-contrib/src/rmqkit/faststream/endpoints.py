@@ -124,7 +124,7 @@ class RocketSubscriber(SubscriberUsecase[Any]):
 
     @property
     def is_batch(self) -> bool:
-        """Whether handlers get lists."""
+        """Return True if handlers get lists."""
         return self._config.batch_max is not None
 
     async def start(self) -> None:

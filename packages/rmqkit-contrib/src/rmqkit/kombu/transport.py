@@ -282,7 +282,7 @@ def _started(make: Callable[[], Any]) -> Any:
 
 
 def _due_ms(headers: dict[str, Any]) -> int:
-    """When a task is due, in ms since the epoch; 0 at once. Celery writes a time without a zone in UTC."""
+    """Return when a task is due, in ms since the epoch; 0 at once. Celery writes a time without a zone in UTC."""
     eta = headers.get("eta")
     try:
         due = datetime.fromisoformat(eta) if isinstance(eta, str) else eta

@@ -60,7 +60,7 @@ class Copies(Protocol):
 
     @property
     def lacks_replicas(self) -> bool:
-        """Whether so few slaves are in sync that nothing that waits for them may be put."""
+        """Return True if so few slaves are in sync that nothing that waits for them may be put."""
         ...
 
 
@@ -99,20 +99,20 @@ class Durability:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further answer may wait."""
+        """Return True if no further answer may wait."""
         return self._answers >= WAITING_MAX
 
     @property
     def lacks_replicas(self) -> bool:
-        """Whether what has to wait for copies must not be put at all (IN_SYNC_REPLICAS_NOT_ENOUGH)."""
+        """Return True if what has to wait for copies must not be put at all (IN_SYNC_REPLICAS_NOT_ENOUGH)."""
         return self._copies is not None and self._copies.lacks_replicas
 
     def is_on_disk(self, end_offset: int) -> bool:
-        """Whether the disk has the log up to an offset, as far as it is waited for."""
+        """Return True if the disk has the log up to an offset, as far as it is waited for."""
         return self._flush_timeout_ms is None or self._store.durable_offset >= end_offset
 
     def has(self, end_offset: int) -> bool:
-        """Whether an answer for the log up to an offset need not wait."""
+        """Return True if an answer for the log up to an offset need not wait."""
         return self.is_on_disk(end_offset) and (self._copies is None or self._copies.confirmed_offset() >= end_offset)
 
     def wake(self) -> None:

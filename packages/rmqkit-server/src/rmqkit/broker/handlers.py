@@ -77,8 +77,10 @@ async def when_published(published: Callable[[], Awaitable[None]], answer: Comma
 
 
 def needs_parser() -> bool:
-    """Whether a request with an expression of SQL92 has to be answered by `when_prepared`: it is the first of the
-    process, and making the parser would hold the loop for more than 0.1 s. No start waits for what few brokers use."""
+    """Return True if a request with an expression of SQL92 has to be answered by `when_prepared`: it is the first of
+    the process, and making the parser would hold the loop for more than 0.1 s. No start waits for what few brokers
+    use.
+    """
     return not sql92.is_prepared()
 
 

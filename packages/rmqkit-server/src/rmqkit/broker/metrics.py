@@ -215,7 +215,7 @@ class BrokerMetrics:
         }
 
     async def _lag(self) -> Gathered:
-        """How far the groups online are. Source: behaviour.md §9.10."""
+        """Return how far the groups online are. Source: behaviour.md §9.10."""
         found: dict[_Key, tuple[int, int, int, int, int]] = {}
         looked_at = 0
         # A copy: clients come and go while the loop turns.

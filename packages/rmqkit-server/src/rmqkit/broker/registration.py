@@ -248,7 +248,7 @@ class Registration:
         return found if is_any_named else None
 
     async def _is_from(self, address: str, place: str | None) -> bool:
-        """Whether a broker registered from the address that it names, or from the name server's own machine."""
+        """Return True if a broker registered from the address that it names, or from the name server's own machine."""
         host = None if place is None else ip_of(place)
         if host is not None and (host.is_loopback or host in await resolved(address)):
             return True
@@ -292,7 +292,7 @@ class Registration:
         )
 
     async def is_outdated(self) -> bool:
-        """Whether a name server does not have the topics as they are now, or does not answer."""
+        """Return True if a name server does not have the topics as they are now, or does not answer."""
         body = msgspec.json.encode(self._topics.data_version)
         answers = await self._ask_name_servers(
             lambda: request(RequestCode.QUERY_DATA_VERSION, self._identity, body), self._settings.register_timeout_ms

@@ -285,7 +285,7 @@ class Statistics:
 
     @property
     def put_bytes(self) -> int:
-        """How far the log has grown since the start."""
+        """Return how far the log has grown since the start."""
         return self._store.max_physical_offset - self._log_start
 
     def per_second(self, name: str, key: str) -> float:

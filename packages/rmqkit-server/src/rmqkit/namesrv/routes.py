@@ -90,7 +90,7 @@ class BrokerRegistration:
 
     @property
     def key(self) -> BrokerKey:
-        """Where the tables have it."""
+        """Return where the tables have it."""
         return self.cluster, self.address
 
 
@@ -335,7 +335,7 @@ class RouteTable:
         return broker
 
     def _is_outdated(self, registration: BrokerRegistration, addresses: Mapping[int, str]) -> bool:
-        """Whether another living process holds this id with a newer state version."""
+        """Return True if another living process holds this id with a newer state version."""
         # The state version counts elections of a controller: the former master may register once more behind the new
         # one.
         holder = addresses.get(registration.broker_id)
@@ -467,7 +467,7 @@ class RouteTable:
 
 
 def _writes_queues(registration: BrokerRegistration, addresses: Mapping[int, str]) -> bool:
-    """Whether the registrant is its group's master or prime slave."""
+    """Return True if the registrant is its group's master or prime slave."""
     if registration.broker_id == MASTER_ID:
         return True
     return registration.enable_acting_master is not None and registration.broker_id == min(addresses)

@@ -100,7 +100,7 @@ class NameServer:
 
     @property
     def metrics_address(self) -> str:
-        """Where Prometheus reads its metrics, if it may."""
+        """Return where Prometheus reads its metrics, if it may."""
         return "" if self._metrics is None else self._metrics.address
 
     async def start(self) -> None:
@@ -149,7 +149,7 @@ class NameServer:
     # -- inside
 
     def _is_ready(self) -> bool:
-        """Whether routes are answered yet: brokers need some time to register after a start."""
+        """Return True if routes are answered yet: brokers need some time to register after a start."""
         if not self._settings.need_wait_for_service:
             return True
         return self._clock.monotonic_ms() - self._started_ms >= self._settings.wait_for_service_seconds * 1000

@@ -74,7 +74,7 @@ class Peer(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be asked with; brokers close who is silent for too long."""
+        """Return True if it can be asked with; brokers close who is silent for too long."""
 
     def moved_to(self, peername: tuple[str, int]) -> None:
         """Take the address that the client has now."""
@@ -131,13 +131,13 @@ class Backend(Protocol):
     """Whether users may do only what policies allow."""
 
     async def route(self, topic: str) -> Route | None:
-        """Where a topic is; None when it is nowhere."""
+        """Return where a topic is; None when it is nowhere."""
 
     async def group(self, name: str) -> SubscriptionGroupConfig | None:
         """A group's configuration; None when it has none yet."""
 
     async def has_broker(self, name: str) -> bool:
-        """Whether a broker can be asked by its name."""
+        """Return True if a broker can be asked by its name."""
 
     async def message_at(self, broker: str, physical_offset: int) -> tuple[str, int, int]:
         """Topic, queue and offset of what lies at a place in a broker's log; of nothing they are empty and negative."""

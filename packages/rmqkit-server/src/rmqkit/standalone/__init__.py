@@ -86,17 +86,17 @@ class Standalone:
 
     @property
     def namesrv_address(self) -> str:
-        """Where clients find the name server, as ``host:port``."""
+        """Return where clients find the name server, as ``host:port``."""
         return self.namesrv.address
 
     @property
     def broker_address(self) -> str:
-        """Where clients reach the broker, as ``host:port``."""
+        """Return where clients reach the broker, as ``host:port``."""
         return self.broker.address
 
     @property
     def metrics_addresses(self) -> tuple[str, str]:
-        """Where Prometheus reads the metrics of name server and broker, if it may."""
+        """Return where Prometheus reads the metrics of name server and broker, if it may."""
         return self.namesrv.metrics_address, self.broker.metrics_address
 
     async def start(self) -> None:

@@ -65,7 +65,7 @@ class ReadPlan(Struct, frozen=True):
     crc_hint: str = "verifyCrc=drop leaves such messages out, column marks them"
 
     def needs(self, column: str) -> bool:
-        """Whether a column is among those of the result."""
+        """Return True if a column is among those of the result."""
         return any(chosen.name == column for chosen in self.columns)
 
 

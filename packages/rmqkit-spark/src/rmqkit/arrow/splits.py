@@ -99,8 +99,9 @@ def records_end(segments: Sequence[Segment]) -> int:
 
 
 def _records_end(segment: Segment) -> int:
-    """Where the records of a file that may be the newest one end; 0 when nothing was written to it yet. A file that
-    was not written by a broker is kept whole: whoever reads it will say so."""
+    """Return where the records of a file that may be the newest one end; 0 when nothing was written to it yet. A
+    file that was not written by a broker is kept whole: whoever reads it will say so.
+    """
     file = StoreFile(segment.path)
     written = _written_end(file, segment.size)
     if written < _HEAD.size:
@@ -118,7 +119,7 @@ def _written_end(file: StoreFile, size: int) -> int:
 
 
 def _is_foreign(file: StoreFile, base_offset: int) -> bool:
-    """Whether a file does not even begin with a record whose writer is at work, or with a blank."""
+    """Return True if a file does not even begin with a record whose writer is at work, or with a blank."""
     _, magic, physical_offset, _, born_timestamp = _HEAD.unpack_from(file.buffer)
     return magic not in _MAGICS or bool(physical_offset != base_offset and born_timestamp and magic != BLANK_MAGIC)
 
@@ -141,8 +142,9 @@ def _splits_of(segment: Segment, high: int, split_bytes: int, anchors: dict[str,
 
 
 def _fetched_boundaries(file: StoreFile, base_offset: int, high: int, split_bytes: int, anchors: Anchors) -> list[int]:
-    """Where the splits of a remote file begin: `scan.split` with few requests. Where no entry points at one of the next
-    few records the first is believed, because following sizes would fetch the file."""
+    """Return where the splits of a remote file begin: `scan.split` with few requests. Where no entry points at one
+    of the next few records the first is believed, because following sizes would fetch the file.
+    """
     lows = [0]
     for target in range(split_bytes, high, split_bytes):
         first = low = _fetched_record(file, base_offset, max(target, lows[-1] + 1), high)
@@ -171,8 +173,9 @@ def _fetched_record(file: StoreFile, base_offset: int, low: int, high: int) -> i
 
 
 def _chained_end(file: StoreFile, base_offset: int, zeros: int) -> int:
-    """Where the records before some zeros end. A body may be longer than the zeros that are looked at: so it is looked
-    again behind the records that were found, until nothing follows them."""
+    """Return where the records before some zeros end. A body may be longer than the zeros that are looked at: so it
+    is looked again behind the records that were found, until nothing follows them.
+    """
     end = 0
     while zeros > end and (further := _chain_end(file, base_offset, end, zeros)) > end:
         end = further
@@ -198,7 +201,7 @@ def _zeros_behind(file: StoreFile, low: int) -> int:
 
 
 def _chain_end(file: StoreFile, base_offset: int, low: int, zeros: int) -> int:
-    """Where the records before some zeros end; ``low``, where one may begin, when there is none behind it."""
+    """Return where the records before some zeros end; ``low``, where one may begin, when there is none behind it."""
     back = _LOOK_BYTES
     while (start := max(low, zeros - back)) > low:
         file.fetch(start, zeros)
@@ -214,7 +217,7 @@ def _chain_end(file: StoreFile, base_offset: int, low: int, zeros: int) -> int:
 
 
 def _record_end(file: StoreFile, base_offset: int, position: int) -> int:
-    """Where the record at a position ends; the position when there is none."""
+    """Return where the record at a position ends; the position when there is none."""
     size, magic = _HEAD.unpack_from(file.buffer, position)[:2] if position + _HEAD.size <= file.size else (0, 0)
     if size < 0 or magic not in (MAGIC_V1, MAGIC_V2):
         return position
@@ -232,11 +235,11 @@ class Anchors:
 
     @functools.cached_property
     def exist(self) -> bool:
-        """Whether the store has queues. Raises StoreError: that cannot be learnt."""
+        """Return True if the store has queues. Raises StoreError: that cannot be learnt."""
         return exists(self._folder)
 
     def point_at(self, record: Record) -> bool:
-        """Whether the record's queue has an entry for its place."""
+        """Return True if the record's queue has an entry for its place."""
         # The topic of what only looks like a record may be any text.
         if record.queue_offset < 0 or "/" in record.topic or "\0" in record.topic or record.topic in ("", ".", ".."):
             return False

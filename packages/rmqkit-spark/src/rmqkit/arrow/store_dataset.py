@@ -98,7 +98,7 @@ class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
         filter: pc.Expression | None = None,  # noqa: A002 - as above
         **kwargs: Any,
     ) -> int:
-        """How many rows meet a filter; nothing but the filter's columns is decoded."""
+        """Return how many rows meet a filter; nothing but the filter's columns is decoded."""
         return sum(map(len, self._batches([], filter)))
 
     def reader(
@@ -186,7 +186,7 @@ class StoreScan:
         return pa.Table.from_batches(kept, self._reader.schema)
 
     def count_rows(self) -> int:
-        """How many rows there are."""
+        """Return how many rows there are."""
         return sum(map(len, self._reader))
 
 
@@ -222,7 +222,7 @@ class _Pairs:
 
 
 def may_meet(wanted: pc.Expression, guarantee: pc.Expression) -> bool:
-    """Whether a row of which something is known may meet a filter; True when Arrow cannot tell."""
+    """Return True if a row of which something is known may meet a filter; True when Arrow cannot tell."""
     fragment = _FORMAT.make_fragment("known", _NOWHERE, partition_expression=guarantee)
     known = pads.FileSystemDataset([fragment], _MESSAGES, _FORMAT)
     return any(True for _ in known.get_fragments(filter=wanted))

@@ -116,7 +116,7 @@ class BrokerPool:
 
     @property
     def is_from_parent(self) -> bool:
-        """Whether the connections belong to the process that this one was forked from."""
+        """Return True if the connections belong to the process that this one was forked from."""
         return self._portal.is_from_parent
 
     @property

@@ -159,7 +159,7 @@ def address(spark: SparkSession, path: str) -> str:
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Whether a session is one of Spark Connect: the driver runs elsewhere, there is no ``sparkContext``."""
+    """Return True if a session is one of Spark Connect: the driver runs elsewhere, there is no ``sparkContext``."""
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 

@@ -90,7 +90,7 @@ class DispatchColumns:
         return np.flatnonzero((kinds != TRANSACTION_PREPARED) & (kinds != TRANSACTION_ROLLBACK))
 
     def lost_bytes(self) -> int:
-        """How many bytes fillers stand for; `is_filler` says of one record whether it is one."""
+        """Return how many bytes fillers stand for; `is_filler` says of one record whether it is one."""
         topics = [i for i, topic in enumerate(self.topics) if topic and FILLER_TOPIC.startswith(topic)]
         if not topics:
             return 0

@@ -256,7 +256,7 @@ class Dispatcher:
 
     @property
     def has_part_next(self) -> bool:
-        """Whether what waits begins with a part of a long batch."""
+        """Return True if what waits begins with a part of a long batch."""
         return bool(self.pending) and not isinstance(self.pending[0][1], (list, StoredSends))
 
     def submit_parts(self, parts: Iterable[tuple[int, Iterable[DispatchRequest]]]) -> None:
@@ -474,7 +474,7 @@ def _unexpected(error: Exception) -> OSError:
 
 
 def _is_ready(pending: tuple[int, Iterable[DispatchRequest]], limit: int) -> bool:
-    """Whether what waits can be dispatched together with what waits before it."""
+    """Return True if what waits can be dispatched together with what waits before it."""
     return pending[0] <= limit and isinstance(pending[1], list)
 
 

@@ -246,7 +246,7 @@ def read_note(path: Path, note_type: type[T], without_it: str) -> T | None:
 
 
 def is_note(note: bytes) -> bool:
-    """Whether the content of a file is a whole note, by its CRC."""
+    """Return True if the content of a file is a whole note, by its CRC."""
     crc, _, content = note.partition(b"\n")
     return crc == b"%08x" % zlib.crc32(content)
 

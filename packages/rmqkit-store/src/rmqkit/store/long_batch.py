@@ -61,7 +61,7 @@ _SYS_FLAG_AT = layout_of(0).positions["sys_flag"]
 
 
 def is_long(body: bytes) -> bool:
-    """Whether a batch body is put so: less takes a few milliseconds anyway."""
+    """Return True if a batch body is put so: less takes a few milliseconds anyway."""
     return is_long_batch(body, count_max=_LONG_COUNT, properties_bytes_max=_LONG_PROPERTIES_BYTES)
 
 

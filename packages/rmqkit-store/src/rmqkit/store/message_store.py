@@ -382,7 +382,7 @@ class MessageStore:
         return end
 
     def _is_record(self, queue: ConsumeQueueBase, index: int, entry: tuple[Any, ...]) -> bool:
-        """Whether the log holds the record of a queue entry, or held it."""
+        """Return True if the log holds the record of a queue entry, or held it."""
         physical_offset, size = entry[:2]
         if physical_offset < self.min_physical_offset:
             return True
@@ -410,8 +410,10 @@ class MessageStore:
 
     @property
     def _gaps_of_odd(self) -> int:
-        """How many messages odd records explain that a queue lacks. None while the end of the log is replayed: there a
-        queue may lack what lies before that, for which the whole log is walked (`mend_after_crash`)."""
+        """Return how many messages odd records explain that a queue lacks. None while the end of the log is
+        replayed: there a queue may lack what lies before that, for which the whole log is walked
+        (`mend_after_crash`).
+        """
         return 0 if self.queues.is_replaying else self._odd_count
 
     def _dispatch_run(self, run: Records) -> list[DispatchRequest]:
@@ -467,7 +469,7 @@ class MessageStore:
         self._lock.release()
 
     def _ends_whole(self) -> bool:
-        """Whether the log ends with a whole record, after what a slave has to do for that."""
+        """Return True if the log ends with a whole record, after what a slave has to do for that."""
         try:
             if self._replica is not None:
                 self._replica.cut_torn_tail()
@@ -559,8 +561,9 @@ class MessageStore:
         return log_part(self.log, self._dispatcher.position, physical_offset, size_max)
 
     def file_start(self, physical_offset: int) -> int:
-        """Where the log file begins, or will begin, that holds an offset. A slave with an empty log gets what lies
-        behind ``file_start(dispatched_offset)``."""
+        """Return where the log file begins, or will begin, that holds an offset. A slave with an empty log gets what
+        lies behind ``file_start(dispatched_offset)``.
+        """
         return physical_offset - physical_offset % self._settings.commit_log_file_bytes
 
     @property
@@ -659,14 +662,15 @@ class MessageStore:
         return 0 if queue is None else self.reader.offset_by_time(queue, timestamp_ms, upper=upper)
 
     def is_in_memory(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Whether a message exists and lies so near the log end that it counts as cached."""
+        """Return True if a message exists and lies so near the log end that it counts as cached."""
         queue = self._readable(topic, queue_id)
         return queue is not None and self.reader.is_in_memory(queue, queue_offset)
 
     @property
     def checks_bodies(self) -> bool:
-        """Whether what is stored once more is compared with its CRC first (``checkCRCOnRecover``): its copy gets a new
-        one, and nobody could tell any more that the body was changed on the disk."""
+        """Return True if what is stored once more is compared with its CRC first (``checkCRCOnRecover``): its copy
+        gets a new one, and nobody could tell any more that the body was changed on the disk.
+        """
         return self._settings.check_crc_on_recover
 
     def entries(
@@ -707,7 +711,7 @@ class MessageStore:
         return found
 
     def _is_unchanged(self, record: memoryview, physical_offset: int, key: str) -> bool:
-        """Whether a record from before the start has the body that it was stored with; told where it has not."""
+        """Return True if a record from before the start has the body that it was stored with; told where it has not."""
         is_unchanged = not self.checks_bodies or has_sound_body(record)
         if not is_unchanged:
             _log.error("the message at %d is left out of a query for %s: its body was changed", physical_offset, key)
@@ -760,6 +764,6 @@ def _index_of(root: Path, settings: StoreSettings) -> MessageIndex | None:
 
 
 def _has_key(record: memoryview, topic: str, key: str) -> bool:
-    """Whether a record is of a topic, or in a light queue of that name, and has a key."""
+    """Return True if a record is of a topic, or in a light queue of that name, and has a key."""
     named, properties = record_topic(record).decode("utf-8", "replace"), record_properties(record)
     return (named == topic or topic in light_numbers(named, properties)) and key in keys_of(properties)

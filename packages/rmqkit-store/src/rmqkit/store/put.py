@@ -458,7 +458,7 @@ class Appender:
         return end
 
     def _takes_runs(self, now: int) -> bool:
-        """Whether several messages may be written at once, stored at a time."""
+        """Return True if several messages may be written at once, stored at a time."""
         flusher = self._flusher
         has_failed = flusher.failure or flusher.commit_failure or self.dispatcher.failure
         # A clock that went back and a failure's reason are left to `put`.
@@ -503,7 +503,9 @@ class Appender:
         return topic_fault(message.topic, message.queue_id)
 
     def _place(self, size: int, now_ms: int) -> int | PutResult:
-        """Where records of that size begin, all in one file; what a put is answered with when there is no file."""
+        """Return where records of that size begin, all in one file; what a put is answered with when there is no
+        file.
+        """
         try:
             if now_ms < self._commit_log.last_store_timestamp:
                 self._flusher.step_back(now_ms)
@@ -582,12 +584,12 @@ def _batch_rows(
 
 
 def _looks_torn(properties: bytes) -> bool:
-    """Whether recovery would take a record with these properties for one that a power cut tore."""
+    """Return True if recovery would take a record with these properties for one that a power cut tore."""
     return properties[-1:] == b"\0" or (len(properties) >= SECTOR_BYTES and _SECTOR in properties)
 
 
 def _has_torn_member(body: bytes, bounds: list[BatchBounds]) -> bool:
-    """Whether recovery would take a member of a batch, as a record of its own, for a torn one."""
+    """Return True if recovery would take a member of a batch, as a record of its own, for a torn one."""
     suspect = [one for one in bounds if one[3] - one[2] >= SECTOR_BYTES or body[one[3] - 1] == 0]
     return any(_looks_torn(body[at:end]) for _, _, at, end in suspect)
 

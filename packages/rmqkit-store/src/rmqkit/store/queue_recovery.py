@@ -362,7 +362,7 @@ class _Entries:
         return self.fault(queue)
 
     def is_right(self, queue: ConsumeQueueBase, index: int, entry: tuple[Any, ...], *, is_new: bool) -> bool:
-        """Whether an entry is that of the message it stands for; of removed records nothing can be told.
+        """Return True if an entry is that of the message it stands for; of removed records nothing can be told.
         ``is_new``: whether delivery times have to be those of the present delay levels."""
         physical_offset, size = entry[:2]
         if size == BLANK_SIZE or 0 <= physical_offset < self._commit_log.min_offset:
@@ -385,7 +385,7 @@ class _Entries:
         return number == index and entry[2] == arrival.tags_code
 
     def right_ones(self, queue: ConsumeQueueBase, start: int | None) -> int | None:
-        """How many entries from index 0 on can stay; None when none can.
+        """Return how many entries from index 0 on can stay; None when none can.
         ``start``: logical byte at which the first file has to begin, if that is known."""
         files = queue.queue.files
         if not files or (start is not None and files[0].start > start):

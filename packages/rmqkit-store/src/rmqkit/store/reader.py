@@ -87,7 +87,7 @@ class GetResult(Struct):
 
     @property
     def count(self) -> int:
-        """How many records were found."""
+        """Return how many records were found."""
         return self.joined_count or len(self.records)
 
 
@@ -254,7 +254,7 @@ class Reader:
         return result
 
     def _is_full(self, count: int, units: int, total_bytes: int, size: int, count_max: int, *, is_near: bool) -> bool:
-        """Whether a pull that has something ends before a record of ``units`` messages and ``size`` bytes."""
+        """Return True if a pull that has something ends before a record of ``units`` messages and ``size`` bytes."""
         settings = self._settings
         if count + units > count_max or total_bytes + size > _RESULT_BYTES_MAX:
             return True
@@ -266,14 +266,14 @@ class Reader:
         return total_bytes + size > settings.transfer_bytes_on_disk_max or count >= settings.transfer_count_on_disk_max
 
     def _is_sound(self, record: memoryview, queue: ConsumeQueueBase, queue_offset: int, physical_offset: int) -> bool:
-        """Whether a slice of the log is the record that a queue's entry is for."""
+        """Return True if a slice of the log is the record that a queue's entry is for."""
         shift = _shift(record, queue, queue_offset, physical_offset)
         if shift is None or (self._settings.check_crc_on_recover and not has_sound_body(record)):
             return False
         return shift == 0 or self._is_run(queue, queue_offset, shift)
 
     def _is_run(self, queue: ConsumeQueueBase, queue_offset: int, shift: int) -> bool:
-        """Whether the entry before or behind has a record whose number is as far from its own.
+        """Return True if the entry before or behind has a record whose number is as far from its own.
         Where numbers were skipped, brokers enter all that follow at too low a place: those are no damage."""
         for other in (queue_offset - 1, queue_offset + 1):
             physical_offset, size = queue.place(other)
@@ -293,7 +293,7 @@ class Reader:
             )
 
     def is_in_memory(self, queue: ConsumeQueueBase, queue_offset: int) -> bool:
-        """Whether a message lies so near the end of the log that it counts as cached."""
+        """Return True if a message lies so near the end of the log that it counts as cached."""
         physical_offset, size = queue.place(queue_offset)
         return size > 0 and self._log.max_offset - physical_offset <= self._memory_bytes
 
@@ -376,10 +376,10 @@ def _found(queue: ConsumeQueue, following: int, records: list[memoryview], size:
 
 
 def _shift(record: memoryview, queue: ConsumeQueueBase, queue_offset: int, physical_offset: int) -> int | None:
-    """How far the number of a record is from that of its entry; None where a slice of the log is no whole record that
-    lies there, of the queue's topic and queue id.
-    It is 0 where numbers are not comparable: a record has that of its own queue and not those of its light queues, and
-    an entry of a batch queue has a number itself."""
+    """Return how far the number of a record is from that of its entry; None where a slice of the log is no whole
+    record that lies there, of the queue's topic and queue id. It is 0 where numbers are not comparable: a record has
+    that of its own queue and not those of its light queues, and an entry of a batch queue has a number itself.
+    """
     if len(record) < _HEAD.size:
         return None
     size, queue_id, number, lies_at = _HEAD.unpack_from(record)
@@ -399,7 +399,7 @@ def _shift(record: memoryview, queue: ConsumeQueueBase, queue_offset: int, physi
 def _is_wanted(
     queue: ConsumeQueueBase, stored_code: int, codes: frozenset[int] | None, accept_entry: EntryTest | None
 ) -> bool:
-    """Whether an entry passes both tests; an unknown tag passes the first."""
+    """Return True if an entry passes both tests; an unknown tag passes the first."""
     code: int | None = stored_code
     unit = None
     if is_address(stored_code):

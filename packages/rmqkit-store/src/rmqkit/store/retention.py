@@ -88,7 +88,7 @@ class Decision(Struct, frozen=True):
 
     @property
     def is_disk_full(self) -> bool:
-        """Whether puts are refused."""
+        """Return True if puts are refused."""
         return self.is_log_disk_full or self.is_queue_disk_full
 
 
@@ -142,7 +142,7 @@ def parse_hours(text: str) -> frozenset[int]:
 
 
 def used_percent(path: Path) -> int:
-    """How much of what unprivileged users may use of a disk is used, in percent rounded up, as ``df`` shows it.
+    """Return how much of what unprivileged users may use of a disk is used, in percent rounded up, as ``df`` shows it.
     A directory that does not exist yet counts as the one it will be made in.
     Raises OSError: the disk cannot be asked."""
     while not path.exists() and path != path.parent:
@@ -201,7 +201,7 @@ class Retention:
         )
 
     def lacks_space(self) -> bool:
-        """Whether a round would refuse messages, or delete files whatever their age.
+        """Return True if a round would refuse messages, or delete files whatever their age.
         Raises OSError: a disk cannot be asked."""
         decision = decide(self._settings, self._used()[1], is_hour=False, is_requested=False)
         return decision.is_forced or decision.is_disk_full
@@ -241,7 +241,7 @@ class Retention:
         self._commit_log.queue.avoided = frozenset(path for path, percent in used.items() if percent > force)
 
     def _used(self) -> tuple[dict[Path, int], DiskUse]:
-        """How full the disk of each of the log's directories is, and what counts of it."""
+        """Return how full the disk of each of the log's directories is, and what counts of it."""
         used = {path: self._disk_used_percent(path) for path in self._commit_log.queue.directories}
         queues, index = (self._disk_used_percent(self._root / name) for name in ("consumequeue", "index"))
         return used, DiskUse(min(used.values()), queues, index)
@@ -333,7 +333,7 @@ def _close_all(held: list[tuple[int, memoryview]]) -> None:
 
 
 def _modified_ms(path: Path) -> int:
-    """When a file was last written to; 0 for one that somebody has deleted."""
+    """Return when a file was last written to; 0 for one that somebody has deleted."""
     try:
         return path.stat().st_mtime_ns // 1_000_000
     except FileNotFoundError:

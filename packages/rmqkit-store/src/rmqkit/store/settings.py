@@ -326,5 +326,5 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
 
 
 def delivery_time(delays: tuple[int, ...], level: int, store_timestamp: int) -> int:
-    """When a message of a level ≥ 1 is due; levels above the last count as the last."""
+    """Return when a message of a level ≥ 1 is due; levels above the last count as the last."""
     return store_timestamp + delays[min(level, len(delays)) - 1]

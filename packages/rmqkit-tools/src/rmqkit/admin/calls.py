@@ -164,7 +164,7 @@ class AdminCalls(BrokerCalls):
         return self._cluster
 
     async def route(self, topic: str) -> TopicRoute:
-        """Where a topic is. Raises UnknownName: no broker has it."""
+        """Return where a topic is. Raises UnknownName: no broker has it."""
         if topic not in self._routes:
             route = await self.any_name_server.route(topic)
             if route is None:

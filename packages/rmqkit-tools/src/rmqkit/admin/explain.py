@@ -221,7 +221,7 @@ class Explainer:
             facts.traces = [one for one in told if one.kind == "Sub" and one.group in ("", self._group)]
 
     def _is_copy(self, one: ReceivedMessage) -> bool:
-        """Whether a message with the same unique key is of this topic, and scheduled ones also of this group."""
+        """Return True if a message with the same unique key is of this topic, and scheduled ones also of this group."""
         targets = (self._topic, names.retry_topic(self._group))
         if one.topic == self._topic or one.properties.get(prop.RETRY_TOPIC, self._topic) != self._topic:
             return False
@@ -269,7 +269,7 @@ class Explainer:
         return found
 
     async def _is_ended(self, address: str, half: ReceivedMessage) -> bool:
-        """Whether the check-back service is past a half message, or an op record names it."""
+        """Return True if the check-back service is past a half message, or an op record names it."""
         calls, halves = self._calls, MessageQueue(half.topic, half.broker_name or "", half.queue_id)
         done = await calls.committed_offset(address, names.TRANSACTION_GROUP, halves, is_stored=True)
         if done is not None and done > half.queue_offset:
@@ -373,7 +373,7 @@ class Explainer:
         return await self._admin.messages.by_key(topic, key, is_unique=is_unique, brokers=brokers)
 
     async def _address(self, broker: str | None) -> str:
-        """Where to ask a broker; one that gave a message may have left the topic's route."""
+        """Return where to ask a broker; one that gave a message may have left the topic's route."""
         known = await readers(self._calls, self._topic)
         return known.get(broker or "") or await self._calls.address(broker or "")
 

@@ -175,7 +175,7 @@ class Jobs:
         return next((job for job in self.all() if job.id == name), None)
 
     def progress(self, job: Job) -> Progress:
-        """How far it is."""
+        """Return how far it is."""
         run = self._runs.get(job.id)
         is_here = run is not None and not run.task.done()
         try:
@@ -187,7 +187,7 @@ class Jobs:
         return Progress(sent=state.sent, failed=state.failed, left=state.left, is_here=is_here)
 
     def audit_path(self, job: Job) -> Path | None:
-        """Where the lines of its messages are."""
+        """Return where the lines of its messages are."""
         path = self._path(job, ".audit.jsonl")
         return path if path.exists() else None
 

@@ -64,7 +64,7 @@ class _Group:
 
     @property
     def left(self) -> int:
-        """How many messages are left, each counted once."""
+        """Return how many messages are left, each counted once."""
         again = {_origin(record) for record in self.retried}
         for context, topic, queue_id, begin, _ in self.begun if again else ():
             again.difference_update(map(_origin, _records(context, topic, queue_id, begin)))
@@ -329,7 +329,7 @@ def _records(context: BrokerContext, topic: str, queue_id: int, begin: int) -> I
 
 
 def _is_of(record: Record, topic: str | None) -> bool:
-    """Whether a message that was sent back is of a topic; None: of any."""
+    """Return True if a message that was sent back is of a topic; None: of any."""
     return topic in (None, _property(record, property_names.RETRY_TOPIC))
 
 

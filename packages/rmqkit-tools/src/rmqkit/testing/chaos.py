@@ -112,7 +112,7 @@ class Chaos:
         return self._dice.uniform(0, self.dials["delay"])
 
     def earlier(self, pull: PullMessageRequest) -> int:
-        """Where a pull begins instead: up to 8 messages earlier, never before what was repeated already."""
+        """Return where a pull begins instead: up to 8 messages earlier, never before what was repeated already."""
         place = (pull.consumer_group, pull.topic, pull.queue_id)
         begin = max(pull.queue_offset - self._dice.randint(1, _REPEATED_MAX), self._repeated.get(place, 0))
         if begin >= pull.queue_offset or not self.falls("duplicate"):

@@ -71,7 +71,7 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
         return super().call_at(when, callback, *args, context=context)
 
     def next_timer(self) -> float:
-        """When the next timer fires that is not due yet, cancelled or not; infinity without one."""
+        """Return when the next timer fires that is not due yet, cancelled or not; infinity without one."""
         now = self.time()
         while self._times and self._times[0] <= now:
             heapq.heappop(self._times)

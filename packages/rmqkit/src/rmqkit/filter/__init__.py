@@ -15,7 +15,7 @@ SQL92 = "SQL92"
 
 
 def is_tag_type(expression_type: str | None) -> bool:
-    """Whether an expression is a tag expression; a missing type means so."""
+    """Return True if an expression is a tag expression; a missing type means so."""
     return expression_type is None or expression_type in ("", TAG)
 
 
@@ -53,5 +53,5 @@ def codes_of(data: SubscriptionData) -> frozenset[int] | None:
 
 
 def matches_tags(data: SubscriptionData, tags: str | None) -> bool:
-    """Whether a message's tag text is one a subscription wants: the client's exact re-check."""
+    """Return True if a message's tag text is one a subscription wants: the client's exact re-check."""
     return not data.tags_set or (tags is not None and tags in data.tags_set)

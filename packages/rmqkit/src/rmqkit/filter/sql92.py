@@ -126,7 +126,7 @@ class Expression:
     _term: _Term | None = None
 
     def matches(self, properties: bytes) -> bool:
-        """Whether a message with this property string is wanted."""
+        """Return True if a message with this property string is wanted."""
         try:
             return self.evaluate(properties) is True  # unknown is not wanted
         except ValueError:
@@ -176,7 +176,7 @@ def prepare() -> None:
 
 
 def is_prepared() -> bool:
-    """Whether the parser is made; else the next expression makes it."""
+    """Return True if the parser is made; else the next expression makes it."""
     return _grammar.cache_info().currsize > 0
 
 
@@ -593,5 +593,5 @@ class BloomFilter:
         return mask.to_bytes(self.bit_count // 8, "little")
 
     def has(self, bitmap: bytes, mask: int) -> bool:
-        """Whether a bitmap has all bits of a mask; True for a bitmap of another length, which says nothing."""
+        """Return True if a bitmap has all bits of a mask; True for a bitmap of another length, which says nothing."""
         return len(bitmap) * 8 != self.bit_count or int.from_bytes(bitmap, "little") & mask == mask

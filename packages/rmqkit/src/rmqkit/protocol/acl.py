@@ -48,7 +48,7 @@ def sign(fields: Mapping[str, str], body: Body | list[Body], secret_key: str) ->
 
 
 def verify(fields: Mapping[str, str], body: Body | list[Body], secret_key: str) -> bool:
-    """Whether a request was signed with a secret key; takes the same time for every wrong signature."""
+    """Return True if a request was signed with a secret key; takes the same time for every wrong signature."""
     expected = sign(fields, body, secret_key)
     # As bytes: of text `compare_digest` takes ASCII alone, and a stranger's signature may be anything.
     return hmac.compare_digest(expected.encode(), fields.get(SIGNATURE, "").encode("utf-8", "replace"))
@@ -91,7 +91,7 @@ def full_fields(signature: FullSignature) -> dict[str, str]:
 def verify_fully(
     code: int, fields: Mapping[str, str], body: Body | list[Body], secret_key: str
 ) -> FullSignature | None:
-    """When and by whom a request was signed; None: it has no full signature.
+    """Return when and by whom a request was signed; None: it has no full signature.
     Raises HeaderError: it has one, and it is wrong."""
     if FULL_SIGNATURE not in fields:
         return None

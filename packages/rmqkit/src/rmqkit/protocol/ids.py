@@ -155,7 +155,7 @@ def encode_start_offsets(offsets: Mapping[PopQueue, int]) -> str:
 
 
 def decode_start_offsets(text: str) -> dict[PopQueue, int]:
-    """Where the messages of each queue begin."""
+    """Return where the messages of each queue begin."""
     return {PopQueue(retry, _integer(queue, text)): _integer(offset, text) for retry, queue, offset in _entries(text)}
 
 
@@ -178,7 +178,7 @@ def encode_order_counts(counts: Mapping[OrderKey, int]) -> str:
 
 
 def decode_order_counts(text: str) -> dict[OrderKey, int]:
-    """How often messages were delivered, by message where the broker says so, else by queue."""
+    """Return how often messages were delivered, by message where the broker says so, else by queue."""
     counts: dict[OrderKey, int] = {}
     for retry, queue, count in _entries(text):
         match = _ORDER_QUEUE.fullmatch(queue)

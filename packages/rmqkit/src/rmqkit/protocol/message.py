@@ -67,12 +67,12 @@ class Message(Struct, kw_only=True):
 
     @property
     def is_delayed(self) -> bool:
-        """Whether the message has a delay."""
+        """Return True if the message has a delay."""
         return bool(self.delay_level) or self.delay is not None or self.deliver_at is not None
 
     @property
     def goes_alone(self) -> bool:
-        """Whether the message cannot be in a batch, because brokers ignore delays and priorities in batches."""
+        """Return True if the message cannot be in a batch, because brokers ignore delays and priorities in batches."""
         return self.is_delayed or self.priority is not None or names.PRIORITY in self.properties
 
     def wire_properties(self) -> dict[str, str]:

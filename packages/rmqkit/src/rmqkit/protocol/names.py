@@ -91,7 +91,9 @@ def dlq_topic(group: str) -> str:
 
 
 def is_light(name: str) -> bool:
-    """Whether a topic is a light queue, or a group one that has its offsets beside the others' (``MixAll.isLmq``)."""
+    """Return True if a topic is a light queue, or a group one that has its offsets beside the others'
+    (``MixAll.isLmq``).
+    """
     return name.startswith(LIGHT_PREFIX)
 
 
@@ -104,7 +106,7 @@ def is_system_group(group: str) -> bool:
 
 
 def is_of_applications(topic: str, servers: Collection[str] = ()) -> bool:
-    """Whether applications made a topic by its name: no system topic, no group's retry or dead-letter topic.
+    """Return True if applications made a topic by its name: no system topic, no group's retry or dead-letter topic.
     ``servers`` are the names of clusters and brokers: each of them has a topic, and a cluster one for replies."""
     is_of_server = topic in servers or (topic.endswith(_REPLY) and topic.removesuffix(_REPLY) in servers)
     return not (is_of_server or is_system_topic(topic) or topic.startswith(NOT_OF_APPLICATIONS))

@@ -170,7 +170,7 @@ class Record(Struct, gc=False):
 
     @property
     def has_sound_body(self) -> bool:
-        """Whether the body is the one that the record was stored with, by its CRC."""
+        """Return True if the body is the one that the record was stored with, by its CRC."""
         return zlib.crc32(self.body) & 0x7FFFFFFF == self.body_crc
 
 
@@ -369,7 +369,7 @@ def record_topic(record: memoryview) -> bytes:
 
 
 def has_sound_body(record: memoryview) -> bool:
-    """Whether the body of one whole record, whose parts add up to its length, matches its CRC."""
+    """Return True if the body of one whole record, whose parts add up to its length, matches its CRC."""
     at = _LAYOUTS[record[_SYS_FLAG_AT + 3] & _HOST_MASK].head_bytes
     body = record[at : at + _I32.unpack_from(record, at - 4)[0]]
     return bool(body_crc(body) == _I32.unpack_from(record, _BODY_CRC_AT)[0])
@@ -388,13 +388,14 @@ def iter_records(buffer: bytes | memoryview) -> Iterator[Record]:
 
 
 def is_blank(buffer: bytes | memoryview, position: int = 0) -> bool:
-    """Whether an end-of-file record lies at a position."""
+    """Return True if an end-of-file record lies at a position."""
     return len(buffer) - position >= BLANK_BYTES and _I32.unpack_from(buffer, position + 4)[0] == BLANK_MAGIC
 
 
 def closes_file(buffer: bytes | memoryview, position: int = 0) -> bool:
-    """Whether an end-of-file record lies at a position that says to be what is left of a file; the buffer is that file,
-    or its front. One that says less is none: more records may follow where a magic was damaged."""
+    """Return True if an end-of-file record lies at a position that says to be what is left of a file; the buffer is
+    that file, or its front. One that says less is none: more records may follow where a magic was damaged.
+    """
     return is_blank(buffer, position) and _I32.unpack_from(buffer, position)[0] >= len(buffer) - position
 
 
@@ -466,8 +467,9 @@ def decode_batch(body: bytes | memoryview) -> list[BatchEntry]:
 
 
 def is_long_batch(body: bytes | memoryview, *, count_max: int, properties_bytes_max: int) -> bool:
-    """Whether a batch body has more messages or bytes of properties than that; looks at no more of it than it has to.
-    A body whose sizes cannot be is not long: `batch_bounds` says what is wrong with it."""
+    """Return True if a batch body has more messages or bytes of properties than that; looks at no more of it than it
+    has to. A body whose sizes cannot be is not long: `batch_bounds` says what is wrong with it.
+    """
     total = len(body)
     if total <= min(count_max * BATCH_ENTRY_BYTES_MIN, properties_bytes_max):
         return False
@@ -486,7 +488,7 @@ def is_long_batch(body: bytes | memoryview, *, count_max: int, properties_bytes_
 
 
 def batch_bounds(body: bytes | memoryview, position: int = 0, count_max: int | None = None) -> list[BatchBounds]:
-    """Where the messages of a batch body lie; of the first ``count_max`` from a position on, if that is said.
+    """Return where the messages of a batch body lie; of the first ``count_max`` from a position on, if that is said.
     Raises BodyError: as `decode_batch`."""
     bounds: list[BatchBounds] = []
     total = len(body)
@@ -534,7 +536,7 @@ def seal(record: bytes) -> bytes:
 
 
 def has_sound_crc(record: bytes | memoryview) -> bool:
-    """Whether a record ends with the checksum of what precedes it."""
+    """Return True if a record ends with the checksum of what precedes it."""
     return len(record) > TRAILER_BYTES and record[-TRAILER_BYTES:] == _trailer(record[:-TRAILER_BYTES])
 
 

@@ -417,7 +417,9 @@ def _frame_start(header_bytes: int) -> bytes:
 
 
 def _members(body: bytes) -> list[BatchBounds]:
-    """Where the messages of a batch lie; none where it is no batch, or is left to be stored in slices or not at all."""
+    """Return where the messages of a batch lie; none where it is no batch, or is left to be stored in slices or not
+    at all.
+    """
     try:
         bounds = batch_bounds(body, count_max=_MEMBERS_MAX + 1)
     except BodyError:

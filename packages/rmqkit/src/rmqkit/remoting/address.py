@@ -24,7 +24,9 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def _is_host(text: str) -> bool:
-    """Whether it can be looked up; the resolver's own check (IDNA) is slow to import, and not needed for most."""
+    """Return True if it can be looked up; the resolver's own check (IDNA) is slow to import, and not needed for
+    most.
+    """
     if text.isascii():
         return all(0 < len(label) < 64 for label in text.removesuffix(".").split("."))
     try:
@@ -97,11 +99,11 @@ class AdminAddresses:
 
     @property
     def is_local(self) -> bool:
-        """Whether none of these is another machine."""
+        """Return True if none of these is another machine."""
         return all(network.is_loopback for network in self._networks)
 
     def include(self, hops: Sequence[IpAddress]) -> bool:
-        """Whether every address on the way of a request is one of these; a peer without an address is not."""
+        """Return True if every address on the way of a request is one of these; a peer without an address is not."""
         return bool(hops) and all(any(hop in network for network in self._networks) for hop in hops)
 
 

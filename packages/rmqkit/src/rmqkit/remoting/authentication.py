@@ -245,7 +245,7 @@ class Authentication:
         return None if self._inner is None else self._inner.access_key
 
     def is_trusted(self, name: str | None) -> bool:
-        """Whether a user who has signed is a broker or an operator: the inner user, or a super user."""
+        """Return True if a user who has signed is a broker or an operator: the inner user, or a super user."""
         if name is None:
             return False
         return name == self.inner_name or getattr(self.users().get(name), "user_type", None) == "Super"
@@ -337,7 +337,7 @@ class CallSignature:
             raise HeaderError(remark)
 
     def _away_ms(self, now_ms: int) -> int:
-        """How far the date is from now. Raises HeaderError: it is none."""
+        """Return how far the date is from now. Raises HeaderError: it is none."""
         try:
             signed = datetime.fromisoformat(self.date)
         except ValueError:
@@ -367,7 +367,7 @@ def codes_of(white_list: str) -> frozenset[int]:
 
 
 def inner_credentials(text: str) -> Credentials | None:
-    """How a server signs its own requests, or None: the value of ``innerClientAuthenticationCredentials``.
+    """Return how a server signs its own requests, or None: the value of ``innerClientAuthenticationCredentials``.
     Raises SettingsError: it is no readable JSON."""
     return _decoded("innerClientAuthenticationCredentials", text, Credentials) if text else None
 

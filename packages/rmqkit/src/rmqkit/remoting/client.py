@@ -132,7 +132,7 @@ class Backoff:
         self._most_ms = most_ms
 
     def next_ms(self) -> float:
-        """How long to wait before the next try."""
+        """Return how long to wait before the next try."""
         bound_ms = self._next_ms
         self._next_ms = min(2 * bound_ms, self._most_ms)
         return bound_ms * random.uniform(0.5, 1.0)

@@ -128,7 +128,7 @@ class Link(asyncio.Protocol):
 
     @property
     def is_writable(self) -> bool:
-        """Whether the peer keeps up with what is sent to it."""
+        """Return True if the peer keeps up with what is sent to it."""
         return (
             self.is_open
             and self._transport is not None

@@ -111,7 +111,7 @@ class Router:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no coroutine handler runs."""
+        """Return True if no coroutine handler runs."""
         return not self._tasks
 
     def register(self, code: int, handler: Handler, lane: Lane | None = None) -> None:

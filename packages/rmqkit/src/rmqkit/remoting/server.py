@@ -132,7 +132,7 @@ class RemotingServer:
         other.plain_received(data)
 
     def _believes(self, hops: Sequence[IpAddress]) -> bool:
-        """Whether a PROXY preamble from there says who the peer is."""
+        """Return True if a PROXY preamble from there says who the peer is."""
         if self._balancers().include(hops):
             return True
         source = str(hops[0]) if hops else "?"

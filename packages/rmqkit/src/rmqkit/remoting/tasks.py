@@ -65,7 +65,7 @@ def _log_error(task: asyncio.Task[None]) -> None:
 
 
 def is_cancelled() -> bool:
-    """Whether the running task itself is to end, and not something that it waited for."""
+    """Return True if the running task itself is to end, and not something that it waited for."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
@@ -149,7 +149,7 @@ class Slice:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is time to let the loop turn."""
+        """Return True if it is time to let the loop turn."""
         return time.thread_time() > self._until
 
     async def pause(self) -> None:

@@ -219,7 +219,7 @@ class ServerTls:
 
     @property
     def asks_for_certificates(self) -> bool:
-        """Whether nobody gets in without a certificate, at least where TLS is used."""
+        """Return True if nobody gets in without a certificate, at least where TLS is used."""
         return self.mode is not TlsMode.DISABLED and self._settings.need_client_auth is NeedClientAuth.REQUIRE
 
     def layer(self) -> TlsLayer:
@@ -240,7 +240,7 @@ class ServerTls:
         return TlsLayer(self._context, server_side=True)
 
     def _file_states(self) -> list[tuple[int, int] | None]:
-        """When each file changed last and its size; None for one that is not there."""
+        """Return when each file changed last and its size; None for one that is not there."""
         seen: list[tuple[int, int] | None] = []
         for path in self._files:
             try:

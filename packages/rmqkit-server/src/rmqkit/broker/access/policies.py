@@ -83,7 +83,7 @@ class Authorization:
         return None
 
     def may_publish(self, user: str | None, topic: str, addresses: Sequence[str]) -> bool:
-        """Whether a user may see a message to a topic that one of its producers sent."""
+        """Return True if a user may see a message to a topic that one of its producers sent."""
         if self._is_free(user):
             return True
         if user is None or user not in self._access.users:

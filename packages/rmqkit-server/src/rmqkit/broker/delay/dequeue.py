@@ -229,7 +229,7 @@ class Dequeue:
         return ready
 
     def _is_changed(self, record: Record) -> bool:
-        """Whether a body is not the one that was stored: it would get a CRC that says so. Logged once."""
+        """Return True if a body is not the one that was stored: it would get a CRC that says so. Logged once."""
         if record.has_sound_body or not self._store.checks_bodies:
             return False
         if record.physical_offset not in self._changed:

@@ -176,7 +176,7 @@ class Schedule:
         return min(found, default=None)
 
     def offsets(self) -> DelayOffsets:
-        """How far each level is delivered, as it is stored and as slaves ask for it."""
+        """Return how far each level is delivered, as it is stored and as slaves ask for it."""
         return DelayOffsets(self._data_version, self._offsets())
 
     def replace_with(self, copied: DelayOffsets) -> None:

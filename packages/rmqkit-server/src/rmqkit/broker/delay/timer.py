@@ -68,7 +68,7 @@ _log = logging.getLogger(__name__)
 
 
 def asks_for_time(message: InnerMessage) -> bool:
-    """Whether a message wants to be kept until a time, and is not kept already."""
+    """Return True if a message wants to be kept until a time, and is not kept already."""
     properties = message.parsed
     is_kept = property_names.TIMER_OUT_MS in properties or message.topic == TIMER_TOPIC
     return not is_kept and any(name in properties for name in TIMER_NAMES)
@@ -198,7 +198,7 @@ class Timer:
             raise
 
     def checkpoint(self) -> bytes:
-        """How far the timer has come, as slaves ask for it; of a master, at a time whose log a slave has."""
+        """Return how far the timer has come, as slaves ask for it; of a master, at a time whose log a slave has."""
         newest, unpublished = self.state.checkpoint(is_follower=self.is_follower), self._unpublished
         copied = self._copied_before = max(self._copied_before, self._copied_offset())
         if self.is_follower or self._destination.remote_put is not None or copied < 0:
@@ -233,8 +233,9 @@ class Timer:
         return self.state.metrics
 
     async def due_within_s(self) -> dict[int, int]:
-        """How many messages are due within some numbers of seconds, and not within the next lower one. The wheel is
-        read for that, slot by slot."""
+        """Return how many messages are due within some numbers of seconds, and not within the next lower one. The
+        wheel is read for that, slot by slot.
+        """
         counts, now_ms, begin_ms = dict[int, int](), self._clock.now_ms(), 0
         for bound in _BOUNDS_S:
             end_ms = bound * 1000
@@ -261,7 +262,7 @@ class Timer:
 
     @property
     def read_behind_ms(self) -> int:
-        """How late the oldest second is that was not delivered."""
+        """Return how late the oldest second is that was not delivered."""
         return max(0, self.state.floor(self._clock.now_ms()) - self.state.read_ms)
 
     @property
@@ -502,7 +503,7 @@ class Timer:
 
 
 def _asked_ms(properties: dict[str, str], now_ms: int) -> int | None:
-    """When a message is to be delivered; None when it does not say a number."""
+    """Return when a message is to be delivered; None when it does not say a number."""
     for name, unit_ms in zip(TIMER_NAMES, (1000, 1, 0), strict=True):
         text = properties.get(name)
         if text is not None:

@@ -150,7 +150,7 @@ class TimerState:
 
     @property
     def is_unset(self) -> bool:
-        """Whether nothing says up to which time messages were delivered."""
+        """Return True if nothing says up to which time messages were delivered."""
         return self.files.checkpoint.last_read_time_ms <= 0
 
     @property
@@ -203,7 +203,7 @@ class TimerState:
             self.place()
 
     def may_begin_anew(self, time_ms: int) -> bool:
-        """Whether that was not tried for a second yet."""
+        """Return True if that was not tried for a second yet."""
         return time_ms != self._broken_ms
 
     def place(self) -> None:
@@ -278,7 +278,9 @@ class TimerState:
         return ms - ms % self.precision_ms
 
     def was_delivered(self, time_ms: int, queue_offset: int) -> bool:
-        """Whether a message of the timer topic is dealt with, by the progress of another or before a new start."""
+        """Return True if a message of the timer topic is dealt with, by the progress of another or before a new
+        start.
+        """
         progress, before = self.master_progress, self._done_before
         # Both: behind the offset lies what came late for an early second, behind the time what still waited.
         return (time_ms < progress.last_read_time_ms and queue_offset < progress.master_timer_queue_offset) or (
@@ -348,7 +350,7 @@ class TimerState:
     # ---- what slaves ask for, and what is written
 
     def checkpoint(self, *, is_follower: bool) -> TimerCheckpoint:
-        """How far the timer has come. A follower says of its master what that said."""
+        """Return how far the timer has come. A follower says of its master what that said."""
         known, before = self.files.checkpoint, self._done_before
         if not is_follower and self.queue_offset < before.master_timer_queue_offset:  # what was is read again
             return msgspec.structs.replace(
@@ -382,7 +384,7 @@ class TimerState:
 
     @property
     def is_durable(self) -> bool:
-        """Whether the records are on the disk that the state set aside stands for."""
+        """Return True if the records are on the disk that the state set aside stands for."""
         return self._store.durable_offset >= self._taken_end
 
     def write(self) -> None:
@@ -507,8 +509,10 @@ class Enqueue:
 
 
 def roll_window_slots(settings: StoreSettings) -> int:
-    """How many slots ahead a message is parked at the most: ``timerRollWindowSlot``, but not for longer than two thirds
-    of the time that log files are kept (``fileReservedTime``), or its record were gone when its time comes."""
+    """Return how many slots ahead a message is parked at the most: ``timerRollWindowSlot``, but not for longer than
+    two thirds of the time that log files are kept (``fileReservedTime``), or its record were gone when its time
+    comes.
+    """
     kept = settings.file_reserved_hours * _HOUR_MS * 2 // 3 // settings.timer_precision_ms
     return min(settings.timer_roll_window_slots, _DELAY_MS_MAX // settings.timer_precision_ms, kept or _DELAY_MS_MAX)
 

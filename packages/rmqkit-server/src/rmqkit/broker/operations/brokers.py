@@ -162,7 +162,7 @@ def _rates_text(rates: Iterable[float]) -> str:
 
 
 def earliest_store_time(store: MessageStore) -> int:
-    """When the oldest message was stored, -1 without one."""
+    """Return when the oldest message was stored, -1 without one."""
     offset = store.min_physical_offset
     record = store.log.record_at(offset) if offset >= 0 else None
     try:
@@ -177,7 +177,7 @@ def disk_ratio(path: Path) -> float:
 
 
 def run_time_text(ms: float) -> str:
-    """How long the broker runs: ``[ 0 days, 0 hours, 7 minutes, 11 seconds ]``."""
+    """Return how long the broker runs: ``[ 0 days, 0 hours, 7 minutes, 11 seconds ]``."""
     minutes, seconds = divmod(int(ms // 1000), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

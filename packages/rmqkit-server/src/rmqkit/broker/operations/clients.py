@@ -239,7 +239,7 @@ class ClientHandlers(Handlers[OperationsContext]):
 
 
 def _size(data: HeartbeatData) -> int:
-    """How much work a heartbeat is."""
+    """Return how much work a heartbeat is."""
     return len(data.consumerDataSet) + sum(len(consumer.subscription_data_set) for consumer in data.consumerDataSet)
 
 

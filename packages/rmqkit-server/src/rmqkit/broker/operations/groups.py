@@ -163,7 +163,7 @@ class ProgressHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.GET_CONSUME_STATS)
     async def of_group(self, connection: Connection, command: Command) -> Command:
-        """How far a group is on its topics, or on those that are asked for."""
+        """Return how far a group is on its topics, or on those that are asked for."""
         header = decode_header(command, ConsumeStatsRequest)
         group = header.consumer_group
         asked = header.topic_list.split(";") if header.topic_list else [header.topic] if header.topic else None
@@ -175,7 +175,7 @@ class ProgressHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.GET_BROKER_CONSUME_STATS)
     async def of_all_groups(self, connection: Connection, command: Command) -> Command:
-        """How far every group is on each of its topics, or of its ordered ones."""
+        """Return how far every group is on each of its topics, or of its ordered ones."""
         header = decode_header_leniently(command, AllConsumeStatsRequest, missing={"isOrder": "false"})
         answer, now, topics_of = ConsumeStatsList(self._context.address), Slice(), self._context.offsets.topics_by_group
         # A copy, as groups come while the loop turns; those that went meanwhile are answered with nothing.

@@ -146,12 +146,12 @@ class OffsetHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.GET_ALL_DELAY_OFFSET)
     def delay_offsets(self, connection: Connection, command: Command) -> Command:
-        """How far each delay level is delivered; slaves copy it."""
+        """Return how far each delay level is delivered; slaves copy it."""
         return reply(command, body=fastjson.dumps(self._context.schedule.offsets()))
 
     @answers(RequestCode.GET_TIMER_CHECK_POINT)
     def timer_checkpoint(self, connection: Connection, command: Command) -> Command:
-        """How far the timer has come; slaves copy it."""
+        """Return how far the timer has come; slaves copy it."""
         if self._context.timer is not None:
             return reply(command, body=self._context.timer.checkpoint())
         return reply(command, ResponseCode.SYSTEM_ERROR, "The checkpoint is null")

@@ -283,7 +283,7 @@ class TopicHandlers(Handlers[OperationsContext]):
         return reply(command)
 
     def _is_abandoned(self, topic: str, group: str) -> bool:
-        """Whether a group is not online for a topic and what came next for it was deleted, on every queue."""
+        """Return True if a group is not online for a topic and what came next for it was deleted, on every queue."""
         online = self._context.clients.consumers(group)
         if online is not None and topic in online.subscriptions:
             return False

@@ -75,7 +75,7 @@ _log = logging.getLogger(__name__)
 
 
 def revive_topic(cluster_name: str) -> str:
-    """Where a cluster's brokers keep check points and acks."""
+    """Return where a cluster's brokers keep check points and acks."""
     return f"rmq_sys_REVIVE_LOG_{cluster_name}"
 
 
@@ -144,7 +144,7 @@ class CheckPointStore:
         self._offsets_at_ms = self._groups_at_ms = _NEVER_MS
 
     def has_queue(self, queue_id: int) -> bool:
-        """Whether the revive topic has a queue."""
+        """Return True if the revive topic has a queue."""
         return queue_id in self._queues
 
     def next_queue(self) -> int:
@@ -228,7 +228,7 @@ class CheckPointStore:
                 self._count_out(pending, len(pending.left))
 
     def is_taken(self, topic: str, group: str, queue_id: int, start_offset: int, pop_time: int) -> bool:
-        """Whether a pop has this key that is pending, or whose acks are not stored: two would be one to acks."""
+        """Return True if a pop has this key that is pending, or whose acks are not stored: two would be one to acks."""
         key = topic, group, queue_id, start_offset, pop_time
         return key in self._table or key in self._unwritten
 

@@ -99,7 +99,7 @@ class PopHandlerBase(Handlers[PopContext]):
         return NOT_ENOUGH_REPLICAS if durability.lacks_replicas else (ResponseCode.SYSTEM_BUSY, OVERLOADED)
 
     def _is_safe(self, end_offset: int) -> bool:
-        """Whether an answer for the log up to an offset need not wait; 0: nothing was put."""
+        """Return True if an answer for the log up to an offset need not wait; 0: nothing was put."""
         return not end_offset or self._context.durability is None or self._context.durability.has(end_offset)
 
     def _when_safe(self, end_offset: int, answer: Callable[[Refusal | None], None], *, answers: int = 1) -> None:
@@ -165,7 +165,7 @@ class PopHandlers(PopHandlerBase):
 
     @answers(RequestCode.POLLING_INFO)
     def polling_info(self, connection: Connection, command: Command) -> Command:
-        """How many pops wait for a queue."""
+        """Return how many pops wait for a queue."""
         header = decode_header_leniently(command, PollingInfoRequest, drops_unreadable=False)
         refusal = self._place_refusal(connection, header, _PEEKING)
         if refusal is not None:

@@ -50,7 +50,7 @@ class OrderInfo(Struct, kw_only=True, omit_defaults=True):
         return [offset for i, offset in enumerate(self.queue_offsets) if not self.acked_bits >> i & 1]
 
     def visible_from(self, now_ms: int) -> int | None:
-        """When nothing hidden is left that blocks the queue; None: nothing does."""
+        """Return when nothing hidden is left that blocks the queue; None: nothing does."""
         hidden_until = self.pop_time + (self.invisible_time or 0)
         times = [(self.visible_at or {}).get(offset, hidden_until) for offset in self.offsets_left]
         # The latest: while one message is hidden, nothing behind it may be handed out.
@@ -93,7 +93,7 @@ class OrderTable(LazyTable):
         return OrderFile(_QUEUE_LEVEL, {key: dict(queues) for key, queues in self._table.items()})
 
     def blocked_until(self, topic: str, group: str, queue_id: int, attempt_id: str | None = None) -> int | None:
-        """When a blocked queue may be free, ms since the epoch; None when it is free for this attempt."""
+        """Return when a blocked queue may be free, ms since the epoch; None when it is free for this attempt."""
         info = self._get(topic, group, queue_id)
         if info is None or (attempt_id is not None and attempt_id == info.attempt_id):
             return None

@@ -153,7 +153,7 @@ class PopRead:
                 self._add_rest(topic, queue_id, offset)
 
     def has_message(self, in_order: bool, attempt_id: str | None) -> bool:
-        """Whether there is a message that is not blocked; filters are not asked."""
+        """Return True if there is a message that is not blocked; filters are not asked."""
         for topic, _, queue_ids in self._topics(with_retries=not in_order, retries_first=False):
             for queue_id in queue_ids:
                 if in_order and self._is_blocked(topic, queue_id, attempt_id):
@@ -364,7 +364,7 @@ class PopRead:
         return settings.pop_in_flight_limited and check_points.in_flight.get(place, 0) >= settings.pop_in_flight_max
 
     def _start(self, header: PopMessageRequest, topic: str, queue_id: int) -> int:
-        """Where a pop begins; from now on that is the group's offset."""
+        """Return where a pop begins; from now on that is the group's offset."""
         offsets, group, batch = self._offsets, self._group, self._pop.batch
         # Before anything else is looked at: what this batch or an ordered pop knows of the queue is void then.
         if offsets.take_reset(group, topic, queue_id) is not None:
@@ -382,14 +382,14 @@ class PopRead:
         return offset
 
     def _offset(self, topic: str, queue_id: int, *, from_end: bool = False) -> int:
-        """Where a pop would begin."""
+        """Return where a pop would begin."""
         offset = self._pop.batch.next_offsets.get((topic, self._group, queue_id))
         if offset is None:
             offset = self._offsets.get(self._group, topic, queue_id)
         return self._beginning(topic, queue_id, from_end=from_end) if offset is None else offset
 
     def _beginning(self, topic: str, queue_id: int, *, from_end: bool) -> int:
-        """Where a group begins that is new."""
+        """Return where a group begins that is new."""
         # What lies in a retry topic was popped by the group before: begun at its end, it would be lost.
         if not from_end or topic != self._topic:
             return self._context.first_offset(topic, queue_id)
@@ -472,8 +472,9 @@ def _numbers(records: memoryview) -> Iterator[int]:
 
 
 def _is_by_priority(topic: TopicConfig | None, group: SubscriptionGroupConfig | None, chance: float) -> bool:
-    """Whether a pop takes what has the highest priority first. ``chance``: from 0 to below 100, the dice of this pop;
-    of so many in a hundred as the group's ``priority.factor`` says it is so."""
+    """Return True if a pop takes what has the highest priority first. ``chance``: from 0 to below 100, the dice of
+    this pop; of so many in a hundred as the group's ``priority.factor`` says it is so.
+    """
     if topic is None or (topic.attributes or {}).get("message.type") != "PRIORITY":
         return False
     text = "" if group is None else (group.attributes or {}).get("priority.factor", "")

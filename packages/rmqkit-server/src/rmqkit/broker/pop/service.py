@@ -342,5 +342,5 @@ class PopLongPolling:
 
 
 def _topics_of(held: WaitingPop) -> tuple[str, ...]:
-    """Where messages for a request arrive."""
+    """Return where messages for a request arrive."""
     return held.topic, *(pop_retry_topic(held.group, held.topic, mark) for mark in "_+")

@@ -90,7 +90,7 @@ class LongPolling:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further pull may wait."""
+        """Return True if no further pull may wait."""
         return self._count >= HELD_MAX
 
     @property

@@ -189,7 +189,7 @@ class ActingMaster:
         self._master = master  # last: what raises above is tried again with the next look
 
     async def _ha_address_of(self, master: str) -> str | None:
-        """Where a master is followed; None when it does not say: its registration will."""
+        """Return where a master is followed; None when it does not say: its registration will."""
         answer = await self._calls.call(master, request(RequestCode.EXCHANGE_BROKER_HA_INFO))
         return decode_header_leniently(answer, HaInfo).master_ha_address
 

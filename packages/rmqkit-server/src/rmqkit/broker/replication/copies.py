@@ -42,7 +42,9 @@ _SILENT_HEARTBEATS = 2
 
 
 def waits_for_copies(settings: BrokerSettings) -> bool:
-    """Whether answers of this broker wait for slaves: a SYNC_MASTER's do, unless it is content with its own copy."""
+    """Return True if answers of this broker wait for slaves: a SYNC_MASTER's do, unless it is content with its own
+    copy.
+    """
     is_alone_enough = settings.in_sync_replicas <= 1 and (
         settings.min_in_sync_replicas <= 1 or not (settings.acts_as_master and settings.auto_in_sync_replicas)
     )
@@ -94,7 +96,7 @@ class SlaveCopies:
         return self.replicated_offset(needed)
 
     def needed_copies(self) -> int:
-        """How many copies those are; an acting-master group may make do with fewer."""
+        """Return how many copies those are; an acting-master group may make do with fewer."""
         settings = self._settings
         if settings.acts_as_master and settings.auto_in_sync_replicas:
             return max(min(settings.in_sync_replicas, self.in_sync_count()), settings.min_in_sync_replicas)
@@ -102,7 +104,9 @@ class SlaveCopies:
 
     @property
     def lacks_replicas(self) -> bool:
-        """Whether sends are refused because too few brokers are in sync, as they are in an acting-master group only."""
+        """Return True if sends are refused because too few brokers are in sync, as they are in an acting-master
+        group only.
+        """
         return self._settings.acts_as_master and self.needed_copies() > self.in_sync_count()
 
     def status(self) -> HaRuntimeInfo:
@@ -143,7 +147,7 @@ class SlaveCopies:
         return list(chain.from_iterable(counting.values()))
 
     def count_at(self, address: IpAddress | None) -> int:
-        """How many copies may count that come from an address."""
+        """Return how many copies may count that come from an address."""
         if address is None:
             return 0
         return max(self._members.count_at(address), int(self._settings.ha_addresses.name(address)))
@@ -191,7 +195,7 @@ class Growth:
         times_ms.append(now_ms)
 
     def grew_ms(self, offset: int) -> float | None:
-        """When the byte at an offset came, or a little before; None when nothing was marked yet."""
+        """Return when the byte at an offset came, or a little before; None when nothing was marked yet."""
         at = bisect_right(self._starts, offset) - 1
         return None if at < 0 else self._times_ms[at]
 

@@ -91,7 +91,7 @@ class LogComparison:
         return f"rmq pipeline diff {shlex.quote(str(self._store.root))} MASTERS_STORE"
 
     async def _has(self, address: str, offset: int) -> bool:
-        """Whether a broker has the own record at a physical offset."""
+        """Return True if a broker has the own record at a physical offset."""
         own = self._store.log.record_at(offset)
         asked = request(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(offset))
         answer = await self._calls.call(address, asked)

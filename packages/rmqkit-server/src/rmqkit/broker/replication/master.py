@@ -172,7 +172,7 @@ class HaMaster:
 
     @property
     def _is_wanted(self) -> bool:
-        """Whether a slave on another machine is wanted or known."""
+        """Return True if a slave on another machine is wanted or known."""
         settings, allowed = self._settings, self._settings.ha_addresses
         if not (allowed.has_members and self.members.are_asked_for):
             return not allowed.is_local

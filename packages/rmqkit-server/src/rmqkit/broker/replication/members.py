@@ -97,16 +97,16 @@ class Members:
 
     @property
     def are_asked_for(self) -> bool:
-        """Whether there are name servers to ask for members."""
+        """Return True if there are name servers to ask for members."""
         return self._ask is not None
 
     @property
     def is_any_known(self) -> bool:
-        """Whether there is another broker of this name."""
+        """Return True if there is another broker of this name."""
         return bool(self._known)
 
     def count_at(self, address: IpAddress) -> int:
-        """How many members have an address; without name servers any number may."""
+        """Return how many members have an address; without name servers any number may."""
         if self._ask is None:
             return _UNLIMITED
         # A slave on this machine may come from any of its addresses, whichever name servers know it by.

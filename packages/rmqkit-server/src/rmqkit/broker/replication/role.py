@@ -147,7 +147,7 @@ class SlaveRole:
 
     @property
     def may_serve(self) -> bool:
-        """Whether the log may be read from: it was compared with the master's, if there is one."""
+        """Return True if the log may be read from: it was compared with the master's, if there is one."""
         return self.is_registered and self.log.may_serve
 
     def follow(self, master: str | None, ha_address: str | None) -> None:
@@ -161,8 +161,9 @@ class SlaveRole:
             self.log.follow(ha_address or "", master)
 
     def believes(self, connection: Connection, announced: HaInfo) -> bool:
-        """Whether a master that announces itself is the one that name servers or the settings named last: it says
-        so from the address of that one, of itself. One on this machine may."""
+        """Return True if a master that announces itself is the one that name servers or the settings named last: it
+        says so from the address of that one, of itself. One on this machine may.
+        """
         known = self._master_hosts | {_host_of(each) for each in (self._context.settings.ha_master_address,) if each}
         hosts = {_host_of(each) for each in (announced.master_address, announced.master_ha_address) if each}
         # The last hop is the socket's own peer: those before it are what somebody wrote into a preamble.

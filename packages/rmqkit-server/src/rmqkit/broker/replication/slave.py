@@ -152,17 +152,17 @@ class HaSlave:
 
     @property
     def is_diverged(self) -> bool:
-        """Whether the log holds what its master's does not: nothing may be served from it."""
+        """Return True if the log holds what its master's does not: nothing may be served from it."""
         return self.divergence is not None or self._comparison.ahead_from is not None
 
     @property
     def may_serve(self) -> bool:
-        """Whether the log may be read from: it is its master's, as far as that is there to be asked."""
+        """Return True if the log may be read from: it is its master's, as far as that is there to be asked."""
         return not (self.is_diverged or self._is_marked) and (self._master is None or self._was_compared)
 
     @property
     def is_following(self) -> bool:
-        """Whether there is a link that the log grows by."""
+        """Return True if there is a link that the log grows by."""
         return self._link is not None and self._link.has_begun
 
     def status(self) -> HaClientInfo:

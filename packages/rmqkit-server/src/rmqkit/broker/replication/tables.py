@@ -145,7 +145,7 @@ class SlaveSync:
         await self._try("topics", self._copy_topics)
 
     def is_batch_topic(self, topic: str) -> bool:
-        """Whether a topic's queues are BatchConsumeQueues, for the slave's store when it makes one.
+        """Return True if a topic's queues are BatchConsumeQueues, for the slave's store when it makes one.
         Raises BlockingIOError: the master is asked first; the same question is answered in a moment."""
         config = self._topics.get(topic)
         if config is None and self._master is not None and topic not in self._asked_for:

@@ -223,7 +223,7 @@ class SendHandlers(Handlers[SendContext]):
         return self._context.schedule.schedule(message, level)
 
     def _waits(self, message: InnerMessage) -> bool:
-        """Whether the answer waits for disk and slaves."""
+        """Return True if the answer waits for disk and slaves."""
         return self._context.durability is not None and message.parsed.get(property_names.WAIT) != "false"
 
     def _add_recall_handle(self, answer: dict[str, str], message: InnerMessage) -> None:
@@ -357,7 +357,7 @@ class _Late:
 
 
 def _has_needed_key(topic: TopicConfig, message: InnerMessage) -> bool:
-    """Whether a message can be told apart by its key where older ones of the same key are compacted away."""
+    """Return True if a message can be told apart by its key where older ones of the same key are compacted away."""
     if (topic.attributes or {}).get("cleanup.policy") != "COMPACTION":
         return True
     return bool(message.parsed.get(property_names.KEYS, "").strip())

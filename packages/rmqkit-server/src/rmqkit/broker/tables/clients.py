@@ -114,7 +114,7 @@ class ClientTable:
         return self._producers.get(group, {})
 
     def producer_connection(self, client_id: str) -> Connection | None:
-        """Where a producer is reached whose client id is known, as replies to its requests need it."""
+        """Return where a producer is reached whose client id is known, as replies to its requests need it."""
         return self._producer_connections.get(client_id)
 
     @property
@@ -126,7 +126,7 @@ class ClientTable:
         return self._producers
 
     def group_count(self, connection: Connection) -> int:
-        """How many groups have a member that was registered over a connection."""
+        """Return how many groups have a member that was registered over a connection."""
         return len(self._consumes.get(connection, ())) + len(self._produces.get(connection, ()))
 
     def groups_of(self, connection: Connection) -> set[str]:
@@ -143,9 +143,10 @@ class ClientTable:
         return next((connection for connection, member in members if member.client_id == client_id), None)
 
     def needs_topics(self, group_name: str, fingerprint: int, *, has_topics: bool) -> bool:
-        """Whether a client has to send its subscriptions: their fingerprint is another one than that of the last time.
-        Other than with 5.4.0 a group whose subscriptions are not here needs them, too: a client that was away for a
-        while does not know that it was forgotten."""
+        """Return True if a client has to send its subscriptions: their fingerprint is another one than that of the
+        last time. Other than with 5.4.0 a group whose subscriptions are not here needs them, too: a client that was
+        away for a while does not know that it was forgotten.
+        """
         # Kept for a group, not for a client: its members have the same subscriptions, or are asked to send them.
         known = self._fingerprints.get(group_name)
         self._fingerprints[group_name] = fingerprint
@@ -336,7 +337,7 @@ class QueueLocks:
             await work.pause_if_over()
 
     def is_any_held(self, group: str) -> bool:
-        """Whether a group holds a lock that is not expired: then it consumes in order."""
+        """Return True if a group holds a lock that is not expired: then it consumes in order."""
         locks = self.groups.get(group)
         if not locks:
             return False

@@ -106,7 +106,7 @@ class LazyTable(ABC):
 
     @property
     def is_dirty(self) -> bool:
-        """Whether the table changed since the last `snapshot`."""
+        """Return True if the table changed since the last `snapshot`."""
         return self._is_dirty
 
     @abstractmethod

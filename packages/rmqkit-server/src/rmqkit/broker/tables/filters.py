@@ -122,7 +122,7 @@ class FilterTable(LazyTable):
 
     @property
     def is_dirty(self) -> bool:
-        """Whether the table changed since the last `snapshot`, or has a filter that is dead for too long."""
+        """Return True if the table changed since the last `snapshot`, or has a filter that is dead for too long."""
         return self._is_dirty or any(self._is_expired(one) for topic in self._topics.values() for one in topic.values())
 
     def snapshot(self) -> FilterFile:

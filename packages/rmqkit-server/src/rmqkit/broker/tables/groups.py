@@ -190,7 +190,7 @@ class GroupTable:
         self._save(self._changed(self._stored.subscription_group_table, forbidden))
 
     def is_read_forbidden(self, group: str, topic: str) -> bool:
-        """Whether an operator closed a topic to a group (``forbiddenTable``)."""
+        """Return True if an operator closed a topic to a group (``forbiddenTable``)."""
         forbidden = self._stored.forbidden_table
         return bool(forbidden) and bool(forbidden.get(group, {}).get(topic, 0) & _READ_FORBIDDEN)
 

@@ -182,11 +182,11 @@ class OffsetTable(LazyTable):
 
     @property
     def pulls(self) -> Mapping[tuple[str, str, int], int]:
-        """Where next pulls begin, by group, topic and queue."""
+        """Return where next pulls begin, by group, topic and queue."""
         return self._pulled
 
     def pull_offset(self, group: str, topic: str, queue_id: int) -> int:
-        """Where a group's next pull begins, as far as it is known; else 0."""
+        """Return where a group's next pull begins, as far as it is known; else 0."""
         return self._pulled.get((group, topic, queue_id), 0)
 
     def clone(self, topic: str, *, source: str, target: str) -> None:

@@ -293,7 +293,7 @@ class TopicTable:
         return registered
 
     def is_system(self, topic: str) -> bool:
-        """Whether a topic is the broker's own: clients neither create nor delete it."""
+        """Return True if a topic is the broker's own: clients neither create nor delete it."""
         return topic in self._own or names.is_system_topic(topic)
 
     @property

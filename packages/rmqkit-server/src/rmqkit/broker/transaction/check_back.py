@@ -372,7 +372,7 @@ class _OpReader:
         return next(iter(self._open), self._next)
 
     def take(self, half_offset: int) -> bool:
-        """Whether a half message is in an op message; it is passed then."""
+        """Return True if a half message is in an op message; it is passed then."""
         op_offset = self._op_of.pop(half_offset, None)
         if op_offset in self._open:
             self._open[op_offset] -= 1

@@ -65,8 +65,9 @@ def half_at(store: MessageStore, physical_offset: int) -> Record | None:
 
 
 def immunity_ms(seconds: str, timeout_ms: int) -> int:
-    """How long nobody is asked about a message with ``CHECK_IMMUNITY_TIME_IN_SECONDS``; not a number means the usual
-    ``transactionTimeOut``."""
+    """Return how long nobody is asked about a message with ``CHECK_IMMUNITY_TIME_IN_SECONDS``; not a number means
+    the usual ``transactionTimeOut``.
+    """
     own = number(seconds)
     return timeout_ms if own < 0 else own * 1000
 
@@ -89,7 +90,7 @@ class OpMessages:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further transaction may be ended: op messages cannot be written at present."""
+        """Return True if no further transaction may be ended: op messages cannot be written at present."""
         return sum(map(len, self._collected.values())) >= COLLECTED_MAX
 
     def add(self, queue_id: int, queue_offset: int) -> None:
@@ -101,7 +102,7 @@ class OpMessages:
             self.write()
 
     def holds(self, queue_id: int, queue_offset: int) -> bool:
-        """Whether a half message is decided and its op message cannot be read yet."""
+        """Return True if a half message is decided and its op message cannot be read yet."""
         self._forget_readable()
         return queue_offset in self._collected.get(queue_id, ()) or any(
             queue_id == queue and queue_offset in offsets for _, queue, offsets in self._unreadable

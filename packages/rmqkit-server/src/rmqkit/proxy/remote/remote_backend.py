@@ -146,7 +146,7 @@ class RemoteBackend:
     # -- what the remoting port asks
 
     async def topic(self, name: str) -> TopicRoute | None:
-        """Where a topic is, as name servers tell it. Raises RemotingError."""
+        """Return where a topic is, as name servers tell it. Raises RemotingError."""
         return await self._topics.find(name)
 
     async def master(self, broker: str) -> str | None:
@@ -294,7 +294,7 @@ class RemoteBackend:
         raise PeerRefused(ResponseCode.BROKER_NOT_EXIST, f"no master of {known} is known", "the name servers")
 
     async def _fetch_cluster(self, name: str) -> list[str] | None:
-        """Where the masters of a cluster are, in the order of their names; without a name, of the only one."""
+        """Return where the masters of a cluster are, in the order of their names; without a name, of the only one."""
         info = await self._learn_masters()
         clusters = info.cluster_addr_table
         if not name and len(clusters) > 1:

@@ -431,7 +431,7 @@ def _masters_of(route: TopicRoute) -> set[str]:
 
 
 def _milliseconds(text: str | None) -> float:
-    """How long a request is to be held; not for ever, whatever it says."""
+    """Return how long a request is to be held; not for ever, whatever it says."""
     try:
         return max(0.0, min(float(int(text or 0)), _HOLD_MS_MAX))
     except (ValueError, OverflowError):

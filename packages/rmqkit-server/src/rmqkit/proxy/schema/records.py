@@ -133,7 +133,7 @@ class Handle:
 
     @property
     def expires_ms(self) -> int:
-        """When the message comes again, ms since the epoch."""
+        """Return when the message comes again, ms since the epoch."""
         return self.pop.pop_time + self.pop.invisible_time
 
     @property

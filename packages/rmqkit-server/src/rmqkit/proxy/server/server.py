@@ -124,7 +124,7 @@ class Proxy:
 
     @property
     def metrics_address(self) -> str:
-        """Where Prometheus reads its metrics, if it may."""
+        """Return where Prometheus reads its metrics, if it may."""
         return "" if self._metrics is None else self._metrics.address
 
     async def start(self) -> None:

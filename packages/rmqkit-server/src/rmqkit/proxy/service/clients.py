@@ -165,7 +165,7 @@ class Client:
 
     @property
     def is_online(self) -> bool:
-        """Whether brokers know it as a member of its group."""
+        """Return True if brokers know it as a member of its group."""
         return self.peer is not None and self.peer.is_open and self.group is not None
 
     @property

@@ -267,7 +267,7 @@ class Endpoint:
 
     @property
     def held_messages(self) -> int:
-        """How many messages are renewed for push consumers."""
+        """Return how many messages are renewed for push consumers."""
         return len(self.receiving.renewals)
 
     # -- inside

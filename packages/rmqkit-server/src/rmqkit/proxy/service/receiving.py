@@ -198,7 +198,7 @@ class Receiving:
 
     @staticmethod
     def _poll_ms(call: Call, client: Client, asked: Any) -> int:
-        """How long to wait for a message: what was asked for, within bounds and the call's deadline."""
+        """Return how long to wait for a message: what was asked for, within bounds and the call's deadline."""
         left = call.seconds_left()
         left_ms = None if left is None else int(left * 1000)
         if asked.HasField("long_polling_timeout"):

@@ -96,7 +96,7 @@ class Routes:
         return _AssignmentResponse(status=OK, assignments=assignments)
 
     def _endpoints(self, asked: Any) -> Any:
-        """Where the client finds the queues: where it found the endpoint."""
+        """Return where the client finds the queues: where it found the endpoint."""
         if asked.scheme not in (_IPV4, _IPV6, _DOMAIN_NAME):
             text = f"endpoints with address scheme {asked.scheme}: use IPv4, IPv6 or DOMAIN_NAME"
             raise Refused(Code.INTERNAL_SERVER_ERROR, text)

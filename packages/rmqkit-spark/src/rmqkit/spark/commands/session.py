@@ -52,7 +52,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 
 def disk_path(store: str) -> Path | None:
-    """Where a store is on a disk; None for one at an address."""
+    """Return where a store is on a disk; None for one at an address."""
     path = resolve(store)
     return None if isinstance(path, RemotePath) else Path(path)
 
@@ -116,7 +116,7 @@ def _children() -> set[int]:
 
 
 def _has_session() -> bool:
-    """Whether this process has one already, such as that of a notebook."""
+    """Return True if this process has one already, such as that of a notebook."""
     if "pyspark" not in sys.modules:
         return False
     from pyspark.sql import SparkSession

@@ -95,7 +95,7 @@ class Target(Struct, frozen=True):
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on a file system of this machine."""
+        """Return True if it is on a file system of this machine."""
         return not isinstance(self.root, RemotePath)
 
     @property

@@ -90,7 +90,7 @@ class Topic(Struct):
 
     @property
     def is_internal(self) -> bool:
-        """Whether the broker made it: system topics, retries and dead letters."""
+        """Return True if the broker made it: system topics, retries and dead letters."""
         return is_system_topic(self.topic) or self.topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
 
 
@@ -359,7 +359,7 @@ def _lag_rows(options: StoreOptions, segments: Sequence[Segment], newest: dateti
 
 
 def _stored_ms(files: Sequence[QueueFile], segments: Sequence[Segment], queue_id: int, offset: int) -> int | None:
-    """When the first message of a queue from some offset on was stored; None when the log does not tell."""
+    """Return when the first message of a queue from some offset on was stored; None when the log does not tell."""
     for file in files:
         if file.queue_id != queue_id or (not file.is_batch and file.first + file.size // ENTRY_BYTES <= offset):
             continue

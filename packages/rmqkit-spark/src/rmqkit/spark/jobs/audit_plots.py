@@ -50,7 +50,7 @@ _STYLE: dict[str, Any] = {
 
 
 def has_plots() -> bool:
-    """Whether matplotlib is there; looks without importing."""
+    """Return True if matplotlib is there; looks without importing."""
     return importlib.util.find_spec("matplotlib") is not None
 
 

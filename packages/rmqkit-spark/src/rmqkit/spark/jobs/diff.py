@@ -104,7 +104,7 @@ class Diff(Struct):
 
     @property
     def is_equal(self) -> bool:
-        """Whether messages, queues and configuration are the same on both sides."""
+        """Return True if messages, queues and configuration are the same on both sides."""
         return not (self.only_left or self.only_right or self.changed or self.queues or self.config)
 
 

@@ -196,5 +196,5 @@ def add_up(counts: Iterable[SegmentCounts]) -> list[SegmentCounts]:
 
 
 def task_count(splits: Sequence[Split]) -> int:
-    """How many tasks some splits are worth."""
+    """Return how many tasks some splits are worth."""
     return max(1, len(grouped(splits, SPLIT_BYTES)))

@@ -260,7 +260,7 @@ def _archive_columns(runs: Collection[Run]) -> list[Column]:
 
 
 def _may_have(file: ArchivedFile, topic: str, begin_ms: int | None, end_ms: int | None) -> bool:
-    """Whether rows of a file can be of a topic and time."""
+    """Return True if rows of a file can be of a topic and time."""
     if topic and file.topic is not None and file.topic != topic:
         return False
     if begin_ms is not None and (file.stored_max_ms is None or file.stored_max_ms < begin_ms):

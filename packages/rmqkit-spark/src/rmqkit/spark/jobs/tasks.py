@@ -38,7 +38,7 @@ _PROBE_ROWS = 1 << 16
 
 
 def core_count(spark: SparkSession) -> int:
-    """How many tasks Spark runs at once, as far as it tells (its default parallelism)."""
+    """Return how many tasks Spark runs at once, as far as it tells (its default parallelism)."""
     if not is_connect(spark):
         return spark.sparkContext.defaultParallelism
     # Connect does not tell; but it cuts a range in so many parts.

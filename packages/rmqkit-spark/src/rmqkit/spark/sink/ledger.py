@@ -148,7 +148,7 @@ class Progress(Struct):
 
     @property
     def is_decided(self) -> bool:
-        """Whether the rows are committed, visible or not."""
+        """Return True if the rows are committed, visible or not."""
         return self.decision >= 0
 
 

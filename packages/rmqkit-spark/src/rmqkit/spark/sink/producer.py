@@ -81,7 +81,7 @@ class SinkProducer:
 
     @property
     def is_from_parent(self) -> bool:
-        """Whether it is that of the process that this one was forked from."""
+        """Return True if it is that of the process that this one was forked from."""
         return self._portal.is_from_parent
 
     @property
@@ -259,7 +259,7 @@ def pace(count: int, rows_per_s: int) -> Iterator[None]:
 
 
 def _passes(error: RmqError) -> bool:
-    """Whether another try may end otherwise."""
+    """Return True if another try may end otherwise."""
     return isinstance(error, RemotingError | NoRoute | SendFailed) or (
         isinstance(error, PeerRefused) and error.code in RETRYABLE
     )

@@ -277,8 +277,10 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         return to_json(end, {**kept, **self._fresh_marks}, renewals)
 
     def _waits(self, begun: Offsets, end: Offsets) -> bool:
-        """Whether there are fewer messages than ``minOffsetsPerTrigger``, and time is left for more to come. The first
-        batch of a query does not wait, nor one that reads what there was when the query began: nothing more comes."""
+        """Return True if there are fewer messages than ``minOffsetsPerTrigger``, and time is left for more to come.
+        The first batch of a query does not wait, nor one that reads what there was when the query began: nothing
+        more comes.
+        """
         if not self._options.offsets_min or self._target is not None:
             return False
         count = sum(high - begun[queue] for queue, high in end.items())

@@ -369,13 +369,13 @@ class Archive:
         return otherwise if rows is None else min(otherwise, rows.firsts[rows.begin])
 
     def has(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Whether a message, or one behind it, is archived."""
+        """Return True if a message, or one behind it, is archived."""
         rows = self._queues.get((topic, queue_id))
         return rows is not None and queue_offset < rows.ends[-1]
 
     @property
     def segment_count(self) -> int:
-        """How many segments there are."""
+        """Return how many segments there are."""
         return len(self._segments)
 
     # ---- reading

@@ -102,7 +102,7 @@ def identity_of(first_record: bytes | memoryview) -> str:
 
 
 def messages_of(record: Record) -> int:
-    """How many numbers of its queue a record takes: one, or as many as its inner batch has messages."""
+    """Return how many numbers of its queue a record takes: one, or as many as its inner batch has messages."""
     return batch_count(record.properties) if record.sys_flag & INNER_BATCH else 1
 
 
@@ -164,7 +164,7 @@ def _one_by_one(log: Buffer, start: int, with_tags: bool) -> Contents:
 
 
 def _is_over(log: memoryview, position: int) -> bool:
-    """Whether nothing of the log follows: a blank, or less than one."""
+    """Return True if nothing of the log follows: a blank, or less than one."""
     return len(log) - position < BLANK_BYTES or is_blank(log, position)
 
 
@@ -177,7 +177,7 @@ def _record_at(log: memoryview, position: int, start: int) -> Record | None:
 
 
 def _is_in_queue(record: Record) -> bool:
-    """Whether a broker enters a record in its queue: not one that is prepared, or rolled back."""
+    """Return True if a broker enters a record in its queue: not one that is prepared, or rolled back."""
     return (
         bool(record.topic)
         and record.queue_offset >= 0

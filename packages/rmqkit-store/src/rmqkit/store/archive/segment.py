@@ -305,7 +305,7 @@ class SegmentFile:
         return found
 
     def place_of(self, physical_offset: int) -> PlaceOf | None:
-        """Where the record at a physical offset of the log lies; None where none begins. Raises as `section`."""
+        """Return where the record at a physical offset of the log lies; None where none begins. Raises as `section`."""
         part = _part(self.directory.places, physical_offset)
         if part is None:
             return None

@@ -129,7 +129,7 @@ class IndexFile:
 
     @property
     def is_full(self) -> bool:
-        """Whether no entry fits any more."""
+        """Return True if no entry fits any more."""
         return self.index_count >= self._entry_count
 
     def begin_after(self, timestamp: int, offset: int) -> None:
@@ -310,7 +310,7 @@ class IndexFile:
         return entry if any(entry) else None
 
     def overlaps(self, begin: int, end: int) -> bool:
-        """Whether the file may hold messages stored between two times."""
+        """Return True if the file may hold messages stored between two times."""
         return begin <= self.end_timestamp and end >= self.begin_timestamp
 
     def find(

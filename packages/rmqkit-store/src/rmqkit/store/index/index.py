@@ -396,7 +396,7 @@ class MessageIndex:
             self._enter_or_fall_behind()
 
     def _is_due(self, store_timestamp: int) -> bool:
-        """Whether enough keys wait, or for long enough, when a record of some time has come."""
+        """Return True if enough keys wait, or for long enough, when a record of some time has come."""
         waiting = self._waiting
         if self._waiting_count >= _WAITING_MAX or store_timestamp - waiting[0].store_timestamp > _WAITING_MS:
             return True
@@ -527,7 +527,9 @@ class MessageIndex:
         return KeyRows(at, at, record.store_timestamp, 1, count, _ROW.pack(at, record.store_timestamp, count) + hashes)
 
     def _has_columns(self) -> bool:
-        """Whether numpy is there; who could use it first has it loaded, in a thread: that takes a quarter second."""
+        """Return True if numpy is there; who could use it first has it loaded, in a thread: that takes a quarter
+        second.
+        """
         if _COLUMNS in sys.modules:
             return self._loading is None or not self._loading.is_alive()
         if self._loading is None and has_numpy():

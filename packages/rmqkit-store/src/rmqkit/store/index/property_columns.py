@@ -63,7 +63,7 @@ class PropertyColumns:
 
     @functools.cached_property
     def _separators(self) -> tuple[Ints, Ints, Ints]:
-        """Where names end, where entries end, and the eight bytes before the end of each name as a number."""
+        """Return where names end, where entries end, and the eight bytes before the end of each name as a number."""
         octets = self._octets
         name_ends, entry_ends = np.flatnonzero(octets == 1), np.flatnonzero(octets == 2)
         return name_ends, entry_ends, self._windows(8)[name_ends - 8].view(">i8")[:, 0].astype("i8")

@@ -147,7 +147,7 @@ class CommitLog:
         return self.max_offset if self.has_room(size) else self._roll()
 
     def has_room(self, size: int) -> bool:
-        """Whether the next ``size`` bytes can go to ``max_offset``, where `place` has not been asked."""
+        """Return True if the next ``size`` bytes can go to ``max_offset``, where `place` has not been asked."""
         return size + BLANK_BYTES <= self._file_end - self.max_offset
 
     def append(self, data: bytes | bytearray | memoryview, store_timestamp: int) -> None:
@@ -346,7 +346,7 @@ class _Note(Struct):
 
 
 def noted_start(root: Path) -> int | None:
-    """Where the log of a store began, None when that is not known. Raises OSError: the disk refused."""
+    """Return where the log of a store began, None when that is not known. Raises OSError: the disk refused."""
     note = read_note(root / _START_NOTE, _Note, "where the log began is not compared with it")
     return None if note is None else note.start
 

@@ -122,7 +122,7 @@ class FileQueue:
     # ---- growing and shrinking
 
     def path_of(self, start: int) -> Path:
-        """Where the file that begins at an offset belongs."""
+        """Return where the file that begins at an offset belongs."""
         roomy = [directory for directory in self.directories if directory not in self.avoided] or self.directories
         return roomy[start // self.file_bytes % len(roomy)] / file_name(start)
 

@@ -100,7 +100,7 @@ class MappedFile:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no flush thread is going to use the descriptor."""
+        """Return True if no flush thread is going to use the descriptor."""
         return self.synced >= self.wrote and self.is_named_durably
 
     @property

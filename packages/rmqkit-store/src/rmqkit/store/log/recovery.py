@@ -263,7 +263,7 @@ def _octets(buffer: Buffer) -> NDArray[np.uint8]:
 
 
 def _is_torn(view: memoryview, end: int, topic_bytes: int, properties_bytes: int) -> bool:
-    """Whether topic and properties of the record that ends at a position are not all there.
+    """Return True if topic and properties of the record that ends at a position are not all there.
     No checksum covers them; a torn write leaves zeros at their end, or in a whole sector. No such record is ever
     written: see `put`."""
     if not properties_bytes:
@@ -301,7 +301,7 @@ class _Check:
         return record
 
     def sound_count(self, run: Records) -> int:
-        """How many records at the start of a run have the right checksums."""
+        """Return how many records at the start of a run have the right checksums."""
         if self._whole_record:
             view = memoryview(run.buffer)
             places = zip(run.positions.tolist(), run.sizes.tolist(), strict=True)
@@ -314,7 +314,7 @@ class _Check:
         return count if self._doubted_from is None else self._whole_count(run, count, self._doubted_from)
 
     def _whole_count(self, run: Records, count: int, doubted_from: int) -> int:
-        """How many of the first records have reached the disk with all their sectors."""
+        """Return how many of the first records have reached the disk with all their sectors."""
         view, ends = memoryview(run.buffer), run.positions + run.sizes
         reaches_on = -(-run.topic_at // SECTOR_BYTES) * SECTOR_BYTES < ends
         is_odd = reaches_on | (_octets(run.buffer)[ends - 1] == 0)
@@ -327,7 +327,7 @@ class _Check:
         return count
 
     def is_sound(self, log: CommitLog, physical_offset: int, size: int) -> bool:
-        """Whether the log holds a sound record of a size at an offset."""
+        """Return True if the log holds a sound record of a size at an offset."""
         file = log.queue.find(physical_offset)
         try:
             return file is not None and self.record(file, physical_offset - file.start).size == size

@@ -107,7 +107,7 @@ class Remains(Struct):
 
     @property
     def is_in_one_file(self) -> bool:
-        """Whether no later file has any content."""
+        """Return True if no later file has any content."""
         return all(file.start <= self.end for file, _ in self.files)
 
     def __str__(self) -> str:
@@ -251,7 +251,7 @@ def _sound_records(
 
 
 def _content_end(file: MappedFile, low: int) -> int:
-    """Where the last byte from a position on ends that is no zero; that position without one."""
+    """Return where the last byte from a position on ends that is no zero; that position without one."""
     high = data_end(file.path)
     while high > low:
         start = max(low, high - _CHUNK_BYTES)
@@ -345,6 +345,6 @@ def fillers(start: int, size: int, store_timestamp: int, *, lost_bytes: int = 0)
 
 
 def is_filler(record: Record) -> bool:
-    """Whether a record stands for bytes that were lost."""
+    """Return True if a record stands for bytes that were lost."""
     is_rollback = record.sys_flag & TRANSACTION_MASK == TRANSACTION_ROLLBACK
     return is_rollback and bool(record.topic) and FILLER_TOPIC.startswith(record.topic) and not record.properties

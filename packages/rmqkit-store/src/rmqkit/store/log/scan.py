@@ -114,7 +114,7 @@ assert tuple(bits >> _HOST_SHIFT for bits in _HOST_BITS) == (0, 1, 2, 3)
 
 
 def has_numpy() -> bool:
-    """Whether the bulk walk can be used; looks without importing."""
+    """Return True if the bulk walk can be used; looks without importing."""
     return importlib.util.find_spec("numpy") is not None
 
 
@@ -234,7 +234,7 @@ class Records:
         return _anywhere(self.buffer, f">i{width}")[self.field_at(name)].astype("i8")
 
     def field_at(self, name: str) -> Ints:
-        """Where one field of every head lies in the buffer."""
+        """Return where one field of every head lies in the buffer."""
         import numpy as np
 
         places = np.array([layout_of(bits).positions[name] for bits in _HOST_BITS], "i8")
@@ -242,7 +242,7 @@ class Records:
         return at
 
     def field_bytes(self, name: str) -> Ints:
-        """How many bytes one field of every head has (hosts differ)."""
+        """Return how many bytes one field of every head has (hosts differ)."""
         import numpy as np
 
         widths = np.array([_head_dtype(bits)[name].itemsize for bits in _HOST_BITS])
@@ -435,7 +435,7 @@ def _first_behind(buffer: Buffer, base_offset: int, low: int, target: int, high:
 
 
 def log_end(buffer: Buffer, base_offset: int, high: int | None = None) -> int:
-    """Where the records of a segment that may be the newest one end; 0 if there is none.
+    """Return where the records of a segment that may be the newest one end; 0 if there is none.
 
     The writer may be at work: a last record whose body is not complete yet does not count. Behind the end lie zeros,
     a blank, or stale records of a log that was cut; those were stored earlier than the last record before them, which
@@ -465,7 +465,7 @@ def log_end(buffer: Buffer, base_offset: int, high: int | None = None) -> int:
 
 
 def _is_complete(records: Records) -> bool:
-    """Whether body and properties of the last record have arrived, not only its head and its lengths."""
+    """Return True if body and properties of the last record have arrived, not only its head and its lengths."""
     at = int(records.body_at[-1])
     with memoryview(records.buffer) as view:
         crc = body_crc(view[at : at + int(records.body_bytes[-1])])

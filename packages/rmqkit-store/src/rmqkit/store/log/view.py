@@ -75,7 +75,7 @@ class Segment(Struct):
             self.released = position
 
     def next_record(self, position: int, high: int) -> int:
-        """Where the next sound record begins at or behind a position; ``high`` if none ends by it."""
+        """Return where the next sound record begins at or behind a position; ``high`` if none ends by it."""
         return scan.find_record(self.buffer, self.start, position, high, min(high, self.data_end))
 
     def runs(self, low: int, high: int) -> Iterator[Records | Damage]:
@@ -207,8 +207,9 @@ class LogView:
                 yield segment, part
 
     def is_end(self, i: int, damage: Damage, stored_ms: int) -> bool:
-        """Whether what is no record in segment ``i`` is where the log ends in order; the record before it has the
-        storeTimestamp ``stored_ms``."""
+        """Return True if what is no record in segment ``i`` is where the log ends in order; the record before it has
+        the storeTimestamp ``stored_ms``.
+        """
         segment = self.segments[i]
         if any(_begins_with_record(later) for later in self.segments[i + 1 :]):
             return False
@@ -218,7 +219,7 @@ class LogView:
 
 
 def data_end(path: Path) -> int:
-    """Where the last part of a file that is no hole ends; its length when that cannot be told."""
+    """Return where the last part of a file that is no hole ends; its length when that cannot be told."""
     with open(path, "rb") as file:
         end, size = 0, os.fstat(file.fileno()).st_size
         while end < size:

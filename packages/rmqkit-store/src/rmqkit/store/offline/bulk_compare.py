@@ -60,7 +60,7 @@ class Ranges:
             self.add(start, end)
 
     def end_of(self, number: int) -> int:
-        """Where the range that holds a number ends; the number itself when none holds it."""
+        """Return where the range that holds a number ends; the number itself when none holds it."""
         i = bisect_right(self.starts, number) - 1
         return max(number, self.ends[i]) if i >= 0 else number
 
@@ -162,7 +162,7 @@ class IndexComparison:
 
     @property
     def has_more(self) -> bool:
-        """Whether there is an entry where the header says that the next one comes."""
+        """Return True if there is an entry where the header says that the next one comes."""
         at = self.entries_at + self.index_count * _INDEX_ENTRY.itemsize
         return any(memoryview(self._data)[at : at + _INDEX_ENTRY.itemsize])
 

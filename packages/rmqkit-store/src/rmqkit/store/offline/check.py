@@ -293,7 +293,7 @@ def dump(
 
 
 def is_held(root: Path, read_only: bool) -> bool:
-    """Whether a broker holds the store; it is refused then, unless asked for."""
+    """Return True if a broker holds the store; it is refused then, unless asked for."""
     try:
         StoreLock(root).check()
     except StoreLocked:

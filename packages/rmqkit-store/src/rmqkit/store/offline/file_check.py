@@ -211,7 +211,7 @@ def _expected_of(unit: Unit, log: LogView, precision_ms: int) -> tuple[str, str]
 
 
 def is_timer_file(root: Path, path: Path) -> bool:
-    """Whether `mend_timer_files` makes a file whole."""
+    """Return True if `mend_timer_files` makes a file whole."""
     alone = (root / "timerlog", root / "timerwheel", root / "config" / "timercheck")
     return path in alone or path.parent == root / "timerlog"
 

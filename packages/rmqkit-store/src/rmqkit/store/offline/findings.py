@@ -86,7 +86,7 @@ class Report(Struct):
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is wrong."""
+        """Return True if nothing is wrong."""
         return not self.counts
 
     def add(self, kind: Kind, path: Path, position: int, expected: object, found: object) -> Finding:

@@ -272,7 +272,7 @@ class DerivedFiles:
         self.ends[tree, folder.parent.name, int(folder.name)] = end
 
     def indexed_end(self) -> int:
-        """Where the newest record that a queue knows ends in the log, 0 when none knows any."""
+        """Return where the newest record that a queue knows ends in the log, 0 when none knows any."""
         newest = 0
         for tree, layout in ((_QUEUE, ENTRY), (_BATCH, BATCH_ENTRY)):
             for folder in self._root.glob(f"{tree}/*/*"):
@@ -371,7 +371,7 @@ class DerivedFiles:
                 self._report.add(Kind.QUEUE_END, end.path, 0, "every number once: messages are in no queue", found)
 
     def _were_held(self, end: QueueEnd, expected_end: int) -> bool:
-        """Whether a broker that was killed may have held the entries that a consume queue lacks in memory."""
+        """Return True if a broker that was killed may have held the entries that a consume queue lacks in memory."""
         if not self._report.is_unclean or not end.path.is_file():
             return False
         room = int(end.path.name) + self._sizes.queue - expected_end * ENTRY.size
@@ -389,7 +389,7 @@ class DerivedFiles:
             self._advance(len(buffer))
 
     def _units_end(self, path: Path, buffer: Buffer) -> int:
-        """Where the units of a file end; its length when it is damaged, so that what follows stays in reach."""
+        """Return where the units of a file end; its length when it is damaged, so that what follows stays in reach."""
         position = 0
         while position + UNIT.size + FREE_BYTES <= len(buffer):
             size, _, _, bitmap_bytes = UNIT.unpack_from(buffer, position)

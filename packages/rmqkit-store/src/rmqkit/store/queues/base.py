@@ -163,12 +163,12 @@ class ConsumeQueueBase(ABC):
 
     @classmethod
     def are_valid(cls, entries: list[tuple[Any, ...]]) -> bool:
-        """Whether recovery takes entries for such."""
+        """Return True if recovery takes entries for such."""
         return all(min(map(itemgetter(field), entries)) >= least for field, least in cls.least.items())
 
     @classmethod
     def valid_count(cls, raw: bytes) -> int:
-        """How many packed entries are valid up to the first that is not.
+        """Return how many packed entries are valid up to the first that is not.
         One byte of all entries is looked at in one call, which takes a tenth of the time of unpacking them."""
         step = cls.entry_bytes
         count = len(raw) // step
@@ -188,7 +188,7 @@ class ConsumeQueueBase(ABC):
 
     @property
     def has_held(self) -> bool:
-        """Whether entries are held in memory that no file has."""
+        """Return True if entries are held in memory that no file has."""
         return bool(self._held)
 
     def write_held(self) -> None:

@@ -172,7 +172,7 @@ class ConsumeQueue(ConsumeQueueBase):
 
     @property
     def room(self) -> int:
-        """How many entries the file that the next one goes to still takes."""
+        """Return how many entries the file that the next one goes to still takes."""
         self.write_held()
         return (self._file_bytes - self.queue.max_offset % self._file_bytes) // ENTRY_BYTES
 

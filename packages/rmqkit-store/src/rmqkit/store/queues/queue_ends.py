@@ -100,7 +100,7 @@ class QueueEnds:
         self.is_current = clean and self._note.log_end >= 0 and not self._is_appended()
 
     def _is_appended(self) -> bool:
-        """Whether a record follows where the log ended; a log that begins behind that was written, too."""
+        """Return True if a record follows where the log ended; a log that begins behind that was written, too."""
         queue, end = self._commit_log.queue, self._note.log_end
         if queue.min_offset > end:
             return True
@@ -138,11 +138,11 @@ class QueueEnds:
         return True
 
     def is_taken(self, queue: ConsumeQueueBase) -> bool:
-        """Whether `take` found a queue to be as the note says."""
+        """Return True if `take` found a queue to be as the note says."""
         return queue in self._measured
 
     def _begins_as(self, queue: ConsumeQueueBase, start: int) -> bool:
-        """Whether the first file is the one it was, or those before it expired since (Apache's broker ran)."""
+        """Return True if the first file is the one it was, or those before it expired since (Apache's broker ran)."""
         begins = queue.queue.files[0].start
         return begins == start or (begins > start and queue.entry(queue.first_index)[0] <= self._commit_log.min_offset)
 
@@ -244,7 +244,7 @@ def _last_crc(queue: FileQueue) -> int:
 
 
 def _ends_as(queue: FileQueue, end: int, crc: int) -> bool:
-    """Whether files follow each other up to an end, and the last one holds what it held."""
+    """Return True if files follow each other up to an end, and the last one holds what it held."""
     files = queue.files
     if not files:
         return end == 0

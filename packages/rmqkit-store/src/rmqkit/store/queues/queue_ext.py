@@ -43,7 +43,7 @@ assert UNIT.size == 20
 
 
 def is_address(tags_code: int) -> bool:
-    """Whether a consume-queue entry points to an extension unit; no tag hash is that small."""
+    """Return True if a consume-queue entry points to an extension unit; no tag hash is that small."""
     return tags_code <= ADDRESS_MAX
 
 
@@ -142,7 +142,7 @@ class QueueExt:
 
 
 def _units(file: MappedFile) -> tuple[int, bool]:
-    """Where the units of a file end, and whether the file was marked as full there."""
+    """Return where the units of a file end, and whether the file was marked as full there."""
     content = file.read(0, file.size)
     position = 0
     while position + UNIT.size + FREE_BYTES <= len(content):

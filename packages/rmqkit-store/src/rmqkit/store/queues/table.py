@@ -105,7 +105,7 @@ def queue_counts(root: Path) -> dict[str, tuple[int, bool]]:
 
 
 def open_file_limit() -> int:
-    """How many files the process may have open, after raising that to what it may be raised to."""
+    """Return how many files the process may have open, after raising that to what it may be raised to."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, _OPEN_LIMIT_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -498,7 +498,7 @@ def light_numbers(topic: str, properties: bytes) -> dict[str, int]:
 
 
 def too_many(queues: ConsumeQueues, names: list[str], count_max: int) -> bool:
-    """Whether a store that has more light queues than it may would get another one for these names."""
+    """Return True if a store that has more light queues than it may would get another one for these names."""
     if len(queues) <= count_max or all((name, 0) in queues.table for name in names):
         return False
     return sum(map(is_light, (topic for topic, _ in queues.table))) >= count_max

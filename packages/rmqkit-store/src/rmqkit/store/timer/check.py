@@ -77,7 +77,7 @@ def unit_weight(unit: Unit) -> int:
 
 
 def is_long(log: TimerLog, end: int) -> bool:
-    """Whether a log has too many units before a position to look at each."""
+    """Return True if a log has too many units before a position to look at each."""
     return end - max(log.queue.min_offset, 0) > EXACT_UNITS_MAX * UNIT_BYTES
 
 
@@ -136,7 +136,7 @@ def check_wheel(
 
 
 def looks_sound(wheel: TimerWheel, log: TimerLog, *, total: int, read_ms: int, precision_ms: int) -> bool:
-    """Whether the totals agree, and the chains of some slots with their numbers."""
+    """Return True if the totals agree, and the chains of some slots with their numbers."""
     slots = [slot for slot in _slots(wheel, read_ms, precision_ms) if slot.last != NONE]
     if sum([slot.pending for slot in slots]) != total:
         return False
@@ -161,7 +161,7 @@ def _before(log: TimerLog, slot: Slot, end: int) -> tuple[int, int]:
 
 
 def _is_whole(log: TimerLog, slot: Slot) -> bool:
-    """Whether the first units of a slot's chain are its own, and as many as it says where it ends with them."""
+    """Return True if the first units of a slot's chain are its own, and as many as it says where it ends with them."""
     at, count = slot.last, 0
     for _ in range(_SAMPLED_UNITS):
         unit = log.unit(at)

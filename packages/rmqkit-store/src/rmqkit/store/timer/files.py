@@ -201,7 +201,7 @@ class TimerFiles:
 
     @property
     def has_taken(self) -> bool:
-        """Whether something waits for `write`."""
+        """Return True if something waits for `write`."""
         return self._taken is not None
 
     def write(self) -> None:
@@ -220,7 +220,7 @@ class TimerFiles:
     # -- inside
 
     def _reaches(self, position: int) -> bool:
-        """Whether the log has units up to a position."""
+        """Return True if the log has units up to a position."""
         if position == 0 or position % self.log.queue.file_bytes == 0:
             return 0 <= position <= self.log.end
         return position > 0 and self.log.unit(position - UNIT_BYTES) is not None

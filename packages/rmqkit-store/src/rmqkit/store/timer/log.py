@@ -60,7 +60,7 @@ class Unit(NamedTuple):
 
     @property
     def is_delete(self) -> bool:
-        """Whether it deletes another one when the time comes; a marker that is rolled does not yet."""
+        """Return True if it deletes another one when the time comes; a marker that is rolled does not yet."""
         return self.magic & (DELETE | ROLL) == DELETE
 
 
@@ -78,7 +78,8 @@ class TimerLog:
         return self.queue.max_offset
 
     def place(self) -> tuple[int, int]:
-        """Where the next unit comes, and how many units its file has room for; ends a full file, begins a new one.
+        """Return where the next unit comes, and how many units its file has room for; ends a full file, begins a new
+        one.
         Raises OSError: the disk refused."""
         files = self.queue.files
         file = files[-1] if files else None

@@ -60,7 +60,7 @@ class TimerWheel:
         self._fd = -1
 
     def check(self) -> bool:
-        """Whether there is a file. Raises StoreMismatch: it is not as long as a wheel."""
+        """Return True if there is a file. Raises StoreMismatch: it is not as long as a wheel."""
         try:
             length = self.path.stat().st_size
         except FileNotFoundError:
@@ -112,7 +112,7 @@ class TimerWheel:
             first += count
 
     def pending(self, begin_ms: int, end_ms: int) -> int:
-        """How many messages are due from a time on and before another."""
+        """Return how many messages are due from a time on and before another."""
         return sum([slot.pending for slot in self.slots(begin_ms, end_ms)])
 
     def take(self) -> None:

@@ -44,7 +44,7 @@ class UserRow(Struct, rename="camel", kw_only=True):
 
 
 def subject_of(user: str) -> str:
-    """How policies name a user."""
+    """Return how policies name a user."""
     return f"User:{user}"
 
 

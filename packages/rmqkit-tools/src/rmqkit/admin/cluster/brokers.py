@@ -100,7 +100,7 @@ class Brokers:
         return await self._each(CLEANING[what], _("cleaned {what}", what=what), broker, cluster)
 
     async def consume_stats(self, broker: str, *, is_order: bool = False, diff_min: int = 0) -> list[GroupProgress]:
-        """How far every group is in every queue of a broker, where it is at least ``diff_min`` behind."""
+        """Return how far every group is in every queue of a broker, where it is at least ``diff_min`` behind."""
         address, header = await self._calls.address(broker), AllConsumeStatsRequest(is_order)
         answer = await self._calls.ask(address, RequestCode.GET_BROKER_CONSUME_STATS, header)
         if len(answer.payload) <= _AT_ONCE_BYTES:
@@ -108,7 +108,7 @@ class Brokers:
         return await asyncio.to_thread(_progress, answer.payload, diff_min)
 
     async def ha_status(self, broker: str | None = None, cluster: str | None = None) -> dict[str, HaRuntimeInfo]:
-        """How far slaves are behind, by the address that was asked."""
+        """Return how far slaves are behind, by the address that was asked."""
         code = RequestCode.GET_BROKER_HA_STATUS
         return await self._calls.fan_out(
             await self._calls.addresses(broker, cluster),

@@ -92,7 +92,7 @@ class FleetRow(Struct, rename="camel", kw_only=True):
 
     @property
     def is_doubled(self) -> bool:
-        """Whether clients of several hosts have this id: they take each other's queues."""
+        """Return True if clients of several hosts have this id: they take each other's queues."""
         return len({address.rpartition(":")[0] for address in self.addresses}) > 1
 
 
@@ -296,7 +296,7 @@ def verdict(
 
 
 def _differences(clients: Mapping[str, ConsumerRunningInfo]) -> list[str]:
-    """How the subscriptions of clients differ from the first one's."""
+    """Return how the subscriptions of clients differ from the first one's."""
     seen = {client: _subscriptions(info) for client, info in clients.items()}
     first, *others = seen or [""]
     return [

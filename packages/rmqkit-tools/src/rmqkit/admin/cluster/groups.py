@@ -259,7 +259,7 @@ class Groups:
     async def progress(
         self, group: str, topic: str = "", cluster: str | None = None, *, clients: bool = False
     ) -> GroupProgress:
-        """How far a group is on all its topics, or on one; ``clients`` also looks who has each queue.
+        """Return how far a group is on all its topics, or on one; ``clients`` also looks who has each queue.
         Raises UnknownName: no broker has the group or offsets of it."""
         stats = await self._stats(group, topic, cluster)
         if not any(place.consumer_offset for one in stats for place in one.offset_table.values()):
@@ -552,7 +552,7 @@ class Offsets:
         )
 
     async def _committed(self, address: str, group: str, queue: MessageQueue) -> int | None:
-        """Where a group is in a queue; None when it never was there, which progress (208) shows as 0."""
+        """Return where a group is in a queue; None when it never was there, which progress (208) shows as 0."""
         timeout_ms = self._calls.timeout_ms
         return await self._calls.committed_offset(address, group, queue, is_stored=True, timeout_ms=timeout_ms)
 

@@ -65,7 +65,7 @@ class Compared(Struct, rename="camel", kw_only=True):
 
     @property
     def differs(self) -> bool:
-        """Whether servers have unlike values."""
+        """Return True if servers have unlike values."""
         return len(set(self.values.values())) > 1
 
 

@@ -164,7 +164,7 @@ def usable(total: int, free: int, ratio: float | None) -> tuple[int, int]:
 
 
 def by_rate(store: Store, ratio: float, now_ms: int) -> Forecast | None:
-    """When a disk reaches a share at the rate of now if nothing is deleted; None: it does not fill, it is there
+    """Return when a disk reaches a share at the rate of now if nothing is deleted; None: it does not fill, it is there
     already, or the broker does not tell."""
     if not store.put_bytes or not store.disk_bytes or store.free_bytes is None:
         return None
@@ -176,7 +176,7 @@ def by_rate(store: Store, ratio: float, now_ms: int) -> Forecast | None:
 
 
 def forecast(points: Sequence[tuple[int, float | None]], ratio: float, now_ms: int) -> Forecast | None:
-    """When a disk reaches a share, from how full it was at times (ms): the line of least squares through them.
+    """Return when a disk reaches a share, from how full it was at times (ms): the line of least squares through them.
     None: too little is known, it does not fill, it is there already, or in more than ten years."""
     known = [(at, value) for at, value in points if value is not None]
     if len(known) < _POINTS_MIN:
@@ -221,7 +221,7 @@ class Stores:
         self._calls = calls
 
     async def reserved_ms(self, topic: str) -> int | None:
-        """How long the masters of a topic keep its messages at least; None: one of them does not say."""
+        """Return how long the masters of a topic keep its messages at least; None: one of them does not say."""
         masters = await self._calls.masters_of_topic(topic)
         code = RequestCode.GET_BROKER_CONFIG
         configs = await self._calls.fan_out(

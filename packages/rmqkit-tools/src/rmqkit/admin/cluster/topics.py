@@ -145,7 +145,7 @@ class Topics:
         return TopicStatus([QueueStatus(*queue) for queue in queues], sum(table.topic_put_tps for table in tables))
 
     async def config(self, topic: str, broker: str | None = None) -> dict[str, TopicConfig]:
-        """How it is set up, by broker name."""
+        """Return how it is set up, by broker name."""
         masters = await (self._calls.masters(broker=broker) if broker else self._calls.masters_of_topic(topic))
         return {name: await self._config_at(address, topic) for name, address in masters.items()}
 
@@ -242,8 +242,9 @@ class Topics:
         ]
 
     async def stats(self, topic: str | None = None, *, active_only: bool = False) -> list[TopicStats]:
-        """How busy topics are, with a row for each of their groups (``statsAll``); retry topics and dead letters are
-        left out unless named. ``active_only``: only those with messages in or out."""
+        """Return how busy topics are, with a row for each of their groups (``statsAll``); retry topics and dead
+        letters are left out unless named. ``active_only``: only those with messages in or out.
+        """
         names = [topic] if topic is not None else await self.names()
         wanted = [name for name in names if topic is not None or not name.startswith((RETRY_PREFIX, DLQ_PREFIX))]
         found = await self._calls.fan_out(wanted, self._stats_of)

@@ -541,7 +541,7 @@ def _expression(subscribed: SubscriptionData | None) -> str:
 
 
 def _wants(subscribed: SubscriptionData | None, message: ReceivedMessage) -> bool:
-    """Whether broker and client let a message through. An expression nobody can compile lets nothing through."""
+    """Return True if broker and client let a message through. An expression nobody can compile lets nothing through."""
     if subscribed is None:
         return False
     if is_tag_type(subscribed.expression_type):
@@ -706,7 +706,7 @@ class Transaction(Struct, kw_only=True):
 
     @property
     def checks(self) -> int:
-        """How often its producer was asked."""
+        """Return how often its producer was asked."""
         text = self.half.properties.get(prop.TRANSACTION_CHECK_TIMES, "")
         return int(text) if text.isdecimal() else 0
 
@@ -824,7 +824,7 @@ class Facts(Struct, kw_only=True):
 
     @property
     def consumed_offset(self) -> int | None:
-        """How far the group is: what the broker has, or an owner says, who tells the broker every 5 s."""
+        """Return how far the group is: what the broker has, or an owner says, who tells the broker every 5 s."""
         told = [held.commit_offset for held in self.owners.values() if held.commit_offset >= 0]
         committed = self.place.committed if self.place is not None else None
         return max(told if committed is None else (*told, committed), default=None)
@@ -836,12 +836,12 @@ class Facts(Struct, kw_only=True):
 
     @property
     def is_past(self) -> bool:
-        """Whether the group is past the message."""
+        """Return True if the group is past the message."""
         return self.place is not None and (self.consumed_offset or 0) > self.place.offset
 
     @property
     def retries_max(self) -> int:
-        """How many retries come before the dead letters: a client's own limit, or else the group's."""
+        """Return how many retries come before the dead letters: a client's own limit, or else the group's."""
         told = [info.properties.get("maxReconsumeTimes", "") for info in self.members.values() if info is not None]
         own = [int(text) for text in told if text.isdecimal()]
         return min(own) if own else self.config.retry_max_times if self.config is not None else 16

@@ -117,7 +117,7 @@ class Target:
 
     @property
     def is_running(self) -> bool:
-        """Whether a process has the store."""
+        """Return True if a process has the store."""
         try:
             StoreLock(self.root).check()
         except (StoreLocked, OSError):

@@ -179,7 +179,7 @@ def _standing(facts: Facts) -> Iterator[Event]:
 
 
 def place_text(message: ReceivedMessage) -> str:
-    """Where a stored message is."""
+    """Return where a stored message is."""
     return _(
         "{broker} queue {queue} offset {offset:,}",
         broker=message.broker_name,

@@ -282,7 +282,7 @@ async def _at_most(lanes: list[_Lane], asking: Callable[[_Lane], Awaitable[T]]) 
 
 
 def _cursor(lanes: list[_Lane], *, newest_first: bool) -> str:
-    """Where each queue goes on. A queue that is done has nothing left, and says so, too."""
+    """Return where each queue goes on. A queue that is done has nothing left, and says so, too."""
     at = [(lane.queue.broker_name, lane.queue.queue_id, lane.high if newest_first else lane.low) for lane in lanes]
     return base64.urlsafe_b64encode(zlib.compress(msgspec.json.encode(at))).decode().rstrip("=")
 

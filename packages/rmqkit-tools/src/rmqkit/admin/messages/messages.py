@@ -214,7 +214,7 @@ class Messages:
         return decode_as(answer.payload, QueryConsumeQueueBody)
 
     async def _place_if_empty(self, address: str, topic: str, queue_id: int) -> int | None:
-        """Where the next message of an empty queue goes; None: it has messages, or its topic has no such queue.
+        """Return where the next message of an empty queue goes; None: it has messages, or its topic has no such queue.
         A broker knows no queue before its first message."""
         known = (await self._calls.route(topic)).queue_datas
         if not any(0 <= queue_id < max(one.read_queue_nums, one.write_queue_nums) for one in known):
@@ -294,7 +294,7 @@ class Messages:
         return self._calls.clock.now_ms()
 
     async def may_recall(self, broker: str) -> bool:
-        """Whether a broker has the setting that allows recalls, which Apache's have since 5.4."""
+        """Return True if a broker has the setting that allows recalls, which Apache's have since 5.4."""
         code = RequestCode.GET_BROKER_CONFIG
         config = await self._calls.fetch_properties(await self._calls.address(broker), code)
         return config.get("recallMessageEnable") == "true"

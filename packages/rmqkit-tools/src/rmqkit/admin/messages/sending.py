@@ -221,7 +221,7 @@ async def _send(
 
 
 def is_illegal(error: RmqError) -> bool:
-    """Whether no broker would ever take the message."""
+    """Return True if no broker would ever take the message."""
     return isinstance(error, MessageIllegal) or (
         isinstance(error, PeerRefused) and error.code == ResponseCode.MESSAGE_ILLEGAL
     )

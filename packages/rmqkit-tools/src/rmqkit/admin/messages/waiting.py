@@ -219,7 +219,7 @@ class Waiting:
         return found
 
     async def _due(self, address: str, level: Level) -> int | None:
-        """When the next message of a level is due: the entries of delay queues hold that in place of a tag."""
+        """Return when the next message of a level is due: the entries of delay queues hold that in place of a tag."""
         header = QueryConsumeQueueRequest(
             topic=names.SCHEDULE_TOPIC, queue_id=level.level - 1, index=level.delivered, count=1
         )

@@ -93,7 +93,7 @@ class Profiles(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 def file_path() -> Path:
-    """Where the profiles of this user are."""
+    """Return where the profiles of this user are."""
     folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(folder) / "rmqkit" / "profiles.json"
 

@@ -122,7 +122,7 @@ def _start(text: str) -> Start:
 
 
 def columns_for(is_cut: bool) -> int | None:
-    """How many columns a line has now, None when it is not cut."""
+    """Return how many columns a line has now, None when it is not cut."""
     return shutil.get_terminal_size().columns if is_cut else None
 
 

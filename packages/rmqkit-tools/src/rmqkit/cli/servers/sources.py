@@ -197,7 +197,7 @@ class Sources:
         return self._environment | {key: Given(text, "command line") for key, text in self._options.items()}
 
     def _kept_file(self) -> Path:
-        """Where changes are kept without ``-c``: beside what the server itself keeps."""
+        """Return where changes are kept without ``-c``: beside what the server itself keeps."""
         chosen = {key: given.text for key, given in self._overrides().items()}
         if "storePathRootDir" in self._keys:
             root = chosen.get("storePathRootDir", StoreSettings().store_path_root_dir)

@@ -55,7 +55,7 @@ class Role(enum.StrEnum):
 
     @property
     def may_change(self) -> bool:
-        """Whether anything."""
+        """Return True if anything."""
         return self is not Role.VIEWER
 
 
@@ -124,7 +124,7 @@ class Tries:
         self._tried: deque[tuple[float, str]] = deque()
 
     def may_try(self, address: str) -> bool:
-        """Whether one more may be tried; it counts."""
+        """Return True if one more may be tried; it counts."""
         now_ms = self._clock.monotonic_ms()
         while self._tried and now_ms - self._tried[0][0] > 60_000:
             self._tried.popleft()

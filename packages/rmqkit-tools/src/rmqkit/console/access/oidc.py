@@ -159,7 +159,7 @@ class Oidc:
         return self._user(claims), unquote(back)
 
     async def leave_address(self, back: str) -> str:
-        """Where a user ends the provider's session, too; empty: the provider has no such page."""
+        """Return where a user ends the provider's session, too; empty: the provider has no such page."""
         try:
             end = (await self._discovered()).end_session_endpoint
         except LoginRefused:

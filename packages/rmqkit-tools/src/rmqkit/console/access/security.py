@@ -42,7 +42,7 @@ _LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is this machine's alone."""
+    """Return True if an address to listen on is this machine's alone."""
     if host in _LOOPBACK_NAMES:
         return True
     try:
@@ -100,6 +100,6 @@ def origin_fault(method: str, headers: Mapping[str, str], own: str, *, has_cooki
 
 
 def is_own_path(path: str) -> bool:
-    """Whether a text is a path of this site, and not an address of another one."""
+    """Return True if a text is a path of this site, and not an address of another one."""
     # Browsers take \ for / and // for the beginning of another host, and leave out tabs and line breaks before that.
     return path.startswith("/") and not re.search(r"^//|\\|[\x00-\x1f\x7f]|%0[ad]", path, re.IGNORECASE)

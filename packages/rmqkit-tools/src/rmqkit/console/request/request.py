@@ -104,7 +104,7 @@ class Ask:
         self._admin: Admin | None = None
 
     def crumbs(self, place: str, *names: str) -> list[tuple[str, str]]:
-        """Where a page is: below a list, and below one of its things."""
+        """Return where a page is: below a list, and below one of its things."""
         return [(_PLACES[place], self.link(place)), *((name, self.link(place, name)) for name in names)]
 
     @property
@@ -153,12 +153,12 @@ class Ask:
 
     @property
     def hides_bodies(self) -> bool:
-        """Whether bodies are not shown to this user."""
+        """Return True if bodies are not shown to this user."""
         return self.console.hides_all_bodies or (self.console.hide_bodies and not self.user.role.may_change)
 
     @property
     def address(self) -> str:
-        """Where the request came from."""
+        """Return where the request came from."""
         return self.request.client.host if self.request.client else "?"
 
     def text(self, name: str, default: str = "") -> str:

@@ -192,7 +192,9 @@ class Hub:
         self.audit.close()
 
     def state_file(self, name: str, name_servers: str, kind: str) -> Path | None:
-        """Where something of a cluster is kept. A cluster without a name of its own is told by its name servers."""
+        """Return where something of a cluster is kept. A cluster without a name of its own is told by its name
+        servers.
+        """
         if self._state is None:
             return None
         own = name if self._has_names else f"{name}-{re.sub(r'[^A-Za-z0-9.-]+', '_', name_servers)[:120]}"

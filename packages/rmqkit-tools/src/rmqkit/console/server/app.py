@@ -277,7 +277,7 @@ class Console(Hub):
 
 
 def wants_json(request: Request) -> bool:
-    """Whether the request is for JSON: by its Accept header, or ``format=json``."""
+    """Return True if the request is for JSON: by its Accept header, or ``format=json``."""
     if "format" in request.query_params:
         return request.query_params["format"] == "json"
     accept = request.headers.get("accept", "")

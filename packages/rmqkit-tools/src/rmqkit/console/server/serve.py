@@ -66,7 +66,7 @@ class BehindProxy:
 
 
 def state_folder() -> Path:
-    """Where audit and jobs go when nobody says: the user's state folder."""
+    """Return where audit and jobs go when nobody says: the user's state folder."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "rmqkit"
 

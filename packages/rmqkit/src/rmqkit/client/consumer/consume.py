@@ -203,7 +203,7 @@ class ConcurrentConsumeService:
 
     @property
     def is_at_work_here(self) -> bool:
-        """Whether one of this service's handlers is calling, directly or through a task it started."""
+        """Return True if one of this service's handlers is calling, directly or through a task it started."""
         return _at_work.get() is self
 
     def on_loop(

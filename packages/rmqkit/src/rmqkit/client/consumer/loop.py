@@ -133,8 +133,9 @@ class PullLoop:
         return 0.0
 
     def _is_current(self, asked: SubscriptionData) -> bool:
-        """Whether the subscription is still the one that was asked for. If it was replaced during the pull, the broker
-        may have left out what is wanted now: the same offset is pulled again."""
+        """Return True if the subscription is still the one that was asked for. If it was replaced during the pull,
+        the broker may have left out what is wanted now: the same offset is pulled again.
+        """
         now = self.subscription_of(self._queue.topic)
         return now is not None and (now.sub_string, now.expression_type) == (asked.sub_string, asked.expression_type)
 

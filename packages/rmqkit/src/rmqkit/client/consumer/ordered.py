@@ -168,7 +168,7 @@ class ClientQueueLocks:
         self.errors: dict[str, RmqError] = {}
 
     def is_held(self, queue: MessageQueue) -> bool:
-        """Whether the lock is certain: the broker granted it, and so recently that it cannot have run out."""
+        """Return True if the lock is certain: the broker granted it, and so recently that it cannot have run out."""
         granted_ms = self._granted_ms.get(queue)
         return granted_ms is not None and self._runtime.clock.monotonic_ms() - granted_ms < LOCAL_LOCK_MS
 
@@ -177,7 +177,7 @@ class ClientQueueLocks:
         return self.errors.get(self._runtime.routes.broker_of(queue))
 
     def granted_at_ms(self, queue: MessageQueue) -> int:
-        """When a broker last granted a lock, in ms since the epoch; 0 when it is not here."""
+        """Return when a broker last granted a lock, in ms since the epoch; 0 when it is not here."""
         granted_ms = self._granted_ms.get(queue)
         clock = self._runtime.clock
         return 0 if granted_ms is None else clock.now_ms() - round(clock.monotonic_ms() - granted_ms)

@@ -170,7 +170,7 @@ class ProcessQueue:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the program paused the queue: nothing is pulled or taken in."""
+        """Return True if the program paused the queue: nothing is pulled or taken in."""
         return self._is_paused
 
     @is_paused.setter

@@ -282,7 +282,7 @@ class PullConsumer(Consumer):
 
     @keeps_open
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Where the group is, None when the broker has no offset of it."""
+        """Return where the group is, None when the broker has no offset of it."""
         return await self._runtime.calls.committed_offset(await self._address(queue), self.group, queue, is_stored=True)
 
     @keeps_open

@@ -234,7 +234,7 @@ class PushConsumer(Subscribing, Consumer):
         await self._coordinator.leave(still_handled)
 
     def _is_in_thread(self, process_queue: ProcessQueue) -> bool:
-        """Whether the handler at work runs in a thread, so that nothing can cancel it."""
+        """Return True if the handler at work runs in a thread, so that nothing can cancel it."""
         return any((self._listener_of(one.topic) or _NOT_SUBSCRIBED).is_threaded for one in process_queue.lowest(1))
 
     @property

@@ -267,7 +267,7 @@ def handler_fault(handler: Callable[..., object], body: object, batch_max: int |
 
 
 def is_async(handler: Callable[..., object]) -> bool:
-    """Whether a handler is a coroutine function, which is called on the loop."""
+    """Return True if a handler is a coroutine function, which is called on the loop."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
@@ -292,7 +292,7 @@ def once(handler: Callable[..., object], dedupe: Dedupe | Seen, group: str) -> C
 
 
 def takes_two(handler: Callable[..., object]) -> bool:
-    """Whether a handler has two positional parameters, and so wants the message besides the value."""
+    """Return True if a handler has two positional parameters, and so wants the message besides the value."""
     try:
         parameters = inspect.signature(handler).parameters.values()
     except (TypeError, ValueError):  # some callables written in C have no signature

@@ -278,7 +278,7 @@ def _places(frame: FrameType | None) -> Iterator[str]:
 
 
 def _is_called_by_library(frame: FrameType) -> bool:
-    """Whether a frame is the program's, and its caller asyncio or rmqkit."""
+    """Return True if a frame is the program's, and its caller asyncio or rmqkit."""
     caller = frame.f_back
     if caller is None or frame.f_code.co_filename.startswith(_LIBRARY):
         return False

@@ -119,12 +119,12 @@ class PopProcessQueue(ProcessQueue):
 
     @property
     def has_room(self) -> bool:
-        """Whether more may be popped; in order only when everything popped before is consumed."""
+        """Return True if more may be popped; in order only when everything popped before is consumed."""
         return not self._messages if self.session.is_ordered else super().has_room
 
     @property
     def position(self) -> int:
-        """How many messages were consumed, or lapsed."""
+        """Return how many messages were consumed, or lapsed."""
         return self._done_count
 
     @property

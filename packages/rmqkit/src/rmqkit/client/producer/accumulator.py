@@ -161,7 +161,7 @@ class OpenBatches(ABC, Generic[K, P]):
 
 
 def is_large(body: object, settings: ProducerSettings) -> bool:
-    """Whether it will be compressed, which no batch is; what cannot be a body is left to the checks."""
+    """Return True if it will be compressed, which no batch is; what cannot be a body is left to the checks."""
     return isinstance(body, bytes) and len(body) >= settings.compression.body_bytes_min
 
 
@@ -187,7 +187,7 @@ class Accumulator(OpenBatches[tuple[str, MessageQueue | None, bool, str | None],
         self._tasks = Tasks()
 
     def accepts(self, message: Message) -> bool:
-        """Whether a message may wait for others."""
+        """Return True if a message may wait for others."""
         return not (
             self._bytes >= self.settings.batch.total_bytes
             or message.goes_alone

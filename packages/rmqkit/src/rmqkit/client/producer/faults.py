@@ -80,7 +80,7 @@ class FaultTable:
         return max(0.0, self._avoided_until_ms.get(broker_name, 0.0) - self._clock.monotonic_ms())
 
     def is_reachable(self, broker_name: str) -> bool:
-        """Whether the last send to a broker succeeded; True for one that nothing was sent to."""
+        """Return True if the last send to a broker succeeded; True for one that nothing was sent to."""
         return broker_name not in self._unreachable
 
     def pick(self, queues: PublishQueues, last_broker: str | None) -> MessageQueue:

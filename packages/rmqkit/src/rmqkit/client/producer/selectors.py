@@ -29,7 +29,7 @@ class PlacedMessage(Message, kw_only=True):
 
     @property
     def is_placed(self) -> bool:
-        """Whether the message itself determines its queue."""
+        """Return True if the message itself determines its queue."""
         return self.queue_id is not None or self.sharding_key is not None
 
 

@@ -235,12 +235,12 @@ class Client:
 
     @property
     def _is_in_handler(self) -> bool:
-        """Whether the caller is a handler that the end of the client has to wait for."""
+        """Return True if the caller is a handler that the end of the client has to wait for."""
         return False
 
     @property
     def is_from_parent(self) -> bool:
-        """Whether it was started in a process that this one was forked from."""
+        """Return True if it was started in a process that this one was forked from."""
         return self._state is _State.FROM_PARENT
 
     def _forked(self) -> bool:
@@ -251,12 +251,12 @@ class Client:
 
     @property
     def is_new(self) -> bool:
-        """Whether it was neither started nor closed."""
+        """Return True if it was neither started nor closed."""
         return self._state is _State.NEW
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed, and has ended."""
+        """Return True if it was closed, and has ended."""
         return self._closed.is_set()
 
     @property

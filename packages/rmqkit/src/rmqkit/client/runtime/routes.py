@@ -97,7 +97,7 @@ def publish_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
 
 
 def lacks_master(route: TopicRoute) -> bool:
-    """Whether a broker with queues to write to has no master."""
+    """Return True if a broker with queues to write to has no master."""
     return not {data.broker_name for data in route.queue_datas if data.perm & Permission.WRITE} <= _with_master(route)
 
 
@@ -211,12 +211,12 @@ class ClientRouteTable:
         return self._publish.get(topic)
 
     def lacks_master(self, topic: str) -> bool:
-        """Whether a broker of a topic lacks its master, so that waiting for one that restarts may help."""
+        """Return True if a broker of a topic lacks its master, so that waiting for one that restarts may help."""
         route = self._routes.get(topic)
         return route is not None and lacks_master(route)
 
     def has_known(self, broker_name: str) -> bool:
-        """Whether a route names this broker, or once named it."""
+        """Return True if a route names this broker, or once named it."""
         return broker_name in self._seen
 
     async def publish_queues(self, topic: str, template_topic: str, template_queue_count: int) -> PublishQueues:

@@ -254,7 +254,7 @@ class ClientSettings(Struct, kw_only=True):
 
     @property
     def keeps_instance_name(self) -> bool:
-        """Whether the client id is the same after a restart, because it keeps the instance name DEFAULT."""
+        """Return True if the client id is the same after a restart, because it keeps the instance name DEFAULT."""
         return False
 
 
@@ -351,12 +351,12 @@ class ConsumerSettings(ClientSettings, kw_only=True):
 
     @property
     def window_at_start(self) -> int:
-        """How many messages of a queue are held ready at first."""
+        """Return how many messages of a queue are held ready at first."""
         return self.limits.held_messages_max
 
     @property
     def is_broadcasting(self) -> bool:
-        """Whether every member of the group gets every message."""
+        """Return True if every member of the group gets every message."""
         return self.message_model is MessageModel.BROADCASTING
 
     @property

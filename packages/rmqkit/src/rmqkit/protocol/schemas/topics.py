@@ -52,7 +52,7 @@ class TopicConfig(Struct, rename="camel"):
 
     @property
     def is_batch_queue(self) -> bool:
-        """Whether its queues are BatchConsumeQueues."""
+        """Return True if its queues are BatchConsumeQueues."""
         return (self.attributes or {}).get("queue.type") == "BatchCQ"
 
 
