@@ -380,7 +380,8 @@ lists the settings of servers, too.""",
 GROUPS: dict[str, Sequence[str]] = {
     "Producers": "Producer TransactionProducer SendResult SendStatus TransactionResult TransactionState".split(),
     "Consumers": (
-        "PushConsumer PullConsumer PopConsumer ConsumeLater PullResult PullStatus Reply run SqliteDedupe RedisDedupe"
+        "PushConsumer PullConsumer PopConsumer ConsumeLater Reject Retry PullResult PullStatus Reply run"
+        " SqliteDedupe RedisDedupe"
     ).split(),
     "Messages": "Message ReceivedMessage MessageQueue".split(),
     "Settings": (

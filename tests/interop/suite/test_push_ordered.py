@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from rmqkit import ConsumeLater, Message, MessageModel, PushConsumer, ReceivedMessage, selectors
+from rmqkit import ConsumeLater, Message, MessageModel, PushConsumer, ReceivedMessage, Reject, selectors
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
@@ -169,7 +169,7 @@ async def test_an_ordered_handler_gives_a_message_up_at_once(scene: Scene) -> No
     async def handler(message: ReceivedMessage) -> None:
         seen.append(message.body.decode())
         if message.body == b"0":
-            raise ConsumeLater(-1)
+            raise Reject
 
     await consumer.start()
     (sent, _) = await send(scene, "0", "1")

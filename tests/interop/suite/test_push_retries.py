@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from rmqkit import ConsumeLater, MessageModel, ReceivedMessage, sync
+from rmqkit import ConsumeLater, MessageModel, ReceivedMessage, Reject, sync
 from tests.interop.suite.consuming import Received, bodies, committed, is_committed, send, until
 from tests.interop.suite.scene import Scene
 
@@ -116,7 +116,7 @@ async def test_a_message_for_the_dead_letters_is_there_with_where_it_came_from(
 ) -> None:
     """behaviour.md §3.7, §8.8: delay level -1; with a reason it goes through the retry topic after its last try."""
     await scene.create_topic()
-    handler = Failing(ConsumeLater(-1, reason=reason), times=99)
+    handler = Failing(Reject(reason), times=99)
     consumer = scene.push_consumer()
     consumer.subscribe(scene.topic, "*", handler)
     await consumer.start()

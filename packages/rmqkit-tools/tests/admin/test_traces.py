@@ -59,5 +59,5 @@ async def test_acts_are_told_in_order_and_a_begin_with_its_end():
 
 @pytest.mark.real_time
 async def test_nothing_told_is_said():
-    with pytest.raises(UnknownName, match="RMQ_SYS_TRACE_TOPIC has no trace of message M; clients trace with"):
+    with pytest.raises(UnknownName, match="RMQ_SYS_TRACE_TOPIC has no trace of message M; clients send traces with"):
         await traces_of(Told(encode_traces([])), "M")

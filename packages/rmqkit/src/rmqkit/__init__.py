@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rmqkit.client.connect import connect as connect
     from rmqkit.client.consumer import allocate as allocate
     from rmqkit.client.consumer.consume import ConsumeLater as ConsumeLater
+    from rmqkit.client.consumer.consume import Reject as Reject
     from rmqkit.client.consumer.dedupe import RedisDedupe as RedisDedupe
     from rmqkit.client.consumer.dedupe import SqliteDedupe as SqliteDedupe
     from rmqkit.client.consumer.pull import PullConsumer as PullConsumer
@@ -91,7 +92,7 @@ _MODULES = """
 rmqkit.client.connect ConnectedClients connect
 rmqkit.client.producer.accumulator SendManyFailed
 rmqkit.rpc PullStatus
-rmqkit.client.consumer.consume ConsumeLater
+rmqkit.client.consumer.consume ConsumeLater Reject
 rmqkit.client.consumer.dedupe RedisDedupe SqliteDedupe
 rmqkit.client.consumer.retry Retry
 rmqkit.client.observe.hooks ConsumeOutcome Consumption Hook Recall SendOutcome Sending TransactionEnd

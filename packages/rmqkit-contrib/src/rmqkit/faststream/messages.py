@@ -24,7 +24,7 @@ from faststream.message import AckStatus, StreamMessage, decode_message
 from faststream.response.publish_type import PublishType
 from faststream.response.response import BatchPublishCommand, PublishCommand, Response
 
-from rmqkit.client.consumer.consume import ConsumeLater
+from rmqkit.client.consumer.consume import ConsumeLater, Reject
 from rmqkit.client.runtime.handlers import Reply
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.message import Message, ReceivedMessage
@@ -59,7 +59,7 @@ class Delivery:
     def finish(self) -> None:
         """Return to consume the messages. Raises ConsumeLater: they come again, or go to the dead letters."""
         if self.status is AckStatus.REJECTED:
-            raise ConsumeLater(-1, reason=self._reason) from self.error
+            raise Reject(self._reason) from self.error
         if self.status is not AckStatus.ACKED:
             raise ConsumeLater(self._delay_level, delay=self._delay)
 

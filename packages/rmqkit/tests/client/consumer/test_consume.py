@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from rmqkit.client.consumer.consume import ConcurrentConsumeService, ConsumeLater
+from rmqkit.client.consumer.consume import ConcurrentConsumeService, ConsumeLater, Reject
 from rmqkit.client.consumer.offsets import RemoteOffsetStore
 from rmqkit.client.consumer.ordered import OrderlyConsumeService
 from rmqkit.client.consumer.process_queue import ProcessQueue
@@ -208,7 +208,7 @@ async def test_a_handler_may_choose_the_delay_level(level, caplog):
     assert ours(caplog) == [], "what a handler chooses is no warning"
 
 
-@pytest.mark.parametrize(("error", "tries"), [(ConsumeLater(-1), 0), (ConsumeLater(5), 16), (ValueError(), 16)])
+@pytest.mark.parametrize(("error", "tries"), [(Reject(), 0), (ConsumeLater(5), 16), (ValueError(), 16)])
 async def test_the_last_try_is_sent_with_its_reason_as_beyond_the_limit(error, tries, caplog):
     async def handler(message):
         raise error
@@ -222,17 +222,17 @@ async def test_the_last_try_is_sent_with_its_reason_as_beyond_the_limit(error, t
     assert decode_properties(sent["i"].encode())["rmqkit_tries"] == str(tries + 1)
 
 
-@pytest.mark.parametrize(("level", "tries"), [(-1, 0), (0, 16)])
-async def test_a_dead_letter_that_the_broker_refuses_goes_there_without_its_reason(level, tries, caplog):
+@pytest.mark.parametrize(("error", "tries"), [(Reject(), 0), (ConsumeLater(), 16)])
+async def test_a_dead_letter_that_the_broker_refuses_goes_there_without_its_reason(error, tries, caplog):
     async def handler(message):
-        raise ConsumeLater(level)
+        raise error
 
     async with Workers(handler) as it:
         it.cluster.broker.answer(RequestCode.SEND_MESSAGE_V2, refused(13, "too long"))
         it.put(received(0, reconsume_times=tries))
         await until(lambda: it.offset == 1, "sent back")
         (sent,) = it.sent_back()
-    assert (sent["delayLevel"], sent["maxReconsumeTimes"]) == (str(level), "16")
+    assert (sent["delayLevel"], sent["maxReconsumeTimes"]) == (str(error.delay_level), "16")
     assert "goes to the dead letters without its reason, its handler gave it up without a reason" in caplog.text
 
 
@@ -283,7 +283,9 @@ async def test_a_time_that_the_broker_refuses_becomes_a_delay_level(caplog):
     assert "comes again after a delay level in place of 2592000000 ms" in caplog.text
 
 
-@pytest.mark.parametrize("arguments", [{"delay": -1}, {"delay": "7s"}, {"delay": 7, "delay_level": 3}])
+@pytest.mark.parametrize(
+    "arguments", [{"delay": -1}, {"delay": "7s"}, {"delay": 7, "delay_level": 3}, {"delay_level": -1}]
+)
 def test_a_delay_that_is_none_is_refused_where_it_is_made(arguments):
     with pytest.raises(ValueError, match="delay"):
         ConsumeLater(**arguments)

@@ -10,7 +10,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from rmqkit.client.consumer.consume import ConsumeLater
+from rmqkit.client.consumer.consume import ConsumeLater, Reject
 from rmqkit.client.consumer.ordered import ClientQueueLocks
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.consumer.push import PushConsumer
@@ -83,7 +83,7 @@ async def test_a_failure_comes_again_in_place_before_what_follows(tmp_path):
             assert await reader.committed(queue) == 5
 
 
-@pytest.mark.parametrize(("retries_max", "error", "times"), [(2, ValueError("never"), 3), (-1, ConsumeLater(-1), 1)])
+@pytest.mark.parametrize(("retries_max", "error", "times"), [(2, ValueError("never"), 3), (-1, Reject(), 1)])
 async def test_what_is_given_up_goes_to_the_dead_letters_and_the_queue_moves_on(tmp_path, retries_max, error, times):
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         queue = (await producer.queues("T"))[0]

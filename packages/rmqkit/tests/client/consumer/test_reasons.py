@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from rmqkit import ConsumeLater
+from rmqkit import ConsumeLater, Reject
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.consumer.reasons import Reason, handler_name, text_of, traceback_of
 from rmqkit.client.pop.consumer import PopConsumer
@@ -51,7 +51,7 @@ async def test_a_dead_letter_says_why_and_where(kind, way, tmp_path):
                 case "later":
                     raise ConsumeLater
                 case "gives up":
-                    raise ConsumeLater(-1, reason="no such customer")
+                    raise Reject("no such customer")
             try:
                 charge()
             except CardDeclined as error:

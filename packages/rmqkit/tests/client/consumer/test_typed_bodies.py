@@ -9,7 +9,7 @@ import msgspec
 import pydantic
 import pytest
 
-from rmqkit import ConsumeLater, sync
+from rmqkit import Reject, sync
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.pop.consumer import PopConsumer
 from rmqkit.client.producer.producer import Producer
@@ -154,7 +154,7 @@ async def test_a_handler_may_give_a_reason_itself(tmp_path):
 
         @consumer.on("Orders")
         async def bill(message: ReceivedMessage) -> None:
-            raise ConsumeLater(-1, reason="no customer\x01 of that name\n" + "x" * 2000)
+            raise Reject("no customer\x01 of that name\n" + "x" * 2000)
 
         async with consumer:
             (letter,) = await dead_letters(address, 1)

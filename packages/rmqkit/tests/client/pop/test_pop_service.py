@@ -8,7 +8,7 @@ import contextlib
 import msgspec
 import pytest
 
-from rmqkit.client.consumer.consume import ConsumeLater
+from rmqkit.client.consumer.consume import ConsumeLater, Reject
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.pop.consumer import PopConsumer
 from rmqkit.client.runtime.settings import Popping, Pulling
@@ -100,7 +100,7 @@ async def test_a_failure_comes_again_after_the_step_of_its_count():
 
 
 async def test_what_failed_too_often_is_a_dead_letter_before_it_is_acknowledged():
-    failing = {0: ValueError("no"), 1: ConsumeLater(-1)}
+    failing = {0: ValueError("no"), 1: Reject()}
     seen = Seen(failing=failing)
     answer = popped(record(0, reconsume=2), record(1), record(2, reconsume=3))
     async with PopCluster(answer) as cluster, handling(cluster, seen, retries_max=2):
@@ -112,7 +112,7 @@ async def test_what_failed_too_often_is_a_dead_letter_before_it_is_acknowledged(
 
 
 async def test_what_cannot_be_a_dead_letter_is_not_acknowledged():
-    seen = Seen(failing={0: ConsumeLater(-1)})
+    seen = Seen(failing={0: Reject()})
     async with PopCluster(popped(*records(0, 1))) as cluster:
         cluster.broker.answer(SEND_BACK, refused(1, "disk full"))
         async with handling(cluster, seen):
@@ -297,7 +297,7 @@ async def test_in_order_a_failure_is_repeated_here_and_then_a_dead_letter():
 
 
 async def test_in_order_what_cannot_be_a_dead_letter_stands_still():
-    seen = Seen(failing={0: ConsumeLater(-1)})
+    seen = Seen(failing={0: Reject()})
     async with PopCluster(popped(*records(0, 1), revive_queue=999)) as cluster:
         refusals = [refused(1, "disk full")] * 2
         cluster.broker.answer(SEND_BACK, lambda command: (refusals.pop() if refusals else reply)(command))

@@ -119,20 +119,19 @@ def _level_after(delay_ms: int) -> int:
 class ConsumeLater(Exception):
     """Raise this in a handler to choose when a message is delivered again.
 
-    In ordered consumption, the queue waits from the first of these messages on; a delay level other than -1 makes no
-    difference.
+    In ordered consumption, the queue waits from the first of these messages on, and a delay level makes no difference.
 
     Args:
-        delay_level: 1 to 18 for a delay level of the broker; 0 lets the broker choose; -1 sends the message to the dead
-            letters. For popped messages, a level is a step of the retry delays of POP.
+        delay_level: 1 to 18 for a delay level of the broker; 0 lets the broker choose. For popped messages, a level is
+            a step of the retry delays of POP.
         messages: the messages of a batch that are delivered again; None means all. The others are acknowledged.
         delay: the time until then instead of a level: seconds or a `timedelta`. Pushed messages wait in the broker's
             timer, which counts in seconds. A broker without one (4.x) takes the next longer delay level.
-        reason: why a message goes to the dead letters, at most 1,000 characters; it is kept in the property
-            ``rmqkit_reason``. None takes the exception that this one is raised ``from``.
 
-    Raises ValueError: there is a delay and a level. Raises TimeIllegal: the delay is no duration.
+    Raises ValueError: there is a delay and a level, or a negative level. Raises TimeIllegal: the delay is no duration.
     """
+
+    reason: str | None = None
 
     def __init__(
         self,
@@ -140,15 +139,31 @@ class ConsumeLater(Exception):
         messages: Collection[ReceivedMessage] | None = None,
         *,
         delay: Duration | None = None,
-        reason: str | None = None,
     ) -> None:
         if delay is not None and delay_level:
             raise ValueError(f"delay={delay!r} and delay_level={delay_level} cannot be combined: give one")
+        if delay_level < 0:
+            raise ValueError(f"delay_level={delay_level}: give 0 to 18, or raise Reject() for the dead letters")
         when = f"at delay level {delay_level}" if delay is None else f"after {delay!r}"
         super().__init__(f"to be consumed again {when}")
         self.delay_level = delay_level
         self.messages = messages
         self.delay_ms = None if delay is None else round(duration_ms(delay, "delay"))
+
+
+class Reject(ConsumeLater):
+    """Raise this in a handler to send a message to the dead letters at once: ``raise Reject("no such customer")``.
+
+    Args:
+        reason: why, at most 1,000 characters; it is stored in the property ``rmqkit_reason``. None takes the exception
+            that this one is raised ``from``.
+        messages: the messages of a batch that are rejected; None means all. The others are acknowledged.
+    """
+
+    def __init__(self, reason: str | None = None, messages: Collection[ReceivedMessage] | None = None) -> None:
+        super().__init__(messages=messages)
+        self.args = () if reason is None else (reason,)
+        self.delay_level = -1
         self.reason = reason
 
 

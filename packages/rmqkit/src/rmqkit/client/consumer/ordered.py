@@ -6,7 +6,7 @@ a handler …                 then
 returns                     the messages are consumed, the next ones of the queue follow
 raises                      the queue stands still for ``suspend_queue_ms``; then the same messages again
 … for the last time         after ``retries_max`` failures the message goes to the dead letters, the queue moves on
-… `ConsumeLater` (-1)       the same at once
+… `Reject`                  the same at once
 ==========================  ==================================================================================
 
 No other client handles messages of the queue meanwhile: the broker locks it for us (LOCK_BATCH_MQ), except in

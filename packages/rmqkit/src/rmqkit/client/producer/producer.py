@@ -267,15 +267,14 @@ class Producer(Client):
         return await self._sender.send(prepared, timeout_ms=self._time(timeout))
 
     @keeps_open
-    async def recall(self, recall_handle: str) -> str:
+    async def recall(self, recall_handle: str | None) -> str:
         """Cancel a message with ``delay`` or ``deliver_at`` before its time, and return its ``msg_id``.
         Raises MessageIllegal: the handle does not come from a `SendResult`. A message without a time has no handle.
         Raises NoRoute: the broker of the message is not known.
         Raises PeerRefused: the broker refused. It must have ``recallMessageEnable=true``.
         Raises RemotingError: the broker did not answer."""
         # Results of messages for at once have None here: programs pass it on without looking.
-        given: object = recall_handle
-        if not isinstance(given, str):
+        if not isinstance(recall_handle, str):
             why = "pass the recall_handle of the SendResult of a message with a time of delivery"
             raise MessageIllegal(f"recall_handle is {recall_handle!r}: {why}")
         try:
