@@ -185,7 +185,9 @@ async def channel(ask: Ask) -> Page:
 async def _channel_form(ask: Ask, known: Channel | None) -> Page:
     found = ask.env.alerts
     form = _form(ask, "channel", known, "")
-    address = Field(name="url", label=_("Address"), hint=_("https://… of a webhook, or an address of apprise"))
+    address = Field(
+        name="url", label=_("Address"), kind="url", hint=_("https://… of a webhook, or an address of apprise")
+    )
     secret = Field(name="secret", label=_("Secret of a webhook"), kind="password")
     form.fields += [address, secret]
     if known is not None:
