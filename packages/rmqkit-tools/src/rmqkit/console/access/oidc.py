@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hmac
+import logging
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -51,6 +52,7 @@ T = TypeVar("T")
 STEP_S, ANSWER_S = 5.0, 10.0
 LOGIN_MS, FRESH_MS, AGAIN_MS = 600_000, 300_000, 5_000
 LEEWAY_S = 60
+_log = logging.getLogger(__name__)
 ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"]
 
 
@@ -207,6 +209,7 @@ class Oidc:
                     self._provider, self._trouble = await self._asked(self._discover), ""
                 except LoginRefused as refused:
                     self._provider, self._trouble = None, str(refused)
+                    _log.warning("console: nobody can log in by OpenID Connect: %s", refused)
                 self._asked_again_ms = self._clock.monotonic_ms() + (AGAIN_MS if self._trouble else FRESH_MS)
             if self._provider is None:
                 raise LoginRefused(self._trouble)
