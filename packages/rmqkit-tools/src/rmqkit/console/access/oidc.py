@@ -133,11 +133,9 @@ class Oidc:
         cookie = f"{secrets.token_urlsafe(32)}.{self._clock.now_ms()}.{quote(back, safe='')}"
         with self._session(provider, redirect_uri) as session:
             address, __ = session.create_authorization_url(
-                provider.authorization_endpoint,
-                state=self._derived("state", cookie),
-                nonce=self._derived("nonce", cookie),
-                code_verifier=self._derived("verifier", cookie),
-            )
+                provider.authorization_endpoint, state=self._derived("state", cookie),
+                nonce=self._derived("nonce", cookie), code_verifier=self._derived("verifier", cookie),
+            )  # fmt: skip
         return address, cookie
 
     async def finish(self, query: Mapping[str, str], cookie: str, redirect_uri: str) -> tuple[User, str]:
