@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -24,6 +25,7 @@ from rmqkit.console import Console
 from rmqkit.console.access.logins import Role, password_line
 from rmqkit.console.server.serve import serve
 from tests.console.pages import fetch, known
+from tests.console.provider import providing
 from tests.console.screenshots import chromium, running
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -77,16 +79,19 @@ async def clients_are_known(base: str) -> None:
 
 @asynccontextmanager
 async def console_with_users(users: Path) -> AsyncIterator[str]:
-    """A console of nobody's cluster, for its login."""
+    """A console of nobody's cluster, for its logins. Its provider is at another name, which is another site."""
     loop, until = asyncio.get_running_loop(), asyncio.Event()
     ready: asyncio.Future[str] = loop.create_future()
-    console = Console("127.0.0.1:1", users=users)
-    task = asyncio.create_task(serve(console, "127.0.0.1", 0, ready=ready.set_result, until=until))
-    try:
-        yield await ready
-    finally:
-        until.set()
-        await task
+    async with providing("localhost") as provider:
+        oidc = users.with_name("oidc.json")
+        oidc.write_text(json.dumps(provider.settings))
+        console = Console("127.0.0.1:1", users=users, oidc=oidc)
+        task = asyncio.create_task(serve(console, "127.0.0.1", 0, ready=ready.set_result, until=until))
+        try:
+            yield await ready
+        finally:
+            until.set()
+            await task
 
 
 class Looker:
@@ -316,6 +321,21 @@ def test_each_form_by_keyboard_alone(form: str, shop: Shop) -> None:
     looker.look(f"after {form}")
     looker.context.close()
     assert not looker.faults, "\n".join(looker.faults)
+
+
+def test_a_login_at_another_site_comes_back_with_a_session(shop: Shop) -> None:
+    """The session's cookie is strict: a browser would not send it along with a redirect from the provider."""
+    context = shop.browser.new_context()
+    page = context.new_page()
+    page.goto(f"{shop.with_users}/audit?q=x")
+    page.get_by_role("link", name="Log in with Acme").click()
+    page.wait_for_url(f"{shop.with_users}/audit?q=x")
+    page.locator(".user", has_text="oidc:anna").wait_for()
+    page.get_by_role("button", name="Log out").click()
+    page.get_by_role("link", name="Log out of Acme").wait_for()
+    page.goto(f"{shop.with_users}/about")
+    page.locator("h1", has_text="Log in").wait_for()
+    context.close()
 
 
 def test_keys_without_a_form(shop: Shop, looker: Looker) -> None:

@@ -1,4 +1,5 @@
-"""A small provider of OpenID Connect on loopback: discovery, tokens, keys. A test is the browser and its login page."""
+"""A small provider of OpenID Connect on loopback: discovery, tokens, keys. Its login page lets everybody in; tests
+without a browser call `Provider.log_in` in its place."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import parse_qs, parse_qsl, urlsplit
+from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
 from joserfc import jwt
 from joserfc.jwk import KeySet, RSAKey
@@ -32,6 +33,7 @@ class Provider(Struct):
     """
 
     port: int = 0
+    host: str = "127.0.0.1"
     claims: dict[str, Any] = field(default_factory=lambda: {"preferred_username": "anna", "groups": ["rmq-admins"]})
     document: dict[str, Any] = field(default_factory=dict)
     sign: str = "key"
@@ -41,7 +43,7 @@ class Provider(Struct):
 
     @property
     def issuer(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -67,6 +69,8 @@ class Provider(Struct):
             status, values = self.page(method, path, headers, body)
             text = json.dumps(values).encode()
             length = f"content-type: application/json\r\ncontent-length: {len(text)}\r\nconnection: close"
+            if status.startswith("303"):
+                length += f"\r\nlocation: {values}"
             writer.write(f"HTTP/1.1 {status}\r\n{length}\r\n\r\n".encode() + text)
             await writer.drain()
         finally:
@@ -81,6 +85,9 @@ class Provider(Struct):
                     "issuer": self.issuer,
                     "end_session_endpoint": f"{self.issuer}/leave",
                 } | found | self.document
+            case "GET", login if login.startswith("/login?"):
+                brought = self.log_in(login)
+                return "303 See Other", f"{self.codes[brought['code']]['redirect_uri']}?{urlencode(brought)}"
             case "GET", "/keys":
                 return "200 OK", KeySet([KEY]).as_dict(private=False)
             case "POST", "/token":
@@ -121,8 +128,8 @@ class Provider(Struct):
 
 
 @asynccontextmanager
-async def providing() -> AsyncIterator[Provider]:
-    provider = Provider()
+async def providing(host: str = "127.0.0.1") -> AsyncIterator[Provider]:
+    provider = Provider(host=host)
     server = await asyncio.start_server(provider.answer, "127.0.0.1", 0)
     provider.port = server.sockets[0].getsockname()[1]
     try:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from apprise.decorators import notify as apprise_service
 from msgspec import Struct, field
 
 from rmqkit.admin.diagnosis.health import Snapshot
@@ -330,6 +331,23 @@ async def test_an_apprise_service_that_nobody_serves_names_the_fault_of_the_netw
     assert "(Connection refused)" in await deliver(Channel(name="c", url=f"json://127.0.0.1:{port}/k-e-y"), event())
 
 
+@apprise_service(on="pager")
+def pager(body: str, title: str, notify_type: str, *_: object, meta: dict[str, Any], **__: object) -> bool:
+    """A service of a hook's module, which logs more than it should."""
+    if "good" in meta["url"]:
+        return True
+    logging.getLogger("apprise").warning("no answer of %s for T-O-K-E-N", meta["url"])
+    return False
+
+
+async def test_a_service_of_a_hook_delivers_and_its_words_show_no_key(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    assert await deliver(Channel(name="c", url="pager://good.example/k-e-y"), event()) == ""
+    found = await deliver(Channel(name="c", url="pager://pager.example/k-e-y/t-o-k-e-n?to=anna%40x.example"), event())
+    assert found.startswith("no answer of pager://…")
+    assert not re.search("k-e-y|t-o-k-e-n|pager.example|anna", found + caplog.text, re.IGNORECASE)
+
+
 async def test_others_still_log_what_apprise_says(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     Channel(name="c", url="json://127.0.0.1:1").check()
@@ -479,6 +497,11 @@ async def test_who_may_change_what(tmp_path: Path) -> None:
         assert (await browser.post("/local/new-rule", {"review": token(first)})).status == 200
         meanwhile = await browser.post("/local/new-rule", {"review": token(second)})
         assert (meanwhile.status, "Changed since" in meanwhile.text) == (409, True)
+        third = token(await browser.post("/local/new-rule", rule | {"name": "later"}))
+        user = User("root", Role.OPERATOR)  # who reviewed it is no admin any more
+        assert (await browser.post("/local/new-rule", {"review": third})).status == 403
+        user = User("root", Role.ADMIN)
+        assert list(console.envs["local"].alerts.rules) == ["late"]
         refused = {(one.user, one.action) for one in console.audit.lines() if one.outcome == "refused"}
         assert refused >= {("otto", "save alert channel"), ("anna", "save alert rule")}
         wrong = await browser.post("/local/new-rule", rule | {"value": "many"})

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from rmqkit.admin import Admin
 from rmqkit.console import Console, OwnPage, hooks, own_page
 from rmqkit.console.request.request import Ask
+from rmqkit.console.views.message import body_of
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.message import Message, ReceivedMessage
 from tests.admin.things import send
@@ -100,6 +101,25 @@ async def test_a_decoder_that_hangs_is_not_called_again() -> None:
         assert calls == [b"a", b"b"]
     finally:
         end.set()
+
+
+@pytest.mark.parametrize(
+    ("body", "form", "text"),
+    [
+        (b"\x82\xa5order\x11\xa4item\xa4lamp", "MessagePack", '{\n  "order": 17,\n  "item": "lamp"\n}'),
+        (b"\x92\x01\xc0", "MessagePack", "[\n  1,\n  null\n]"),
+        (b"\x82\xa5order\x11", "hex", "000000  82 a5 6f 72 64 65 72 11"),
+        (b"\x92\x01\xc0!", "hex", "000000  92 01 c0 21"),
+        (b"\xc4\x01x", "hex", "000000  c4 01 78"),
+        (b"\x81\x90\x01", "hex", "000000  81 90 01"),
+        (b"\x81\xa1t\xd6\x05abcd", "hex", "000000  81 a1 74 d6 05 61 62 63 64"),
+        (b"\x91" * 5_000 + b"\x01", "hex", "000000  91 91"),
+        (b'{"a":1}', "json", '{\n  "a": 1\n}'),
+    ],
+)
+def test_bodies_without_a_decoder(body: bytes, form: str, text: str) -> None:
+    shown = body_of(body)
+    assert (shown.form, shown.text.startswith(text)) == (form, True), shown.text
 
 
 async def test_a_body_that_is_too_large_is_not_decoded() -> None:

@@ -58,6 +58,19 @@ async def test_a_page_that_does_not_refresh_has_no_stream(tmp_path: Path) -> Non
             assert (await browser.get(f"/events?path={path}")).status == 404
 
 
+async def test_pages_refresh_as_the_table_of_addresses_says_and_answers_of_forms_do_not(tmp_path: Path) -> None:
+    async with served(tmp_path) as (both, _, browser), Admin(both.namesrv_address) as admin:
+        await admin.topics.create("Orders", read_queues=1, write_queues=1)
+        await send(admin, Message(topic="Orders", body=b"x"))
+        await admin.topics.status("Orders")
+        place = f"/local/topics/Orders/at/{both.broker.context.settings.broker_name}/0/0"
+        for path, refreshes in (("/local/groups", True), ("/about", True), ("/local/access", False)):
+            page = await browser.get(path)
+            assert ('id="pause"' in page.text, "data-events" in page.text) == (refreshes, refreshes), path
+        review = await browser.post(place, {"action": "resend"})
+        assert (review.status, "data-events" in review.text, 'id="pause"' in review.text) == (200, False, False)
+
+
 async def test_rows_come_as_messages_are_stored(tmp_path: Path) -> None:
     async with served(tmp_path) as (both, console, browser), Admin(both.namesrv_address) as admin:
         await admin.topics.create("Orders", read_queues=1, write_queues=1)

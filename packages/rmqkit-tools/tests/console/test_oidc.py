@@ -88,10 +88,14 @@ async def test_an_answer_without_an_id_token_is_refused(tmp_path: Path) -> None:
 
 async def is_refused(answer: Answer, why: str, console: Console, browser: Browser) -> None:
     """The page says why, nobody is logged in, and the audit has it."""
-    assert (answer.status, why in answer.text) == (401, True), answer.text
-    assert (await browser.get("/local/topics")).status == 303
+    await is_not_begun(answer, why, browser)
     line = console.audit.lines("login")[0]
     assert (line.outcome, why in line.detail) == ("refused", True)
+
+
+async def is_not_begun(answer: Answer, why: str, browser: Browser) -> None:
+    assert (answer.status, why in answer.text) == (401, True), answer.text
+    assert (await browser.get("/local/topics")).status == 303
 
 
 async def test_only_the_browser_that_began_can_come_back(tmp_path: Path) -> None:
@@ -152,12 +156,16 @@ async def test_a_login_leads_to_no_other_site(tmp_path: Path, place: str) -> Non
         ({"jwks_uri": 7}, "jwks_uri"),
     ],
 )
-async def test_discovery_documents_that_are_refused(tmp_path: Path, document: dict[str, Any], why: str) -> None:
+async def test_discovery_documents_that_are_refused(
+    tmp_path: Path, document: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with beside_provider(tmp_path) as (provider, console, browser):
         provider.document = document
-        await is_refused(await browser.get("/login/oidc"), why, console, browser)
+        await is_not_begun(await browser.get("/login/oidc"), why, browser)
         await browser.get("/login/oidc")
         assert len(provider.asked) == 1, "a failure counts for some seconds: everybody can press the button"
+        assert sum(why in message for message in caplog.messages) == 1
+        assert console.audit.lines("login") == [], "everybody could fill it"
         provider.document = {}
         await asyncio.sleep(6)
         assert (await log_in(provider, browser)).status == 200
@@ -167,7 +175,7 @@ async def test_a_provider_that_is_down_is_named_and_not_its_address(tmp_path: Pa
     (tmp_path / "oidc.json").write_text(json.dumps(Provider(port=1).settings))
     async with Console("127.0.0.1:1", oidc=tmp_path / "oidc.json") as console:
         browser = Browser(console)
-        await is_refused(await browser.get("/login/oidc"), "Acme cannot be asked: ConnectionError", console, browser)
+        await is_not_begun(await browser.get("/login/oidc"), "Acme cannot be asked: ConnectionError", browser)
 
 
 async def test_tries_are_limited(tmp_path: Path) -> None:

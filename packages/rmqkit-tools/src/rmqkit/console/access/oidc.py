@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hmac
+import logging
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -52,6 +53,7 @@ T = TypeVar("T")
 STEP_S, ANSWER_S = 5.0, 10.0
 LOGIN_MS, FRESH_MS, AGAIN_MS = 600_000, 300_000, 5_000
 LEEWAY_S = 60
+_log = logging.getLogger(__name__)
 ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"]
 
 
@@ -132,11 +134,9 @@ class Oidc:
         cookie = f"{secrets.token_urlsafe(32)}.{self._clock.now_ms()}.{quote(back, safe='')}"
         with self._session(provider, redirect_uri) as session:
             address, __ = session.create_authorization_url(
-                provider.authorization_endpoint,
-                state=self._derived("state", cookie),
-                nonce=self._derived("nonce", cookie),
-                code_verifier=self._derived("verifier", cookie),
-            )
+                provider.authorization_endpoint, state=self._derived("state", cookie),
+                nonce=self._derived("nonce", cookie), code_verifier=self._derived("verifier", cookie),
+            )  # fmt: skip
         return address, cookie
 
     async def finish(self, query: Mapping[str, str], cookie: str, redirect_uri: str) -> tuple[User, str]:
@@ -208,6 +208,7 @@ class Oidc:
                     self._provider, self._trouble = await self._asked(self._discover), ""
                 except LoginRefused as refused:
                     self._provider, self._trouble = None, str(refused)
+                    _log.warning("console: nobody can log in by OpenID Connect: %s", refused)
                 self._asked_again_ms = self._clock.monotonic_ms() + (AGAIN_MS if self._trouble else FRESH_MS)
             if self._provider is None:
                 raise LoginRefused(self._trouble)

@@ -241,8 +241,8 @@ def _notify(channel: Channel, event: Event) -> str:
 
 
 def _cause(channel: Channel, lines: list[tuple[int, str]]) -> str:
-    """The last warning of apprise, with the reason of a network fault, and without any word of the address."""
-    text = next((line for level, line in reversed(lines) if level >= logging.WARNING), "")
+    """The first warning of apprise, with the reason of a network fault, and without any word of the address."""
+    text = next((line for level, line in lines if level >= logging.WARNING), "")
     fault = next((found for _level, line in reversed(lines) if (found := _NETWORK_FAULT.search(line))), None)
     address = channel.url.partition("://")[2]
     words = {word for word in re.split(r"[^\w.-]+", f"{address} {unquote(address)}") if len(word) > 2}

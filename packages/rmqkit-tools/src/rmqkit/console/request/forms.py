@@ -26,8 +26,8 @@ class Field(Struct, kw_only=True):
     """One field.
 
     Attributes:
-        kind: of its input: ``text``, ``number``, ``password``, ``area``, ``choice``, ``many`` (check boxes) or
-            ``datetime-local``.
+        kind: of its input: ``text``, ``number``, ``password``, ``url``, ``area``, ``choice``, ``many`` (check boxes)
+            or ``datetime-local``.
         value: what it has; of check boxes, the chosen ones, one a line.
         hint: what it means, in a sentence.
         choices: what may be chosen; of text, what is offered.

@@ -294,13 +294,9 @@ def _shown(result: Any) -> Any:
 def _outcome(result: Any) -> str:
     if hasattr(result, "send_result"):
         return _(
-            "{result} {id} on {broker}:{queue}@{offset}",
-            result=result.send_result,
-            id=result.msg_id,
-            broker=result.broker_name,
-            queue=result.queue_id,
-            offset=result.queue_offset,
-        )
+            "{result} {id} on {broker}:{queue}@{offset}", result=result.send_result, id=result.msg_id,
+            broker=result.broker_name, queue=result.queue_id, offset=result.queue_offset,
+        )  # fmt: skip
     return getattr(result, "consume_result", "") or _("done")
 
 

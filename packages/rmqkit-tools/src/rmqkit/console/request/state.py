@@ -215,13 +215,9 @@ class Hub:
 
         signing = (user.credentials if user is not None else None) or self._credentials
         admin = Admin(
-            env.name_servers,
-            timeout_ms=self._timeout_ms,
-            tls=self._tls,
-            credentials=signing,
-            clock=self.clock,
+            env.name_servers, timeout_ms=self._timeout_ms, tls=self._tls, credentials=signing, clock=self.clock,
             guard=guard,
-        )
+        )  # fmt: skip
         if user is None:
             self._admins[env.name, "", "", False] = admin
         return admin

@@ -252,12 +252,11 @@ class Console(Hub):
     def _shown(self, ask: Ask, route: Route, page: Page | Response) -> Response:
         if isinstance(page, Response):
             return page
-        live_s = page.live_s
-        if live_s is None:
-            live_s = route.live_s if ask.request.method in security.SAFE else 0.0
+        if page.live_s is None:
+            page.live_s = route.live_s if ask.request.method in security.SAFE else 0.0
         if wants_json(ask.request):
             return _json({"title": page.title, **page.values}, page.status)
-        text = render.html(page.template, self.values_of(ask, page, live_s=live_s))
+        text = render.html(page.template, self.values_of(ask, page, live_s=page.live_s))
         return Response(text, page.status, media_type="text/html")
 
     def _failed(self, ask: Ask, error: Exception) -> Response:

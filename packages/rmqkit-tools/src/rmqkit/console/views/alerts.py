@@ -31,14 +31,9 @@ def limit(rule: Rule, alert: Alert) -> str:
     known = FIGURES[rule.figure]
     value, end = known.show(alert.value), known.show(rule.value)
     return _(
-        "{title} of {of} {target} is {value}, limit {operator} {end}",
-        title=known.title,
-        of=_(known.of),
-        target=alert.target,
-        value=value,
-        operator=rule.operator,
-        end=end,
-    )
+        "{title} of {of} {target} is {value}, limit {operator} {end}", title=known.title, of=_(known.of),
+        target=alert.target, value=value, operator=rule.operator, end=end,
+    )  # fmt: skip
 
 
 async def alerts(ask: Ask) -> Page:
@@ -185,7 +180,9 @@ async def channel(ask: Ask) -> Page:
 async def _channel_form(ask: Ask, known: Channel | None) -> Page:
     found = ask.env.alerts
     form = _form(ask, "channel", known, "")
-    address = Field(name="url", label=_("Address"), hint=_("https://… of a webhook, or an address of apprise"))
+    address = Field(
+        name="url", label=_("Address"), kind="url", hint=_("https://… of a webhook, or an address of apprise")
+    )
     secret = Field(name="secret", label=_("Secret of a webhook"), kind="password")
     form.fields += [address, secret]
     if known is not None:
@@ -251,13 +248,9 @@ def _review(
 
 
 def _reviewed(
-    ask: Ask,
-    action: str,
-    known: Rule | Channel | None,
-    name: str,
-    rows: list[tuple[str, str]],
+    ask: Ask, action: str, known: Rule | Channel | None, name: str, rows: list[tuple[str, str]],
     run: Callable[[], Awaitable[Any]],
-) -> Review:
+) -> Review:  # fmt: skip
     """A review whose change is done only if the rule or channel is still as ``known``."""
     is_rule = "rule" in action
     present: Mapping[str, Rule | Channel] = ask.env.alerts.rules if is_rule else ask.env.alerts.channels

@@ -33,7 +33,7 @@ _UNDER_WAY = frozenset(
 
 
 class Body(Struct, rename="camel", kw_only=True):
-    """A body as a page shows it; ``form`` is ``json``, ``text``, ``hex``, ``decoded`` or ``hidden``."""
+    """A body as a page shows it; ``form``: ``json``, ``text``, ``hex``, ``MessagePack``, ``decoded`` or ``hidden``."""
 
     form: str
     text: str
@@ -160,7 +160,7 @@ async def _body(ask: Ask, message: ReceivedMessage) -> Body:
 
 
 def body_of(body: bytes, *, hidden: bool = False) -> Body:
-    """A body as text where it is text, laid out where it is JSON, else as bytes in hexadecimal."""
+    """A body as text where it is text, laid out where it is JSON or MessagePack, else as bytes in hexadecimal."""
     if hidden:
         return Body(form="hidden", text="", bytes=len(body))
     head = body[:BODY_SHOWN]
@@ -168,6 +168,8 @@ def body_of(body: bytes, *, hidden: bool = False) -> Body:
     try:
         text = head.decode("utf-8", "ignore" if is_cut else "strict")
     except UnicodeDecodeError:
+        if not is_cut and (unpacked := _unpacked(body)):
+            return Body(form="MessagePack", text=render.clean(unpacked), bytes=len(body))
         return Body(form="hex", text=_hex(body[:_HEX_SHOWN]), bytes=len(body), is_cut=len(body) > _HEX_SHOWN)
     if "\x00" in text:
         return Body(form="hex", text=_hex(body[:_HEX_SHOWN]), bytes=len(body), is_cut=len(body) > _HEX_SHOWN)
@@ -178,6 +180,17 @@ def body_of(body: bytes, *, hidden: bool = False) -> Body:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             pass
     return Body(form="text", text=render.clean(text), bytes=len(body), is_cut=is_cut)
+
+
+def _unpacked(body: bytes) -> str:
+    """A map or a list of MessagePack, laid out as JSON; empty for other bytes, which may decode by chance."""
+    try:
+        found = msgspec.msgpack.decode(body)
+        return (
+            msgspec.json.format(msgspec.json.encode(found), indent=2).decode() if isinstance(found, dict | list) else ""
+        )
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+        return ""
 
 
 def _hex(body: bytes) -> str:

@@ -81,10 +81,11 @@ async def oidc(ask: Ask) -> Page | Response:
         _try(ask)
         user, back = await provider.finish(ask.query, ask.request.cookies.get(cookie, ""), here)
     except LoginRefused as refused:
-        console.audit.write("?", ask.address, "", "login", "", "refused", str(refused))
+        if "state" in ask.query:  # no bound on tries holds for the way there, and the audit has one
+            console.audit.write("?", ask.address, "", "login", "", "refused", str(refused))
         return await _login_page(ask, str(refused), 401)
     # A page and no redirect: browsers send a strict cookie only where the navigation began at this site.
-    place = ask.link.out().rstrip("/") + back if is_own_path(back) else ask.link.out()
+    place = ask.link.out().rstrip("/") + back if back else ask.link.out()
     page = '<!doctype html><title>{0}</title><meta http-equiv="refresh" content="0; url={1}"><a href="{1}">{0}</a>'
     text = Markup(page).format(ask.say(_("You are logged in")), quote(place, safe=":/%#?=&"))
     response = Response(text, media_type="text/html")
