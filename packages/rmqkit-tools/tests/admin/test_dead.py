@@ -110,7 +110,7 @@ async def test_groups_kinds_and_a_dry_run(tmp_path: Path) -> None:
 def test_the_command_prints_groups_and_kinds(tmp_path: Path) -> None:
     import asyncio
 
-    async def session() -> tuple[str, str]:
+    async def session() -> tuple[str, str, str]:
         async with Standalone(tmp_path) as both, Admin(both.namesrv_address) as admin:
             await die(admin, "billing", 4)
             servers = ("-n", both.namesrv_address)
@@ -118,8 +118,10 @@ def test_the_command_prints_groups_and_kinds(tmp_path: Path) -> None:
             return (
                 (await run(rmq, "dead", "list", *servers)).stdout,
                 (await run(rmq, "dead", "kinds", "billing", "--by", "topic", "--json", *servers)).stdout,
+                (await run(rmq, "dead", "kinds", "shipping", *servers)).stdout,
             )
 
-    listed, kinds = asyncio.run(session())
+    listed, kinds, nothing = asyncio.run(session())
     assert listed.splitlines()[1].split()[:2] == ["billing", "4"]
     assert [one["kind"] for one in json.loads(kinds)["kinds"]] == ["Orders", "Emails"]
+    assert nothing.startswith("group shipping has no dead letters; the groups that have: rmq dead list")

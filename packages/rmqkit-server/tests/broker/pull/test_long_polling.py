@@ -74,6 +74,31 @@ def test_an_inner_batch_concerns_who_waits_for_one_of_its_messages():
     in_loop(scenario)
 
 
+def test_answers_that_make_further_messages_readable_do_not_nest():
+    """Each answer reads, and the store reports the next message of a long read meanwhile."""
+
+    async def scenario(waiting):
+        depth, deepest, left = 0, 0, iter(range(1, 2000))
+
+        def answer(tag):
+            nonlocal depth, deepest
+            depth, deepest = depth + 1, max(deepest, depth + 1)
+            if (following := next(left, None)) is not None:
+                waiting.held.arrived([arrival(following, tags_code=following, queue_id=following)])
+            depth -= 1
+            waiting.answered.append(tag)
+
+        until_ms = SYSTEM_CLOCK.monotonic_ms() + 60_000
+        for tag in range(2000):
+            codes = frozenset({tag})
+            waiting.held.hold("T", tag, WaitingPull(object(), 0, codes, until_ms, lambda tag=tag: answer(tag)))
+        waiting.held.arrived([arrival()])
+        assert waiting.answered == list(range(2000))
+        assert deepest == 1
+
+    in_loop(scenario)
+
+
 @pytest.mark.parametrize("wait_ms", [1, 0, -1, -(1 << 63)])
 def test_a_pull_is_answered_when_its_time_is_up(wait_ms):
     async def scenario(waiting):

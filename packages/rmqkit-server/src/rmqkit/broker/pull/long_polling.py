@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -83,6 +84,7 @@ class LongPolling:
         self._slots: dict[int, tuple[_Several, asyncio.TimerHandle]] = {}
         self._turns = Turns(lambda error: _log.error("cannot answer held pulls", exc_info=error))
         self._count = 0
+        self._news: deque[Sequence[DispatchRequest]] = deque()
 
     def __len__(self) -> int:
         """The pulls of clients that wait."""
@@ -115,6 +117,19 @@ class LongPolling:
             return
         if isinstance(requests, StoredSends) and self._queues.keys().isdisjoint(requests.places):
             return  # told by queue: nothing is made of messages that nobody waits for
+        # The answer to a pull reads, a read makes further messages readable, and the store reports them here again.
+        # Answered in there, a read of many sends would nest as deep as it has messages for waiting pulls.
+        self._news.append(requests)
+        if len(self._news) > 1:
+            return
+        try:
+            while self._news:
+                self._look(self._news[0])
+                self._news.popleft()
+        finally:
+            self._news.clear()
+
+    def _look(self, requests: Sequence[DispatchRequest]) -> None:
         for stored in requests:
             waiting = self._queues.get((stored.topic, stored.queue_id))
             if waiting is None:

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmqkit.admin.replay.dead import BY, DeadGroup
+from rmqkit.admin.replay.dead import BY, DeadGroup, Kinds
 from rmqkit.cli.frame.nouns import Group, Noun, View
 from rmqkit.cli.frame.printing import time_text
+from rmqkit.errors import UnknownName
+from rmqkit.protocol.names import dlq_topic
 
 if TYPE_CHECKING:
     from rmqkit.admin import Admin
@@ -35,7 +37,13 @@ async def kinds(
     """Show the kinds of dead letters that a group has, and the topics that they came from.
 
     At most 20,000 messages are examined, the newest first. To replay kind 1: rmq replay --dlq GROUP --kind 1"""
-    found = await admin.dead.kinds(group, by)
+    try:
+        found = await admin.dead.kinds(group, by)
+    except UnknownName as error:
+        if error.name != dlq_topic(group):
+            raise
+        # The topic of dead letters is created with the first one.
+        found = Kinds(group=group, by=by, kinds=[], examined=0, total=0, is_whole=True, troubles=[])
     rows = [
         {
             "no": number,
@@ -47,5 +55,5 @@ async def kinds(
         for number, one in enumerate(found.kinds, 1)
     ]
     rest = "" if found.is_whole else f"; examined the newest {found.examined:,} of {found.total:,}"
-    parts = [rows or f"group {group} has no dead letters"]
+    parts = [rows or f"group {group} has no dead letters; the groups that have: rmq dead list"]
     return View(found, [*parts, f"{len(rows)} kinds{rest}", *found.troubles])
