@@ -1,0 +1,225 @@
+"""The table of consumer offsets by itself: whom a reset moves, what a copy may change, and whose entries go.
+
+Source: behaviour.md §5, §10.1, §10.5; store.md §9.3.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqkit.broker.tables.offsets import OffsetTable
+from rmqkit.protocol.fastjson import loads
+from rmqkit.protocol.schemas.offsets import ConsumerOffsets
+from rmqkit.protocol.schemas.topics import DataVersion
+from tests.set_clock import SetClock
+
+QUEUE = ("g", "T", 0)
+TARGET = 40
+
+
+class Client:
+    """A connection, as far as the table looks at it."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+
+
+def client() -> Any:
+    return Client()
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> OffsetTable:
+    return OffsetTable(tmp_path, SetClock())
+
+
+@pytest.fixture
+def reset(table: OffsetTable) -> OffsetTable:
+    table.reset(*QUEUE, TARGET)
+    return table
+
+
+# -- offsets
+
+
+@pytest.mark.parametrize(("committed", "expected"), [(0, 0), (1, 1), (-1, None), (1 << 62, 1 << 62)])
+def test_zero_is_an_offset_and_less_is_none(committed: int, expected: int | None, table: OffsetTable) -> None:
+    table.commit(*QUEUE, committed)
+    assert table.get(*QUEUE) == expected
+    assert table.get("g", "T", 1) is None
+
+
+def test_the_version_moves_with_each_500th_commit(table: OffsetTable) -> None:
+    for number in range(499):
+        table.commit(*QUEUE, number)
+    before = table.contents.data_version
+    table.commit(*QUEUE, 499)
+    after = table.contents.data_version
+    assert isinstance(before, DataVersion)
+    assert isinstance(after, DataVersion)
+    assert (before.counter, after.counter) == (0, 1)
+
+
+def test_topics_and_groups_are_those_of_both_sides_of_a_key(table: OffsetTable) -> None:
+    for group, topic in (("g", "T"), ("g", "U"), ("h", "T")):
+        table.commit(group, topic, 0, 1)
+    assert (table.all_topics, table.all_groups) == ({"T", "U"}, {"g", "h"})
+    assert (table.topics("g"), table.groups("T")) == (["T", "U"], ["g", "h"])
+    assert table.topics_by_group == {"g": ["T", "U"], "h": ["T"]}
+
+
+def test_a_clone_has_offsets_of_its_own(table: OffsetTable) -> None:
+    table.commit(*QUEUE, 5)
+    table.snapshot()
+    table.clone("T", source="nobody", target="h")
+    assert (table.get("h", "T", 0), table.is_dirty) == (None, False)
+    table.clone("T", source="g", target="h")
+    table.commit(*QUEUE, 6)
+    assert (table.get("h", "T", 0), table.is_dirty) == (5, True)
+
+
+@pytest.mark.parametrize(
+    ("remove", "left"),
+    [
+        (lambda table: table.remove("g", "T"), {("g", "U"), ("h", "T"), ("h", "U")}),
+        (lambda table: table.remove_group("g"), {("h", "T"), ("h", "U")}),
+        (lambda table: table.remove_topic("T"), {("g", "U"), ("h", "U")}),
+    ],
+)
+def test_a_removal_leaves_what_others_have(remove: Any, left: set[tuple[str, str]], table: OffsetTable) -> None:
+    every = [(group, topic) for group in "gh" for topic in "TU"]
+    for group, topic in every:
+        table.reset(group, topic, 0, 3)
+        table.pulled(group, topic, 0, 4)
+    table.snapshot()
+    remove(table)
+    assert {one for one in every if table.get(*one, 0) == 3} == left
+    assert {one for one in every if table.has_reset(*one, 0)} == left
+    assert {one for one in every if table.pull_offset(*one, 0) == 4} == left
+    assert table.is_dirty
+
+
+def test_pulls_of_some_groups_are_forgotten(table: OffsetTable) -> None:
+    table.pulled("g", "T", 0, 4)
+    table.pulled("h", "T", 0, 5)
+    table.forget_pulls({"g"})
+    assert table.pulls == {("h", "T", 0): 5}
+    assert table.pull_offset("g", "T", 0) == 0
+
+
+# -- resets
+
+
+def test_a_reset_is_committed_and_stands_for_its_queue_only(reset: OffsetTable) -> None:
+    one = client()
+    assert reset.get(*QUEUE) == TARGET
+    for other in (("g", "T", 1), ("g", "U", 0), ("h", "T", 0)):
+        assert not reset.has_reset(*other)
+        assert reset.redirect(one, *other, 7, is_new=True) is None
+        assert reset.take_reset(*other) is None
+    assert reset.has_reset(*QUEUE)
+
+
+def test_a_pop_takes_a_reset_once(reset: OffsetTable) -> None:
+    assert (reset.take_reset(*QUEUE), reset.take_reset(*QUEUE)) == (TARGET, None)
+    assert reset.redirect(client(), *QUEUE, 7, is_new=True) is None
+
+
+@pytest.mark.parametrize("offset", [7, TARGET])
+def test_a_new_pull_of_a_client_that_a_new_pull_was_sent_ends_the_reset(offset: int, reset: OffsetTable) -> None:
+    one = client()
+    assert reset.redirect(one, *QUEUE, 7, is_new=True) == TARGET
+    assert reset.redirect(one, *QUEUE, offset, is_new=True) is None
+    assert not reset.has_reset(*QUEUE)
+
+
+def test_after_a_held_pull_only_a_pull_at_the_target_ends_the_reset(reset: OffsetTable) -> None:
+    one = client()
+    assert reset.redirect(one, *QUEUE, 7, is_new=False) == TARGET
+    assert reset.redirect(one, *QUEUE, TARGET, is_new=False) == TARGET, "a held pull never ends a reset"
+    assert reset.has_reset(*QUEUE)
+    assert reset.redirect(one, *QUEUE, TARGET, is_new=True) is None
+    assert not reset.has_reset(*QUEUE)
+
+
+def test_a_client_whose_held_pull_was_sent_is_sent_again_from_elsewhere(reset: OffsetTable) -> None:
+    one = client()
+    assert reset.redirect(one, *QUEUE, 7, is_new=False) == TARGET
+    assert reset.redirect(one, *QUEUE, 8, is_new=True) == TARGET
+    assert reset.has_reset(*QUEUE)
+
+
+@pytest.mark.parametrize("offset", [7, TARGET])
+def test_a_client_that_was_not_sent_yet_is_sent(offset: int, reset: OffsetTable) -> None:
+    assert reset.redirect(client(), *QUEUE, 7, is_new=True) == TARGET
+    assert reset.redirect(client(), *QUEUE, offset, is_new=True) == TARGET
+    assert reset.has_reset(*QUEUE)
+
+
+@pytest.mark.parametrize(("was_new", "ends"), [(True, True), (False, False)])
+def test_a_closed_connection_ends_the_reset_if_its_new_pull_was_sent(
+    was_new: bool, ends: bool, reset: OffsetTable
+) -> None:
+    gone = client()
+    assert reset.redirect(gone, *QUEUE, 7, is_new=was_new) == TARGET
+    gone.is_open = False
+    assert reset.redirect(client(), *QUEUE, 7, is_new=False) == TARGET, "a held pull never ends a reset"
+    assert reset.redirect(client(), *QUEUE, 7, is_new=True) == (None if ends else TARGET)
+    assert reset.has_reset(*QUEUE) is not ends
+
+
+# -- copies
+
+
+def test_a_slave_takes_what_its_master_has_and_keeps_the_rest(table: OffsetTable) -> None:
+    table.commit(*QUEUE, 9)
+    table.commit("own", "T", 0, 3)
+    copied = ConsumerOffsets(DataVersion(4, 0, 8), offset_table={"T@g": {0: 5, 1: 6}})
+    table.snapshot()
+    table.merge(copied, asked_ms=1)
+    assert (table.get(*QUEUE), table.get("g", "T", 1), table.get("own", "T", 0)) == (5, 6, 3)
+    assert (table.contents.data_version, table.is_dirty) == (DataVersion(4, 0, 8), True)
+    table.snapshot()
+    table.merge(copied, asked_ms=2)
+    assert not table.is_dirty, "nothing changed"
+    table.merge(ConsumerOffsets(), asked_ms=3)
+    assert table.contents.data_version == DataVersion(4, 0, 8), "4.x sends no version"
+
+
+@pytest.mark.parametrize(("timestamp", "expected"), [(9, (9, None)), (10, (9, 2)), (11, (9, 2))])
+def test_a_member_takes_offsets_that_are_further_unless_they_are_older(
+    timestamp: int, expected: tuple[int, int | None], table: OffsetTable
+) -> None:
+    table.merge(ConsumerOffsets(DataVersion(1, 0, 10)), asked_ms=1)
+    table.commit(*QUEUE, 9)
+    table.merge_forward(ConsumerOffsets(DataVersion(1, 0, timestamp), offset_table={"T@g": {0: 5, 1: 2}}))
+    assert (table.get(*QUEUE), table.get("g", "T", 1)) == expected
+
+
+def test_the_file_of_a_slave_has_the_time_when_the_master_was_asked(table: OffsetTable, tmp_path: Path) -> None:
+    table.begin_copying()
+    table.merge(ConsumerOffsets(offset_table={"T@g": {0: 5}}), asked_ms=1_700_000_000_123)
+    table.persist()
+    status = (tmp_path / "consumerOffset.json").stat()
+    assert status.st_mtime_ns == status.st_atime_ns == 1_700_000_000_123_000_000
+
+
+def test_light_groups_have_a_table_of_their_own(tmp_path: Path) -> None:
+    plain = OffsetTable(tmp_path, SetClock())
+    plain.commit("g", "T", 1, 5)
+    plain.persist()
+    assert [path.name for path in tmp_path.iterdir()] == ["consumerOffset.json"]
+    first = OffsetTable(tmp_path, SetClock(), has_light=True)
+    first.load()
+    first.commit("%LMQ%a", "%LMQ%a", 0, 7)
+    first.commit("%LMQ%b", "%LMQ%b", 1, 8)
+    first.persist()
+    stored = loads((tmp_path / "lmqConsumerOffset.json").read_bytes())
+    assert stored["offsetTable"] == {"T@g": {"1": 5}}
+    assert stored["lmqOffsetTable"] == {"%LMQ%a@%LMQ%a": 7, "%LMQ%b@%LMQ%b": 0}
+    second = OffsetTable(tmp_path, SetClock(), has_light=True)
+    second.load()
+    assert (second.get("g", "T", 1), second.get("%LMQ%a", "%LMQ%a", 0)) == (5, 7)
