@@ -312,3 +312,16 @@ async def test_a_refusal_is_raised_before_the_end():
         with pytest.raises(PeerRefused):
             await reader.next()
         assert await reader.next() == []
+
+
+class Growing(ManyQueues):
+    """A consumer of one queue that gets a second message between the question for its end and the first pull."""
+
+    async def pull(self, queue, offset, expression, **how):
+        return PullResult(PullStatus.FOUND, 2, 0, 2, [received(0, b"stored"), received(1, b"later")])
+
+
+async def test_a_reader_that_stops_at_the_end_gives_nothing_stored_later():
+    async with TopicReader(Growing(1, 1), "T", Start(offset=0), Wanted(), print, stop_at_end=True) as reader:
+        assert [one.body for one in await reader.next()] == [b"stored"]
+        assert await reader.next() == []
