@@ -312,3 +312,42 @@ async def test_a_refusal_is_raised_before_the_end():
         with pytest.raises(PeerRefused):
             await reader.next()
         assert await reader.next() == []
+
+
+class Growing(ManyQueues):
+    """A consumer of one queue that gets a second message between the question for its end and the first pull."""
+
+    async def pull(self, queue, offset, expression, **how):
+        return PullResult(PullStatus.FOUND, 2, 0, 2, [received(0, b"stored"), received(1, b"later")])
+
+
+async def test_a_reader_that_stops_at_the_end_gives_nothing_stored_later():
+    async with TopicReader(Growing(1, 1), "T", Start(offset=0), Wanted(), print, stop_at_end=True) as reader:
+        assert [one.body for one in await reader.next()] == [b"stored"]
+        assert await reader.next() == []
+
+
+class Refusing(ManyQueues):
+    """A consumer whose broker is away at first, gives as many pulls as a reader holds, and then refuses."""
+
+    is_away = True
+
+    async def max_offset(self, queue):
+        if self.is_away:
+            self.is_away = False
+            raise ConnectFailed("b:1", "refused")
+        return self.stored
+
+    async def pull(self, queue, offset, expression, **how):
+        if offset == 8:
+            raise PeerRefused(ResponseCode.NO_PERMISSION, "no", "b:1")
+        return PullResult(PullStatus.FOUND, offset + 1, 0, self.stored, [received(offset)])
+
+
+async def test_a_refusal_behind_as_many_pulls_as_are_held_is_not_lost():
+    async with TopicReader(Refusing(1, 20), "T", Start(offset=0), Wanted(), print, stop_at_end=True) as reader:
+        for _ in range(100):
+            await asyncio.sleep(0)  # the follower gets as far as it can
+        assert [len(await reader.next()) for _ in range(8)] == [1] * 8
+        with pytest.raises(PeerRefused):
+            await reader.next()
