@@ -106,6 +106,14 @@ def test_an_unknown_topic_is_answered_with_a_near_one(rmq):
     assert said(error) == f"name server {address} has no topic Order: did you mean Orders?"
 
 
+def test_a_cluster_without_a_broker_is_named(rmq):
+    nobody = body(b'{"brokerAddrTable":{},"clusterAddrTable":{}}')
+    with serving({RequestCode.GET_BROKER_CLUSTER_INFO: nobody}) as address:
+        code, _, error = rmq("topic", "create", "Orders", "-n", address)
+    assert code == ExitCode.USAGE
+    assert said(error) == f"name server {address} knows no broker: start one, or wait until it is registered"
+
+
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     if OPENSSL is None:

@@ -224,6 +224,8 @@ class AdminCalls(BrokerCalls):
         Raises SettingsError: there are several clusters, or none."""
         if broker is None and cluster is None:
             clusters = sorted((await self.cluster()).cluster_addr_table)
+            if not clusters:
+                raise SettingsError(f"{self._asked} knows no broker: start one, or wait until it is registered")
             if len(clusters) != 1:
                 raise SettingsError(
                     _("which brokers? name one with -b, or a cluster with -c: {clusters}", clusters=", ".join(clusters))
