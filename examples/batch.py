@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 
-from rmqkit import Message, Producer, SendManyFailed, selectors
+from rmqkit import Message, Producer, SendManyFailed
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
 
@@ -25,7 +25,7 @@ async def main() -> None:
         results = await producer.send_many(Message(topic="Readings", body=b"%d" % i) for i in range(10_000))
         print(f"{len(results)} messages in {len({result.queue for result in results})} queues")
 
-        results = await producer.send_many(readings(), selector=selectors.by_sharding_key)
+        results = await producer.send_many(readings())
         first, second = results[0], results[5]  # two readings of one sensor
         print(f"in order: {first.queue == second.queue and first.queue_offset < second.queue_offset}")
 

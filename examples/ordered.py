@@ -10,7 +10,7 @@ import asyncio
 import sys
 from collections import defaultdict
 
-from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, selectors
+from rmqkit import Producer, PushConsumer, PushConsumerSettings, ReceivedMessage
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
 SETTINGS = PushConsumerSettings(suspend_queue_ms=100)
@@ -36,8 +36,7 @@ async def main() -> None:
     async with Producer("shop", NAME_SERVERS) as producer:
         for event in EVENTS:
             for order in range(ORDERS):
-                message = Message(topic="OrderEvents", body=f"{order} {event}".encode(), sharding_key=str(order))
-                await producer.send(message, selector=selectors.by_sharding_key)
+                await producer.send("OrderEvents", f"{order} {event}".encode(), sharding_key=str(order))
     await consumer.run()
     for order in sorted(histories):
         print(f"order {order}: {', '.join(histories[order])}")

@@ -67,18 +67,29 @@ async def test_what_is_still_open_closes_with_it_consumers_first():
         assert closed == ["c", "p"]
 
 
-async def test_it_has_to_be_open():
+async def test_clients_are_made_before_it_is_open_and_started_after():
     async with Cluster() as cluster:
         mq = rmqkit.connect([cluster.namesrv])
-        for use in (lambda: mq.producer("G"), lambda: mq.consumer("G"), lambda: mq.pull_consumer("G")):
-            with pytest.raises(ClientError, match="the connection is not open: use it inside 'async with"):
-                use()
-        with pytest.raises(ClientError, match="is not open"):
-            await mq.ping()
+        producer, consumer = mq.producer("G"), mq.consumer("G")
+        consumer.subscribe("T", handler=print)
+        for too_early in (mq.ping, producer.start, consumer.start, lambda: producer.send("T", b"1")):
+            with pytest.raises(ClientError, match=r"is not (open|started)"):
+                await too_early()
+        cluster.topic("T")
+        async with mq, producer, consumer:
+            assert (await producer.send("T", b"1")).status.name == "SEND_OK"
+
+
+async def test_a_closed_one_makes_no_clients():
+    async with Cluster() as cluster:
+        mq = rmqkit.connect([cluster.namesrv])
         async with mq:
             producer = mq.producer("G")
-        with pytest.raises(ClientError, match="is not open"):
-            mq.producer("G")
+        for use in (lambda: mq.producer("G"), lambda: mq.consumer("G"), lambda: mq.read("T")):
+            with pytest.raises(ClientError, match=r"the connection is closed: make a new one"):
+                use()
+        with pytest.raises(ClientError, match="the connection is closed"):
+            await mq.ping()
         with pytest.raises(ClientError, match="is closed already"):
             await producer.start()
 

@@ -79,9 +79,9 @@ def test_all_kinds_of_clients_share_a_connection(tmp_path):
         left_open = mq.producer("late")
         left_open.start()
     assert left_open.is_closed
-    with pytest.raises(ClientError, match="the connection is not open"):
+    with pytest.raises(ClientError, match="the connection is closed"):
         mq.producer("too late")
-    with pytest.raises(ClientError, match="the connection is not open"):
+    with pytest.raises(ClientError, match="the connection is closed"):
         mq.ping()
 
 

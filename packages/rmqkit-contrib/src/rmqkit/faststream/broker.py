@@ -33,7 +33,6 @@ from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.observe.hooks import Hook, SendResult
 from rmqkit.client.pop.consumer import PopConsumer
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.producer.selectors import by_sharding_key
 from rmqkit.client.runtime.handlers import Reply
 from rmqkit.client.runtime.settings import ProducerSettings, PushConsumerSettings
 from rmqkit.errors import NoRoute
@@ -163,13 +162,11 @@ class RocketProducer:
         message = cmd.message(await self.codec.encode(cmd.body, self._serializer))
         if cmd.request is not None:
             return await self.producer.reply(cmd.request, message.body, properties=message.properties)
-        selector = None if message.sharding_key is None else by_sharding_key
-        return await self.producer.send(message, selector=selector)
+        return await self.producer.send(message)
 
     async def publish_batch(self, cmd: RocketPublishCommand) -> list[SendResult]:
         messages = [cmd.message(await self.codec.encode(body, self._serializer)) for body in cmd.batch_bodies]
-        selector = None if "sharding_key" not in cmd.options else by_sharding_key
-        return await self.producer.send_many(messages, selector=selector)
+        return await self.producer.send_many(messages)
 
     async def request(self, cmd: RocketPublishCommand) -> Reply:
         message = cmd.message(await self.codec.encode(cmd.body, self._serializer))

@@ -67,7 +67,8 @@ def connect(
 class ConnectedClients:
     """Makes producers and consumers that share connections, routes and heartbeats. `connect` returns it.
 
-    The clients are started by ``async with`` or ``start()``, as always, but not before this object. When it closes, it
+    Clients can be made before this object is entered, so that a web application can declare them in a module. They are
+    started by ``async with`` or ``start()``, as always, but not before this object. When it closes, it
     closes those that are still open: consumers first, because their handlers may still send. A group can have one
     producer and one consumer here.
     """
@@ -86,7 +87,7 @@ class ConnectedClients:
         self._hooks = tuple(hooks)
         self._clients: list[Client] = []
         self._readers: set[TopicReader] = set()
-        self._is_open = False
+        self._is_open = self._is_closed = False
 
     async def __aenter__(self) -> Self:
         """Raises NoRoute: as `start` of a client. Raises ClientError: it was closed."""
@@ -102,14 +103,14 @@ class ConnectedClients:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._is_open = False
+        self._is_open, self._is_closed = False, True
         await asyncio.gather(*(reader.close() for reader in self._readers))
         for together in closing_order(self._clients):
             await asyncio.gather(*(client.close() for client in together))
         await self._runtime.close()
 
     def producer(self, group: str, *, settings: ProducerSettings | None = None) -> Producer:
-        """Make a `Producer`. Raises ClientError: this object is not open. Raises SettingsError: as `Producer`."""
+        """Make a `Producer`. Raises ClientError: this object is closed. Raises SettingsError: as `Producer`."""
         return self._added(Producer(group, **self._shared(settings)))
 
     def transaction_producer(
@@ -210,7 +211,7 @@ class ConnectedClients:
         await process.run(*self._clients)
 
     def _shared(self, settings: ClientSettings | None) -> dict[str, Any]:
-        self._check_open()
+        self._check_not_closed()
         return {"settings": settings, "runtime": self._runtime, "hooks": self._hooks}
 
     def _added(self, client: C) -> C:
@@ -218,6 +219,11 @@ class ConnectedClients:
         self._clients.append(client)
         return client
 
+    def _check_not_closed(self) -> None:
+        if self._is_closed:
+            raise ClientError("the connection is closed: make a new one with rmqkit.connect(…)")
+
     def _check_open(self) -> None:
+        self._check_not_closed()
         if not self._is_open:
             raise ClientError("the connection is not open: use it inside 'async with rmqkit.connect(…)'")

@@ -11,7 +11,7 @@ from rmqkit.client.observe.hooks import SendStatus
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import by_hash, by_sharding_key
 from rmqkit.client.runtime.runtime import ClientRuntime
-from rmqkit.client.runtime.settings import ProducerSettings
+from rmqkit.client.runtime.settings import Batching, ProducerSettings
 from rmqkit.errors import ClientError, MessageIllegal, NoRoute, SettingsError
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
@@ -72,6 +72,27 @@ async def test_queue_and_selector_decide_where_a_message_goes(tmp_path):
         assert (await producer.send(message, queue=queues[2])).queue == queues[2]
         assert (await producer.send(message, selector=by_hash("TagA"))).queue == queues[2598919 % 4]
         assert (await producer.send(message, selector=by_sharding_key)).queue == queues[2598919 % 4]
+
+
+@pytest.mark.parametrize("batches", [False, True])
+async def test_a_sharding_key_alone_chooses_the_queue(batches, tmp_path):
+    settings = ProducerSettings(batch=Batching(auto=batches))
+    async with (
+        Standalone(tmp_path / "store") as cluster,
+        Producer("PG", cluster.namesrv_address, settings=settings) as producer,
+    ):
+        queues = await producer.queues("T")
+        place = 2598919 % 4
+        keyed = [await producer.send("T", b"x", sharding_key="TagA") for _ in range(4)]
+        assert [result.queue for result in keyed] == [queues[place]] * 4
+        other = queues[place - 1]
+        assert (await producer.send("T", b"x", sharding_key="TagA", queue=other)).queue == other
+        assert (
+            await producer.send("T", b"x", sharding_key="TagA", selector=lambda found, _: found[0])
+        ).queue == queues[0]
+        await producer.send_one_way("T", b"x", sharding_key="TagA")
+        plain = [await producer.send(Message(topic="T", body=b"x")) for _ in range(4)]
+        assert {result.queue for result in plain} == set(queues), "messages without a key go to the queues in turn"
 
 
 async def test_a_message_with_a_delay_level_comes_later(tmp_path):

@@ -111,7 +111,8 @@ async def test_no_more_is_taken_than_can_be_under_way():
         assert len(await sending) == taken == 100
 
 
-async def test_with_a_selector_messages_of_a_key_keep_their_order(tmp_path):
+@pytest.mark.parametrize("selector", [None, by_sharding_key])
+async def test_messages_of_a_key_keep_their_order(selector, tmp_path):
     settings = ProducerSettings(batch=Batching(bytes=300))
     async with (
         Standalone(tmp_path / "store") as cluster,
@@ -122,7 +123,7 @@ async def test_with_a_selector_messages_of_a_key_keep_their_order(tmp_path):
             message.body *= 5000  # these go out alone
         for message in messages[::15]:
             message.wait_store = False  # and these not with others
-        results = await producer.send_many(messages, selector=by_sharding_key)
+        results = await producer.send_many(messages, selector=selector)
         for key in range(7):
             places = [(result.queue, result.queue_offset) for result in results[key::7]]
             assert len({queue for queue, _ in places}) == 1

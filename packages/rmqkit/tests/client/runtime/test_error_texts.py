@@ -126,6 +126,7 @@ async def test_a_group_that_exists_in_the_instance():
     said = []
     async with Cluster() as cluster:
         runtime = ClientRuntime(cluster.namesrv)
+        await runtime.start()
         async with Producer("PG", runtime=runtime):
             await failing(said, Producer("PG", runtime=runtime).start())
         await runtime.close()

@@ -251,9 +251,11 @@ class SendManyFailed(ClientError):
 @dataclass(eq=False)
 class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
     """One call of `Producer.send_many`; a place is the index of a message among the results.
-    ``choose`` gives the queue of a message; None leaves it to the sender."""
+    ``choose`` returns the queue of a message, or None if any queue will do. It is called for messages with a sharding
+    key, and with ``chooses_all`` for every message."""
 
     choose: Choose | None = None
+    chooses_all: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -301,7 +303,9 @@ class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
         self._results.append(None)
         settings = self.settings
         try:
-            queue = None if self.choose is None else await self.choose(message)
+            queue = None
+            if self.choose is not None and (self.chooses_all or message.sharding_key is not None):
+                queue = await self.choose(message)
             # After the await: `close` may have come while the program chose a queue.
             if self._refusal is not None:
                 raise self._refusal

@@ -18,7 +18,7 @@ from rmqkit.client.producer.encode import (
     reporting_failure,
     with_bytes,
 )
-from rmqkit.client.producer.selectors import Selector
+from rmqkit.client.producer.selectors import Selector, by_sharding_key
 from rmqkit.client.producer.sender import Sender
 from rmqkit.client.runtime.handlers import Reply
 from rmqkit.client.runtime.lifecycle import Client, keeps_open
@@ -108,7 +108,8 @@ class Producer(Client):
                 batched.
             queue: send to this queue only.
             selector: a function that chooses the queue (see `rmqkit.client.producer.selectors`). The message is sent to
-                this queue only.
+                this queue only. The default is `by_sharding_key` for a message with a ``sharding_key``: messages with
+                equal keys have the same queue, and keep their order.
             fields: the other fields of a `Message`: ``tags``, ``keys``, ``properties``, ``delay``, ``deliver_at``, …
 
         Raises:
@@ -130,7 +131,7 @@ class Producer(Client):
             if self._is_started:
                 return await self._accumulator.send(sized, queue)
         prepared = self._prepare(message)
-        if queue is not None or selector is not None:
+        if queue is not None or selector is not None or message.sharding_key is not None:
             with reporting_failure(prepared):
                 queue = await self._chosen(message, queue, selector)
         return await self._sender.send(prepared, timeout_ms=self._time(timeout), queue=queue)
@@ -186,7 +187,7 @@ class Producer(Client):
 
         A batch has up to ``batch.bytes`` bytes (a setting), and goes to one queue. Several batches are sent at the same
         time. If you pass an asynchronous iterable, a batch waits at most ``batch.delay_ms`` for its next message. With
-        a selector, the messages of each queue keep their order. The method reads no more messages while too many are
+        a selector or sharding keys, the messages of each chosen queue keep their order. The method reads no more messages while too many are
         being sent. When the producer is closed, it reads no more messages, unless they are a sequence with a length.
         ``timeout`` is for each batch.
 
@@ -202,9 +203,14 @@ class Producer(Client):
         async def choose(message: Message) -> MessageQueue | None:
             return await self._chosen(message, None, selector)
 
-        chosen = None if selector is None else choose
         sending = SendMany(
-            self.group, self.settings, deliver=send, choose=chosen, next_key=self._next_key, hooks=self._hooks
+            self.group,
+            self.settings,
+            deliver=send,
+            choose=choose,
+            chooses_all=selector is not None,
+            next_key=self._next_key,
+            hooks=self._hooks,
         )
         # What has a length ends by itself, so closing waits for it; any other source may be endless and is stopped.
         if isinstance(messages, Sized):
@@ -372,8 +378,8 @@ class Producer(Client):
             routes = self._runtime.routes
             if routes.address(routes.broker_of(queue)) is None:
                 await self._sender.queues(message.topic)
-        elif selector is not None:
-            queue = selector((await self._sender.queues(message.topic)).queues, message)
+        elif selector is not None or message.sharding_key is not None:
+            queue = (selector or by_sharding_key)((await self._sender.queues(message.topic)).queues, message)
             if queue is None:
                 raise ClientError(f"the selector chose no queue for a message of topic {message.topic}: return one")
         return queue

@@ -133,6 +133,8 @@ class Client:
         if self._state is not _State.NEW:
             raise ClientError(f"{self._described} is {self._state.value} already: make a new one")
         self._runtime.check_process()
+        if not self._owns_runtime and not self._runtime.is_running:
+            raise ClientError(f"the connection of {self._described} is not open: enter or start it first")
         self._check_ready()
         self._state = _State.STARTED
         # A task of its own, which `close` can cancel whoever waits for the start.

@@ -149,6 +149,11 @@ class ClientRuntime:
         self._is_from_parent = False
         process.register_after_fork(self, ClientRuntime._forked)
 
+    @property
+    def is_running(self) -> bool:
+        """Return True if it was started, and is not closed."""
+        return self._is_running
+
     def check_process(self) -> None:
         """Raises ClientError: it was started in a process that this one was forked from."""
         if self._is_from_parent:
