@@ -15,9 +15,9 @@ slave that acts for its master  does both; what is due goes to other brokers' ma
                                 goes on as a slave, and what is due waits for the master
 ==============================  ===================================================================================
 
-The state is written every ``timerFlushIntervalMs``, behind the records it stands for: a crash repeats deliveries and
-loses none. A broker that nobody sends timed messages to writes nothing. What is refused is tried again after 500 ms.
-Where the wall clock is set back the seconds come again (the reference delivers what is for them at once).
+The state is written every ``timerFlushIntervalMs``, after the records that it covers: a crash repeats deliveries and
+loses none. A broker without timed messages writes nothing. A refused message is retried after 500 ms. If the wall clock
+is set back, the timer goes through these seconds again (the reference delivers their messages at once).
 Loop only. Source: behaviour.md §3.4, §9.3, §10.5; store.md §18.2 to §18.6.
 """
 
@@ -432,7 +432,7 @@ class Timer:
         return False
 
     def _begin_anew(self, broken: Broken) -> float:
-        """Make timer log and wheel anew when no thread writes them; how long until the next round."""
+        """Rebuild timer log and wheel unless a thread writes them; return the time until the next round in ms."""
         # A thread writes what was snapshot: the files under it must not change.
         if self.state.files.has_taken:
             return _RETRY_MS

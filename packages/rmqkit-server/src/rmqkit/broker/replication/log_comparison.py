@@ -1,4 +1,4 @@
-"""Whether a slave's log is the beginning of its master's, and where they part if it is not.
+"""The comparison of a slave's log with its master's: is it a beginning of the master's, or where do they diverge?
 
 The slave asks the master's main port for the record at the offset of its own last one (VIEW_MESSAGE_BY_ID, which every
 release answers) and compares the bytes. A record names its place in log and queue, its store time and its message, so
@@ -70,7 +70,7 @@ class LogComparison:
                 f"the log of {address} begins at {low}, the own one ends at {own_end}: nothing follows; remove this "
                 "slave's store, it will copy the log anew"
             )
-        # Looked for once, and anew when the master has more: the search reads both logs.
+        # Searched once, and again only if the master has more: the search reads both logs.
         if self.ahead_from is None or high > self.ahead_from:
             self.ahead_from = await self._parting(address, low)
         if high > self.ahead_from:

@@ -1,12 +1,13 @@
-"""Who may follow a master's log, and whose copies count: `HaAddresses` and the members of the broker's group.
+"""The slaves that may follow a master's log, and the slaves whose copies count: `HaAddresses` and the group's members.
 
-A copy counts when it is a member's, or when the list names the address itself (or says ``any``). Of one address so many
-copies count as members have it. Without name servers nobody knows the members: then all that are allowed count.
+A copy counts if a member holds it, or if the list contains the address itself (or ``any``). The number of copies that
+count for one address is the number of members at that address. Without name servers the members are unknown: then all
+allowed copies count.
 
-Name servers believe who registers, so their answers are believed within limits:
+Name servers do not verify registrations, so the master accepts their answers only within limits:
 
 ================================================  ==================================================================
-a broker that they know of                        is a member
+a registered broker                               is a member
 ================================================  ==================================================================
 registered from another machine than it names     no (`rmqkit.broker.registration.Registration.namesakes`)
 is at a global address                            in the network (/24, /64) of an address of this broker only
@@ -162,7 +163,7 @@ class Members:
         return _NOBODY_PAUSE_MS if not self._known or self._is_any_left_out() else _PAUSE_MS
 
     def _near(self, address: str, hosts: set[IpAddress]) -> set[IpAddress]:
-        """Those of a broker's addresses that are not somewhere on the Internet."""
+        """Return the addresses of a broker that are not global, or are in the network of an own address."""
         near = {host for host in hosts if not host.is_global or any(_are_neighbours(host, own) for own in self._own)}
         if hosts and not near and address not in self._warned_addresses and len(self._warned_addresses) < _WARNED_MAX:
             self._warned_addresses.add(address)

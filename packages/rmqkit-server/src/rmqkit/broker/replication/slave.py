@@ -15,7 +15,7 @@ nothing said for          the offset is reported again
 haSendHeartbeatInterval
 nothing heard for         the link is closed
 haHousekeepingInterval
-offset is not the log's   the link is closed, and made anew after a pause that doubles from 0.5 to 5 s
+offset is not the log's   the link is closed, and reconnected after a pause that doubles from 0.5 to 5 s
 end; bytes no frames;
 disk refuses              and nothing more is reported
 ========================  ==============================================================================
@@ -71,7 +71,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Master:
-    """Where a master is. ``main_address``: its normal port, None while it is not known."""
+    """The addresses of a master. ``main_address``: its normal port, None while it is not known."""
 
     ha_address: str
     main_address: str | None
@@ -166,7 +166,7 @@ class HaSlave:
         return self._link is not None and self._link.has_begun
 
     def status(self) -> HaClientInfo:
-        """What GET_BROKER_HA_STATUS answers at a slave."""
+        """Return a slave's answer to GET_BROKER_HA_STATUS."""
         status = HaClientInfo(max_offset=self._store.max_physical_offset)
         status.master_addr = None if self._master is None else self._master.ha_address
         if self._link is not None:
@@ -376,17 +376,17 @@ class HaSlave:
 
 
 class _Link(asyncio.BufferedProtocol):
-    """One connection to a master's HA port, which says nothing before it knows where to begin.
+    """One connection to a master's HA port. The link sends nothing until it knows where to begin.
 
     Args:
-        on_frames: gets the frames of one read; whatever it raises on purpose ends the link.
-        buffer: where reads go; one frame fits into it.
+        on_frames: called with the frames of one read; each of its documented errors closes the link.
+        buffer: the buffer for reads; one frame fits into it.
 
     Attributes:
-        closed: done when the connection is.
-        ended: why, as a text, or the error; the first reason counts.
+        closed: done when the connection is closed.
+        ended: the reason for the close, as a text, or the error; the first reason counts.
         reported: the newest offset that was reported.
-        read_ms, wrote_ms: when something was last heard and said, monotonic.
+        read_ms, wrote_ms: the monotonic time of the last read and of the last write.
     """
 
     def __init__(self, on_frames: Callable[[_Link, list[Frame]], None], clock: Clock, buffer: memoryview) -> None:
