@@ -112,7 +112,7 @@ class SendBackHandlers(Handlers[SendContext]):
             return reply(command, ResponseCode.SYSTEM_ERROR, put.status.value)
         owner = decode_fields(command).get("Owner", "null")
         self._context.recorder.sent_back(message, put, topic=topic, group=group, owner=owner)
-        # Whatever WAIT says: the consumer moves its offset past the message as soon as it has the answer.
+        # Regardless of WAIT: the consumer moves its offset past the message as soon as it has the answer.
         if self._context.durability is None or self._context.durability.has(put.end_offset):
             return reply(command)
         return _answer_when_durable(command, self._context.durability.wait(put.end_offset))
