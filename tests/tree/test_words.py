@@ -20,7 +20,7 @@ from tests.sources import FOLDERS, ROOT
 LEFT = {
     "rmqkit": 180,
     "rmqkit-contrib": 18,
-    "rmqkit-server": 86,
+    "rmqkit-server": 78,
     "rmqkit-spark": 94,
     "rmqkit-store": 159,
     "rmqkit-tools": 242,

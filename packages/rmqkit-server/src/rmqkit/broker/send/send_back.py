@@ -70,7 +70,7 @@ class SendBackHandlers(Handlers[SendContext]):
     def _copy(
         self, command: Command, header: ConsumerSendBackRequest, group: SubscriptionGroupConfig, record: Record
     ) -> InnerMessage:
-        """What is stored for a message: in the delay topic, or in the dead letters."""
+        """Return the copy of a message to store: for the delay topic, or for the dead letters."""
         level = header.delay_level
         is_given_up = level < 0 or record.reconsume_times >= tries_max(command, header.max_reconsume_times, group)
         if is_given_up:
