@@ -23,7 +23,7 @@ LEFT = {
     "rmqkit-server": 78,
     "rmqkit-spark": 94,
     "rmqkit-store": 159,
-    "rmqkit-tools": 7,
+    "rmqkit-tools": 1,
 }
 FIRST = re.compile(r"(What|Whether|Who|Of|As|By|For those|How|Where|When|Those|Nobody|Told|Tells)\b")
 WORDS = re.compile(r"\b(told|tells|anew|whatever|once more|comes again|come again)\b", re.IGNORECASE)

@@ -134,7 +134,7 @@ class _Run(Struct):
 
 
 class Jobs:
-    """The jobs of a folder. The last argument is called with each change of a job, for the audit.
+    """The jobs of a folder. The given callback gets each change of a job, for the audit.
 
     Raises SettingsError: the folder cannot be used.
     """

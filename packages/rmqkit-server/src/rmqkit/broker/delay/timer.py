@@ -1,4 +1,4 @@
-"""Messages for any second: kept in rmq_sys_wheel_timer until it comes (``TimerMessageStore``).
+"""Messages with a delivery time: stored in rmq_sys_wheel_timer until that second (``TimerMessageStore``).
 
 A message with TIMER_DELAY_SEC, TIMER_DELAY_MS or TIMER_DELIVER_MS is stored in queue 0 of the timer topic, its topic
 and queue in REAL_TOPIC and REAL_QID, its time in TIMER_OUT_MS. That queue is followed, each message put on the wheel
@@ -8,11 +8,11 @@ which they came (`rmqkit.broker.delay.dequeue`). How far both are: `TimerState`.
 ==============================  ===================================================================================
 broker                          its timer
 ==============================  ===================================================================================
-master                          does both; after a start what was not on the wheel comes first, so that order and
-                                markers hold for what became due meanwhile
-slave                           puts on the wheel what its master has on its, and delivers nothing
-slave that acts for its master  does both; what is due goes to other brokers' masters. Without enableRemoteEscape it
-                                goes on as a slave, and what is due waits for the master
+master                          does both; after a start it first puts the rest of the topic on the wheel, so that order
+                                and markers hold for messages that became due meanwhile
+slave                           puts the messages of its master's wheel on its own, and delivers nothing
+slave that acts for its master  does both; due messages go to other brokers' masters. Without enableRemoteEscape it
+                                continues as a slave, and due messages wait for the master
 ==============================  ===================================================================================
 
 The state is written every ``timerFlushIntervalMs``, after the records that it covers: a crash repeats deliveries and

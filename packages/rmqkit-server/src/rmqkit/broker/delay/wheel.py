@@ -8,10 +8,10 @@ master progress     a checkpoint: messages before its queue offset and read time
                     or by another broker of this name
 ==================  =====================================================================================
 
-A slave asks its master for its progress every few seconds (GET_TIMER_CHECK_POINT) and puts on its own wheel what that
-has on its: not more, as what is due on the way there is delivered by the master at once. A master that comes back takes
-the progress of the broker that acted for it, and leaves out what that delivered. Written as `TimerFiles` says,
-``config/timermetrics`` beside it.
+A slave requests its master's progress every few seconds (GET_TIMER_CHECK_POINT) and puts the messages of the master's
+wheel on its own. It puts no further messages, because the master delivers due messages at once. A master that comes
+back takes the progress of the broker that acted for it, and leaves out messages that this broker delivered. The state
+is written by `TimerFiles`, ``config/timermetrics`` beside it.
 
 `Enqueue` reads the timer topic in chunks: the log in one piece where its records lie close together, the timer log with
 one write per chunk.

@@ -15,9 +15,9 @@ is anywhere, where users are in force here        while the inner user or a supe
                                                   copy the tables over the main port
 ================================================  ==================================================================
 
-A member is remembered while it follows, and for ten minutes after a name server last named it, as its link may break
-together with its registration. The name servers are asked every 2 s while none is known or a link does
-not count, every 10 s else, and at once when an address comes that is not known.
+The master remembers a member while it follows, and for ten minutes after a name server last returned it, because its
+link may break together with its registration. The master requests the members from the name servers every 2 s while no
+member is known or a link does not count, otherwise every 10 s, and at once if an unknown address connects.
 
 Loop only. Source: behaviour.md §10.3; remoting.md §9.7.
 """

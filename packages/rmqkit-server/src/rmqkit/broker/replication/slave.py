@@ -6,28 +6,27 @@ One link to the master's HA port, for as long as it lives::
             -> frames appended, reported, dispatched; reports when nothing else was said -> closed -> pause -> connect
 
 ========================  ==============================================================================
-what                      then
+event                     action
 ========================  ==============================================================================
 frames                    appended untouched; one report for all of one read: the log's end, under
                           SYNC_FLUSH what is on the disk, once it is
 heartbeat                 the offset is reported again, which shows that the link lives; checked like a frame's
-nothing said for          the offset is reported again
+nothing sent for          the offset is reported again
 haSendHeartbeatInterval
-nothing heard for         the link is closed
+nothing received for      the link is closed
 haHousekeepingInterval
 offset is not the log's   the link is closed, and reconnected after a pause that doubles from 0.5 to 5 s
 end; bytes no frames;
 disk refuses              and nothing more is reported
 ========================  ==============================================================================
 
-Before it follows, the slave compares its history with the master's (`log_comparison`). Where they part it stops for
-good, as it does when what comes over the link is no continuation of its log; nothing is served then
-(`HaSlave.is_diverged`). A file ``diverged`` in the store says so to later starts, until the histories are found to be
-one: a log that has parted is not served because its master is gone. Without the master's main address
-(``haMasterAddress`` and no name server) the heads of records are all that is checked. Memory is bounded by the 4 MiB
-that a read may bring. A crash loses nothing that was reported under SYNC_FLUSH. Not handled here: the bytes of frames
-(`protocol.ha`), what is a log (`store.replica`), tables (`tables`). Loop only, but for `HaSlave.flushed`. Source:
-store.md §21; behaviour.md §10.1, §10.2.
+Before it follows, the slave compares its history with the master's (`log_comparison`). If they diverge it stops for
+good, and so it does if the frames do not continue its log. It serves no messages then (`HaSlave.is_diverged`). A file
+``diverged`` in the store records this for later starts, until the histories are found to be equal: otherwise a diverged
+log would be served after its master is gone. Without the master's main address (``haMasterAddress`` and no name server)
+the slave checks only the heads of records. Memory is bounded by the 4 MiB of a read. A crash loses no record that was
+reported under SYNC_FLUSH. Not handled here: the bytes of frames (`protocol.ha`), the log (`store.replica`), tables
+(`tables`). Loop only, but for `HaSlave.flushed`. Source: store.md §21; behaviour.md §10.1, §10.2.
 """
 
 from __future__ import annotations
@@ -376,10 +375,10 @@ class HaSlave:
 
 
 class _Link(asyncio.BufferedProtocol):
-    """One connection to a master's HA port. The link sends nothing until it knows where to begin.
+    """One connection to a master's HA port. The master sends nothing until the slave has reported where to begin.
 
     Args:
-        on_frames: called with the frames of one read; each of its documented errors closes the link.
+        on_frames: called with the frames of one read; an RmqError or OSError closes the link.
         buffer: the buffer for reads; one frame fits into it.
 
     Attributes:

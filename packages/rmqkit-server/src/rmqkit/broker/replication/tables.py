@@ -12,13 +12,13 @@ waiting timed messages          61  fast   replaces its own counts, if the versi
 timer check point               60  fast   goes on to there (`Timer.replace_with`); asked every 3 s
 ============================  ====  =====  ======================================================================
 
-The *fast* port is the main one - 2. A master that does not listen there is asked on its main port, and so it is for the
-rest of the round when what listens there gives no table: it may be another program, as nobody keeps the port for the
-master. A round runs as soon as the master is known or another, and then every minute; the reference waits a minute with
-the first one.
-A step that fails is logged once and the others go on. A record of a topic that the slave does not have waits until the
-master was asked for its topics, as its queue is of the topic's type (`SlaveSync.is_batch_topic`). 5.3 and later hand
-out topics and groups in pages where that is configured; the version of the table says whether pages belong together.
+The *fast* port is the main port - 2. If the master does not listen there, the slave uses the main port. It does the
+same for the rest of the round if the fast port returns no table: another program may listen there. A round runs as soon
+as the master is known or changes, and then every minute; the reference waits a minute before the first round.
+A step that fails is logged once and the other steps continue. A record of a topic that the slave does not have waits
+until the slave has requested the master's topics, because its queue depends on the topic's type
+(`SlaveSync.is_batch_topic`). 5.3 and later return topics and groups in pages if that is configured; pages with the same
+version of the table belong together.
 Timer state is copied by a slave with a timer that does not act for its master. Loop only.
 Source: store.md §21.6; behaviour.md §10.1; remoting.md §4.4.
 """

@@ -296,8 +296,7 @@ class SendHandlers(Handlers[SendContext]):
         return self._answer(connection, command, put, answer_fields, waits=waits)
 
     def _batch_refusal(self, message: InnerMessage) -> Refusal | None:
-        """Return the refusal of a batch that is retried, delayed, timed, or part of a transaction; None if it is none
-        of these."""
+        """Return the refusal of a batch with a long topic, or that is retried, delayed, timed, or in a transaction."""
         topic_characters = len(message.topic)
         if topic_characters > names.TOPIC_CHARACTERS_MAX:
             return ResponseCode.MESSAGE_ILLEGAL, f"message topic length too long {topic_characters}"

@@ -153,7 +153,7 @@ UNKNOWN = frozenset(
 
 
 class Fact(Struct):
-    """One fact that was found out; ``source``: the peer or record that it comes from."""
+    """One fact, and the ``source`` that it comes from."""
 
     name: str
     value: str | int

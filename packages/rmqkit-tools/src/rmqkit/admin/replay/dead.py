@@ -102,7 +102,7 @@ def origin(message: ReceivedMessage) -> str | None:
 
 
 def check_by(by: str) -> str:
-    """Return a valid name of a grouping. Raises SettingsError: it is none of `BY`, nor a property."""
+    """Return the name of a grouping if it is valid. Raises SettingsError: it is none of `BY`, nor a property."""
     if by not in BY and not (by.startswith(_PROPERTY) and len(by) > len(_PROPERTY)):
         raise SettingsError(_("by {by} must be {names}, or property:NAME", by=by, names=", ".join(BY)))
     return by

@@ -17,9 +17,9 @@ notice is sent; alerts that still fire after that time are sent then. An alert h
 restarts and tries.
 
 A *channel* gets its notices in order: 5 tries, with pauses of `remoting.client.Backoff` that add up to between 7 and 15
-minutes; then the notice is given up, and the page says so. Rules, what fires and what waits are in one file
-(`store.files.JsonFile`, readable by its owner alone), saved before a notice leaves: after a kill it is sent, or sent
-again with the same id.
+minutes. Then the notice is given up, and the page shows that. Rules, alerts and waiting notices are in one file
+(`store.files.JsonFile`, readable by its owner alone). It is saved before a notice leaves: after a kill the notice is
+sent, or sent again with the same id.
 
 Loop only.
 """
@@ -402,7 +402,7 @@ class Alerts:
                 self._step(rule, alert, value, at_ms, is_over=True)
 
     def _settle(self, rule: Rule, alert: Alert, at_ms: int) -> None:
-        """Resolve an alert without a figure or with another selector; send the notice that is due."""
+        """Resolve an alert that its rule no longer matches, or without a figure for an hour. Else send a due notice."""
         if not self._pattern(rule).match(alert.target):
             self._resolve(rule, alert, at_ms, _("the rule no longer looks at it"))
         elif at_ms - alert.seen_ms > HOUR_MS:

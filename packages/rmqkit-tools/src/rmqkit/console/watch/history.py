@@ -18,10 +18,10 @@ in the byte order of the machine, as an .xz stream with LZMA's delta filter. A f
 block, and one that changes by hundreds 1.6 bytes for each slot. A row for each slot would cost 20 bytes. In larger
 chunks a slot costs less, and reading one series more.
 
-The file is kept at `FILE_BYTES_MAX`: 12,000 series that change all the time fit in it for 90 days of quarters of an
-hour and 2 of minutes (``make measure-history``). The oldest blocks of minutes go first, until they are one day's, then
-the oldest of all. 12,000 series take 23 MB of memory; the minutes of the hour
-before stay there for `History.last_hour`.
+The size of the file is at most `FILE_BYTES_MAX`: enough for 12,000 series that change all the time, for 90 days of
+quarters of an hour and 2 days of minutes (``make measure-history``). The oldest blocks of minutes are deleted first,
+until one day of minutes is left, then the oldest blocks of all. 12,000 series need 23 MB of memory; the minutes of the
+hour before stay in memory for `History.last_hour`.
 
 A damaged file is renamed and replaced by a new file; ``trouble`` has the reason, which pages show. A second console
 cannot open the file: its pages show that, and its history is in memory alone. All calls of SQLite run in one thread;
