@@ -20,10 +20,10 @@ from tests.sources import FOLDERS, ROOT
 LEFT = {
     "rmqkit": 180,
     "rmqkit-contrib": 18,
-    "rmqkit-server": 268,
+    "rmqkit-server": 78,
     "rmqkit-spark": 94,
     "rmqkit-store": 159,
-    "rmqkit-tools": 242,
+    "rmqkit-tools": 1,
 }
 FIRST = re.compile(r"(What|Whether|Who|Of|As|By|For those|How|Where|When|Those|Nobody|Told|Tells)\b")
 WORDS = re.compile(r"\b(told|tells|anew|whatever|once more|comes again|come again)\b", re.IGNORECASE)

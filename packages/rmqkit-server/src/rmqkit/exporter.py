@@ -1,15 +1,15 @@
-"""What is measured of requests, and the port where Prometheus reads it: ``GET /metrics``, and nothing else.
+"""Metrics of requests, and the port where Prometheus reads them: ``GET /metrics``, and nothing else.
 
-It serves few, small and quick requests: at most `_CONNECTIONS_MAX` at a time, a head of `_HEAD_BYTES_MAX`, one request
-per connection, all of it within `_SECONDS_MAX`. At the bound a new connection takes the place of the one that has sent
-no request for longest, so that idle connections do not keep Prometheus out. Values are gathered on the loop, the text
-is written in a thread.
+The port serves few, small and quick requests: at most `_CONNECTIONS_MAX` at a time, a head of `_HEAD_BYTES_MAX`, one
+request per connection, all of it within `_SECONDS_MAX`. At the bound a new connection replaces the connection that has
+sent no request for longest, so that idle connections do not keep Prometheus out. Values are gathered on the loop, the
+text is written in a thread.
 
-A `MeteredConnection` measures how long answers take; a server makes them in place of plain ones while metrics are
-exported. A request's time begins with the read that brought it (`Connection.active_ms`) and ends, for all that are
-answered at once, with the one write of their answers: nothing is kept of such a request but those milliseconds, and no
-clock is asked for it. Of one that is answered later the connection keeps request and time by its opaque. Answers that
-leave as ready frames (`send_frame`) are counted by who makes them. Loop only.
+A `MeteredConnection` measures the time until answers; a server uses it in place of a plain connection while metrics are
+exported. A request's time begins with the read that brought it (`Connection.active_ms`). For all requests that are
+answered at once it stops with the one write of their answers: the connection stores only these milliseconds and reads
+no clock for each request. For a request that is answered later the connection stores request and time by its opaque.
+Answers that leave as ready frames (`send_frame`) are counted by the code that makes them. Loop only.
 Source: behaviour.md §9.10.
 """
 
@@ -156,7 +156,8 @@ _NOBODY: tuple[None, float] = (None, 0.0)
 
 @dataclass(slots=True)
 class Meter:
-    """How long the answers of a server took. ``also``: by code, who else wants request, answer and milliseconds."""
+    """The times until a server's answers. ``also``: functions by code that are called with request, answer and
+    milliseconds."""
 
     latency: RpcLatency = field(default_factory=RpcLatency)
     also: Mapping[int, Callable[[Command, Command, float], None]] = field(default_factory=dict)

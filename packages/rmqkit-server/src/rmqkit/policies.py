@@ -1,11 +1,11 @@
-"""What the policies of one user say: the entry that decides on a resource, an action and an address.
+"""The policies of one user: an index finds the entry that decides on a resource, an action and an address.
 
-Of the entries that match resource, action and address the most special one decides: a whole name before a prefix, a
-longer prefix before a shorter one. Entries of ``Default`` policies are looked at when none of ``Custom`` matches. The
-reference filters and sorts all of them for each resource; the index looks at few:
+Among the entries that match resource, action and address the most special entry decides: a whole name before a prefix,
+a longer prefix before a shorter one. Entries of ``Default`` policies decide only if no entry of ``Custom`` matches. The
+reference filters and sorts all entries for each resource; the index looks at few:
 
 ============  =====================================  ==============================================================
-entries       kept in                                cost of a judgement
+entries       stored in                              cost of a judgement
 ============  =====================================  ==============================================================
 whole names   a dict                                 one look-up
 prefixes      a sorted list; each knows the longest  a binary search, and a step for each prefix around the one it
@@ -14,8 +14,8 @@ networks      their texts; each entry remembers      3 µs for each network of a
               addresses that it was asked about
 ============  =====================================  ==============================================================
 
-Brokers judge by it (`rmqkit.broker.access.policies`), and proxies by what brokers tell them
-(`rmqkit.proxy.remote.users`). Loop only. Source: behaviour.md §9.8.
+Brokers use the index for their own policies (`rmqkit.broker.access.policies`), and proxies for policies that they read
+from brokers (`rmqkit.proxy.remote.users`). Loop only. Source: behaviour.md §9.8.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _ADDRESSES_MAX = 100
 
 
 def topic_resource(topic: str) -> str:
-    """What a right on a topic is about: a retry topic stands for its group."""
+    """Return the resource of a right on a topic; the resource of a retry topic is its group."""
     return group_resource(topic) if topic.startswith(RETRY_PREFIX) else f"Topic:{topic}"
 
 
 def group_resource(name: str) -> str:
-    """What a right on a group, or on its retry topic, is about."""
+    """Return the resource of a right on a group, or on its retry topic."""
     return f"Group:{name.removeprefix(RETRY_PREFIX)}"
 
 
@@ -91,7 +91,7 @@ class PolicyIndex:
 
 
 class _Entry:
-    """What one entry says; its resource is known from where it is kept."""
+    """One entry of a policy; its resource is known from where the entry is stored."""
 
     __slots__ = ("_actions", "_by_address", "_networks", "_of_all", "allows")
 

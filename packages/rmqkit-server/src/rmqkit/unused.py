@@ -1,9 +1,9 @@
-"""Settings of Apache's servers that mean nothing here: why, and the default that Apache has.
+"""Settings of Apache's servers that have no effect here, with the reason and Apache's default.
 
-A file that was written for Apache's server works as it is: all its keys are known. Those without a meaning are shown
-and may be changed like others, and are told of once, with the reason, when they are set to something else than the
-default. Where another value would promise something that is not kept, it is refused (``must_stay``). The tables are
-beside the settings that have a meaning: `rmqkit.broker.unused_settings`, `rmqkit.proxy.server.unused_settings`.
+A file that was written for Apache's server works unchanged: all its keys are known. Settings without an effect are
+shown and may be changed like others. If they differ from the default, they are logged once, with the reason. A value is
+refused if it would promise something that rmqkit does not do (``must_stay``). The tables are beside the settings that
+have an effect: `rmqkit.broker.unused_settings`, `rmqkit.proxy.server.unused_settings`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def unused_type(name: str, groups: Iterable[Unused], module: str) -> type[msgspe
 
 
 def unused_notes(groups: Iterable[Unused], texts: Mapping[str, str]) -> list[str]:
-    """What to tell of settings as they are given: of those that were set to something else than the default."""
+    """Return a note for each group of given settings that differ from the default."""
     notes = []
     for group in groups:
         defaults = group.defaults
@@ -61,7 +61,7 @@ def _field(key: str, default: str, group: Unused) -> tuple[str, Any, bool | int 
 
 
 def _value(default: str) -> bool | int | float | str:
-    """What a default is, of the kind that its text shows; a text like ``05`` is a text."""
+    """Return a default as a value of the kind that its text shows; a text like ``05`` is a text."""
     if default in ("true", "false"):
         return default == "true"
     for kind in (int, float):

@@ -28,8 +28,10 @@ def main() -> None:
 
 
 def _open_standard_streams() -> None:
-    """What the caller closed of 0, 1 and 2 is opened on nothing: else a file of the store, or a socket, gets the
-    number, and receives what somebody prints."""
+    """Open those of the descriptors 0, 1 and 2 that the caller closed on the null device.
+
+    Else a file of the store, or a socket, would get the number, and would receive printed output.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the process lives
@@ -82,7 +84,7 @@ def _wants_json() -> bool:
 
 
 def _misunderstood(error: TyperException) -> str:
-    """What is wrong with a command line, and where its help is; nothing when the help was printed instead."""
+    """Return the error in a command line, and the command for its help; "" if the help was printed instead."""
     told, context = " ".join(error.format_message().split()), getattr(error, "ctx", None)
     if not told or context is None:
         return told

@@ -8,14 +8,14 @@ and puts are refused before anything is lost. Segments are written one after the
 
 Pulls from before the log, and queries for messages that are not in it any more, are answered from the segments by
 `READS_AT_ONCE` threads; the loop waits for none. At most `READS_OF_SEGMENT` read one segment, and as many answer
-queries: an object that is slow to come holds up its own readers, and nobody else. Those who wait for their turn are
-bounded, too: `READS_MAX` in all, `READS_OF_CONNECTION` of a connection, `WAITING_OF_SEGMENT` for a segment; further
-ones are told to ask again. What a read fetches, and its result until the loop takes it, is held only during its turn.
-For clients a queue simply begins where its archive begins. Handlers know the archive as
-`rmqkit.broker.older.OlderMessages`: their reads name the messages that they lack, and are repeated when these were
-fetched. Until it is known what is archived, after a start or while the place cannot be reached, whoever asks for what
-the log does not have is told to ask again: moved to where the log begins, a consumer would miss all that is archived.
-The same holds while the place cannot be read.
+queries. So an object that loads slowly delays only its own readers. The number of waiting reads is bounded, too:
+`READS_MAX` in all, `READS_OF_CONNECTION` of a connection, `WAITING_OF_SEGMENT` for a segment. Requests beyond these
+bounds get an answer that makes the client retry. A read holds its data, and its result until the loop takes it, only
+while the read runs. For clients a queue begins where its archive begins. Handlers know the archive as
+`rmqkit.broker.older.OlderMessages`: their reads name the messages that they lack, and are repeated after these were
+fetched. After a start, and while the place cannot be reached or read, the broker does not know the archived messages.
+Then it makes clients retry when they request messages from before the log. If they moved to the start of the log
+instead, they would miss all archived messages.
 
 Segments may be deleted while the broker runs (`rmqkit.store.archive.archive` says what a read does then). A master
 lists the place again every `LIST_SECONDS`, a slave in each round.
@@ -80,7 +80,8 @@ class LogArchive:
 
     Attributes:
         process: writes a segment now; None while no segment is written.
-        needs: each tells from which physical offset on something of the broker's own reads the log, None for nothing.
+        needs: each returns the physical offset from which a part of the broker reads the log, or None if it reads
+            nothing.
 
     Args:
         writes: whether segments are written: not by a slave.
@@ -137,7 +138,7 @@ class LogArchive:
             await self._seal(work)
 
     def stop(self) -> None:
-        """Let a round end soon: what is half written does not count, and is written anew after the next start."""
+        """Let a round stop soon. A half-written segment does not count and is written again after the next start."""
         self._is_stopping = True
         if self.process is not None:
             self.process.kill()
@@ -190,7 +191,7 @@ class LogArchive:
     async def _seal(self, work: Work) -> None:
         """Write one segment. Raises StoreError: it could not be written."""
         told = await self._writing(msgspec.json.encode(work) + b"\n")
-        # `stop` may have killed the process: what it left is no failure, and is written anew after the next start.
+        # `stop` may have killed the process. Its unfinished segment is no failure and is written again after a start.
         if self._is_stopping:
             return
         try:

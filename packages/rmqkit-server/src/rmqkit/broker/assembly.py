@@ -290,7 +290,7 @@ class Assembly:
             )
 
     def grpc_backend(self, router: Router) -> LocalBackend:
-        """What a gRPC endpoint needs of this broker. ``router``: has its handlers, and refuses nobody."""
+        """Return the backend for a gRPC endpoint. ``router`` has this broker's handlers and refuses no client."""
         from rmqkit.broker.grpc_backend import LocalBackend
 
         return LocalBackend(

@@ -1,9 +1,10 @@
 """The state of an open broker, joined by `rmqkit.broker.assembly`, and the order in which it stops.
 
-Handlers never touch the broker itself; each room names what of the `BrokerContext` it may touch.
+Handlers never touch the broker itself; each room names the parts of the `BrokerContext` that it may touch.
 
-Whatever starts registers at once how it is stopped, under the stage it belongs to, however far the start comes. A stop
-goes through the stages in this order, and within a stage from what started last to what started first:
+Each part registers its stop as soon as it has started, under the stage to which it belongs. So a start that fails
+halfway stops everything that it has started. A stop goes through the stages in this order, and through the parts of a
+stage in the reverse order of their start:
 
 ===============  ======================================================================================================
 stage            what is stopped
@@ -146,7 +147,7 @@ Work = Callable[[], object]
 
 
 class Stage(IntEnum):
-    """When something is stopped; lower ones come first."""
+    """The stage in which a part of the broker is stopped; lower stages come first."""
 
     ROUNDS = auto()
     SERVICES = auto()
@@ -161,7 +162,7 @@ class Stage(IntEnum):
 
 
 class Lifecycle:
-    """What has been started, and how it is stopped; loop only."""
+    """The started parts of the broker, and how each is stopped; loop only."""
 
     def __init__(self) -> None:
         self._stacks = {stage: AsyncExitStack() for stage in Stage}

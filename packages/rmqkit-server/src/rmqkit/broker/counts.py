@@ -41,7 +41,7 @@ _DELAY_ENTRIES = tuple(f"\x02{name}\x01".encode() for name in _DELAYS)
 
 
 class _Came:
-    """What came for a topic, of one kind."""
+    """The messages of one kind that a topic received."""
 
     __slots__ = ("bytes", "messages", "sizes")
 

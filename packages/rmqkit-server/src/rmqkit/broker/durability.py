@@ -11,9 +11,9 @@ SYNC_MASTER  ``inSyncReplicas - 1`` slaves reported that     ``slaveTimeout``   
 
 Both times count from the put; an answer leaves when neither is waited for any more, and where both ran out it names
 the slaves. A round that failed releases everything it should have covered with the error: a failed flush is never a
-success. Puts come in log order, so the waiting answers form one queue, and whatever releases one releases its front:
-once a flush round, once a read of slaves' reports, and one timer. Loop only, but for `flushed`.
-`CODES` and `put_refusal` are what a message is answered with then, or when the store did not take it.
+success. Puts come in log order, so the waiting answers form one queue, and each release takes answers from its front.
+Answers are released once for a flush round, once for a read of slaves' reports, and by one timer.
+Loop only, but for `flushed`. `CODES` and `put_refusal` give the answer to a message then, or when the store refused it.
 Source: store.md §13.1, §13.2, §14, §21.5; behaviour.md §3.5, §10.3.
 """
 
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class Outcome(enum.Enum):
-    """How waiting ended; ``TIMED_OUT`` is the disk's."""
+    """The result of a wait; ``TIMED_OUT`` means that the disk was too slow."""
 
     DURABLE = "durable"
     TIMED_OUT = "timed out"
@@ -52,7 +52,7 @@ Release = Callable[[Outcome, str], None]
 
 
 class Copies(Protocol):
-    """What is known of the slaves' copies (`rmqkit.broker.replication.copies.SlaveCopies`)."""
+    """The state of the slaves' copies (`rmqkit.broker.replication.copies.SlaveCopies`)."""
 
     def confirmed_offset(self) -> int:
         """Physical offset up to which there are as many copies as answers wait for."""

@@ -1,6 +1,6 @@
-"""The broker as the gRPC endpoint in its own process sees it: its tables and handlers, no socket between.
+"""The broker as the gRPC endpoint in its own process sees it: its tables and handlers, without a socket between them.
 
-Only this broker's queues are told: a call is answered where it arrives. Source: grpc.md §11.
+Answers name only this broker's queues: a call is answered where it arrives. Source: grpc.md §11.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LocalBackend:
         router: has the broker's handlers, and lets everybody in: the endpoint has looked at who asks.
         authentication: whose calls are taken; None: everybody's.
         authorize: the remark for what a user may not do, or None; None: users may do everything.
-        on_closed: told of a client that is forgotten, as of a connection that closed.
+        on_closed: called with the connection of a client that is forgotten, as for a connection that closed.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class _LocalPeer(LocalConnection):
                 self._router.handle(self, command)
 
     async def ask(self, broker: str, command: Command, timeout_ms: float = ASK_TIMEOUT_MS) -> Command:
-        # Without a timer, as a client of the port has none here either: whatever a handler waits for has its own bound.
+        # Without a timer, as for a client of the port: each wait of a handler has its own bound.
         return await self.request(command, gathers=command.code in _GATHERED)
 
     async def wait(self, broker: str, command: Command, timeout_ms: float, unclaimed: Unclaimed) -> Command:

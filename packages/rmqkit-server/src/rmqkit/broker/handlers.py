@@ -28,13 +28,13 @@ __all__ = ["Handlers", "OwnAddress", "answers", "by_global_number", "needs_parse
 
 
 class HandlerContext(Protocol):
-    """What the base of all handlers needs."""
+    """The parts of the broker that all handlers need."""
 
     settings: BrokerSettings
 
 
 class NumberedQueuesContext(HandlerContext, Protocol):
-    """What handlers of requests for numbered queues need besides."""
+    """The parts of the broker that handlers of requests for numbered queues need in addition."""
 
     topics: TopicTable
 
@@ -85,7 +85,7 @@ def needs_parser() -> bool:
 
 
 async def when_prepared(connection: Connection, handle: Callable[[], _Answer]) -> Command | None:
-    """What a handler answers as soon as a thread has made the parser of SQL92."""
+    """Return the answer of a handler after a thread has made the parser of SQL92; None if the client has gone."""
     await asyncio.to_thread(_prepare)
     # Nobody would take out again what is entered for a client that has gone.
     answer = handle() if connection.is_open else None

@@ -16,8 +16,8 @@ step               goes to                     properties
 `committed`        where the half was meant    REAL_TOPIC and REAL_QID are removed
 =================  ==========================  =================================================================
 
-A copy of a stored message keeps body, flag, born data and whatever is not named; it gets its own offsets, store time
-and CRC when it is put.
+A copy of a stored message keeps body, flag, born data and all properties that are not named; it gets its own offsets,
+store time and CRC when it is put.
 Source: behaviour.md §3.3, §3.4, §3.7, §9.1, §9.2; store.md §18.1, §18.2, §19.2, §19.3, §20; priorities as seen from a
 5.4.0 broker.
 """

@@ -55,7 +55,7 @@ _Key = tuple[str, ...]
 
 
 class MetricsContext(Protocol):
-    """What metrics are read from."""
+    """The parts of the broker from which metrics are read."""
 
     clients: ClientTable
     clock: Clock
@@ -180,7 +180,7 @@ class BrokerMetrics:
         }
 
     async def _timed(self) -> Gathered:
-        """What the timer has, and by how far ahead it is due: the wheel is read for that."""
+        """Return the timer's metrics. The wheel is read to count messages by the time until they are due."""
         timer = self._context.timer
         if timer is None:
             return {}

@@ -1,11 +1,12 @@
-"""Registers the broker and its topics with every name server (``BrokerOuterAPI``).
+"""Registration of the broker and its topics with every name server (``BrokerOuterAPI``).
 
-All name servers are sent the same in parallel; one that fails is logged and never fails the others. A changed topic
-is sent at once with only that topic, to a name server that has all the others: one that missed a change, or may have
-started anew, as it is reached over another connection, is sent everything. With the version of a later change it would
-never look at what it missed. Topics that the name servers list as ordered are marked so here, from the answers
-to full registrations. A slave learns from any answer where its master is. With slave-acting-master brokers send a sign
-of life every second, too, and are forgotten when it stays away for `brokerNotActiveTimeoutMillis`.
+All name servers get the same registration in parallel; a failure of one name server is logged and does not affect the
+others. A changed topic is sent at once, and alone, to a name server that has all other topics. A name server gets all
+topics if it missed a change, or if it is reached over another connection, because it may have restarted. With the
+version of a later change it would never look at the change that it missed. Topics that the name servers list as ordered
+are marked so here, from the answers to full registrations. A slave gets its master's address from any answer. With
+slave-acting-master brokers also send a heartbeat every second, and are forgotten after `brokerNotActiveTimeoutMillis`
+without one.
 Source: behaviour.md §1.3, §1.7, §2.3; remoting.md §10.1.
 """
 
@@ -154,7 +155,7 @@ class Registration:
         return answer
 
     def _registering(self, table: TopicConfigTable) -> _MakeCommand:
-        """What makes the command that registers some topics."""
+        """Return the function that makes the command that registers some topics."""
         content = RegisterBrokerBody(topic_config_serialize_wrapper=self._with_broker_permission(table))
         is_compressed = self._settings.compressed_register
         body = (
@@ -274,7 +275,7 @@ class Registration:
         return [group.broker_addrs for group in route.broker_datas if group.broker_name == name]
 
     async def routes(self, topic: str) -> list[TopicRoute]:
-        """What each name server that knows a topic says where it is, after a second at most."""
+        """Return the routes of a topic from each name server that knows it, after a second at most."""
         return [fastjson.decode_as(answer.payload, TopicRoute) for answer in await self._route_answers(topic)]
 
     async def _route_answers(self, topic: str) -> list[Command]:

@@ -31,7 +31,7 @@ to something else."""
 
 
 class BrokerRole(enum.Enum):
-    """Who a broker is among those that share its name."""
+    """The role of a broker among the brokers that share its name."""
 
     ASYNC_MASTER = "ASYNC_MASTER"
     SYNC_MASTER = "SYNC_MASTER"
@@ -39,14 +39,14 @@ class BrokerRole(enum.Enum):
 
 
 class RequestMode(enum.Enum):
-    """How a consumer group gets its messages."""
+    """The request with which a consumer group gets its messages."""
 
     PULL = "PULL"
     POP = "POP"
 
 
 class BrokerSettings(ConnectionSettings, kw_only=True):
-    """What a ``broker.conf`` may say about the broker."""
+    """The settings of a broker in ``broker.conf``."""
 
     cluster_name: Annotated[str, Setting("brokerClusterName", "cluster the broker belongs to")] = "DefaultCluster"
     broker_name: Annotated[

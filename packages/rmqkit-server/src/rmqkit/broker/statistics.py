@@ -135,7 +135,7 @@ class _Counter:
         self.samples: tuple[_Samples, ...] = tuple(deque(maxlen=26) for _ in _SPANS)
 
     def over(self, samples: _Samples, since_ms: float, span_ms: float) -> StatsItem:
-        """What was counted since a sample, over a span."""
+        """Return the figures since a sample, over a span."""
         _, sum_before, times_before = next((one for one in reversed(samples) if one[0] <= since_ms), (0, 0, 0))
         count, times = self.sum - sum_before, self.times - times_before
         return StatsItem(count, count * 1000 / span_ms, count / times if times else 0.0)
@@ -294,7 +294,7 @@ class Statistics:
         return 0.0 if found is None else found.stats_minute.tps
 
     def totals(self, name: str) -> dict[tuple[str, str], int]:
-        """What was ever counted under a name whose keys are ``topic@group``, up to now."""
+        """Return the totals since the start under a name whose keys are ``topic@group``."""
         self._enter_growth()
         found = {key.partition("@"): one.sum for (of, key), one in self._counters.items() if of == name}
         return {(topic, group): total for (topic, _, group), total in found.items()}
@@ -310,8 +310,8 @@ class Statistics:
         return ten_s, minute, ten_minutes
 
     def days(self, name: str) -> tuple[int, int, int]:
-        """What was counted since the start under a name whose key is the cluster: by yesterday's midnight, by today's,
-        and up to now."""
+        """Return the totals since the start under a name whose key is the cluster: at yesterday's midnight, at today's,
+        and now."""
         self._enter_growth()
         self._note_midnight()
         counter = self._counters.get((name, self._cluster))
@@ -333,7 +333,7 @@ class Statistics:
         return BrokerStatsData(*(self._over(counter, number, span_ms) for number, (span_ms, _) in enumerate(_SPANS)))
 
     def _over(self, counter: _Counter, number: int, span_ms: int) -> StatsItem:
-        """What was counted in a span, by the samples that are kept for one of `_SPANS`."""
+        """Return the figures of a span, from the samples that are stored for a span of `_SPANS`."""
         since_ms = self._kept_ms[number] - span_ms
         passed_ms = self._clock.monotonic_ms() - max(since_ms, self._started_ms)
         return counter.over(counter.samples[number], since_ms, max(1000 * SAMPLE_SECONDS, passed_ms))
@@ -416,7 +416,7 @@ class Statistics:
 
     def drop_counters(self, *, topic: str = "", group: str = "") -> None:
         """Drop the counters of a topic or group that was deleted."""
-        # First: what is noted of it still would make its counters anew.
+        # First: growth that is entered later would make the counters again.
         self._enter_growth()
         for name, key in list(self._counters):
             of_topic, _, rest = (key.partition("@")[2] if name in _QUEUE_FIRST else key).partition("@")

@@ -1,4 +1,4 @@
-"""What operators ask a name server (the administrative half of ``DefaultRequestProcessor``).
+"""Requests of operators to a name server (the administrative half of ``DefaultRequestProcessor``).
 
 ===============  =====================================================  ==============================================
 codes            request                                                open to

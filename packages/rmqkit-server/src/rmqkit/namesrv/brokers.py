@@ -1,30 +1,30 @@
-"""Brokers that come and go: whom to believe about them, who is forgotten, who is notified.
+"""Brokers that come and go: the requests that are accepted, the brokers to forget, and the brokers to notify.
 
-Apache's name servers believe everybody: one packet puts another address in a master's place. Here a request has to come
-from one of ``registrationAllowedAddresses``; where users are in force it has to be signed by the brokers' inner user or
-the first user; and whatever the list says, who is alive keeps its place (`Claims`):
+Apache's name servers accept every registration: one packet replaces a master's address. Here a request has to come from
+an address in ``registrationAllowedAddresses``. If users are in force it has to be signed by the brokers' inner user or
+the first user. Regardless of the list, a live broker keeps its place (`Claims`):
 
 ========================================================  =============================================================
-somebody says                                             is refused while
+request                                                   is refused while
 ========================================================  =============================================================
-another address bears this name and id                    the bearer is alive
-this address bears this name and id, or leaves, or has    it is alive, and its connection comes from elsewhere
+another address has this name and id                      the broker with this name and id is alive
+this address has this name and id, or leaves, or has      it is alive, and its connection comes from another machine
 these queues of a topic
 a negative id                                             a master of that name is alive
 ========================================================  =============================================================
 
-Alive is who has a connection open over which it registered, until it was silent for its time-out. A broker that
-restarts has lost its connection, so it is let in at once, at whatever address; one whose machine vanished is waited for
-up to 120 s. Where a group's leader changes while the former one is alive and connected, as with DLedger,
-``allowBrokerTakeover`` lets it.
+A broker is alive while the connection over which it registered is open, until it was silent for its time-out. A broker
+that restarts has lost its connection, so it is accepted at once, at any address. If a broker's machine vanished, its
+place is free after up to 120 s. ``allowBrokerTakeover`` allows a new leader of a group while the former leader is alive
+and connected, as with DLedger.
 
-`Unregistration` is the queue of brokers to forget (``BatchUnregistrationService``). Good-byes, closed connections and
-silence all put departures here; one task takes all that wait at once, because forgetting walks over every topic: a
-thousand brokers whose network broke cost one walk. The queue is bounded; what does not fit is refused (a good-bye) or
-dropped (the others: the next scan finds them again).
+`Unregistration` is the queue of brokers to forget (``BatchUnregistrationService``). Unregister requests, closed
+connections and silence put departures into it. One task takes all waiting departures at once, because it has to walk
+over every topic: a thousand brokers whose network broke cost one walk. The queue is bounded. A departure that does not
+fit is refused (an unregister request) or dropped (the others: the next scan finds them again).
 
-`Notices` sends NOTIFY_MIN_BROKER_ID_CHANGE, one-way, when the lowest id of a group changed. When somebody went away, or
-is alone, everybody who is there is notified; when a new lowest id joined, everybody but it. A broker that cannot be
+`Notices` sends NOTIFY_MIN_BROKER_ID_CHANGE, one-way, when the lowest id of a group changed. If a broker left, or is
+alone, all brokers of the group are notified; if a new lowest id joined, all but this broker. A broker that cannot be
 reached is skipped: brokers also look their group up every second.
 Loop only. Source: behaviour.md §1.4, §1.8; remoting.md §4.4.
 """

@@ -1,4 +1,4 @@
-"""What brokers and clients ask a name server (``DefaultRequestProcessor``, ``ClientRequestProcessor``).
+"""Requests of brokers and clients to a name server (``DefaultRequestProcessor``, ``ClientRequestProcessor``).
 
 ====  ======================  ========================================================================================
 code  request                 answer
@@ -13,8 +13,8 @@ code  request                 answer
 217   one topic's queues      merged into the table
 ====  ======================  ========================================================================================
 
-What operators ask is in `rmqkit.namesrv.admin_handlers`. Codes that are in neither (the filter servers' 301 and 302
-among them) are answered with REQUEST_CODE_NOT_SUPPORTED. Source: remoting.md §4.2; behaviour.md §1.3–§1.6.
+Operators' requests are in `rmqkit.namesrv.admin_handlers`. Codes that are in neither module (such as the filter
+servers' 301 and 302) are answered with REQUEST_CODE_NOT_SUPPORTED. Source: remoting.md §4.2; behaviour.md §1.3–§1.6.
 
 The KV configuration (``KVConfigManager``) is namespace → key → value, kept in ``kvConfig.json``: the one table of a
 name server that outlives it, and brokers learn by it which topics are ordered: namespace `ORDER_TOPIC_CONFIG`,
@@ -273,7 +273,7 @@ class BrokerHandlers(TableHandlers):
 
     @answers(RequestCode.QUERY_DATA_VERSION)
     def data_version(self, connection: Connection, command: Command) -> Command:
-        """Whether a broker has something new to register; it is alive, too."""
+        """Answer if a broker has something new to register; the request is also a sign of life."""
         if (refused := self._claims.refused(connection, command)) is not None:
             return refused
         header = decode_header(command, BrokerIdentity)

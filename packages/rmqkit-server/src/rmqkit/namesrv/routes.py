@@ -61,7 +61,7 @@ _READ_WRITE = int(Permission.READ | Permission.WRITE)
 
 @dataclass(slots=True)
 class LiveBroker:
-    """What is known of a broker process that registered; ``seen_ms`` is the monotonic time of its last sign of life."""
+    """The state of a registered broker process; ``seen_ms`` is the monotonic time of its last sign of life."""
 
     broker_name: str
     seen_ms: float
@@ -118,8 +118,10 @@ class MemberChange:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What came of a registration: ``master`` is address and HA address of the living master, for a slave.
-    ``change`` is what the members of the group may be notified of."""
+    """The result of a registration: ``master`` is address and HA address of the living master, for a slave.
+
+    ``change`` is the change about which the members of the group may be notified.
+    """
 
     is_accepted: bool = True
     master: tuple[str, str | None] | None = None
@@ -197,7 +199,7 @@ class RouteTable:
             overwrite = is_first or not is_same
             for _ in self._enter_topics(registration, overwrite=overwrite, forget_missing=forget_missing):
                 yield
-                # It left, or registered anew, while others had their turn: what is still to come is not true any more.
+                # The broker left, or registered again, in between: the rest of this registration is outdated.
                 if self._live.get(registration.key) is not live:
                     return Registered()
         self._enter_filter_servers(registration)
@@ -336,8 +338,7 @@ class RouteTable:
 
     def _is_outdated(self, registration: BrokerRegistration, addresses: Mapping[int, str]) -> bool:
         """Return True if another living process holds this id with a newer state version."""
-        # The state version counts elections of a controller: the former master may register once more behind the new
-        # one.
+        # The state version counts elections of a controller: the former master may register again after the new master.
         holder = addresses.get(registration.broker_id)
         if holder is None or holder == registration.address:
             return False
@@ -353,7 +354,7 @@ class RouteTable:
             for topic in [topic for topic, queues in self._queues.items() if name in queues and topic not in table]:
                 self._drop_queues(topic, {name})
                 yield
-        # An acting master takes no messages: producers see its queues as unwritable, whatever its table says.
+        # An acting master takes no messages: producers see its queues as unwritable, regardless of its table.
         is_acting = registration.broker_id != MASTER_ID and bool(registration.enable_acting_master)
         for topic, config in table.items():
             queues = self._queues.setdefault(topic, {})

@@ -143,7 +143,8 @@ class NameServer:
             _log.warning("broker %s at %s was silent for too long", departure.broker_name, departure.address)
             self._unregistration.submit(departure)
             if isinstance(departure.connection, Connection):
-                # Half-open most likely; closed, the broker notices, if there is one, and registers anew.
+                # The connection is most likely half-open. If the broker lives, it notices the close and registers
+                # again.
                 departure.connection.close("its broker was silent")
 
     # -- inside

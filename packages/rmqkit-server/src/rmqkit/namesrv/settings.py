@@ -16,7 +16,7 @@ from rmqkit.settings import Setting
 
 
 class NamesrvSettings(ConnectionSettings, kw_only=True):
-    """What a ``namesrv.conf`` may say."""
+    """The settings of a name server in ``namesrv.conf``."""
 
     listen_port: Annotated[int, Setting("listenPort", "port to listen on; 0 means a free port", low=0, high=65535)] = (
         9876

@@ -1,18 +1,19 @@
-"""What every administrative operation needs: typed answers, name servers in turn, and who a broker or cluster is.
+"""The base of all administrative operations: typed answers, name servers in turn, and addresses of brokers and
+clusters.
 
 ======================  ==================================================================================
-what                    how
+target                  selection
 ======================  ==================================================================================
 a name server           the first of the list that answers
-cluster, routes         asked once, then remembered until `AdminCalls.forget`
+cluster, routes         requested once, then cached until `AdminCalls.forget`
 a broker                given as ``host:port`` or by name; a name means its master
-several brokers         asked at the same time; the first error is raised
+several brokers         requested at the same time; the first error is raised
 ======================  ==================================================================================
 
-When a peer closes or does not answer, `rmqkit.remoting.client` looks what it is, so that the error can say it.
+If a peer closes or does not answer, `rmqkit.remoting.client` finds out what kind of peer it is, for the error's text.
 
-A *guard* is called before every request leaves, whichever method asked: it counts, or refuses by an exception.
-`read_only` is one: it lets pass what changes nothing (`READING`).
+A *guard* is called before every request leaves, from every method: it counts, or refuses by an exception.
+`read_only` is a guard that passes only requests that change nothing (`READING`).
 Loop only. Source: behaviour.md §9.9.
 """
 
@@ -61,7 +62,7 @@ H = TypeVar("H", bound=Struct)
 
 
 class Done(Struct, rename="camel"):
-    """What was done, and at which server."""
+    """A change that was made, and its server."""
 
     where: str
     done: str
@@ -143,7 +144,7 @@ class AdminCalls(BrokerCalls):
     # -- one peer
 
     async def call(self, address: str, command: Command, timeout_ms: float | None = None) -> Command:
-        """The answer, whatever its code. Raises WrongProtocol, TlsMismatch: instead of a mere ConnectionLost."""
+        """Return the answer, with any code. Raises WrongProtocol, TlsMismatch: instead of a mere ConnectionLost."""
         try:
             return await super().call(address, command, timeout_ms)
         except (ConnectionLost, RequestTimedOut) as error:
@@ -242,7 +243,7 @@ class AdminCalls(BrokerCalls):
         return {data.broker_name: data.broker_addrs[MASTER_ID] for data in brokers if MASTER_ID in data.broker_addrs}
 
     async def fan_out(self, addresses: Iterable[str], asking: Callable[[str], Awaitable[T]]) -> dict[str, T]:
-        """What each address answers, by address, in the given order."""
+        """Return the answers by address, in the given order."""
         # The first error is raised at once, and the other requests go on: what they change is changed all the same.
         listed = list(addresses)
         return dict(zip(listed, await asyncio.gather(*map(asking, listed)), strict=True))

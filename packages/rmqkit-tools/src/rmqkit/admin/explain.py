@@ -93,7 +93,7 @@ class Explainer:
         self._known: dict[object, asyncio.Future[Any]] = {}
 
     async def explain(self, message: str | Key | At) -> Explanation:
-        """As the function `explain`."""
+        """Explain a message like the function `explain`."""
         return judge(await self.facts(message))
 
     async def facts(self, message: str | Key | At) -> Facts:
@@ -118,7 +118,7 @@ class Explainer:
         return facts
 
     async def stored(self, message: ReceivedMessage) -> Facts:
-        """What is stored of a message that was found already, without how the group stands to it."""
+        """Return the stored facts of a message that was found already, without the state of the group."""
         facts = self._facts(message.msg_id)
         facts.message = message
         if unique_key := message.properties.get(prop.UNIQ_KEY):
@@ -148,7 +148,7 @@ class Explainer:
         return text
 
     async def _by_offset_id(self, facts: Facts, address: str, physical_offset: int) -> ReceivedMessage | None:
-        """What the broker that an offset message id names has there."""
+        """Return the message at a physical offset of the broker that an offset message id names."""
         known = facts.lookup
         known.address, known.physical_offset = address, physical_offset
         brokers = (await self._calls.cluster()).broker_addr_table.items()
@@ -235,7 +235,7 @@ class Explainer:
         return entries.queue_data[0].tags_code if entries is not None and entries.queue_data else None
 
     async def _look_elsewhere(self, facts: Facts, unique_key: str) -> None:
-        """What else the name may be: a key, or the id of a message in another topic."""
+        """Look for other meanings of the name: a key, or the id of a message in another topic."""
         known = facts.lookup
         known.as_key = await self._query(self._topic, unique_key, is_unique=False)
         if known.as_key or known.elsewhere is not None or known.address:
@@ -291,7 +291,7 @@ class Explainer:
     # -- the group
 
     async def _add_standing(self, facts: Facts) -> None:
-        """How far the group is where it meets the message, and who is there to take it."""
+        """Add the group's progress in the queue of the message, and its online members."""
         current = facts.retry or facts.message
         if current is not None:
             place = (current.broker_name or "", current.topic, current.queue_id, current.queue_offset)
@@ -338,13 +338,17 @@ class Explainer:
         return Place(broker, topic, queue_id, offset, lowest, highest, committed, perm, *counts)
 
     async def _routed(self, broker: str, topic: str) -> int:
-        """What the route lets clients do at a broker, which may forbid all of its topics (brokerPermission)."""
+        """Return the permission that the route gives to clients at a broker, which may forbid all its topics
+        (brokerPermission)."""
         queues = (await self._calls.route(topic)).queue_datas if topic == self._topic else ()
         return next((data.perm for data in queues if data.broker_name == broker), ~0)
 
     async def _is_fetched(self, address: str, queue_id: int) -> bool | None:
-        """Whether a broker gave the group anything of a queue since it started, or at least of the topic.
-        None: it does not count, or has slaves, who may have given it."""
+        """Return True if a broker has delivered messages of a queue, or at least of the topic, to the group since it
+        started.
+
+        None: the broker does not count, or has slaves, which may have delivered them.
+        """
         brokers = (await self._calls.cluster()).broker_addr_table.values()
         is_alone = any([*data.broker_addrs.values()] == [address] for data in brokers)
         topic, queue = self._topic, f"{self._topic}@{queue_id}"

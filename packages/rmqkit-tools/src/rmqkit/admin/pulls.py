@@ -116,8 +116,11 @@ class Span(Struct, frozen=True, kw_only=True):
     sql: str = ""
 
     def test(self) -> Callable[[ReceivedMessage], bool]:
-        """Whether a message is wanted; the SQL92 is not left to brokers, many of which do not filter by it, or let
-        everything pass when it is wrong. Raises SettingsError: an expression cannot be understood."""
+        """Return a test for wanted messages.
+
+        SQL92 is not left to brokers: many do not filter by it, or let every message pass if the expression is wrong.
+        Raises SettingsError: an expression cannot be understood.
+        """
         end_ms = _FOREVER_MS if self.end_ms is None else self.end_ms
         try:
             tags, matches = subscription("*", self.tags), None

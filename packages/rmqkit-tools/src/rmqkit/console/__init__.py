@@ -1,4 +1,4 @@
-"""The web console: pages and JSON over what `rmqkit.admin` tells of RocketMQ clusters.
+"""The web console: pages and JSON about RocketMQ clusters, with `rmqkit.admin`.
 
 `Console` is an ASGI app, to be served by ``rmq console`` or mounted in a program's own app::
 

@@ -41,13 +41,13 @@ _log = logging.getLogger(__name__)
 
 
 class DecodeBody(Protocol):
-    """Makes a text of a body: Protobuf, Avro, a pickle, whatever a program sends."""
+    """A function that makes a text of a body: Protobuf, Avro, a pickle, or any other format of a program."""
 
     def __call__(self, topic: str, message: ReceivedMessage) -> str | None: ...
 
 
 class Routes(Protocol):
-    """Tells pages that a package adds to a `rmqkit.console.Console`."""
+    """A function that returns the pages that a package adds to a `rmqkit.console.Console`."""
 
     def __call__(self, console: Any) -> Iterable[OwnPage]: ...
 
@@ -70,7 +70,7 @@ class OwnPage(Struct, frozen=True, kw_only=True):
 
 
 class Hooks:
-    """What hooks add. Raises SettingsError: a page's path cannot stand in an address, or is there twice."""
+    """The additions of all hooks. Raises SettingsError: a page's path is not valid in an address, or is there twice."""
 
     def __init__(self, console: object, hooks: Sequence[object]) -> None:
         self._decoders: list[DecodeBody] = [

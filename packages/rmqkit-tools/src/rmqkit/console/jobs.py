@@ -1,19 +1,19 @@
-"""Replays of dead letters that run in the console, and go on after whatever ended it.
+"""Replays of dead letters that run in the console, and continue after a restart or a crash.
 
 ============================  =======================================================================================
 file in the folder            has
 ============================  =======================================================================================
-``<id>.json``                 what is to be done, by whom, and how far it got as a whole (`Job`)
-``<id>.state.json``           how far each queue is (`rmqkit.admin.replay.state.State`), written after each chunk
-``<id>.audit.jsonl``          a line for each message: where it was, where it went, or why no broker took it
+``<id>.json``                 the job, its user, and its progress as a whole (`Job`)
+``<id>.state.json``           progress of each queue (`rmqkit.admin.replay.state.State`), written after each chunk
+``<id>.audit.jsonl``          a line for each message: its source and its target, or why no broker took it
 ``<id>.lock``                 held by the process that runs it, so that two consoles do not send the same messages
 ``<group>-….replayed.json``   the dead letters of a group that jobs have sent (`rmqkit.admin.replay.memory.Memory`)
 ============================  =======================================================================================
 
-A console that was killed has sent a part of a chunk that the state does not have: the next one looks for these messages
-in their target before it sends them, so none is lost and none is there twice (`rmqkit.admin.replay.replay`). It goes on
-by itself where requests go out as the console's own user. What a user of the cluster began waits for somebody to resume
-it: the secret is nowhere but in memory.
+A console that was killed has sent a part of a chunk that the state does not have. The next console looks for these
+messages in their target before it sends them, so none is lost and none is stored twice (`rmqkit.admin.replay.replay`).
+A job continues by itself if its requests are signed as the console's own user. A job of a user of the cluster waits
+until a user resumes it, because its secret was only in memory.
 
 Without a target, a job sends dead letters only to the group they belong to. A later job skips what earlier jobs have
 sent, unless it is created with ``again``. At most one replay of a group at a time, and `JOBS_MAX` in all. Loop only.
@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 class Status(enum.StrEnum):
-    """What becomes of a job."""
+    """The state of a job."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -106,8 +106,11 @@ class Job(Struct, rename="camel", kw_only=True):
 
 
 class Progress(Struct, rename="camel", kw_only=True):
-    """How far a job is: messages sent, and not taken by any broker; dead letters that are still to be looked at, None
-    before it has begun. ``is_here``: this console runs it now."""
+    """The progress of a job: messages sent, messages that no broker took, and dead letters that are still to be
+    examined.
+
+    ``left`` is None before the job has begun. ``is_here``: this console runs the job now.
+    """
 
     sent: int = 0
     failed: int = 0
@@ -131,8 +134,10 @@ class _Run(Struct):
 
 
 class Jobs:
-    """The jobs of a folder. ``told`` hears what became of a job, for the audit.
-    Raises SettingsError: the folder cannot be used."""
+    """The jobs of a folder. The given callback gets each change of a job, for the audit.
+
+    Raises SettingsError: the folder cannot be used.
+    """
 
     def __init__(
         self,
@@ -161,7 +166,7 @@ class Jobs:
     # -- what there is
 
     def all(self) -> list[Job]:
-        """Every job, the newest first; those of other consoles are read anew."""
+        """Return every job, the newest first; jobs of other consoles are read again."""
         for path in self._folder.glob("*.json") if self._folder is not None else ():
             name = path.name.removesuffix(".json")
             known = self._jobs.get(name)

@@ -1,9 +1,10 @@
-"""What tests say about messages and groups, and what they are told when it is not so.
+"""Asserts of tests about messages and groups, with messages that explain a failure.
 
-Each assert waits until what it says holds, and fails when ``timeout`` seconds have passed. They read the brokers' own
-tables, and ask the group's members (GET_CONSUMER_RUNNING_INFO) how far they are: clients save offsets up to 5 s after
-they consumed. A message counts as consumed when its group's offset is past it and neither its retry topic nor its dead
-letters have it; messages that a filter passes over count, too. One that is retried is the message that it was.
+Each assert waits until its condition holds, and fails when ``timeout`` seconds have passed. The asserts read the
+brokers' own tables, and request the progress of the group's members (GET_CONSUMER_RUNNING_INFO), because clients save
+offsets up to 5 s after they consumed. A message counts as consumed when its group's offset is past it and neither its
+retry topic nor its dead letters have it; messages that a filter passes over count, too. A retried message counts as the
+same message.
 """
 
 from __future__ import annotations
@@ -49,9 +50,11 @@ _READ_COUNT = 32
 
 @dataclass(slots=True)
 class _Group:
-    """What the brokers know of a group and its topics.
-    ``begun``: topic, queue and offsets of what is left in them. ``retried``: what was sent back and is left, perhaps of
-    a message of these, as offsets are saved later. ``lines``: all that, for people. ``first``: a message that is left.
+    """The brokers' state of a group and its topics.
+
+    ``begun``: topic, queue and offsets of the remaining messages. ``retried``: messages that were sent back and remain,
+    perhaps copies of remaining messages, as offsets are saved later. ``lines``: all of these, for people. ``first``: a
+    remaining message.
     """
 
     held: int = 0
@@ -91,7 +94,7 @@ class Asserts(ABC):
 
     @abstractmethod
     def masters(self) -> list[BrokerContext]:
-        """What the masters are made of."""
+        """Return the contexts of the masters."""
 
     def assert_consumed(
         self, group: str, topic: str, *, count: int | None = None, timeout: float = TIMEOUT_SECONDS
@@ -188,7 +191,7 @@ class Asserts(ABC):
             time.sleep(_POLL_SECONDS)
 
     def _why(self, group: str, topic: str, left: Record) -> str:
-        """What ``rmq explain`` says."""
+        """Return the explanation of ``rmq explain``."""
         from rmqkit.admin import Admin
         from rmqkit.admin.explain import explain
 
@@ -242,7 +245,7 @@ async def _running(peer: Connection, group: str, client_id: str, silent: set[Con
 
 
 def _group(masters: list[BrokerContext], group: str, topic: str | None, far: _Far) -> _Group:
-    """What the masters know of a group, for one topic or all of its topics."""
+    """Return the masters' state of a group, for one topic or all of its topics."""
     state, retry = _Group(), names.retry_topic(group)
     for context in masters:
         online = context.clients.all_consumers.get(group)
@@ -334,7 +337,7 @@ def _is_of(record: Record, topic: str | None) -> bool:
 
 
 def _origin(record: Record) -> str:
-    """What a message and those that it was sent back as have in common."""
+    """Return the common identity of a message and its retries."""
     return _property(record, property_names.UNIQ_KEY) or str(record.physical_offset)
 
 
@@ -343,7 +346,7 @@ def _property(record: Record, name: str) -> str:
 
 
 def _told(record: Record) -> str:
-    """A message as a failure tells it."""
+    """Return the description of a message in a failure."""
     of = decode_properties(record.properties)
     marks = {"keys": of.get("KEYS"), "tags": of.get("TAGS"), "id": of.get("UNIQ_KEY")}
     told = "".join(f", {name} {value}" for name, value in marks.items() if value)

@@ -1,7 +1,7 @@
 """Chaos dials: they make a broker misbehave, as often as a test says.
 
 ===================  ==================================================================================================
-dial                 what happens
+dial                 effect
 ===================  ==================================================================================================
 ``duplicate``        share of pulls (0 to 1) that start up to 8 messages earlier, a tenth of a second later, so that
                      messages are delivered again. A group gets no message more than twice, so that tests end.
@@ -11,11 +11,11 @@ dial                 what happens
 ``busy``             share of sends that are not stored, and answered with SYSTEM_BUSY.
 ``disconnect``       share of requests at which the connection is cut: half of them before the request is handled, half
                      of them after it, so that the answer is lost.
-``rebalance_every``  interval in seconds at which all members of all groups are told that the members have changed.
+``rebalance_every``  interval in seconds at which all members of all groups are notified that the members have changed.
 ===================  ==================================================================================================
 
-Sends are SEND_MESSAGE in its three forms. Name servers and what the broker itself asks are left alone; slaves meet all
-of it when they ask their master. The seed fixes the dice; which request meets which throw is up to the network.
+Sends are SEND_MESSAGE in its three forms. Name servers and the broker's own requests are not affected; requests of
+slaves to their master are. The seed fixes the random numbers; the order of requests depends on the network.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _BUSY = "[CHAOS]broker busy, start flow control for a while"
 
 
 class Dials(TypedDict, total=False):
-    """Where the dials stand; those not named stand at nothing. ``seed``: without it one of chance."""
+    """The values of the dials; a dial that is not named is off. ``seed``: random if it is not named."""
 
     duplicate: float
     delay: float

@@ -89,7 +89,7 @@ class LocalBroker:
 
     @property
     def context(self) -> BrokerContext | None:
-        """What it is made of, to be touched in `LocalCluster.look`; None while it is stopped."""
+        """The broker's context, to be touched in `LocalCluster.look`; None while the broker is stopped."""
         return None if self._broker is None else self._broker.context
 
     def start(self) -> None:
@@ -248,7 +248,7 @@ class LocalCluster(Asserts):
         return self.run(on_loop)
 
     def masters(self) -> list[BrokerContext]:
-        """What the running masters are made of; to be touched on their loop."""
+        """Return the contexts of the running masters, to be touched on their loop."""
         return [broker.context for broker in self.brokers if broker.context is not None]
 
 

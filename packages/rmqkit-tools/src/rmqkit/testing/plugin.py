@@ -167,7 +167,7 @@ def rmq_console(rmq_broker: LocalCluster) -> Iterator[str]:
 
 
 def _wanted(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What the markers of a test and its fixtures ask for; the nearest marker wins."""
+    """Return the options in the markers of a test and its fixtures; the nearest marker wins."""
     wanted: dict[str, Any] = {"brokers": 2} if "rmq_cluster" in request.fixturenames else {}
     for marker in reversed(list(request.node.iter_markers("rmq"))):
         if marker.args or marker.kwargs.keys() - {"fresh", "brokers", "slaves", "settings"}:

@@ -1,9 +1,9 @@
-"""What a known user may do (``AclAuthorizationHandler``): a request is refused unless a policy of its user allows all
-that it needs (`rmqkit.rights`). Super users and the broker's own requests need no policy.
+"""Authorization of known users (``AclAuthorizationHandler``): the broker refuses a request unless a policy of its user
+allows everything that the request needs (`rmqkit.rights`). Super users and the broker's own requests need no policy.
 
-Each need of a request is judged once, however often its body or header names it, and by an index of the user's
-policies (`PolicyIndex`), which holds until policies change. What lies at a physical offset is taken for a message only
-when its queue says so, as a body may look like a record.
+Each need of a request is judged once, even if its body or header names it several times. The index of the user's
+policies (`PolicyIndex`) is valid until policies change. The record at a physical offset counts as a message only if its
+queue contains it, because a body may look like a record.
 
 Loop only. Source: behaviour.md §9.8.
 """

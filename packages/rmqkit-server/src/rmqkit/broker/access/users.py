@@ -172,7 +172,7 @@ class AccessTable:
         return self._stored.acls.get(self._subject(subject, "The subject is not exist."))
 
     def acls_like(self, subject_part: str, resource_part: str) -> Iterator[AclInfo]:
-        """What subjects with a part in their name may do with resources that have another in theirs."""
+        """Yield the policies of subjects whose name contains one text, for resources whose name contains another."""
         for subject, acl in sorted(self._stored.acls.items()):
             policies = [
                 AclPolicy(policy_type=policy.policy_type, entries=entries)
@@ -248,7 +248,7 @@ class AccessTable:
 
 
 def _known(text: str | None, names: Sequence[str]) -> str | None:
-    """The name that a text is, in whatever case."""
+    """Return the name that is equal to a text, regardless of case; None if there is no such name."""
     return next((name for name in names if name.lower() == (text or "").lower()), None)
 
 
@@ -277,7 +277,7 @@ T = TypeVar("T")
 
 
 class AccessContext(Protocol):
-    """What requests about users and policies may touch."""
+    """The parts of the broker that requests about users and policies may touch."""
 
     access: AccessTable
     identity: OwnAddress
@@ -361,7 +361,7 @@ class AccessHandlers(Handlers[AccessContext]):
 
 
 def _asker(command: Command) -> str:
-    """Who signed a request; nobody has to, unless the broker asks for signatures."""
+    """Return the user that signed a request, or "". Signatures are needed only if the broker demands them."""
     return decode_fields(command).get(ACCESS_KEY, "")
 
 

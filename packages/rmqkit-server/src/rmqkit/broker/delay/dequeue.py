@@ -1,16 +1,16 @@
-"""What is due on the wheel is put where it belongs (``TimerDequeueGetService``, ``TimerDequeuePutMessageService``).
+"""Delivery of the due messages on the wheel (``TimerDequeueGetService``, ``TimerDequeuePutMessageService``).
 
 A second's chain is walked from its last unit to its first; then its messages are put, oldest first, a run at a time.
 
 =================================  ===========================================================================
-what is due                        then
+due message                        action
 =================================  ===========================================================================
 a message                          put to REAL_TOPIC-REAL_QID, with TIMER_ENQUEUE_MS and TIMER_DEQUEUE_MS
-one that was parked nearer         put into the timer topic once more, with TIMER_ROLL_TIMES; by an acting master, which
-                                   has no log of its own, sent to its topic at another broker for the same time
+one that was parked nearer         put into the timer topic again, with TIMER_ROLL_TIMES; an acting master, which has no
+                                   log of its own, sends it to its topic at another broker for the same time
 with TIMER_DEL_UNIQKEY (a marker)  the one of its second with that unique key is not delivered (RECALL_MESSAGE)
 another broker delivered it        left out (`TimerState.was_delivered`)
-a unit or its record is not there  all is made anew from the timer topic, once for each second
+a unit or its record is missing    timer log and wheel are rebuilt from the timer topic, once for each second
 no room for the new properties     put without those of the timer that are not needed any more
 store refuses it                   the same again, for ever (the reference gives up after three times)
 can never be stored                put into dead letters (`Destination.put`)
@@ -106,7 +106,7 @@ class Dequeue:
         self._changed: set[int] = set()
 
     def begin(self) -> None:
-        """Look at the second to deliver anew."""
+        """Forget the second that is being delivered, so that the next step reads it again."""
         self._due = None
 
     @property
@@ -197,7 +197,7 @@ class Dequeue:
         return True
 
     def _found(self, due: _Due, positions: Sequence[int]) -> list[_Ready | None]:
-        """What is to be put for units, None for nothing; their records are read in one piece where that can be."""
+        """Return the message to put for each unit, or None. Read the records in one piece where possible."""
         state = self._state
         units = [state.files.log.unit(position) for position in positions]
         copies = state.copies([(-1, 0) if unit is None else (unit.physical_offset, unit.size) for unit in units])
@@ -207,7 +207,7 @@ class Dequeue:
         ]
 
     def _at(self, due: _Due, unit: Unit, record: Record | None) -> _Ready | None:
-        """What is to be put for a unit; None for nothing."""
+        """Return the message to put for a unit, or None if there is none to put."""
         if record is None:
             is_expired = unit.physical_offset < self._store.min_physical_offset
             if not is_expired and self._state.may_begin_anew(due.time_ms):
@@ -249,7 +249,7 @@ class Dequeue:
     # ---- what is put
 
     def _ready(self, record: Record, enqueued_ms: int, *, is_roll: bool) -> _Ready | None:
-        """A message for where it belongs, or for the timer topic once more."""
+        """Return a message for its destination, or for the timer topic again; None if it has no destination."""
         place = self._destination.place_of(record)
         if place is None:
             return None
@@ -332,8 +332,11 @@ class Dequeue:
 
 
 def _deleted_name(record: Record, key: bytes) -> bytes:
-    """What a marker and its message have in common: topic and unique key. A marker names the key alone or behind its
-    own topic, never a message of another topic: its sender may have no right there."""
+    """Return topic and unique key, which a marker and its message share.
+
+    A marker names the key alone, or its own topic and the key. It never names a message of another topic, because its
+    sender may have no permission there.
+    """
     topic = (find_property(record.properties, _REAL_TOPIC) or b"") + b"+"
     return topic + key.removeprefix(topic)
 

@@ -192,7 +192,7 @@ class Schedule:
         version = copied.data_version or DataVersion()
         if version.timestamp >= self._data_version.timestamp:
             own = self._offsets()
-            # Level by level, forward only: what either of the two delivered is not delivered once more.
+            # Level by level, forward only: a message that either broker has delivered is not delivered again.
             further = {level: max(offset, own.get(level, 0)) for level, offset in copied.offset_table.items()}
             self.replace_with(DelayOffsets(version, own | further))
 
@@ -392,8 +392,7 @@ class Schedule:
         record = self._record(level, physical_offset, size)
         if record is None:
             return None
-        # A half message that was sent with a level. Apache's broker throws it away here, too: its place is not told any
-        # more.
+        # A half message that was sent with a level has lost its place. Apache's broker drops it here, too.
         place = self._destination.place_of(record, forbidden=_HALF_TOPIC)
         return None if place is None else message_from(record, topic=place[0], queue_id=place[1])
 

@@ -34,7 +34,7 @@ _UNAVAILABLE = "recall failed, broker service not available"
 
 
 class RecallContext(Protocol):
-    """What a recall may touch."""
+    """The parts of the broker that a recall may touch."""
 
     clock: Clock
     durability: Durability | None

@@ -1,16 +1,16 @@
-"""What of the timer topic must not come again when it is read from its start once more: a survey before it is.
+"""A survey of the timer topic. It finds the messages to leave out when the topic is read from its start again.
 
 ================================  ===================================================================================
-left out                          how that shows
+left out                          sign
 ================================  ===================================================================================
 an earlier stage of a long wait   a later record of the timer topic is the same message, with one more in
                                   TIMER_ROLL_TIMES
-what was delivered or recalled    with a checkpoint: time and queue offset (`TimerState.was_delivered`); without one: a
+a delivered or recalled message   with a checkpoint: time and queue offset (`TimerState.was_delivered`); without one: a
                                   copy with TIMER_DEQUEUE_MS in its real queue; its marker here
 ================================  ===================================================================================
 
-The survey goes along the topic in slices of a few ms and holds nothing up but timed messages, which wait for it. A
-message is known by real topic and queue, unique key and time; one without a unique key is never left out.
+The survey reads the topic in slices of a few ms. Only timed messages wait for it. Real topic and queue, unique key and
+time identify a message; a message without a unique key is never left out.
 Loop only. Source: store.md §18.6.
 """
 
@@ -39,7 +39,7 @@ _UNIQ_KEY = property_names.UNIQ_KEY.encode()
 
 
 class _Message(NamedTuple):
-    """By what a message is known again."""
+    """The values that identify a message in the timer topic."""
 
     topic: bytes
     queue_id: bytes

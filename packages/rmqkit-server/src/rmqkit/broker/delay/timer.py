@@ -1,4 +1,4 @@
-"""Messages for any second: kept in rmq_sys_wheel_timer until it comes (``TimerMessageStore``).
+"""Messages with a delivery time: stored in rmq_sys_wheel_timer until that second (``TimerMessageStore``).
 
 A message with TIMER_DELAY_SEC, TIMER_DELAY_MS or TIMER_DELIVER_MS is stored in queue 0 of the timer topic, its topic
 and queue in REAL_TOPIC and REAL_QID, its time in TIMER_OUT_MS. That queue is followed, each message put on the wheel
@@ -8,16 +8,16 @@ which they came (`rmqkit.broker.delay.dequeue`). How far both are: `TimerState`.
 ==============================  ===================================================================================
 broker                          its timer
 ==============================  ===================================================================================
-master                          does both; after a start what was not on the wheel comes first, so that order and
-                                markers hold for what became due meanwhile
-slave                           puts on the wheel what its master has on its, and delivers nothing
-slave that acts for its master  does both; what is due goes to other brokers' masters. Without enableRemoteEscape it
-                                goes on as a slave, and what is due waits for the master
+master                          does both; after a start it first puts the rest of the topic on the wheel, so that order
+                                and markers hold for messages that became due meanwhile
+slave                           puts the messages of its master's wheel on its own, and delivers nothing
+slave that acts for its master  does both; due messages go to other brokers' masters. Without enableRemoteEscape it
+                                continues as a slave, and due messages wait for the master
 ==============================  ===================================================================================
 
-The state is written every ``timerFlushIntervalMs``, behind the records it stands for: a crash repeats deliveries and
-loses none. A broker that nobody sends timed messages to writes nothing. What is refused is tried again after 500 ms.
-Where the wall clock is set back the seconds come again (the reference delivers what is for them at once).
+The state is written every ``timerFlushIntervalMs``, after the records that it covers: a crash repeats deliveries and
+loses none. A broker without timed messages writes nothing. A refused message is retried after 500 ms. If the wall clock
+is set back, the timer goes through these seconds again (the reference delivers their messages at once).
 Loop only. Source: behaviour.md §3.4, §9.3, §10.5; store.md §18.2 to §18.6.
 """
 
@@ -432,7 +432,7 @@ class Timer:
         return False
 
     def _begin_anew(self, broken: Broken) -> float:
-        """Make timer log and wheel anew when no thread writes them; how long until the next round."""
+        """Rebuild timer log and wheel unless a thread writes them; return the time until the next round in ms."""
         # A thread writes what was snapshot: the files under it must not change.
         if self.state.files.has_taken:
             return _RETRY_MS

@@ -8,10 +8,10 @@ master progress     a checkpoint: messages before its queue offset and read time
                     or by another broker of this name
 ==================  =====================================================================================
 
-A slave asks its master for its progress every few seconds (GET_TIMER_CHECK_POINT) and puts on its own wheel what that
-has on its: not more, as what is due on the way there is delivered by the master at once. A master that comes back takes
-the progress of the broker that acted for it, and leaves out what that delivered. Written as `TimerFiles` says,
-``config/timermetrics`` beside it.
+A slave requests its master's progress every few seconds (GET_TIMER_CHECK_POINT) and puts the messages of the master's
+wheel on its own. It puts no further messages, because the master delivers due messages at once. A master that comes
+back takes the progress of the broker that acted for it, and leaves out messages that this broker delivered. The state
+is written by `TimerFiles`, ``config/timermetrics`` beside it.
 
 `Enqueue` reads the timer topic in chunks: the log in one piece where its records lie close together, the timer log with
 one write per chunk.
@@ -20,8 +20,8 @@ one write per chunk.
 a message of the timer topic       then
 =================================  ===========================================================================
 its second is over already         as `Late` says; a marker is dropped then
-more than the roll window ahead    parked nearer; when that comes it is put into the timer topic once more. The window
-                                   ends before the log file of a message may be deleted: `roll_window_slots`
+more than the roll window ahead    parked nearer; at that time it is put into the timer topic again. The window ends
+                                   before the log file of a message may be deleted: `roll_window_slots`
 delivered by another broker        left out (`TimerState.was_delivered`)
 says no time, or no topic          dropped and logged
 =================================  ===========================================================================
@@ -74,7 +74,7 @@ _log = logging.getLogger(__name__)
 
 
 class Broken(Exception):
-    """Timer log or wheel are damaged: they have to be made anew from the timer topic."""
+    """Timer log or wheel are damaged and have to be rebuilt from the timer topic."""
 
 
 class TimerState:
@@ -249,8 +249,10 @@ class TimerState:
         assert is_follower or self.read_ms <= self.write_ms, "no second is delivered before it is over"
 
     def step_back(self, now_ms: int) -> bool:
-        """Go on where the wall clock was set back to; whether seconds come again. What was delivered in them is left
-        out."""
+        """Continue from the time to which the wall clock was set back; return True if seconds are repeated.
+
+        Messages that were delivered in the repeated seconds are left out.
+        """
         assert now_ms < self.write_ms, "a clock that is set back is behind the second that had begun"
         self.write_ms = now_ms
         if now_ms >= self.read_ms:
@@ -260,7 +262,7 @@ class TimerState:
         return True
 
     def keep_progress(self) -> None:
-        """What was delivered here counts as delivered for whoever goes on."""
+        """Set the master's progress to the own one: a broker that continues leaves out delivered messages."""
         self.master_progress = self.checkpoint(is_follower=False)
 
     def follow_master(self, progress: TimerCheckpoint) -> None:
@@ -299,8 +301,11 @@ class TimerState:
         self.metrics.data_version.advance(now_ms)
 
     def count_gone(self, hashes: Counter[int]) -> None:
-        """Count messages that are left out as not waiting any more, by the hashes of their topics: more is not left of
-        a record that was deleted in time. (The reference counts its whole timer log anew once a day.)"""
+        """Subtract messages that are left out from the waiting ones, by the hashes of their topics.
+
+        A record that was deleted in time leaves only the hash. (The reference counts its whole timer log again once a
+        day.)
+        """
         waiting = {java_hash(topic): topic for topic, one in self.metrics.timing_count.items() if one.count > 0}
         self.count(Counter({waiting[one]: count for one, count in hashes.items() if one in waiting}), -1)
 
@@ -390,7 +395,7 @@ class TimerState:
     def write(self) -> None:
         """Write what was set aside; any thread. Raises OSError: the disk refused; the next call tries it again."""
         self.files.write()
-        # Behind the files: a start counts anew where the counts are not those of the timer log.
+        # After the files: a start counts again if the stored counts do not belong to the timer log.
         metrics = self._taken_metrics
         if metrics.data_version.counter != self._written_counter:
             self._metrics_file.save(metrics)
@@ -398,7 +403,7 @@ class TimerState:
 
 
 class Late(enum.Enum):
-    """What becomes of a message whose second is over when it comes."""
+    """The action for a message whose second is already over when it arrives."""
 
     PUT = "put where it belongs at once: at a master"
     NEXT = "goes with the second that has begun: at a slave that acts for its master"

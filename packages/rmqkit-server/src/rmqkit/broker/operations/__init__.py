@@ -1,5 +1,6 @@
-"""What tools ask of a broker (``AdminBrokerProcessor``, ``ClientManageProcessor``), and what these requests may
-touch."""
+"""Requests of tools to a broker (``AdminBrokerProcessor``, ``ClientManageProcessor``), and the parts of the broker that
+these requests may touch.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from rmqkit.store.settings import StoreSettings
 
 
 class OperationsContext(Protocol):
-    """What requests of tools may touch."""
+    """The parts of the broker that requests of tools may touch."""
 
     address: str
 

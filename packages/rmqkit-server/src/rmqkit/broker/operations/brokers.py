@@ -1,15 +1,15 @@
-"""What operators ask about the broker itself: its state, its settings, and what it does not have.
+"""Requests of operators about the broker itself: its state, its settings, and its missing parts.
 
-GET_BROKER_RUNTIME_INFO (28) is what ``mqadmin clusterList`` and ``brokerStatus`` show. Every value is a text.
-Requests are handled as they come, no thread pool's queue stands before them: a queue's size is the requests whose
-answers wait, for disk and slaves or for messages (``CAPACITIES``: how many may), and no request waits at its head. No
-lock keeps a put from the page cache, and what is dispatched is not buffered (`ALWAYS`).
+GET_BROKER_RUNTIME_INFO (28) is shown by ``mqadmin clusterList`` and ``brokerStatus``. Every value is a text.
+Requests are handled as they arrive, without the queue of a thread pool. So the size of a queue is the number of
+requests whose answers wait, for disk and slaves or for messages (``CAPACITIES``: the maximum), and no request waits at
+its head. No lock keeps a put from the page cache, and dispatched entries are not buffered (`ALWAYS`).
 
 GET_BROKER_CONFIG (26) and UPDATE_BROKER_CONFIG (25) show and change the settings; every change gives them a new
 version, which is part of the answer.
 
-Requests of parts that rmqkit does not have are refused as unknown requests are, with the reason in the remark. Where
-the reference refuses by itself what is switched off by default, its own answer is given.
+Requests for parts that rmqkit does not have are refused like unknown requests, with the reason in the remark. Where
+the reference refuses requests for a part that is off by default, the answer is the reference's.
 Source: remoting.md §4, §4.4, §6.6; behaviour.md §9.9.
 """
 

@@ -1,9 +1,9 @@
-"""Clients: their heartbeats, the members of groups, queue locks, and what clients are asked through the broker.
+"""Clients: their heartbeats, the members of groups, queue locks, and requests that the broker relays to clients.
 
 Codes 34, 35, 38, 41 and 42 come from clients (``ClientManageProcessor``, ``ConsumerManageProcessor``); 203, 204, 223,
 307, 309 and 328 are tools'. A relay hands a request on to one client and its answer back (``Broker2Client``); the
-client gets 10 s, and 5 s where several are asked. Clients of before 3.1.8 (2014), to whom the reference relays nothing,
-are not told apart.
+client gets 10 s, or 5 s if several clients are asked. The reference relays nothing to clients before 3.1.8 (2014);
+rmqkit treats these like all other clients.
 
 Source: remoting.md §4.3.4, §4.4, §4.5, §9.3; behaviour.md §2.6, §2.7, §8.15.
 """

@@ -237,7 +237,7 @@ class ProgressHandlers(Handlers[OperationsContext]):
     # -- inside
 
     def _consumed(self, name: str, topics: list[str]) -> Iterator[TopicConfig]:
-        """Those of some topics that exist and that a group did not leave."""
+        """Yield the topics that exist and that the group still subscribes to."""
         group = self._context.clients.consumers(name)
         for topic in topics:
             config = self._context.topics.get(topic)

@@ -81,7 +81,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
     def update(self, connection: Connection, command: Command) -> Command:
         """Commit an offset; after a reset by an operator what clients commit is void until their next pull."""
         header = decode_header_leniently(command, UpdateConsumerOffsetRequest)
-        # With `in`: `get` might make a deleted group anew, for the last commit of a client that leaves.
+        # With `in`: `get` might make a deleted group again, for the last commit of a client that leaves.
         if header.consumer_group not in self._context.groups:
             remark = f"Group {header.consumer_group} not exist!"
             return reply(command, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)

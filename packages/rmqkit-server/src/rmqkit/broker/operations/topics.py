@@ -41,7 +41,7 @@ _LONG = range(-(1 << 63), 1 << 63)
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """What an attribute may hold: one of some words, or a whole number in a range."""
+    """The values that an attribute may hold: some words, or the whole numbers in a range."""
 
     values: tuple[str, ...] | range
     is_changeable: bool = True
@@ -178,7 +178,7 @@ class TopicHandlers(Handlers[OperationsContext]):
         groups = self._context.offsets.groups(topic) if self._context.settings.deletes_retry_topics else ()
         retries = [retry_topic(f"{group}{mark}{topic}") for group in groups for mark in "_+"]
         for name in (topic, *filter(self._context.topics.get, retries)):
-            # The table first: a send in between is refused, and makes no queue anew.
+            # The table first: a send in between is refused, and does not make the queue again.
             self._context.topics.remove(name)
             self._context.offsets.remove_topic(name)
             self._context.store.delete_topic(name)

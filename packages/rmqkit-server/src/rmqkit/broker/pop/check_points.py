@@ -11,17 +11,17 @@ other than the reference      why
 records go to the revive      a timer is not needed to know what is due; Apache's broker reads such a store: it waits
 topic at once, not through    for the time in the check point
 the timer wheel
-``enablePopBufferMerge``      delays acks alone, a moment: after a kill -9 these messages come again. A check point
-                              is always stored
+``enablePopBufferMerge``      delays only acks, for a moment: after a kill -9 these messages are redelivered. A check
+                              point is always stored
 acks of nothing pending       are not stored
 ============================  =======================================================================================
 
 `PopWriteBatch` stores what the pops and acks of one tick of the loop bring, at its end. A pop's messages leave when its
 check point is stored, and the group's offset moves then; until then the next pop of the queue begins at
-`PopWriteBatch.next_offsets`. So a crash in between has neither handed messages out nor forgotten them, and what the
-store refuses is popped again.
+`PopWriteBatch.next_offsets`. So a crash in between neither hands out nor forgets a message, and messages whose check
+point the store refuses are popped again.
 
-What a crash may lose under ASYNC_FLUSH is what the operating system loses. Loop only.
+Under ASYNC_FLUSH a crash loses only the writes that the operating system loses. Loop only.
 Source: behaviour.md §4.7 to §4.10, §4.12.
 """
 
@@ -124,11 +124,12 @@ class CheckPointStore:
         return {key: set(one.left) for key, one in self._table.items()}
 
     def load(self, queue_count: int, *, offsets_at_ms: int, groups_at_ms: int) -> None:
-        """Read what is pending out of an open store.
-        ``offsets_at_ms``: when the groups' offsets were written. What was popped since then (before a crash) is not
-        popped once more, but comes when its time is over.
-        ``groups_at_ms``: when the groups were written. One that popped since then is made again: as a deleted one it
-        would not get its messages."""
+        """Read the pending check points from an open store.
+
+        ``offsets_at_ms``: when the groups' offsets were written. Messages that were popped since then (before a crash)
+        are not popped again, but are redelivered when their time is over. ``groups_at_ms``: when the groups were
+        written. A group that popped since then is made again: a deleted group would not get its messages.
+        """
         self._offsets_at_ms, self._groups_at_ms = offsets_at_ms, groups_at_ms
         self._revive_queue_ids = itertools.cycle(range(queue_count))
         for queue_id in range(queue_count):
@@ -214,7 +215,7 @@ class CheckPointStore:
             elif pending is not None:
                 ended = next(following)
                 self._count_acks(pending, len(offsets), ended.status)
-                # Else its client is answered with an error, and the message stays in flight and comes again in time.
+                # Else its client gets an error. The message stays in flight and is redelivered when its time is over.
                 if ended.status is _OK:
                     self._done(pending, offsets)
             results.append(ended)
@@ -252,8 +253,11 @@ class CheckPointStore:
         return late
 
     def revived(self, pending: InFlightPop, offsets: list[int]) -> None:
-        """Messages have come again, or are gone. A record that the store refuses is stored in a later round: without
-        it they come once more after a restart."""
+        """Take revived or deleted messages out of a pop.
+
+        If the store refuses the record, it is stored in a later round: without it the messages would be redelivered
+        again after a restart.
+        """
         # Behind the put into the retry topic: a crash in between repeats the message, and loses none.
         put = self._put(self._records.ack(pending, offsets))
         self._done(pending, offsets)
@@ -278,7 +282,7 @@ class CheckPointStore:
                 found = self._store.get(self._topic, queue_id, position, count_max=_READ_COUNT)
                 for raw in found.records:
                     self._read_one(queue_id, raw)
-                # A read that does not get on would hold the loop for ever; the next round tries once more.
+                # A read that makes no progress would hold the loop for ever; the next round tries again.
                 if found.next_begin_offset <= position:
                     break
                 self._read[queue_id] = position = found.next_begin_offset
@@ -317,7 +321,7 @@ class CheckPointStore:
     # -- inside
 
     def _left(self, key: AckKey, offsets: Iterable[int]) -> tuple[InFlightPop | None, list[int]]:
-        """What of acknowledged messages was pending, and in which pop; None without any."""
+        """Return the pop of acknowledged messages, and those of their offsets that were pending; None if none was."""
         pending = self._table.get(key)
         # Not stored yet, so nobody has its handle: an ack that guesses it would end a pop that may still be refused.
         if pending is None or pending.revive_offset < 0:
@@ -383,8 +387,8 @@ class CheckPointStore:
 
     def _know(self, queue_id: int, queue_offset: int) -> None:
         """Move the read position past a record that this broker put, when it is the next one."""
-        # A gap holds what others put there, such as check points of Apache's broker that the timer delivers: `follow`
-        # reads those, and this record once more, which in the end changes nothing.
+        # A gap holds other programs' records, such as check points of Apache's broker that the timer delivers.
+        # `follow` reads these records, and this record again, which changes nothing.
         if queue_offset == self._read.get(queue_id):
             self._read[queue_id] += 1
 

@@ -1,7 +1,7 @@
 """The handlers of POP requests (``PopMessageProcessor``, ``AckMessageProcessor``, ``ChangeInvisibleTimeProcessor``).
 
 ===============================  =====================================================================================
-request                          what the handler does
+request                          work of the handler
 ===============================  =====================================================================================
 POP_MESSAGE                      takes messages of one queue or of all of a topic, and of the group's retry topics
                                  (`rmqkit.broker.pop.read`); answers when their check points are in the log (SYNC_FLUSH:
@@ -13,10 +13,10 @@ ACK_MESSAGE, BATCH_ACK_MESSAGE   store which messages are consumed: the acks of 
 CHANGE_MESSAGE_INVISIBLETIME     stores a new check point, then an ack of the old one
 ===============================  =====================================================================================
 
-A handle names a message. An answer waits until the log has what it says (SYNC_FLUSH: on the disk, SYNC_MASTER: at the
-slaves). An ack of what is not pending any more needs no record, but waits, too, for what is in the log before it. What
-was popped in order has no check point: its acks move the group's offset. Records are slices of the log; those of retry
-topics are written anew with the topic they came from and their handle (POP_CK).
+A handle names a message. An answer waits until its records are in the log (SYNC_FLUSH: on the disk, SYNC_MASTER: at the
+slaves). An ack of a message that is not pending any more needs no record, but also waits for the records in the log
+before it. Messages that were popped in order have no check point: their acks move the group's offset. Records are
+slices of the log; the broker rewrites records of retry topics with their original topic and their handle (POP_CK).
 Source: behaviour.md §4.6, §4.8, §4.10, §4.11, §4.14; remoting.md §4.6.1.
 """
 
@@ -80,7 +80,7 @@ _POPPING, _PEEKING = "pop message", "peeking message"
 
 
 class PopHandlerBase(Handlers[PopContext]):
-    """What handlers of POP share."""
+    """The base of the handlers of POP."""
 
     def __init__(self, context: PopContext) -> None:
         super().__init__(context)
@@ -156,7 +156,7 @@ class PopHandlers(PopHandlerBase):
 
     @answers(RequestCode.NOTIFICATION)
     def notification(self, connection: Connection, command: Command) -> Command | None:
-        """Whether there is something to pop, when there is or the time is over."""
+        """Report if there is a message to pop: as soon as there is one, or when the time is over."""
         header = decode_header_leniently(command, NotificationRequest, drops_unreadable=False)
         refusal = self._refusal(connection, header, _PEEKING)
         if refusal is not None:
@@ -418,7 +418,7 @@ class PopAckHandlers(PopHandlerBase):
 
     @answers(RequestCode.CHANGE_MESSAGE_INVISIBLETIME)
     def change(self, connection: Connection, command: Command) -> Command | None:
-        """A message comes again at another time; what its new handle is made of."""
+        """Change the time at which a message is redelivered; answer with the parts of its new handle."""
         header = decode_header_leniently(command, ChangeInvisibleTimeRequest, drops_unreadable=False)
         nothing = ChangeInvisibleTimeResponse()
         refusal = self._refusal(connection, header)
@@ -527,7 +527,7 @@ class PopAckHandlers(PopHandlerBase):
             return reply(command, remark=NO_REMARK, header=ChangeInvisibleTimeResponse())
         visible_at_ms = self._pop.clock.now_ms() + header.invisible_time
         self._pop.orders.change(topic, group, queue_id, header.offset, handle.pop_time, visible_at_ms)
-        self._pop.waiting.wake(topic, group, queue_id)  # it works out anew when to look
+        self._pop.waiting.wake(topic, group, queue_id)  # so that it calculates again when to look
         answer = ChangeInvisibleTimeResponse(
             pop_time=handle.pop_time,
             invisible_time=visible_at_ms - handle.pop_time,
@@ -536,8 +536,10 @@ class PopAckHandlers(PopHandlerBase):
         return reply(command, remark=NO_REMARK, header=answer)
 
     def _handle_of(self, text: str) -> PopHandle:
-        """What an ack's handle names; the message's own offset, its eighth word, stands in the header, too.
-        The acks of a pop come together and begin alike."""
+        """Return the decoded handle of an ack. The message's own offset, its eighth word, is in the header, too.
+
+        The acks of a pop arrive together and have the same beginning, so the last handle is cached.
+        """
         latest, handle = self._latest
         own = text[len(latest) :]
         if handle is not None and own.isascii() and text.startswith(latest) and own.replace(" ", "", 1).isdigit():

@@ -1,4 +1,4 @@
-"""The pops in flight of a broker: what is known of one, when its messages come again, and how the log records it.
+"""The pops in flight of a broker: their state, the time at which their messages are redelivered, and their records.
 
 Moments are slots of `_SLOT_MS`, in a heap; most check points leave their slot long before, as they are acknowledged.
 `PopCounts` counts for Prometheus:
@@ -71,7 +71,7 @@ class InFlightPop(Struct, eq=False):
     Attributes:
         key: what acks name it by.
         left: their queue offsets.
-        due_ms: when they come again, ms since the epoch.
+        due_ms: when they are redelivered, ms since the epoch.
         revive_offset: of its check point in the revive queue, -1 until it is stored.
         unwritten: acknowledged, but no record says so yet.
     """
@@ -123,8 +123,7 @@ class ExpiryWheel:
         """The check points whose time has come, each until it leaves or is postponed.
         What is neither comes up again a moment later, behind the others."""
         end, numbers = self._clock.now_ms() // _SLOT_MS, self._numbers
-        # Slots that are over, not the one that runs: no message may come again before its time, a little later is
-        # harmless.
+        # Only slots that are over: no message may be redelivered before its time, a little later is harmless.
         while numbers and numbers[0] < end:
             slot = self._slots[numbers[0]]
             if slot:

@@ -1,9 +1,9 @@
-"""Which messages of a queue a group has popped in order (``ConsumerOrderInfoManager``), ``consumerOrderInfo.json``.
+"""Messages that groups have popped in order (``ConsumerOrderInfoManager``), stored in ``consumerOrderInfo.json``.
 
-While one message of the last pop is neither acknowledged nor visible again, the queue is blocked for its group; the
-same attempt (``attemptId``) gets the same messages once more. What is popped next begins at the first message that is
-not acknowledged, and tells how often each was delivered before. The file is written every few seconds and at stop:
-after a crash the messages since then come again, in order. Loop only. Source: behaviour.md §4.14; store.md §9.
+While a message of the last pop is neither acknowledged nor visible again, the queue is blocked for its group; the same
+attempt (``attemptId``) gets the same messages again. The next pop begins at the first message that is not acknowledged,
+and its answer has the number of earlier deliveries of each message. The file is written every few seconds and at stop:
+after a crash the messages since then are redelivered, in order. Loop only. Source: behaviour.md §4.14; store.md §9.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _QUEUE_LEVEL = "QUEUE"
 
 
 class OrderInfo(Struct, kw_only=True, omit_defaults=True):
-    """What was popped of one queue; times in ms.
+    """The last pop of one queue; times in ms.
 
     Attributes:
         offsets: of the messages; the first, then each as its distance from the first.

@@ -72,10 +72,10 @@ class PopRead:
     """Reads the messages of one pop, queue after queue, and makes their check points.
 
     Attributes:
-        records: stored records, joined where they can be, or such that were written anew.
-        taken: how many these are.
-        rest: messages that the queues have beyond these.
-        check_points: those to be stored before the records leave.
+        records: stored records, joined where possible, or rewritten records of retry topics.
+        taken: the number of these records.
+        rest: the number of further messages in the queues.
+        check_points: the check points to store before the records leave.
         blocked_until: when a queue that is blocked for a pop in order is free, ms since the epoch.
     """
 
@@ -190,7 +190,8 @@ class PopRead:
         return None
 
     def _filter_of(self, topic: str) -> PullFilter:
-        """What is wanted of a topic. A retry topic has what passed the filter before; its records name another one."""
+        """Return the filter for a topic. Messages of a retry topic have passed the filter before, and name another
+        topic."""
         return self._wanted if topic == self._topic else EVERYTHING
 
     def _topics(self, *, with_retries: bool, retries_first: bool) -> list[tuple[str, str, Sequence[int]]]:
@@ -234,7 +235,7 @@ class PopRead:
         if self._is_too_full(topic, queue_id):
             return self._add_rest(topic, queue_id, offset)
         found = self._get(topic, queue_id, offset)
-        # Retention took what came next: once more from the first message that is left.
+        # Retention deleted the next messages: read again from the first message that is left.
         if found.status in _MOVED:
             before = self._move(topic, queue_id, before, found.next_begin_offset)
             found = self._get(topic, queue_id, found.next_begin_offset)
@@ -415,7 +416,7 @@ class PopRead:
             codes=wanted.codes,
             accept=wanted.accept,
             accept_entry=wanted.accept_entry,
-            joins=topic == self._topic,  # those of retry topics are written anew, one by one
+            joins=topic == self._topic,  # records of retry topics are rewritten one by one
         )
         return self._from_fetched(topic, queue_id, offset, found) if found.status is _NOT_IN_LOG else found
 

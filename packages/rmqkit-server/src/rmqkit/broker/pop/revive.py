@@ -1,12 +1,13 @@
-"""What is not acknowledged in time comes again (``PopReviveService``).
+"""Redelivery of messages that are not acknowledged in time (``PopReviveService``).
 
-A message whose invisible time is over is put into the group's retry topic of its topic, counted once more; one that was
-popped from a retry topic goes back to the same. Check points of deleted topics and groups are dropped, as are messages
-that the log has deleted and no other place has. While the store refuses messages the pop is tried again after
-`_AGAIN_MS`. A message that it refuses for good goes to the group's dead letters: it must not keep the others of its pop
-from coming again. A message whose properties leave no room for the new ones comes again without these. A crash
-between a message and the record that it has come again leads to another delivery. How often a message comes is not
-limited here, as at the reference: consumers give it up. Loop only. Source: behaviour.md §4.12.
+A message whose invisible time is over is put into the group's retry topic of its topic, with a higher count. A message
+that was popped from a retry topic goes back to the same retry topic. Check points of deleted topics and groups are
+dropped, and so are messages that the log has deleted and no other place has. While the store refuses messages the pop
+is retried after `_AGAIN_MS`. A message that the store refuses for good goes to the group's dead letters, so that the
+other messages of its pop are redelivered. A message whose properties leave no room for the new properties is
+redelivered without these. A crash between a message and the record of its redelivery leads to another delivery. The
+number of deliveries is not limited here, as at the reference: consumers give a message up. Loop only.
+Source: behaviour.md §4.12.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Revive:
         self._refusal = ""
 
     async def round(self) -> None:
-        """Have what is due come again; to be called a few times a second."""
+        """Redeliver due messages; to be called a few times a second."""
         # First: `follow` does nothing while acks are to be written.
         self._check_points.write_acks()
         self._check_points.follow()
@@ -115,7 +116,7 @@ class Revive:
                 self._check_points.revived(pending, done)
 
     def _note_refusal(self, reason: str) -> None:
-        """Log why messages do not come again, once while it lasts."""
+        """Log why messages are not redelivered, once for each reason."""
         if reason != self._refusal:
             self._refusal = reason
             _log.warning("popped messages cannot come again yet: %s", reason)
@@ -159,7 +160,7 @@ class Revive:
         return False
 
     def _copy(self, pending: InFlightPop, record: Record, topic: str) -> InnerMessage:
-        """A message as it comes again."""
+        """Return the copy of a message for its redelivery."""
         changes: dict[str, str | None] = {"ORIGIN_GROUP": pending.group}
         if find_property(record.properties, property_names.FIRST_POP_TIME.encode()) is None:
             changes[property_names.FIRST_POP_TIME] = str(pending.pop_time)

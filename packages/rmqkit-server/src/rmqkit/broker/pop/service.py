@@ -3,8 +3,8 @@
 
 ==================  ===================================================================================================
 `check_points`      check points and acks in the revive topic, and what one tick stores of both
-`in_flight`         the pops that are in flight, and when their messages come again
-`order`             what was popped in order
+`in_flight`         the pops that are in flight, and when their messages are redelivered
+`order`             the messages that were popped in order
 `revive`            messages that were not acknowledged in time are put into retry topics
 `PopLongPolling`    pops and NOTIFICATION requests that found nothing wait here
 ==================  ===================================================================================================
@@ -12,9 +12,9 @@
 Only a master pops; a slave has the revive topic with the rest of the log.
 
 Waiting requests are grouped by topic and group, in the order they came. A message that arrives, in the topic or in one
-of the group's retry topics of it, lets one of them look again, in the next tick; whoever takes some of several messages
-wakes the next one. A request that finds nothing waits on; at the end of its time it looks once more. When a message
-concerns many groups or requests they look in slices, and the loop turns in between.
+of the group's retry topics of it, lets one of them look again, in the next tick. A request that takes some of several
+messages wakes the next one. A request that finds nothing continues to wait and looks again at the end of its time. If a
+message concerns many groups or requests, they look in slices, and the loop runs other tasks in between.
 Loop only. Source: behaviour.md §4.7, §4.8.
 """
 
@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 class PopContext(Protocol):
-    """What pops and acks may touch."""
+    """The parts of the broker that pops and acks may touch."""
 
     clients: ClientTable
     clock: Clock
@@ -177,7 +177,7 @@ class WaitingPop:
     Attributes:
         queue_id: -1 for all queues of the topic.
         until_ms: the end of its time, in the time of pops.
-        retry: looks again; its argument says whether it may wait on. It answers, or holds itself once more.
+        retry: looks again; its argument says whether it may continue to wait. It answers, or holds itself again.
         wants: whether a message that arrives is of interest.
         look_at_ms: when there may be something although nothing arrives; None: never.
     """

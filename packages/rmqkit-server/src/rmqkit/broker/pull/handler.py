@@ -1,14 +1,14 @@
 """PULL_MESSAGE and LITE_PULL_MESSAGE (``PullMessageProcessor``).
 
-The checks come in the reference's order with its codes and remarks; what is found leaves as slices of the log, neither
-copied nor decoded. A pull that finds nothing new is held when it asks for that; when it is woken it is checked and read
-once more like a new one, and answered whatever comes of it.
+The checks run in the reference's order with its codes and remarks. The messages leave as slices of the log, neither
+copied nor decoded. A pull that finds nothing new is held if it requests that. When the broker wakes a held pull, it
+checks and reads again as for a new pull, and answers with the result of that.
 
-Consumer groups that read so far behind that they hurt the others are stopped (``protectBroker``): with
-``disableConsumeIfConsumerReadSlowly`` it is looked at every three minutes how many bytes of the log lie behind the next
-message that each group online pulls from a queue. A group for which these are more than
-``consumerFallbehindThreshold`` gets ``consumeEnable=false``, on disk: its pulls and pops are refused with NO_PERMISSION
-until an operator enables it again.
+Consumer groups that read so far back that they slow down other groups are stopped (``protectBroker``). With
+``disableConsumeIfConsumerReadSlowly`` the broker measures every three minutes how many bytes of the log are after the
+next message that each online group pulls from a queue. A group with more than ``consumerFallbehindThreshold`` bytes
+gets ``consumeEnable=false``, on disk: its pulls and pops are refused with NO_PERMISSION until an operator enables it
+again.
 Source: behaviour.md §2.3, §4.1–§4.4; remoting.md §4.3.2.
 """
 
@@ -89,7 +89,7 @@ _log = logging.getLogger(__name__)
 
 
 class PullContext(Protocol):
-    """What pulls and queries may touch."""
+    """The parts of the broker that pulls and queries may touch."""
 
     clients: ClientTable
     clock: Clock
@@ -296,7 +296,8 @@ class PullHandlers(Handlers[PullContext]):
         return reply(command, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", header=answer)
 
     def _offset_delta(self, topic: str) -> int | None:
-        """What a client adds to offsets of a static topic: nothing, as its queues were never elsewhere."""
+        """Return the number that a client adds to offsets of a static topic: 0, as its queues were never on another
+        broker."""
         return 0 if topic in self._context.topics.static.local else None
 
     def _check_group(self, code: int, name: str) -> SubscriptionGroupConfig:
@@ -397,7 +398,8 @@ def _code_of(found: GetResult, header: PullMessageRequest) -> ResponseCode:
     code = _CODES.get(found.status)
     if code is not None:
         return code
-    # At 0 of an empty queue a client waits. Told that 0 is illegal it would drop the queue and take it again, for ever.
+    # At 0 of an empty queue a client waits. If offset 0 were illegal, it would drop the queue and take it again, for
+    # ever.
     return ResponseCode.PULL_OFFSET_MOVED if header.queue_offset else ResponseCode.PULL_NOT_FOUND
 
 

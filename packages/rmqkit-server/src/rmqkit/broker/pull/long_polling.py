@@ -43,13 +43,13 @@ class WaitingPull:
     """One waiting pull.
 
     Attributes:
-        connection: who waits; None for a part of the broker itself.
+        connection: the client's connection; None for a part of the broker itself.
         queue_offset: the first offset it wants.
         codes: the tag codes it wants, or None for all.
         until_ms: monotonic time of its last try.
-        retry: reads once more and answers, whatever comes of it.
-        wants: a further test of what arrived.
-        group: whose pull it is.
+        retry: reads again and answers with the result.
+        wants: a further test of the messages that arrived.
+        group: the consumer group of the pull.
         key: its topic and queue, while it is held.
         slot: number of the time at which its wait ends.
         was_passed_by: its filter refused what arrived.
@@ -116,7 +116,7 @@ class LongPolling:
         if not self._queues:
             return
         if isinstance(requests, StoredSends) and self._queues.keys().isdisjoint(requests.places):
-            return  # told by queue: nothing is made of messages that nobody waits for
+            return  # `StoredSends` names its queues: no message is read if no pull waits for it
         # The answer to a pull reads, a read makes further messages readable, and the store reports them here again.
         # Answered in there, a read of many sends would nest as deep as it has messages for waiting pulls.
         self._news.append(requests)

@@ -71,7 +71,7 @@ class QueryHandlers(Handlers[PullContext]):
         left = _ANSWER_BYTES_MAX
         for physical_offset in found.physical_offsets:
             record = self._context.store.log.record_at(physical_offset)
-            # The first one whatever its size: who asks for one long message gets it.
+            # The first record of any size: a client that requests one long message gets it.
             if record is not None and (len(record) <= left or not records):
                 records.append(record)
                 left -= len(record)
@@ -157,7 +157,7 @@ class QueryHandlers(Handlers[PullContext]):
 
     @answers(RequestCode.CHECK_CLIENT_CONFIG)
     def check_subscription(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None]:
-        """Whether a subscription would be taken; consumers ask before they start with SQL92."""
+        """Answer if the broker accepts a subscription; consumers send this request before they start with SQL92."""
         body = decode_body(command, CheckClientBody) if command.payload else CheckClientBody()
         wanted = body.subscription_data
         if wanted is None or is_tag_type(wanted.expression_type):

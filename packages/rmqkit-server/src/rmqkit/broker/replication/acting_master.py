@@ -64,7 +64,7 @@ from rmqkit.store.message_store import MessageStore
 
 
 class ReplicationContext(TransactionContext, Protocol):
-    """What replication may touch."""
+    """The parts of the broker that replication may touch."""
 
     address: str
     clock: Clock
@@ -140,7 +140,7 @@ class ActingMaster:
 
     async def give_way(self) -> None:
         """Stop acting for a master that is about to come back; when this returns its offsets do not move any more."""
-        # Set before the stop is waited for: a look under way must not begin anew behind it.
+        # Set before the wait for the stop: a look under way must not start acting again after the stop.
         self._given_way_until_ms = self._context.clock.monotonic_ms() + _GIVEN_WAY_MS
         await self._stop_acting()
 
@@ -151,7 +151,7 @@ class ActingMaster:
         if members[min(members)] != self._context.address or self._holds_back():
             await self._stop_acting()
         # Name servers list this slave as the lowest id until the returning master registers, which is after it asked
-        # this one to give way: acting again in between would deliver once more what the master delivers.
+        # this slave to give way: acting again in between would deliver messages that the master delivers, too.
         elif not (self.is_acting or self._has_given_way or self._stopping.locked()):
             self._start_acting()
         if members.get(MASTER_ID) != self._master:

@@ -110,7 +110,7 @@ class SlaveCopies:
         return self._settings.acts_as_master and self.needed_copies() > self.in_sync_count()
 
     def status(self) -> HaRuntimeInfo:
-        """What GET_BROKER_HA_STATUS answers."""
+        """Return the answer to GET_BROKER_HA_STATUS."""
         end = self._store.max_physical_offset
         counting = self.counting()
         connections = [
@@ -165,7 +165,9 @@ class SlaveCopies:
 
 
 class Growth:
-    """When the log grew, to within 2 ms; marks are set further apart when there are many, as a slave is far behind."""
+    """The times at which the log grew, to within 2 ms. If a slave is far behind, there are many marks, and their
+    distance becomes greater.
+    """
 
     __slots__ = ("_apart_ms", "_end", "_starts", "_times_ms")
 

@@ -1,19 +1,19 @@
-"""Messages that an acting master has to put and has no log for go to other brokers' masters (``EscapeBridge``).
+"""Messages that an acting master sends to other brokers' masters, because it has no log for them (``EscapeBridge``).
 
-A broker that acts as master is a slave: its log is its master's. What becomes due there is sent like a producer's
-message to a queue of the same topic on another broker; its consumers read that queue, too.
+A broker that acts as master is a slave: its log is its master's. It sends each due message like a producer's message to
+a queue of the same topic on another broker; the message's consumers read that queue, too.
 
 ====================  ==========================================================================================
-message               what is sent
+message               how it is sent
 ====================  ==========================================================================================
-delayed, now due      to its real topic, without DELAY, REAL_TOPIC, REAL_QID: it would be put aside once more
+delayed, now due      to its real topic, without DELAY, REAL_TOPIC, REAL_QID: with them it would be delayed again
 half                  to its real topic as a half message (TRAN_MSG): the other broker asks its producer from now on
-retried               as delayed; its tries were counted here, the other broker takes it whatever the count
+retried               like a delayed message; its tries were counted here, the other broker accepts any count
 ====================  ==========================================================================================
 
-Only SUCCESS counts, so the copy is as durable as the other broker promises; after any other answer, or none, the caller
-tries again: twice is possible, never is not. The stored body goes as it is, compressed or not; the sender's own address
-stands for the born host. Loop only. Source: behaviour.md §9.1 (7), §10.5.
+Only SUCCESS counts, so the copy is as durable as the other broker promises. After any other answer, or without an
+answer, the caller retries: a message may be sent twice, but is never lost. The stored body is sent unchanged,
+compressed or not; the sender's own address is the born host. Loop only. Source: behaviour.md §9.1 (7), §10.5.
 """
 
 from __future__ import annotations

@@ -138,8 +138,10 @@ class Link(asyncio.Protocol):
         self._master.reported(self, is_first=is_first)
 
     def _plain(self, data: bytes) -> bytes:
-        """What the slave said; its first byte says whether it speaks TLS.
-        Raises FrameError: it does not and has to, or what it says is no TLS."""
+        """Return the slave's data without TLS; the first byte shows if the slave speaks TLS.
+
+        Raises FrameError: TLS is required and the slave does not speak it, or its TLS data is invalid.
+        """
         if self._tls is None and not self._is_known_plain:
             if data[0] == CLIENT_HELLO and self._master.tls is not None:
                 self._tls = self._master.tls.layer()
@@ -191,7 +193,7 @@ class Link(asyncio.Protocol):
         return bool(parts) and self._write(parts) and self.next_offset < end and self._allowance > 0
 
     def _data(self, size_max: int) -> memoryview:
-        """What the next frame holds."""
+        """Return the data of the next frame."""
         data = self._store.log_part(self.next_offset, min(size_max, self._settings.ha_batch_bytes, DATA_BYTES_MAX))
         self._sent_bytes += len(data)
         return data

@@ -1,22 +1,22 @@
-"""Whether a slave's log is the beginning of its master's, and where they part if it is not.
+"""The comparison of a slave's log with its master's: is it a beginning of the master's, or where do they diverge?
 
 The slave asks the master's main port for the record at the offset of its own last one (VIEW_MESSAGE_BY_ID, which every
-release answers) and compares the bytes. A record names its place in log and queue, its store time and its message, so
-logs that parted before do not share it. Only when it differs, the bounds of the master's log (GET_BROKER_RUNTIME_INFO)
-and a few records more are asked for, by halves.
+release answers) and compares the bytes. A record contains its place in log and queue, its store time and its message,
+so logs that diverged earlier do not share it. Only if the record differs, the slave requests the bounds of the master's
+log (GET_BROKER_RUNTIME_INFO) and a few more records, in a binary search.
 
 ==========================================  ===========================================================
-the master has                              then
+the master has                              action
 ==========================================  ===========================================================
 the same record                             the slave follows
-another one, or none where its log goes on  where they part is looked for; it is logged once, the slave
-                                            stops for good (`HaSlave.is_diverged`)
-nothing: its log ends before, equal so far  the slave is ahead: logged once, compared again with every try,
-                                            and no history to be served from meanwhile
-nothing: its log begins behind              logged once; the slave's store has to be removed
+another record, or none although its log    the slave searches the point of divergence, logs it once, and
+continues                                   stops for good (`HaSlave.is_diverged`)
+nothing: its log ends before, equal so far  the slave is ahead: it logs that once, compares again with
+                                            every try, and serves no messages meanwhile
+nothing: its log begins later               logged once; the slave's store has to be removed
 ==========================================  ===========================================================
 
-Nothing is ever removed: which of two histories is the right one, only a person can say.
+The slave never removes anything: only a person can decide which of two histories is right.
 Loop only. Source: docs/decisions/0007; store.md §21.3, §21.4.
 """
 
@@ -70,7 +70,7 @@ class LogComparison:
                 f"the log of {address} begins at {low}, the own one ends at {own_end}: nothing follows; remove this "
                 "slave's store, it will copy the log anew"
             )
-        # Looked for once, and anew when the master has more: the search reads both logs.
+        # Searched once, and again only if the master has more: the search reads both logs.
         if self.ahead_from is None or high > self.ahead_from:
             self.ahead_from = await self._parting(address, low)
         if high > self.ahead_from:

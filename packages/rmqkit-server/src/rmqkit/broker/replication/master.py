@@ -188,7 +188,7 @@ class HaMaster:
         )
 
     def _looked(self) -> None:
-        """The members are known anew, or who is allowed: links that wait for that have their answer."""
+        """Answer the links that wait for the members or the allowed addresses, after either is known again."""
         for link in list(self.waiting):
             # A look that began before a link came says nothing of it: the slave may have registered in between.
             is_allowed = self._is_allowed(link.ip)
@@ -318,7 +318,7 @@ class HaMaster:
             self.advanced()
 
     def _check_times(self) -> None:
-        """What is due by time: heartbeats, silent slaves, the next second's allowance."""
+        """Do the periodic work: send heartbeats, close links of silent slaves, allow the bytes of the next second."""
         self._next_check = None
         now_ms = self._clock.monotonic_ms()
         for link in list(self.links):

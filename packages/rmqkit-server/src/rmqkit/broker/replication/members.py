@@ -1,12 +1,13 @@
-"""Who may follow a master's log, and whose copies count: `HaAddresses` and the members of the broker's group.
+"""The slaves that may follow a master's log, and the slaves whose copies count: `HaAddresses` and the group's members.
 
-A copy counts when it is a member's, or when the list names the address itself (or says ``any``). Of one address so many
-copies count as members have it. Without name servers nobody knows the members: then all that are allowed count.
+A copy counts if a member holds it, or if the list contains the address itself (or ``any``). The number of copies that
+count for one address is the number of members at that address. Without name servers the members are unknown: then all
+allowed copies count.
 
-Name servers believe who registers, so their answers are believed within limits:
+Name servers do not verify registrations, so the master accepts their answers only within limits:
 
 ================================================  ==================================================================
-a broker that they know of                        is a member
+a registered broker                               is a member
 ================================================  ==================================================================
 registered from another machine than it names     no (`rmqkit.broker.registration.Registration.namesakes`)
 is at a global address                            in the network (/24, /64) of an address of this broker only
@@ -14,9 +15,9 @@ is anywhere, where users are in force here        while the inner user or a supe
                                                   copy the tables over the main port
 ================================================  ==================================================================
 
-A member is remembered while it follows, and for ten minutes after a name server last named it, as its link may break
-together with its registration. The name servers are asked every 2 s while none is known or a link does
-not count, every 10 s else, and at once when an address comes that is not known.
+The master remembers a member while it follows, and for ten minutes after a name server last returned it, because its
+link may break together with its registration. The master requests the members from the name servers every 2 s while no
+member is known or a link does not count, otherwise every 10 s, and at once if an unknown address connects.
 
 Loop only. Source: behaviour.md §10.3; remoting.md §9.7.
 """
@@ -162,7 +163,7 @@ class Members:
         return _NOBODY_PAUSE_MS if not self._known or self._is_any_left_out() else _PAUSE_MS
 
     def _near(self, address: str, hosts: set[IpAddress]) -> set[IpAddress]:
-        """Those of a broker's addresses that are not somewhere on the Internet."""
+        """Return the addresses of a broker that are not global, or are in the network of an own address."""
         near = {host for host in hosts if not host.is_global or any(_are_neighbours(host, own) for own in self._own)}
         if hosts and not near and address not in self._warned_addresses and len(self._warned_addresses) < _WARNED_MAX:
             self._warned_addresses.add(address)

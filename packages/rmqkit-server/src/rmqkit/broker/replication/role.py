@@ -1,4 +1,4 @@
-"""The side of replication that a broker is on: its slaves are sent its log, or it follows its master.
+"""The side of replication that a broker is on: it sends its log to slaves, or it follows its master.
 
 ====================================  ===============================================================================
 a master                              listens for slaves, sends them everything that becomes readable
@@ -11,7 +11,7 @@ Between the brokers of one name, and from name servers and operators to them (``
 ====  ===========================  ===================================================================================
 code  request                      answer
 ====  ===========================  ===================================================================================
-905   the lowest id changed        none; who is there is looked up, whatever the notice says
+905   the lowest id changed        none; the broker looks its group up and does not rely on the notice
 906   empty                        of a master, where its log is followed; a slave has nothing to say
 906   with a master's addresses    a slave that may act for the master stops doing so and follows it, if it is the one
                                    that name servers named last; another has to be named by them first
@@ -79,7 +79,8 @@ def check_role(settings: BrokerSettings) -> None:
         if not (settings.namesrv_addr or settings.ha_master_address):
             _log.warning("this slave cannot find its master: set namesrvAddr or haMasterAddress")
         return
-    settings.broker_id = MASTER_ID  # whatever the file says: clients take id 0 for the master, and send to nobody else
+    # Even if the file names another id: clients take id 0 for the master, and send to no other.
+    settings.broker_id = MASTER_ID
     if settings.broker_role is BrokerRole.SYNC_MASTER and not waits_for_copies(settings):
         _log.warning("brokerRole=SYNC_MASTER with inSyncReplicas=1 waits for no slave: set inSyncReplicas=2")
 
@@ -103,11 +104,11 @@ def warn_of_ha_port(settings: BrokerSettings, tls: ServerTls | None, *, has_user
 
 
 class SlaveRole:
-    """What a slave does to be one; `follow` starts it.
+    """The work of a slave; `follow` starts it.
 
     Attributes:
-        acting: goes on for a master that is gone, None unless configured.
-        is_registered: whether name servers were asked where the master is.
+        acting: continues for a master that is gone, None unless configured.
+        is_registered: True if name servers were asked for the master's address.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class SlaveRole:
             )
 
     def status(self) -> HaRuntimeInfo:
-        """What GET_BROKER_HA_STATUS answers."""
+        """Return the answer to GET_BROKER_HA_STATUS."""
         return HaRuntimeInfo(master=False, ha_client_runtime_info=self.log.status())
 
     async def close(self) -> None:
@@ -263,8 +264,8 @@ class ReplicationHandlers(Handlers[ReplicationContext]):
                 self._doubt(connection, master)
                 acting.look_soon()
                 return reply(command)
-            # First stop, then follow: the master asks for the offsets as soon as this is answered, and they must not
-            # move any more then, or what is delivered meanwhile is delivered once more by the master.
+            # First stop, then follow. The master requests the offsets as soon as this is answered. If they moved after
+            # that, the master would deliver the messages in between again.
             await acting.give_way()
             self._slave.follow(master.master_address, master.master_ha_address)
         return reply(command)

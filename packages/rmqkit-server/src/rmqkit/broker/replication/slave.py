@@ -6,28 +6,27 @@ One link to the master's HA port, for as long as it lives::
             -> frames appended, reported, dispatched; reports when nothing else was said -> closed -> pause -> connect
 
 ========================  ==============================================================================
-what                      then
+event                     action
 ========================  ==============================================================================
 frames                    appended untouched; one report for all of one read: the log's end, under
                           SYNC_FLUSH what is on the disk, once it is
 heartbeat                 the offset is reported again, which shows that the link lives; checked like a frame's
-nothing said for          the offset is reported again
+nothing sent for          the offset is reported again
 haSendHeartbeatInterval
-nothing heard for         the link is closed
+nothing received for      the link is closed
 haHousekeepingInterval
-offset is not the log's   the link is closed, and made anew after a pause that doubles from 0.5 to 5 s
+offset is not the log's   the link is closed, and reconnected after a pause that doubles from 0.5 to 5 s
 end; bytes no frames;
 disk refuses              and nothing more is reported
 ========================  ==============================================================================
 
-Before it follows, the slave compares its history with the master's (`log_comparison`). Where they part it stops for
-good, as it does when what comes over the link is no continuation of its log; nothing is served then
-(`HaSlave.is_diverged`). A file ``diverged`` in the store says so to later starts, until the histories are found to be
-one: a log that has parted is not served because its master is gone. Without the master's main address
-(``haMasterAddress`` and no name server) the heads of records are all that is checked. Memory is bounded by the 4 MiB
-that a read may bring. A crash loses nothing that was reported under SYNC_FLUSH. Not handled here: the bytes of frames
-(`protocol.ha`), what is a log (`store.replica`), tables (`tables`). Loop only, but for `HaSlave.flushed`. Source:
-store.md §21; behaviour.md §10.1, §10.2.
+Before it follows, the slave compares its history with the master's (`log_comparison`). If they diverge it stops for
+good, and so it does if the frames do not continue its log. It serves no messages then (`HaSlave.is_diverged`). A file
+``diverged`` in the store records this for later starts, until the histories are found to be equal: otherwise a diverged
+log would be served after its master is gone. Without the master's main address (``haMasterAddress`` and no name server)
+the slave checks only the heads of records. Memory is bounded by the 4 MiB of a read. A crash loses no record that was
+reported under SYNC_FLUSH. Not handled here: the bytes of frames (`protocol.ha`), the log (`store.replica`), tables
+(`tables`). Loop only, but for `HaSlave.flushed`. Source: store.md §21; behaviour.md §10.1, §10.2.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Master:
-    """Where a master is. ``main_address``: its normal port, None while it is not known."""
+    """The addresses of a master. ``main_address``: its normal port, None while it is not known."""
 
     ha_address: str
     main_address: str | None
@@ -166,7 +165,7 @@ class HaSlave:
         return self._link is not None and self._link.has_begun
 
     def status(self) -> HaClientInfo:
-        """What GET_BROKER_HA_STATUS answers at a slave."""
+        """Return a slave's answer to GET_BROKER_HA_STATUS."""
         status = HaClientInfo(max_offset=self._store.max_physical_offset)
         status.master_addr = None if self._master is None else self._master.ha_address
         if self._link is not None:
@@ -376,17 +375,17 @@ class HaSlave:
 
 
 class _Link(asyncio.BufferedProtocol):
-    """One connection to a master's HA port, which says nothing before it knows where to begin.
+    """One connection to a master's HA port. The master sends nothing until the slave has reported where to begin.
 
     Args:
-        on_frames: gets the frames of one read; whatever it raises on purpose ends the link.
-        buffer: where reads go; one frame fits into it.
+        on_frames: called with the frames of one read; an RmqError or OSError closes the link.
+        buffer: the buffer for reads; one frame fits into it.
 
     Attributes:
-        closed: done when the connection is.
-        ended: why, as a text, or the error; the first reason counts.
+        closed: done when the connection is closed.
+        ended: the reason for the close, as a text, or the error; the first reason counts.
         reported: the newest offset that was reported.
-        read_ms, wrote_ms: when something was last heard and said, monotonic.
+        read_ms, wrote_ms: the monotonic time of the last read and of the last write.
     """
 
     def __init__(self, on_frames: Callable[[_Link, list[Frame]], None], clock: Clock, buffer: memoryview) -> None:

@@ -1,7 +1,7 @@
-"""What a slave copies from its master's tables (``SlaveSynchronize``); the messages themselves are `slave`'s work.
+"""A slave's copies of its master's tables (``SlaveSynchronize``). `slave` copies the messages themselves.
 
 ============================  ====  =====  ======================================================================
-table                         code  port   what the slave does with it
+table                         code  port   action of the slave
 ============================  ====  =====  ======================================================================
 topics, also static ones        21  fast   replaces its own, if the versions differ
 consumer offsets                43  main   puts them over its own; what only the slave knows stays
@@ -12,13 +12,13 @@ waiting timed messages          61  fast   replaces its own counts, if the versi
 timer check point               60  fast   goes on to there (`Timer.replace_with`); asked every 3 s
 ============================  ====  =====  ======================================================================
 
-The *fast* port is the main one - 2. A master that does not listen there is asked on its main port, and so it is for the
-rest of the round when what listens there gives no table: it may be another program, as nobody keeps the port for the
-master. A round runs as soon as the master is known or another, and then every minute; the reference waits a minute with
-the first one.
-A step that fails is logged once and the others go on. A record of a topic that the slave does not have waits until the
-master was asked for its topics, as its queue is of the topic's type (`SlaveSync.is_batch_topic`). 5.3 and later hand
-out topics and groups in pages where that is configured; the version of the table says whether pages belong together.
+The *fast* port is the main port - 2. If the master does not listen there, the slave uses the main port. It does the
+same for the rest of the round if the fast port returns no table: another program may listen there. A round runs as soon
+as the master is known or changes, and then every minute; the reference waits a minute before the first round.
+A step that fails is logged once and the other steps continue. A record of a topic that the slave does not have waits
+until the slave has requested the master's topics, because its queue depends on the topic's type
+(`SlaveSync.is_batch_topic`). 5.3 and later return topics and groups in pages if that is configured; pages with the same
+version of the table belong together.
 Timer state is copied by a slave with a timer that does not act for its master. Loop only.
 Source: store.md §21.6; behaviour.md §10.1; remoting.md §4.4.
 """
@@ -157,8 +157,11 @@ class SlaveSync:
         return config is not None and config.is_batch_queue
 
     async def _ask_for_missing(self) -> None:
-        """Take the topics until the new ones are known, or the master cannot be reached for long: it died before it
-        told of them, and what it had acknowledged is to be read here, from queues as the reference makes them."""
+        """Copy the topics until the missing ones are known, or until the master cannot be reached for long.
+
+        In the second case the master died before it reported the topics. Its acknowledged messages have to be readable
+        here, from queues with the reference's defaults.
+        """
         assert self._missing, "begun with the first topic that is missing"
         in_vain = 0
         try:
@@ -255,9 +258,11 @@ class SlaveSync:
     async def _ask_fast(
         self, master: str, code: int, read: Callable[[Command], R], header: msgspec.Struct | None = None
     ) -> R:
-        """What ``read`` makes of the answer of the fast port, else of the main one.
-        Raises the error of the main port, which tells whether the master is there: of the fast one it is not known
-        whose it is."""
+        """Return ``read`` of the answer from the fast port, or else from the main port.
+
+        Raises the error of the main port, which shows if the master is there: another program may listen on the fast
+        port.
+        """
         fast = fast_address(master)
         if fast is not None and fast != self._useless_fast:
             try:
@@ -288,8 +293,11 @@ def fast_address(address: str) -> str | None:
 async def _whole(
     page: Callable[[int, str], Awaitable[tuple[T, int | None]]], entries_of: Callable[[T], dict[str, Any]]
 ) -> T:
-    """A table that is handed out in pages, or at once; a version that changes in between begins it anew.
-    Raises BodyError: it does not come to an end."""
+    """Return a table that the master sends in pages, or at once. If its version changes in between, read the table
+    again.
+
+    Raises BodyError: the pages have no end.
+    """
     whole, total = await page(0, "")
     for _ in range(_PAGES_MAX):
         count = len(entries_of(whole))

@@ -46,7 +46,7 @@ NO_BODY = "the message has no body"
 
 
 class SendContext(Protocol):
-    """What sends may touch."""
+    """The parts of the broker that sends may touch."""
 
     clients: ClientTable
     clock: Clock
@@ -74,7 +74,7 @@ def tries_max(command: Command, asked: int | None, group: SubscriptionGroupConfi
 
 
 def stamps_of(settings: BrokerSettings) -> tuple[dict[str, str], dict[str, str]]:
-    """The properties that every message gets, and those of them that the answer tells."""
+    """Return the properties that every message gets, and the part of them that the answer contains."""
     told = {
         property_names.MSG_REGION: settings.region_id,
         property_names.TRACE_ON: "true" if settings.trace_on else "false",

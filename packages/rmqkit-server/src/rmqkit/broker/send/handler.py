@@ -170,7 +170,7 @@ class SendHandlers(Handlers[SendContext]):
             if (config := self._context.groups.get(group)) is None:
                 remark = f"subscription group not exist, {group} {FAQ}"
                 return self._refuse(command, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
-            # A group that consumes in order retries in place: whatever it sends here is a dead letter.
+            # A group that consumes in order retries in place: every message that it sends here is a dead letter.
             if sent.reconsume_times > tries_max(command, header.max_reconsume_times, config) or self._is_orderly(group):
                 message = to_dead_letters(sent, group)
                 self._context.topics.ensure(message.topic, 1)
@@ -296,7 +296,7 @@ class SendHandlers(Handlers[SendContext]):
         return self._answer(connection, command, put, answer_fields, waits=waits)
 
     def _batch_refusal(self, message: InnerMessage) -> Refusal | None:
-        """What no batch may be: retried, delayed, timed, or part of a transaction."""
+        """Return the refusal of a batch with a long topic, or that is retried, delayed, timed, or in a transaction."""
         topic_characters = len(message.topic)
         if topic_characters > names.TOPIC_CHARACTERS_MAX:
             return ResponseCode.MESSAGE_ILLEGAL, f"message topic length too long {topic_characters}"
@@ -357,7 +357,7 @@ class _Late:
 
 
 def _has_needed_key(topic: TopicConfig, message: InnerMessage) -> bool:
-    """Return True if a message can be told apart by its key where older ones of the same key are compacted away."""
+    """Return True if a message has a key, or if its topic does not compact messages with the same key."""
     if (topic.attributes or {}).get("cleanup.policy") != "COMPACTION":
         return True
     return bool(message.parsed.get(property_names.KEYS, "").strip())

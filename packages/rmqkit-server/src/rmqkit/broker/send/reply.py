@@ -114,7 +114,7 @@ class ReplyHandlers(Handlers[SendContext]):
         return None if taken else f"push reply message to {client_id}fail."
 
     async def _store_reply(self, message: InnerMessage) -> SendMessageResponse | None:
-        """Keep a reply in its topic; None when the store does not take it, which the replier is not told."""
+        """Store a reply in its topic; None if the store refuses it, which is not reported to the replier."""
         put = self._context.store.put(message)
         if put.status is not PutStatus.OK:
             return None

@@ -70,7 +70,7 @@ class SendBackHandlers(Handlers[SendContext]):
     def _copy(
         self, command: Command, header: ConsumerSendBackRequest, group: SubscriptionGroupConfig, record: Record
     ) -> InnerMessage:
-        """What is stored for a message: in the delay topic, or in the dead letters."""
+        """Return the copy of a message to store: for the delay topic, or for the dead letters."""
         level = header.delay_level
         is_given_up = level < 0 or record.reconsume_times >= tries_max(command, header.max_reconsume_times, group)
         if is_given_up:
@@ -112,7 +112,7 @@ class SendBackHandlers(Handlers[SendContext]):
             return reply(command, ResponseCode.SYSTEM_ERROR, put.status.value)
         owner = decode_fields(command).get("Owner", "null")
         self._context.recorder.sent_back(message, put, topic=topic, group=group, owner=owner)
-        # Whatever WAIT says: the consumer moves its offset past the message as soon as it has the answer.
+        # Regardless of WAIT: the consumer moves its offset past the message as soon as it has the answer.
         if self._context.durability is None or self._context.durability.has(put.end_offset):
             return reply(command)
         return _answer_when_durable(command, self._context.durability.wait(put.end_offset))

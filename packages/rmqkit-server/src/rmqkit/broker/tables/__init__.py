@@ -1,1 +1,1 @@
-"""What a broker knows of topics, groups, offsets and clients, and the files these are kept in."""
+"""The broker's tables of topics, groups, offsets and clients, and the files in which they are stored."""

@@ -190,7 +190,7 @@ class ClientTable:
         data.sub_version = self._clock.now_ms()
 
     def subscription(self, group_name: str, topic: str) -> SubscriptionData | None:
-        """What a group wants of a topic, by its heartbeats or by its pulls."""
+        """Return a group's subscription to a topic, from its heartbeats or from its pulls."""
         group = self._consumers.get(group_name)
         subscribed = group.subscriptions.get(topic) if group is not None else None
         return self._compensated.get((group_name, topic)) if subscribed is None else subscribed.data

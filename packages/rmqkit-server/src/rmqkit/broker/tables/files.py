@@ -89,7 +89,7 @@ class SharedWrite(Generic[Row]):
         kept = dict(table)
         for name, (before, after) in changes.items():
             if name in self._changes:
-                # Changed once more meanwhile: the row stays, and the next write's way back is to before this one.
+                # Changed again meanwhile: the row stays, and the next write is undone to the row before this change.
                 self._changes[name] = before, self._changes[name][1]
             elif kept.get(name) is after:
                 del kept[name]

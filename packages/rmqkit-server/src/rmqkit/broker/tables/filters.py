@@ -40,13 +40,13 @@ _INLINE_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class PullFilter:
-    """What a pull wants; None restricts nothing.
+    """The filter of a pull; None restricts nothing.
 
     Attributes:
         codes: tag codes.
         accept_entry: called with the tag code and the extension unit of a queue entry.
         accept: called with the stored record.
-        wants: called with what became readable, for a held pull.
+        wants: called with the messages that became readable, for a held pull.
     """
 
     codes: frozenset[int] | None = None

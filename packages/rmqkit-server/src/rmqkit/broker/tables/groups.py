@@ -116,7 +116,7 @@ class GroupTable:
     def remove_unused(self, group: str) -> Appeared | None:
         """Forget a group that appeared, unless an operator has changed it since; what it was, or None."""
         one = self._appeared.pop(group)
-        # Put anew by an operator it is another object, even if nothing is different.
+        # If an operator has put the group again it is another object, even if nothing is different.
         is_as_made = self._stored.subscription_group_table.get(group) is one.config
         if not is_as_made or group in self._stored.forbidden_table:
             return None
@@ -215,7 +215,7 @@ class GroupTable:
         self._stored = stored
 
     def _content(self, stored: SubscriptionGroupTable) -> Callable[[], dict[str, Any]]:
-        """What makes the file's content, of the table as it is now."""
+        """Return a function that makes the file's content from the table as it is now."""
         groups = dict(stored.subscription_group_table)
         rest = {"dataVersion": stored.data_version, "forbiddenTable": stored.forbidden_table}
         return lambda: {**rest, "subscriptionGroupTable": self._rows.of(groups)}
@@ -245,7 +245,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnusedGroupsContext(Protocol):
-    """What the round that drops unused groups may touch."""
+    """The parts of the broker that the round that drops unused groups may touch."""
 
     clients: ClientTable
     clock: Clock

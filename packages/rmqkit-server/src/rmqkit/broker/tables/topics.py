@@ -81,7 +81,7 @@ class StaticTopics:
 
     @property
     def details(self) -> dict[str, TopicQueueMappingDetail]:
-        """What is known of every static topic, to be read only."""
+        """Return the mapping details of all static topics, to be read only."""
         return self._stored.topic_queue_mapping_info_map
 
     def infos(self, topics: list[str] | None = None) -> dict[str, TopicQueueMappingInfo]:
@@ -364,7 +364,7 @@ class TopicTable:
         self._shared.save(self._content(self.data_version, self._table))
 
     def _content(self, version: DataVersion, table: dict[str, TopicConfig]) -> Callable[[], dict[str, Any]]:
-        """What makes the file's content, of the table as it is now."""
+        """Return a function that makes the file's content from the table as it is now."""
         # Copied on the loop: `_change_soon` changes the table in place while a thread writes it.
         table = dict(table)
         return lambda: {"dataVersion": version, "topicConfigTable": self._rows.of(table)}

@@ -396,8 +396,8 @@ class _OpReader:
     def _enter(self, op: Record, half_offset: int) -> None:
         ahead = 0
         for offset in op_offsets(op):
-            # Named once more when a decision came twice: counted for the second op message, the first would stay open
-            # for ever, and the position in front of it.
+            # A decision that came twice names the offset twice. Counted for the second op message, too, the first op
+            # message would stay open for ever, and so would the position in front of it.
             if offset not in self._op_of:
                 # What is passed is kept as well: it may be the original of a copy further on.
                 is_ahead = offset >= half_offset

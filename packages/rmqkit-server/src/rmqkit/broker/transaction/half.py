@@ -1,13 +1,14 @@
-"""Half and op messages: what is decided later, and that it was decided (``TransactionalMessageBridge``).
+"""Half and op messages: messages that are decided later, and the record of each decision
+(``TransactionalMessageBridge``).
 
-A *half message* lies in queue 0 of ``RMQ_SYS_TRANS_HALF_TOPIC`` under its real topic and queue as properties, out of
-its consumers' sight. Commit puts it once more, where it belongs; commit and rollback then note its queue offset in an
-*op message*: topic ``RMQ_SYS_TRANS_OP_HALF_TOPIC``, queue of the half message, tag ``d``, body ``17,18,21,`` (4.9: a
-single number, no comma). Op messages are written behind the commits they stand for, so a log that ends anywhere never
-holds the one without the other.
+A *half message* is stored in queue 0 of ``RMQ_SYS_TRANS_HALF_TOPIC`` with its real topic and queue as properties, where
+its consumers do not read it. Commit puts it again, into its real queue. Commit and rollback then store its queue offset
+in an *op message*: topic ``RMQ_SYS_TRANS_OP_HALF_TOPIC``, queue of the half message, tag ``d``, body ``17,18,21,``
+(4.9: a single number, no comma). Op messages are written after the commits that they record, so a truncated log never
+has an op message without its commit.
 
-Offsets are collected for a while before they become an op message. A crash loses what is collected: the half message
-is asked about again and may be committed twice (at least once), never forgotten. Loop only.
+Offsets are collected for a while before they become an op message. A crash loses the collected offsets: the producer is
+asked about the half message again, which may be committed twice (at least once), but is never lost. Loop only.
 Not handled here: asking producers (`check_back`). Source: store.md §19.1–19.4; behaviour.md §9.1.
 """
 
@@ -41,8 +42,10 @@ _log = logging.getLogger(__name__)
 
 
 def record_at(store: MessageStore, physical_offset: int) -> Record | None:
-    """Return the record at a physical offset, to be stored once more, also one that waits in the transient store pool.
-    None if no readable record begins there, or if its body changed on the disk, which is logged."""
+    """Return the record at a physical offset, to be stored again, even if it is still in the transient store pool.
+
+    None if no readable record begins there, or if its body changed on the disk, which is logged.
+    """
     raw = store.log.appended_record_at(physical_offset)
     try:
         record = None if raw is None else decode_record(raw)
@@ -146,7 +149,7 @@ class OpMessages:
         return count
 
     def _forget_readable(self) -> None:
-        # `holds` answers for an op message until it can be read: else the producer would be asked once more.
+        # `holds` answers for an op message until it can be read: else the producer would be asked again.
         readable = self._store.dispatched_offset
         self._unreadable = [waiting for waiting in self._unreadable if waiting[0] > readable]
 

@@ -75,7 +75,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
 
     def _end(self, command: Command, header: EndTransactionRequest) -> Command | Awaitable[Command]:
         """Carry out a commit or rollback."""
-        # Before the commit is put: one that no op message can follow would be asked about, and committed once more.
+        # Before the commit is put: without an op message the producer would be asked, and the message committed again.
         if self._ops.is_full or (self._context.durability is not None and self._context.durability.is_full):
             return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
         # The offset comes from a client and may point anywhere: `_refusal` compares what lies there with the request.
@@ -100,8 +100,11 @@ class TransactionHandlers(Handlers[TransactionContext]):
 
     @answers(RequestCode.RESUME_CHECK_HALF_MESSAGE, admins_only=True)
     async def resume(self, connection: Connection, command: Command) -> Command:
-        """RESUME_CHECK_HALF_MESSAGE: put a half message once more with its counter at 0. The copy replaces the one that
-        is still being asked about, if there is one. Refuse what was committed or rolled back."""
+        """RESUME_CHECK_HALF_MESSAGE: put a half message again with its counter at 0.
+
+        The copy replaces the half message about which the producer is still asked, if there is one. Refuse messages
+        that were committed or rolled back.
+        """
         header = decode_header_leniently(command, ResumeCheckRequest, missing={"msgId": ""})
         failed = f"Exception was thrown when putting message back to {names.HALF_TOPIC}."
         try:

@@ -43,7 +43,8 @@ _AT_ONCE_BYTES = 1 << 16
 
 
 class GroupProgress(Struct, rename="camel", kw_only=True, gc=False):
-    """How far a group is in one queue of a broker; ``last_timestamp`` is the store time of what it consumed last."""
+    """A group's progress in one queue of a broker; ``last_timestamp`` is the store time of the last consumed
+    message."""
 
     topic: str
     group: str

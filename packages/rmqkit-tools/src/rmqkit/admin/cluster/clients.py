@@ -97,7 +97,7 @@ class FleetRow(Struct, rename="camel", kw_only=True):
 
 
 class Verdict(Struct, rename="camel"):
-    """What is wrong with a group, a sentence each; none: it is in order."""
+    """The troubles of a group, a sentence each; empty if the group is in order."""
 
     same_subscription: bool
     troubles: list[str]
@@ -172,8 +172,11 @@ class Clients:
     async def running(
         self, group: str, client_id: str | None = None, *, stacks: bool = False
     ) -> dict[str, ConsumerRunningInfo | None]:
-        """What each member of a group says of itself, or one of them, with its stacks if that is wanted; None for who
-        does not answer. Raises PeerRefused: nobody of it is connected. Raises UnknownName: that client is not."""
+        """Return the running info of each member of a group, or of one member, with its stacks if ``stacks`` is set.
+
+        The value is None for a member that does not answer. Raises PeerRefused: no client of the group is connected.
+        Raises UnknownName: this client is not connected.
+        """
         members = [one.client_id for one in (await self.consumers(group)).connection_set]
         if client_id is not None and client_id not in members:
             raise UnknownName("client", client_id, _("group {group}", group=group), members)
@@ -192,7 +195,7 @@ class Clients:
         return GroupStatus(group=group, connection=connection, clients=found, verdict=judged)
 
     async def _running(self, group: str, client_id: str, stacks: bool) -> ConsumerRunningInfo | None:
-        """What a client says, through the first broker that it is connected to."""
+        """Return the running info of a client, through the first broker to which it is connected."""
         header, code = RunningInfoRequest(group, client_id, stacks), RequestCode.GET_CONSUMER_RUNNING_INFO
         for address in (await self._calls.masters()).values():
             try:

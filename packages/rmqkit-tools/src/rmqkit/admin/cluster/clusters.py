@@ -78,7 +78,8 @@ class Clusters:
         ]
 
     async def brokers(self, cluster: str | None = None) -> list[BrokerRow]:
-        """As `listed`, with the figures of each. Raises UnknownName: there is no such cluster."""
+        """Return the same rows as `listed`, with the figures of each broker. Raises UnknownName: there is no such
+        cluster."""
         rows = await self.listed(cluster)
         rows_at: dict[str, list[BrokerRow]] = {}
         for row in rows:
@@ -199,7 +200,7 @@ class NameServers:
         )
 
     async def everywhere(self, code: int, told: str, header: Struct | None = None, body: bytes = b"") -> list[Done]:
-        """Ask every name server the same; ``told`` says what each has done."""
+        """Send the same request to every name server; return the given text for each."""
         for address in self._calls.name_servers:
             await self._calls.ask(address, code, header, body=body)
         return [Done(address, told) for address in self._calls.name_servers]

@@ -1,13 +1,14 @@
-"""Consumer groups: made, changed, shown, how far they are, and moved (``updateSubGroup``, ``resetOffsetByTime`` …).
+"""Consumer groups: made, changed, shown, their progress, and moved (``updateSubGroup``, ``resetOffsetByTime`` …).
 
-A group is what brokers hold of it, each for itself: a configuration (code 201 tells all of them; asking for one with
-352 would create it at Apache's brokers) and offsets. Its lag (*diff*) on a queue is the broker's offset less its own;
-*in flight* is what it has pulled and not yet committed.
+Each broker stores its own part of a group: a configuration (code 201 returns all of them; a request for one with 352
+would create it at Apache's brokers) and offsets. Its lag (*diff*) on a queue is the broker's offset less its own;
+*in flight* are the messages that it has pulled and not yet committed.
 
 Groups are moved to a time, to the end, to an offset, or to where another group is (``skipAccumulatedMessage``,
-``cloneGroupOffset``). A reset is the broker's work (code 222): 5.x brokers move the group themselves, and what its
-clients commit before their next pull is void; others tell the clients, and refuse when none is online. Then the offsets
-are written one by one, as Java's tool does. Source: behaviour.md §5.2–5.4, §9.9; remoting.md §6.4.8, §6.4.9, §10.6.
+``cloneGroupOffset``). A reset is the broker's work (code 222): 5.x brokers move the group themselves, and ignore the
+offsets that its clients commit before their next pull. Older brokers notify the clients, and refuse if none is online.
+Then the offsets are written one by one, as Java's tool does.
+Source: behaviour.md §5.2–5.4, §9.9; remoting.md §6.4.8, §6.4.9, §10.6.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ _ANY_QUEUE = -1
 
 
 class QueueProgress(Struct, rename="camel", kw_only=True):
-    """How far a group is on one queue; ``last_timestamp`` is when the last message it consumed was stored, in ms."""
+    """A group's progress on one queue; ``last_timestamp`` is the store time of its last consumed message, in ms."""
 
     topic: str
     broker_name: str
@@ -82,7 +83,7 @@ class QueueProgress(Struct, rename="camel", kw_only=True):
 
 
 class GroupProgress(Struct, rename="camel", kw_only=True):
-    """How far a group is on all its queues, and in all; ``consume_tps`` is messages per second."""
+    """A group's progress on all its queues, and the sums; ``consume_tps`` is messages per second."""
 
     group: str
     queues: list[QueueProgress]
@@ -104,14 +105,14 @@ class GroupSummary(Struct, rename="camel", kw_only=True):
 
 
 class GroupLag(Struct, rename="camel", kw_only=True):
-    """How far a group is behind on one topic, over all brokers.
+    """The lag of a group on one topic, over all brokers.
 
     Attributes:
-        count: messages behind.
-        behind_since_ms: store time of the message it consumed last in the queue where that is oldest, of those in
-            which it is behind; None when it is behind in none, or the brokers do not know the time.
-        queues: queues that it has offsets in.
-        end: the sum of the offsets at which these queues end; its growth is what is put to the topic.
+        count: messages that are not consumed yet.
+        behind_since_ms: the oldest store time of a last consumed message, among the queues with a lag; None if no
+            queue has a lag, or if the brokers do not know the time.
+        queues: the number of queues in which the group has offsets.
+        end: the sum of the offsets at which these queues end; its growth is the messages that are put to the topic.
     """
 
     group: str
@@ -140,12 +141,12 @@ def lags(stats: Iterable[BrokerGroupProgress]) -> dict[tuple[str, str], GroupLag
 
 
 class Movement(Struct, kw_only=True):
-    """How a group moved between two samples, over all its queues.
+    """The movement of a group between two samples, over all its queues.
 
     Attributes:
         late: messages that were stored when the first sample was taken, and are not consumed at the second one.
-        consumed: by how many messages its committed offsets rose.
-        grew: by how many messages its lag rose; negative where the lag fell.
+        consumed: the number of messages by which its committed offsets rose.
+        grew: the number of messages by which its lag rose; negative if the lag fell.
         lag: its lag at the second sample.
     """
 
@@ -388,14 +389,14 @@ class Moved(Struct, rename="camel"):
 
 
 class QueueMove(Struct, rename="camel", kw_only=True):
-    """Where a move would bring a group in one queue.
+    """The effect of a move on a group in one queue.
 
     Attributes:
-        now: its offset, None when it has none there.
+        now: its offset, None if it has no offset there.
         then: the offset after the move.
         skipped: messages that it would never get.
-        again: messages that it would get once more.
-        note: what is odd about it, such as a place that the queue does not have; or empty.
+        again: messages that it would get again.
+        note: a remark, such as an offset that the queue does not have; or empty.
     """
 
     topic: str
@@ -464,8 +465,11 @@ class Offsets:
         is_forced: bool = True,
         source: str | None = None,
     ) -> list[QueueMove]:
-        """What `reset` with the same arguments would do, or, of a ``source``, `clone`; nothing is moved.
-        Raises UnknownName: there is no such topic or group, or the source has no offsets on the topic."""
+        """Return the moves that `reset` with the same arguments would make, or `clone` if there is a ``source``.
+
+        No group is moved. Raises UnknownName: there is no such topic or group, or the source has no offsets on the
+        topic.
+        """
         await Groups(self._calls).configs(group)
         masters = await (self._calls.masters_of_topic(topic) if broker is None else self._calls.masters(broker=broker))
         header = ResetOffsetRequest(
@@ -557,7 +561,8 @@ class Offsets:
         return await self._calls.committed_offset(address, group, queue, is_stored=True, timeout_ms=timeout_ms)
 
     async def _put(self, address: str, group: str, queue: MessageQueue, offset: int) -> None:
-        """Write an offset. A queue reset and not pulled since ignores that, with a remark: it is reset anew."""
+        """Write an offset. A broker ignores this, with a remark, for a queue that was reset and not pulled since: reset
+        it again."""
         header = UpdateConsumerOffsetRequest(group, queue.topic, queue.queue_id, offset)
         if (await self._calls.ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, header)).remark:
             again = ResetOffsetRequest(

@@ -1,8 +1,8 @@
-"""Settings of a broker or name server, each with what it means: `described` joins what a server tells with our tables.
+"""Settings of a broker or name server with their meaning: `described` joins a server's answer with our tables.
 
-A server tells keys and texts. What a key means, its bounds, default, and whether it may be changed while the server
-runs stand in the tables of `rmqkit.settings`; keys of Apache's brokers that have no effect here are in
-`rmqkit.broker.unused_settings`. A key that neither knows is shown as it is.
+A server returns keys and texts. The tables of `rmqkit.settings` have a key's meaning, its bounds, its default, and
+if it may be changed while the server runs. Keys of Apache's brokers that have no effect here are in
+`rmqkit.broker.unused_settings`. A key that is in neither table is shown unchanged.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class SettingRow(Struct, rename="camel", kw_only=True):
 
     Attributes:
         group: the component that the setting belongs to; empty when we do not know the key.
-        value: as the server tells it; a secret that is set is covered.
+        value: the value from the server; a secret that is set is covered.
         default: ours; empty when we do not know the key.
         help: one sentence; empty when we do not know the key.
-        is_known: whether it is a setting that rmqkit has.
-        is_default: whether it has our default.
+        is_known: True if rmqkit has this setting.
+        is_default: True if the value is our default.
     """
 
     key: str
@@ -78,8 +78,10 @@ class ConfigRow(Struct, rename="camel"):
 
 
 def described(properties: Mapping[str, str]) -> list[SettingRow]:
-    """Every setting that a server tells, joined with what our tables say of it: by component in the order of
-    `settings_types`, unknown keys last, each sorted by key. Pure."""
+    """Return every setting of a server's answer, joined with our tables.
+
+    The order is by component as in `settings_types`, unknown keys last, each sorted by key. Pure.
+    """
     table = _table()
     rows = [_row(key, text, table.get(key)) for key, text in sorted(properties.items())]
     order = [*dict.fromkeys(group for *__, group in table.values()), ""]

@@ -65,12 +65,12 @@ class Limit(Struct, rename="camel", kw_only=True):
 
 
 class Forecast(Struct, rename="camel", kw_only=True):
-    """When a disk reaches a share, by how it filled until now.
+    """The time at which a disk reaches a share, calculated from its growth until now.
 
     Attributes:
         per_hour: share of the disk that is filled in an hour.
-        at_ms: when it is reached.
-        margin_ms: sooner or later by so much, as far as the line fits badly.
+        at_ms: the time at which the share is reached.
+        margin_ms: the possible error of that time, larger the worse the line fits.
     """
 
     ratio: float
@@ -121,7 +121,7 @@ def segments(min_offset: int, max_offset: int, segment_bytes: int) -> list[Segme
 
 
 def store_of(broker: str, address: str, figures: Mapping[str, str], config: Mapping[str, str], now_ms: int) -> Store:
-    """What a broker's figures and settings say of its store."""
+    """Return the store of a broker, from its figures and settings."""
     found = Store(broker=broker, address=address, delete_when=config.get("deleteWhen", ""))
     low, high = _number(figures.get("commitLogMinOffset")), _number(figures.get("commitLogMaxOffset"))
     found.min_offset, found.max_offset = low, high

@@ -50,7 +50,7 @@ class TopicUse(Struct, rename="camel"):
 
 
 class QueueStatus(Struct, rename="camel"):
-    """What is in a queue; ``last_updated_timestamp`` in ms, 0 when it is empty."""
+    """The bounds of a queue; ``last_updated_timestamp`` in ms, 0 if the queue is empty."""
 
     broker_name: str
     queue_id: int
@@ -75,7 +75,7 @@ class Assigned(Struct, rename="camel"):
 
 
 class TopicStats(Struct, rename="camel", kw_only=True):
-    """How busy a topic is, for one of its groups: rates of the last minute, messages of the last 24 hours."""
+    """The load of a topic, for one of its groups: rates of the last minute, messages of the last 24 hours."""
 
     topic: str
     consumer_group: str = ""
@@ -163,8 +163,10 @@ class Topics:
         unit_sub: bool = False,
         attributes: str | None = None,
     ) -> list[Done]:
-        """Create it, or change it where it exists; ``attributes`` as ``+message.type=DELAY,-reserve.time``.
-        An ordered topic's queues are told to the name servers as well."""
+        """Create the topic, or change it if it exists; ``attributes`` as ``+message.type=DELAY,-reserve.time``.
+
+        The queues of an ordered topic are also sent to the name servers.
+        """
         flags = _UNIT * unit + _UNIT_SUB * unit_sub
         config = TopicConfig(topic, read_queues, write_queues, perm, topic_sys_flag=flags, order=order)
         header = _creation(config, attributes)

@@ -153,7 +153,7 @@ UNKNOWN = frozenset(
 
 
 class Fact(Struct):
-    """One thing that was found out; ``source``: who told it."""
+    """One fact, and the ``source`` that it comes from."""
 
     name: str
     value: str | int
@@ -417,7 +417,8 @@ def _closed(f: Facts) -> _Verdict | None:
 
 
 def _not_wanted(f: Facts) -> _Verdict | None:
-    """What subscriptions say; a retry comes to whom has the retry topic, whatever the tag."""
+    """Judge by the subscriptions. A retry is delivered to each client that has the retry topic, regardless of its
+    tag."""
     message, own = f.message, f.subscriptions
     if f.connection is None or message is None or f.retry is not None:
         return None
@@ -471,7 +472,7 @@ def _waiting(f: Facts) -> _Verdict:
 
 
 def _holder(f: Facts, place: Place) -> str:
-    """Who has the queue, and what is in the way there."""
+    """Describe the client that has the queue, and the obstacle there."""
     if not f.owners:
         return (
             _("{client} pops it", client=next(iter(f.waiting_acks)))
@@ -664,7 +665,7 @@ _CHECKS_MAX = 15
 
 
 class Place(Struct):
-    """Where in a queue the group meets the message: its own place, or that of its latest retry.
+    """The place in a queue where the group gets the message: the message's own place, or that of its latest retry.
 
     Attributes:
         min_offset, max_offset: the queue's first offset that is stored, and one past its last.
@@ -688,14 +689,14 @@ class Place(Struct):
 
 
 class Transaction(Struct, kw_only=True):
-    """What became of a half message.
+    """The state of a half message.
 
     Attributes:
         half: its latest copy; every check-back writes one.
-        is_given_up: whether a copy is in TRANS_CHECK_MAX_TIME_TOPIC.
-        is_ended: whether an op record says so, or the broker is past it.
+        is_given_up: True if a copy is in TRANS_CHECK_MAX_TIME_TOPIC.
+        is_ended: True if an op record names it, or the broker is past it.
         checks_max: the broker's ``transactionCheckMax``.
-        producers: members of its producer group online, None when the broker did not say.
+        producers: members of its producer group online, None if the broker did not return them.
     """
 
     half: ReceivedMessage
@@ -712,16 +713,16 @@ class Transaction(Struct, kw_only=True):
 
 
 class Lookup(Struct, kw_only=True):
-    """What else is known of a name under which nothing is stored in the topic.
+    """Further facts about a name under which nothing is stored in the topic.
 
     Attributes:
-        address, physical_offset: what it says when it has the form of an offset message id.
-        is_known: whether a broker of the name servers has that address.
+        address, physical_offset: its parts, if it has the form of an offset message id.
+        is_known: True if a broker of the name servers has that address.
         log_min, log_max: the bounds of that broker's log.
         as_key: messages of the topic that have it as a key.
         elsewhere: a message of that id in another topic.
-        topics_searched: how many other topics were searched.
-        brokers: whose indexes were asked.
+        topics_searched: the number of other topics that were searched.
+        brokers: the brokers whose indexes were searched.
     """
 
     address: str = ""
@@ -736,7 +737,7 @@ class Lookup(Struct, kw_only=True):
 
 
 class Facts(Struct, kw_only=True):
-    """All that was found out.
+    """All facts about a message and its group.
 
     Attributes:
         asked: how the message was named, such as ``message 7F00…``.
@@ -745,13 +746,13 @@ class Facts(Struct, kw_only=True):
         due_ms: when the latest scheduled copy is to be delivered.
         place: see `Place`; also of an offset at which there is no message.
         config: the group at the broker; None when it has none.
-        is_read_forbidden: whether the group is forbidden to read the topic.
-        connection: the members online and their subscriptions as brokers have them; None when nobody is.
-        members: what each says of itself by client id; None when it did not answer.
-        is_fetched: whether the broker's counters say that the group was given anything of the queue since the message
-            was stored; None when they cannot tell.
-        traces: what clients of the group told the trace topic about handling the message.
-        hides_bodies: whether the reader may not see bodies, which reasons of dead letters often quote.
+        is_read_forbidden: True if the group is forbidden to read the topic.
+        connection: the members online and their subscriptions as brokers have them; None if no member is online.
+        members: the running info of each member by client id; None if the member did not answer.
+        is_fetched: True if the broker's counters show that the group got messages of the queue since the message was
+            stored; None if the counters do not show it.
+        traces: records of the group's clients in the trace topic about handling the message.
+        hides_bodies: True if the reader may not see bodies, which reasons of dead letters often quote.
     """
 
     topic: str
@@ -815,7 +816,8 @@ class Facts(Struct, kw_only=True):
 
     @property
     def subscriptions(self) -> dict[str, SubscriptionData | None]:
-        """What each member that answered says it wants of the topic; None: it does not subscribe to it."""
+        """Return the subscription to the topic of each member that answered; None: the member does not subscribe to
+        it."""
         return {
             client: next((one for one in info.subscription_set if one.topic == self.topic), None)
             for client, info in self.members.items()
@@ -824,7 +826,7 @@ class Facts(Struct, kw_only=True):
 
     @property
     def consumed_offset(self) -> int | None:
-        """Return how far the group is: what the broker has, or an owner says, who tells the broker every 5 s."""
+        """Return the group's offset: the broker's, or an owner's if that is higher, as owners commit every 5 s."""
         told = [held.commit_offset for held in self.owners.values() if held.commit_offset >= 0]
         committed = self.place.committed if self.place is not None else None
         return max(told if committed is None else (*told, committed), default=None)

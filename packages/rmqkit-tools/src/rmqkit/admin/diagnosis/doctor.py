@@ -1,10 +1,10 @@
-"""Whether a machine is fit for the broker of a configuration, and if not, what to do: the checks of ``rmq doctor``.
+"""The checks of ``rmq doctor``: is a machine fit for the broker of a configuration, and if not, how to change that.
 
-Reads what Linux tells about itself (``/proc``, ``/sys``), the store, the certificates, and asks the name servers. It
-changes nothing; for a moment it listens on the broker's port, if that is free, to see whether clients reach it. What
-cannot be read here is said to be unknown: neither good nor bad. A check is a function of a `Target`. `CHECKS` are for
-every machine, `OF_PRODUCTION` for those that serve others, and `OF_EACH_SHARD` look at the ports and the store of one
-broker. On a development machine any broker of rmqkit may hold the ports.
+The checks read ``/proc`` and ``/sys`` of Linux, the store and the certificates, and send requests to the name servers.
+They change nothing. For a moment they listen on the broker's port, if that is free, to see if clients reach it. A value
+that cannot be read here is reported as unknown: neither good nor bad. A check is a function of a `Target`. `CHECKS` are
+for every machine, `OF_PRODUCTION` for machines that serve other machines, and `OF_EACH_SHARD` look at the ports and the
+store of one broker. On a development machine any broker of rmqkit may hold the ports.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _VM: dict[str, tuple[int, int | None, str]] = {
 
 
 class State(enum.Enum):
-    """How a check ended."""
+    """The result of a check."""
 
     OK = "ok"
     WARN = "warn"
@@ -88,13 +88,13 @@ class Finding(Struct):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where a machine tells about itself; tests have their own."""
+    """The folders in which a machine describes itself; tests use their own."""
 
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
 
     def text(self, path: Path) -> str | None:
-        """What a file says, without the end of its line; None when it cannot be read."""
+        """Return the text of a file, without the end of its line; None if it cannot be read."""
         try:
             return path.read_text().strip()
         except (OSError, UnicodeDecodeError):
@@ -233,7 +233,7 @@ def memory(target: Target) -> Iterator[Finding]:
 
 
 def clock(target: Target) -> Iterator[Finding]:
-    """Whether the kernel says that something keeps its clock right (``adjtimex``)."""
+    """Check if the kernel reports that its clock is synchronised (``adjtimex``)."""
     status = _clock_status()
     if status is None:
         yield Finding("clock", State.UNKNOWN, "the kernel does not tell whether the clock is kept right")
@@ -288,7 +288,7 @@ def _bind_error(host: str, port: int) -> OSError | None:
 
 
 def advertised(target: Target) -> Iterator[Finding]:
-    """Whether the address that clients are told leads to the broker, from here."""
+    """Check if the address that clients get leads to the broker, from this machine."""
     host, settings = target.advertised, target.broker
     if not settings.listen_port:
         yield Finding("advertised address", State.UNKNOWN, f"{host}, with a port that is picked at the start")
@@ -429,7 +429,9 @@ def _der(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def leftovers(target: Target) -> Iterator[Finding]:
-    """What a process, of Java or ours, left in the store: ``lock`` while it runs, ``abort`` until it stops cleanly."""
+    """Check the files that a process, of Java or ours, left in the store: ``lock`` while it runs, ``abort`` until it
+    stops cleanly.
+    """
     abort = target.root / "abort"
     if target.is_running:
         by = f"process {target.pid}" if target.pid else "a process"
@@ -442,7 +444,7 @@ def leftovers(target: Target) -> Iterator[Finding]:
 
 
 def sends(target: Target) -> Iterator[Finding]:
-    """Whether plain sends are read by the compiled core: twice as many messages for each CPU second."""
+    """Check if the compiled core reads plain sends: twice as many messages for each CPU second."""
     fault = CORE.fault
     if not fault:
         yield Finding("sends", State.OK, "read by the compiled core")
@@ -453,7 +455,7 @@ def sends(target: Target) -> Iterator[Finding]:
 
 
 def grpc(target: Target) -> Iterator[Finding]:
-    """Whether the port for SDKs of 5.x can be opened."""
+    """Check if the port for SDKs of 5.x can be opened."""
     port = target.broker.grpc_port
     if importlib.util.find_spec("hpack") is not None:
         yield Finding("grpc", State.OK, "installed" if port < 0 else f"installed, grpcServerPort={port}")

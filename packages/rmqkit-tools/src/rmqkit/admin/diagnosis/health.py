@@ -74,7 +74,7 @@ _GROWTH = 0.5
 
 
 class Severity(enum.StrEnum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     BAD = "bad"
     WARNING = "warning"
@@ -99,17 +99,17 @@ class Finding(Struct, rename="camel", kw_only=True):
 
 
 class BrokerState(Struct, rename="camel", kw_only=True):
-    """A broker as it was told last.
+    """The last known state of a broker.
 
     Attributes:
         row: its figures, as ``rmq cluster list`` has them.
-        figures: all of its runtime information; empty when it never answered.
-        ha: how replication is, None when it does not tell.
+        figures: all of its runtime information; empty if it never answered.
+        ha: the state of replication, None if the broker does not report it.
         trouble: why there are no fresh figures, or empty.
-        since_ms: when it answered last.
-        half_since_ms: when the oldest half message was born that its check-back is not past; 0 when there is none, None
-            when it was not told.
-        skew_ms: by how much its clock is ahead of this machine's; None when it is not known.
+        since_ms: the time of its last answer.
+        half_since_ms: the born time of the oldest half message that its check-back is not past; 0 if there is no such
+            message, None if the broker has not reported it.
+        skew_ms: the time by which its clock is ahead of this machine's; None if it is not known.
     """
 
     row: BrokerRow
@@ -126,11 +126,11 @@ class BrokerState(Struct, rename="camel", kw_only=True):
 
 
 class TopicState(Struct, rename="camel", kw_only=True):
-    """A topic over all brokers; figures that nobody told are None.
+    """A topic over all brokers; None means that no broker has reported the figure.
 
     Attributes:
         kind: ``normal``, ``retry``, ``dlq``, ``system``.
-        message_type: what it says of its messages, such as ``FIFO``.
+        message_type: the type of its messages, such as ``FIFO``.
         stored: messages that are in its queues.
         end: the sum of the offsets at which its queues end.
         in_tps: messages per second put to it, between the last two looks.
@@ -156,7 +156,7 @@ class TopicState(Struct, rename="camel", kw_only=True):
 
 
 class GroupState(Struct, rename="camel", kw_only=True):
-    """A consumer group over all brokers; figures that nobody told are None.
+    """A consumer group over all brokers; None means that no broker has reported the figure.
 
     Attributes:
         late: messages that were there at the first sample, and are not consumed at the second one.
@@ -165,10 +165,10 @@ class GroupState(Struct, rename="camel", kw_only=True):
         members: clients online.
         popped: messages that its clients have popped and not acknowledged.
         popped_since_ms: when the oldest of these was popped.
-        popped_grew: by how many messages ``popped`` rose since the first sample.
+        popped_grew: the number of messages by which ``popped`` rose since the first sample.
         dead: dead letters that are stored.
-        dead_last_ms: when the last one was stored.
-        dead_grew: by how many that is more than when this was first known.
+        dead_last_ms: when the last dead letter was stored.
+        dead_grew: the number by which ``dead`` rose since it was first known.
     """
 
     name: str
@@ -353,7 +353,7 @@ def group_findings(snapshot: Snapshot, name: str) -> list[Finding]:
 
 def _lag(snapshot: Snapshot, group: GroupState) -> Iterator[Finding]:
     lag, trend = group.lag or 0, group.trend or 0.0
-    # Whatever the first sample saw is consumed: the group keeps up, however large its lag is at the moment.
+    # Every message of the first sample is consumed: the group keeps up, however large its lag is at the moment.
     if not group.late or not lag:
         return
     age_ms = snapshot.at_ms - group.behind_since_ms if group.behind_since_ms else 0
@@ -489,7 +489,7 @@ def span_text(ms: float) -> str:
 
 
 def topic_kind(name: str) -> str:
-    """Whether a topic is an application's, or what it is for."""
+    """Return the kind of a topic: an application's (``normal``), or its purpose."""
     if name.startswith(names.RETRY_PREFIX):
         return "retry"
     if name.startswith(names.DLQ_PREFIX):

@@ -243,7 +243,7 @@ async def _state(admin: Admin, row: BrokerRow, troubles: dict[str, str]) -> Brok
 async def _told(
     masters: dict[str, str], asking: Callable[[str], Awaitable[T]], what: str, troubles: dict[str, str]
 ) -> dict[str, T]:
-    """What masters answer, by broker name; who does not is noted."""
+    """Return the masters' answers by broker name; note the failure of each master that does not answer."""
 
     async def one(name: str, address: str) -> tuple[str, T] | None:
         try:

@@ -1,10 +1,10 @@
-"""One message's life, told from its stored copies: no tracing is needed; traces add how long handlers took.
+"""One message's life, reconstructed from its stored copies without tracing; traces add the duration of handlers.
 
 RocketMQ stores a message again at every step, each time under its unique key: half, scheduled, in its topic, to be
 retried, dead. Each copy has the time at which it was stored, so that they make a timeline.
 
 ==============  =====================================================================
-source          what it tells
+source          content
 ==============  =====================================================================
 the message     when and where it was born (the producer's clock), when it was stored
 a copy          half message, delay or timer, retry n, dead letter
@@ -43,12 +43,12 @@ class Event(Struct, frozen=True, rename="camel"):
     """One thing that happened to a message, or will.
 
     Attributes:
-        at_ms: when, in ms since the epoch.
-        what: in words.
+        at_ms: its time, in ms since the epoch.
+        what: the event in words.
         where: topic, broker, queue and offset, or empty.
-        who: the client or group it was, or empty.
-        source: what tells it.
-        is_due: whether it has not happened yet.
+        who: its client or group, or empty.
+        source: the record that it is known from.
+        is_due: True if it has not happened yet.
     """
 
     at_ms: int
@@ -60,7 +60,7 @@ class Event(Struct, frozen=True, rename="camel"):
 
 
 def timeline(facts: Facts) -> list[Event]:
-    """What happened to a message on its way to a group, in order; what is still to come stands last."""
+    """Return the events of a message on its way to a group, in order; events to come are last."""
     return merged([_events(facts)])
 
 
@@ -147,7 +147,7 @@ def _trace(trace: TraceRow) -> Event:
 
 
 def _standing(facts: Facts) -> Iterator[Event]:
-    """Where the group is now: brokers record no time at which it passed."""
+    """Yield the group's current place: brokers record no time at which it passed."""
     place = facts.place
     if place is None or (facts.message is None and facts.retry is None) or not facts.group:
         return

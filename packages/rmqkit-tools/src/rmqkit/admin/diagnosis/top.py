@@ -1,9 +1,9 @@
-"""How busy a cluster is: rates, lags and members, from two looks at it (``rmq top``).
+"""The load of a cluster: rates, lags and members, from two looks at it (``rmq top``).
 
 `Sampler.look` asks once and returns a `Snapshot`; `compare` makes a `Report` of two of them. It is a pure function.
 
 ======================  ==============================  ==================================================
-what                    request                         asked of
+figures                 request                         sent to
 ======================  ==============================  ==================================================
 topics, their queues    GET_ALL_TOPIC_CONFIG            every master
 ends of queues          GET_TOPIC_STATS_INFO            the masters of each topic
@@ -15,10 +15,10 @@ load and disk           GET_BROKER_RUNTIME_INFO         every broker, slaves too
 
 - Rates are differences of offsets: messages that were stored, and offsets that groups have committed. Clients commit
   every few seconds, so rates over less than that jump.
-- A queue counts for a rate when its broker answered both times. One that is new counts from 0. A group counts in a
-  queue from its first offset there on: where it began is not known.
-- An offset that went back (a reset, a topic made anew) counts as 0.
-- A broker that does not answer has its row, with the reason, and what it stores is missing from the others.
+- A queue counts for a rate if its broker answered both times. A new queue counts from 0. A group counts in a queue from
+  its first offset there on, because the offset at which it began is not known.
+- An offset that went back (a reset, a topic that was deleted and made again) counts as 0.
+- A broker that does not answer has its row, with the reason. Its messages are missing from the other rows.
 
 At most `_ASKED_AT_ONCE` requests are under way. Source: behaviour.md §5.4, §9.9; remoting.md §6.4.8.
 """
@@ -68,7 +68,7 @@ class QueueEnds(Struct, frozen=True):
 
 
 class QueueOffset(Struct, frozen=True):
-    """Where a group is in a queue, 0 also for nowhere, and where the queue ended then."""
+    """A group's offset in a queue, 0 also if it has none, and the end of the queue at that time."""
 
     offset: int
     end: int
@@ -122,7 +122,7 @@ class GroupRow(Struct, rename="camel", kw_only=True):
 
 
 class Report(Struct, rename="camel", kw_only=True):
-    """What two snapshots show: times in ms, rows sorted by name."""
+    """The difference of two snapshots: times in ms, rows sorted by name."""
 
     time_ms: int
     span_ms: int
@@ -274,7 +274,7 @@ class Sampler:
             return TopicStatsTable()
 
     async def _age(self, address: str, key: tuple[str, str], look: _Look) -> None:
-        """How late a group is on a topic at a broker; one that does not say it leaves no age."""
+        """Store how late a group is on a topic at a broker; an error leaves no age."""
         (group, topic), code = key, RequestCode.QUERY_CONSUME_TIME_SPAN
         try:
             spans = await self._one(self._calls.fetch(ConsumeTimeSpans, address, code, TimeSpanRequest(topic, group)))
@@ -301,7 +301,7 @@ class Sampler:
 
 
 class _Look:
-    """What a look has found so far."""
+    """The findings of a look so far."""
 
     def __init__(self, monotonic_ms: float, masters: Iterable[str]) -> None:
         self.monotonic_ms = monotonic_ms

@@ -32,12 +32,12 @@ _PULLS_MAX = 40
 
 
 class Tested(Struct, rename="camel", kw_only=True):
-    """What a filter makes of one message or some properties.
+    """The result of a filter for one message or some properties.
 
     Attributes:
         place: ``broker:queue:offset`` of a message, empty for properties.
-        wanted: whether it is delivered.
-        broker_says: whether the broker would deliver it; None: it was not asked, or does not tell.
+        wanted: True if the message is delivered.
+        broker_says: True if the broker would deliver it; None: the broker was not asked, or does not answer that.
         part: the whole expression, with its parts.
     """
 
@@ -76,9 +76,11 @@ def parse_properties(lines: str) -> dict[str, str]:
 
 
 def apply_filter(expression: str, kind: str, properties: Mapping[str, str], place: str = "") -> Tested:
-    """What a filter makes of a message with some properties. Pure.
+    """Return the result of a filter for a message with some properties. Pure.
+
     Raises SettingsError: it does not compile, is of no kind that brokers know, or has more than `EXPRESSION_MAX`
-    characters."""
+    characters.
+    """
     if len(expression) > EXPRESSION_MAX:
         raise SettingsError(
             _(

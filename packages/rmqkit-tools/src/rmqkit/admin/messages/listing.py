@@ -1,12 +1,12 @@
 """One page of a topic's messages, newest or oldest first, with a budget: a request never examines more than it may.
 
-`page` merges the queues of a topic by store time and stops at whatever comes first: enough messages found, so many
-examined, so many bytes of bodies, so many ms. Where it stopped is a `cursor`, a text that the next request goes on
-from; it holds the next offset of each queue. Filters are applied here to what was read: a broker's filter would read on
-past the budget without telling how far.
+`page` merges the queues of a topic by store time. It stops when it has found enough messages, or when a limit of
+examined messages, bytes of bodies, or ms is reached. A `cursor` is a text with the next offset of each queue, from
+which the next request continues. Filters are applied here to the messages that were read: a broker's filter would read
+on past the budget without a report of how far.
 
-``rmqkit.admin.pulls.listed`` has no budget, for programs that want everything. Both read for the group
-``TOOLS_CONSUMER``: nobody joins it and no offset is saved. Source: behaviour.md §4, §8.16.
+``rmqkit.admin.pulls.listed`` has no budget, for programs that want all messages. Both read for the group
+``TOOLS_CONSUMER``: no client joins it and no offset is saved. Source: behaviour.md §4, §8.16.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ T = TypeVar("T")
 
 
 class Budget(Struct, frozen=True, kw_only=True):
-    """What one request may cost: messages examined, bytes of their bodies, ms; whatever is reached first ends it."""
+    """The limits of one request: messages examined, bytes of their bodies, ms. The first limit that is reached stops
+    it."""
 
     messages: int = 20_000
     body_bytes: int = 64 << 20
@@ -81,7 +82,7 @@ class Page(Struct, rename="camel", kw_only=True):
 
 
 class _Lane(Struct):
-    """What is left of a queue, offsets from ``low`` up to ``high``, and what was pulled of that already."""
+    """The rest of a queue, offsets from ``low`` up to ``high``, and the messages of it that were pulled already."""
 
     queue: MessageQueue
     address: str

@@ -60,7 +60,7 @@ _RELAY_TIMEOUT_MS = 15_000.0
 
 
 class Sent(Struct, rename="camel", kw_only=True):
-    """Where a message was stored; ``send_result`` is ``SEND_OK`` or how safe it is otherwise."""
+    """The place where a message was stored; ``send_result`` is ``SEND_OK`` or a lower level of durability."""
 
     broker_name: str
     queue_id: int
@@ -183,7 +183,7 @@ class Messages:
         except PeerRefused as error:
             if error.code != ResponseCode.SYSTEM_ERROR:
                 raise
-        except BodyError:  # Apache's brokers answer with whatever lies there
+        except BodyError:  # Apache's brokers answer with the bytes at that place, even if they are no record
             pass
         return []
 
@@ -306,11 +306,13 @@ class Messages:
         return await self._calls.recall(await self._calls.address(broker), header)
 
     async def resume(self, msg_id: str) -> ReceivedMessage:
-        """Have the producer of a half message asked anew what became of its transaction, although the broker gave up.
-        Takes its offset message id, or its unique key. Raises UnknownName: there is no such half message."""
+        """Have the producer of a half message asked again about its transaction, although the broker gave up.
+
+        Accepts the offset message id, or the unique key. Raises UnknownName: there is no such half message.
+        """
         brokers = await self._calls.masters()
         copies = [
-            message  # each check of a half message stores it once more
+            message  # each check of a half message stores it again
             for topic in (HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC)
             for message in await self.by_key(topic, msg_id, is_unique=True, brokers=brokers)
         ]
@@ -356,7 +358,7 @@ class Messages:
         return None
 
     async def _miss_as_key(self, topic: str, msg_id: str) -> str:
-        """What to say of an id that is no unique key of a topic."""
+        """Return the text for an id that is no unique key of a topic."""
         count = len(await self.by_key(topic, msg_id))
         if count:
             return _(
@@ -417,7 +419,7 @@ async def traces_of(messages: Messages, msg_id: str, trace_topic: str = TRACE_TO
 
 
 def _readable(message: ReceivedMessage) -> list[Trace]:
-    """What a message of the trace topic tells; nothing when it cannot be read."""
+    """Return the traces in a message of the trace topic; none if it cannot be read."""
     try:
         return decode_traces(message.body)
     except BodyError:

@@ -1,8 +1,9 @@
-"""Many messages sent a chunk at a time, each with its own result: what ``rmq send`` and ``rmq replay`` do.
+"""Many messages sent in chunks, each with its own result, for ``rmq send`` and ``rmq replay``.
 
-A chunk is sent as a whole before the next one is read, so that memory stays flat however many there are. Messages that
-ask for a queue, or have a sharding key, go out one request after the other in their order; all others at the same time.
-Where the first of those cannot be sent, the others behind it are not tried: each would wait as long once more.
+A chunk is sent as a whole before the next one is read, so that memory is the same for any number of messages. Messages
+that request a queue, or have a sharding key, are sent one request after the other in their order; all others at the
+same time. If one of the ordered messages cannot be sent, the messages after it are not tried: each would wait as long
+again.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ OnWait = Callable[[str, int], None]
 
 
 class Pace:
-    """How fast messages may go: so many a second since it was made; 0: no limit."""
+    """The maximum rate of messages: so many a second since the pace was made; 0: no limit."""
 
     def __init__(self, per_second: float, clock: Clock = SYSTEM_CLOCK) -> None:
         self._per_second = per_second
@@ -96,7 +97,7 @@ class Silence:
         return self
 
     def heard(self) -> None:
-        """Begin anew."""
+        """Start the timer again."""
         self._timer.cancel()
         self.__enter__()
 
@@ -141,7 +142,7 @@ async def _send_lanes(
     waiting: dict[str, int],
     silence: Silence,
 ) -> list[Outcome]:
-    """As `send_chunk`; ``waiting`` has the brokers of chosen queues that were not heard of yet."""
+    """Send a chunk like `send_chunk`; ``waiting`` has the brokers of chosen queues that have not answered yet."""
     outcomes: dict[int, Outcome] = {}
     lanes: dict[MessageQueue | None, list[int]] = {}
     for number, message in enumerate(messages):

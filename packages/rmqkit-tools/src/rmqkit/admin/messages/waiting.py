@@ -1,7 +1,7 @@
-"""What waits inside brokers: delayed and timed messages, half messages of transactions, popped messages.
+"""Messages that wait inside brokers: delayed and timed messages, half messages of transactions, popped messages.
 
 ==============  ====================================================================================================
-what waits      where it is read
+messages        where they are read
 ==============  ====================================================================================================
 delay levels    GET_TOPIC_STATS_INFO of the delay topic: stored; runtime figures ``scheduleMessageOffset_N``: delivered;
                 when the next one is due: the entry of the delay queue there (QUERY_CONSUME_QUEUE)
@@ -13,8 +13,8 @@ popped          check points of the revive topic from where reviving is, less th
                 order have none. Apache's brokers keep a check point in memory for a while before they store it
 ==============  ====================================================================================================
 
-Topics are read with a `Budget`; where it ends before the topic does, ``is_whole`` is false and counts are of what was
-examined. What a broker does not tell is None, never 0. Nothing is changed and no offset saved.
+Topics are read with a `Budget`. If the budget ends before the topic does, ``is_whole`` is false and counts are of the
+examined messages. A figure that a broker does not report is None, never 0. Nothing is changed and no offset saved.
 Source: store.md §18, §19; behaviour.md §4.12, §9.1.
 """
 
@@ -122,7 +122,10 @@ class Transactions(Struct, rename="camel", kw_only=True):
 
 class CheckPoint(Struct, rename="camel", kw_only=True):
     """Messages of one queue that were popped together and are not all acknowledged.
-    ``offsets`` are those that are left, ``due_ms`` is when they come again, ``tries`` how often that failed."""
+
+    ``offsets``: the messages that are not acknowledged. ``due_ms``: when they are redelivered. ``tries``: the number of
+    redeliveries that failed.
+    """
 
     broker: str
     topic: str
@@ -139,7 +142,7 @@ class Pops(Struct, rename="camel", kw_only=True):
 
     Attributes:
         by_group: messages that are invisible, by ``topic group``.
-        overdue: messages whose time is over and that have not come again yet.
+        overdue: messages whose time is over and that are not redelivered yet.
     """
 
     check_points: int
@@ -153,7 +156,7 @@ class Pops(Struct, rename="camel", kw_only=True):
 
 
 class _Reading(Struct):
-    """What may be read still, shared by the queues of one request."""
+    """The remaining budget of one request, shared by its queues."""
 
     left: Budget
     deadline_ms: float

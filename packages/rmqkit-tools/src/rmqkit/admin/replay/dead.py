@@ -102,14 +102,14 @@ def origin(message: ReceivedMessage) -> str | None:
 
 
 def check_by(by: str) -> str:
-    """What messages are put under. Raises SettingsError: it is none of `BY`, nor a property."""
+    """Return the name of a grouping if it is valid. Raises SettingsError: it is none of `BY`, nor a property."""
     if by not in BY and not (by.startswith(_PROPERTY) and len(by) > len(_PROPERTY)):
         raise SettingsError(_("by {by} must be {names}, or property:NAME", by=by, names=", ".join(BY)))
     return by
 
 
 def kind_of(message: ReceivedMessage, by: str = "kind") -> str:
-    """What a message is put under, in one line."""
+    """Return the group of a message under a grouping, in one line."""
     topic, tag = _line(origin(message) or "") or _("unknown topic"), _line(message.tags or "") or _("no tag")
     match by:
         case "topic":
@@ -217,7 +217,7 @@ class Dead:
         group, code = topic.removeprefix(DLQ_PREFIX), RequestCode.GET_TOPIC_STATS_INFO
         try:
             masters = await self._calls.masters_of_topic(topic)
-        except UnknownName:  # it was deleted since the names were told
+        except UnknownName:  # it was deleted since the names were read
             masters = {}
         tables = await self._calls.fan_out(
             masters.values(), lambda address: self._calls.fetch(TopicStatsTable, address, code, TopicRequest(topic))

@@ -30,10 +30,10 @@ __all__ = ["Memory", "TaskFile", "file_name", "new_id", "refuse_device"]
 
 
 class TaskFile(Struct, kw_only=True):
-    """What a file holds of a replay.
+    """The file of a replay.
 
     Attributes:
-        task: what is replayed; the file is not used for another task.
+        task: the messages to replay; the file is not used for another task.
         replay_id: begins the unique keys of the copies.
     """
 

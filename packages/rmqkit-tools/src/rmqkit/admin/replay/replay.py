@@ -247,7 +247,8 @@ class Replay:
         await self.pace.passed(len(chunk))
 
     async def _send(self, chunk: list[Picked]) -> list[Outcome]:
-        """What became of each. Raises RmqError: one could not be sent for a reason that may pass."""
+        """Send messages again; return the outcome of each. Raises RmqError: a message failed for a reason that may
+        pass."""
         outcomes: list[Outcome | None] = [None] * len(chunk)
         messages: dict[int, PlacedMessage] = {}
         for number, picked in enumerate(chunk):

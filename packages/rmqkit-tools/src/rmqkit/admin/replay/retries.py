@@ -13,8 +13,8 @@ reconsumeTimes           0: the message has all its tries again
 ``DELAY``                none: the message is delivered at once
 =======================  ==============================================================================================
 
-Groups that broadcast read no retry topic. Brokers store whatever is sent to the retry topic of a group that consumes in
-order as a dead letter again. `Retries.find` names both. Source: behaviour.md §3.3, §3.7, §4.8.
+Groups that broadcast read no retry topic. If a group consumes in order, brokers store each message that is sent to its
+retry topic as a dead letter again. `Retries.find` names both. Source: behaviour.md §3.3, §3.7, §4.8.
 """
 
 from __future__ import annotations

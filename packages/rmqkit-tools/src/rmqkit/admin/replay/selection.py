@@ -44,7 +44,7 @@ class Selection(Struct, frozen=True):
     kind_parts: tuple[str, ...] = ()
 
     def test(self) -> Callable[[ReceivedMessage], bool]:
-        """Whether a message is selected. Raises SettingsError: an expression cannot be understood."""
+        """Return a test for selected messages. Raises SettingsError: an expression cannot be understood."""
         try:
             tags = subscription(self.topic or "*", self.tags)
             expression = compile_expression(self.sql) if self.sql else None

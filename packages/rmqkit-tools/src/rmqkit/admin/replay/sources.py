@@ -1,4 +1,4 @@
-"""Where a replay reads messages: a topic at its brokers, or the log of a store.
+"""The sources of a replay: a topic at its brokers, or the log of a store.
 
 A source has *lanes*: the queues of a topic, or the one log. Each lane goes from an offset up to an end. A source yields
 the selected messages of its lanes in an order that is always the same. A replay requests the lanes when it begins.
@@ -63,7 +63,7 @@ class TopicSource:
     """A topic at its brokers, queue by queue.
 
     Args:
-        on_wait: told of a broker that does not answer.
+        on_wait: called for a broker that does not answer.
     """
 
     def __init__(
@@ -135,10 +135,11 @@ class TopicSource:
 
 
 class StoreSource:
-    """The log of a store, whose broker may be at work: then only what was stored when the replay began.
+    """The log of a store. If its broker is running, only messages from before the replay began are read.
 
     Args:
-        on_damage: told of what is no record, and of messages whose body changed on the disk: these are left out.
+        on_damage: called for bytes that are no record, and for messages whose body changed on the disk. These messages
+            are left out.
     """
 
     def __init__(

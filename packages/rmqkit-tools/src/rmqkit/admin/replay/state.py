@@ -20,7 +20,7 @@ _AUDIT_BEGIN = b'{"time":'
 
 
 class State(TaskFile, kw_only=True):
-    """How far a replay is.
+    """The progress of a replay.
 
     Attributes:
         lanes: next offset and end of each.

@@ -374,7 +374,7 @@ def _line(message: ReceivedMessage) -> str:
 
 
 def _facts(message: ReceivedMessage) -> dict[str, Any]:
-    """What people see of a message, but its body."""
+    """Return the fields of a message for people, without its body."""
     return {
         "topic": message.topic,
         "queue": f"{message.broker_name}:{message.queue_id}",

@@ -1,7 +1,7 @@
-"""``rmq top``: how busy a cluster is, on a screen that is drawn again and again, or as JSON lines.
+"""``rmq top``: the load of a cluster, on a screen that is drawn again and again, or as JSON lines.
 
-`screen` makes the text of one report, as wide and as high as it is told. A name that is too long loses its middle, a
-number is never cut. Rows that do not fit are counted in a line of their own.
+`screen` makes the text of one report for a given width and height. A name that is too long loses its middle, a number
+is never cut. Rows that do not fit are counted in a line of their own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _pause = asyncio.sleep
 
 
 class Sort(enum.Enum):
-    """What rows are sorted by: the largest first, names from A on."""
+    """The column by which rows are sorted: the largest first, names from A on."""
 
     LAG = "lag"
     AGE = "age"

@@ -1,4 +1,5 @@
-"""What ``rmq send``, ``rmq tail`` and ``rmq replay`` share: options, a connection, a clean end, and counting."""
+"""The common part of ``rmq send``, ``rmq tail`` and ``rmq replay``: options, a connection, a clean end, and
+counting."""
 
 from __future__ import annotations
 
@@ -36,8 +37,10 @@ def note_wait(who: str, up_to_ms: int) -> None:
 
 
 def run(work: Callable[[Stop], Coroutine[Any, Any, None]]) -> bool:
-    """Run what a command does; False when Ctrl-C, SIGTERM, or who read its output ended it.
-    Raises RmqError: a file cannot be read or written, and whatever the work raises."""
+    """Run a command's work; return False if Ctrl-C, SIGTERM, or the reader of its output stopped it.
+
+    Raises RmqError: a file cannot be read or written, or the work raises it.
+    """
     from rmqkit.admin.messages.sending import Stop
 
     async def main() -> bool:
@@ -179,7 +182,7 @@ class Tally:
         return self.sent / self.seconds
 
     def line(self, where: str, *, has_cause: bool = True) -> str:
-        """What was done, in one line; ``has_cause``: with what the first failure said."""
+        """Return a summary in one line; ``has_cause``: with the text of the first failure."""
         cause = f", the first because: {self.first_failure}" if has_cause else ""
         failed = f"; {self.failed:,} failed{cause}" if self.failed else ""
         return f"sent {self.sent:,} to {where} in {self.seconds:.2f} s, {self.rate:,.0f}/s{failed}"

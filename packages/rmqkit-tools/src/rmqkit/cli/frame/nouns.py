@@ -82,7 +82,7 @@ def confirm(what: str, *, yes: bool) -> None:
 
 
 def _names_of(asking: Callable[[Admin, str], Awaitable[Sequence[str]]]) -> Callable[..., list[str]]:
-    """Completes with names that a name server tells; none when it does not answer quickly."""
+    """Return a completion with names from a name server; without names if it does not answer quickly."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         import asyncio
@@ -93,7 +93,7 @@ def _names_of(asking: Callable[[Admin, str], Awaitable[Sequence[str]]]) -> Calla
 
         try:
             return [name for name in asyncio.run(ask()) if name.startswith(incomplete)]
-        except Exception:  # noqa: BLE001 - whatever is wrong, a shell that completes must not show it
+        except Exception:  # noqa: BLE001 - a shell that completes must not show any error
             return []
 
     return complete

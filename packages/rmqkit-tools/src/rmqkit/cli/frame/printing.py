@@ -1,4 +1,4 @@
-"""What commands print, tables for people and values as JSON has them, and the times that people type."""
+"""The output of commands, as tables for people and as values in JSON, and the times that people type."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, right
 
 
 def cell(name: str, value: Any) -> str:
-    """A value as a person reads it; ``name`` tells what the number is."""
+    """Return a value as text for people; ``name`` determines the meaning of a number."""
     match value:
         case None:
             return ""

@@ -43,7 +43,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class Profile(Struct, rename="camel", omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
-    """How to reach a cluster, and as whom. Fields have the names of the common options.
+    """The address of a cluster, and the user for it. Fields have the names of the common options.
 
     Attributes:
         secret_key_env: the environment variable that holds the secret key.
@@ -73,7 +73,7 @@ class Profile(Struct, rename="camel", omit_defaults=True, forbid_unknown_fields=
 
 
 class Profiles(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """What the file says: profiles by name, and which of them commands use that are not told one."""
+    """The content of the file: profiles by name, and the name of the profile for commands without the option."""
 
     current: str = ""
     profiles: dict[str, Profile] = {}

@@ -1,8 +1,8 @@
 """``rmq consume TOPIC --group G``: messages as a member of a consumer group, one a line.
 
-A message is consumed when its line is written, and only then: the group's offset never passes one that was not printed.
-What a kill leaves uncommitted is printed again by the next member, as with every consumer (at least once). Messages of
-the group that come again (retries) are printed, too.
+A message is consumed when its line is written, and only then: the group's offset never passes a message that was not
+printed. Messages that a killed member has not committed are printed again by the next member, as with every consumer
+(at least once). Redelivered messages of the group (retries) are printed, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PATIENCE_SECONDS = 5.0
 
 
 class Begin(enum.Enum):
-    """Where a group begins in a queue that it has no offset in: at the first message, or behind the last."""
+    """The offset of a group in a queue where it has none: at the first message, or after the last."""
 
     BEGINNING = "beginning"
     END = "end"

@@ -1,4 +1,4 @@
-"""What ``rmq send`` reads (arguments, lines, files, JSON lines) and how it sends that."""
+"""The input of ``rmq send`` (arguments, lines, files, JSON lines) and how it is sent."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Given = PlacedMessage | RmqError
 
 
 class Line(PlacedMessage, forbid_unknown_fields=True, kw_only=True):
-    """What a JSON line may say, besides ``body`` and ``bodyBase64``."""
+    """The fields of a JSON line, besides ``body`` and ``bodyBase64``."""
 
     topic: str = ""
     body: bytes = b""

@@ -159,7 +159,8 @@ def _body(body: bytes) -> str:
 
 
 def _beginning(body: bytes, columns: int, line: str) -> str:
-    """What of a body fits behind the beginning of a line, and how many bytes it has if that is not all."""
+    """Return the part of a body that fits after the beginning of a line, and the size of the body if the part is not
+    all."""
     from rich.cells import cell_len, set_cell_size
 
     cells_max = max(_BODY_CELLS_MIN, columns - cell_len(line))

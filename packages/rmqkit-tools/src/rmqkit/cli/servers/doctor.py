@@ -24,7 +24,7 @@ app = typer.Typer(add_completion=False)
 
 
 class Purpose(StrEnum):
-    """What a machine is checked for."""
+    """The purpose for which a machine is checked."""
 
     DEVELOPMENT = "development"
     PRODUCTION = "production"
@@ -85,7 +85,8 @@ def _target(everything: Configuration, notes: list[str], *, is_development: bool
 def _shards(
     everything: Configuration, given: Mapping[str, Given], count: int, *, is_development: bool
 ) -> Iterator[Finding]:
-    """What is each shard's own; without shards (0) there is one broker, and its store must not hold any."""
+    """Check the own settings of each shard; without shards (0) there is one broker, and its store must not hold any
+    shard."""
     texts, root = everything.texts(), store_root(everything.settings[1])
     shards = [shard_settings(texts, index) for index in range(count)]
     try:

@@ -1,7 +1,7 @@
-"""Where a server's log goes: stderr or a file that is kept small, as text or as one JSON object a line.
+"""The destination of a server's log: stderr or a file of limited size, as text or as one JSON object a line.
 
 One mechanism for ``rmq broker``, ``namesrv`` and ``standalone``, set by ordinary settings (``logLevel`` is hot: it may
-be changed by a request, or by SIGHUP, which opens the file anew, too).
+be changed by a request, or by SIGHUP, which also reopens the file).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LEVELS = {name: logging.getLevelName(name) for name in ("DEBUG", "INFO", "WARNI
 
 
 class LogFormat(enum.Enum):
-    """How a line of the log looks."""
+    """The format of a line of the log."""
 
     TEXT = "text"
     JSON = "json"
@@ -62,7 +62,7 @@ def _level(part: str) -> tuple[str, int]:
 
 
 class LoggingSettings(Struct, kw_only=True):
-    """What a configuration file may say about the log."""
+    """The settings of the log in a configuration file."""
 
     log_file: Annotated[
         str, Setting("logFile", "log file; its folder is created if necessary; empty means standard error")

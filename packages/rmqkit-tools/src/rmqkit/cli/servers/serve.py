@@ -283,17 +283,17 @@ def _remoting_default(given: Mapping[str, Given]) -> dict[str, Given]:
 
 
 def _remoting(address: str) -> str:
-    """What the ready line says of the port for remoting clients, if there is one."""
+    """Return the part of the ready line with the port for remoting clients, if there is one."""
     return f" remoting={address}" if address else ""
 
 
 def _grpc(address: str) -> str:
-    """What the ready line says of the port for SDKs of 5.x, if there is one."""
+    """Return the part of the ready line with the port for SDKs of 5.x, if there is one."""
     return f" grpc={address}" if address else ""
 
 
 def _metrics(*addresses: str) -> str:
-    """What the ready line says of the ports that Prometheus reads, if there are any."""
+    """Return the part of the ready line with the ports that Prometheus reads, if there are any."""
     told = ",".join(filter(None, addresses))
     return f" metrics={told}" if told else ""
 

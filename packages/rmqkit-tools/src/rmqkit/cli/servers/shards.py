@@ -73,7 +73,7 @@ class Shard:
 
     Attributes:
         ready: its addresses for clients and for Prometheus (or empty), once it has been ready; RmqError: it ended.
-        exit_code: how the last process ended that was told to.
+        exit_code: the exit code of the last process that was stopped on purpose.
     """
 
     def __init__(self, name: str, command: Sequence[str], clock: Clock = SYSTEM_CLOCK) -> None:
@@ -142,7 +142,7 @@ class Shard:
                 said = msgspec.json.decode(line, type=_Said)
             except msgspec.DecodeError:
                 text = line.decode(errors="replace").rstrip()
-                if text.startswith("rmq: "):  # why it ends: told with the end
+                if text.startswith("rmq: "):  # why it ends: logged with the end
                     self._last_words = text.removeprefix("rmq")
                     continue
                 said = _Said(text)
@@ -215,7 +215,7 @@ class Shards:
             raise RmqError(f"{', '.join(bad)} when told to stop; its store is recovered at the next start")
 
     def reload(self) -> None:
-        """Open the log anew, and hand SIGHUP on."""
+        """Reopen the log, and pass SIGHUP to all shards."""
         logging_setup.reopen()
         for shard in self._shards:
             shard.reload()
@@ -250,7 +250,7 @@ _VIP_BELOW = 2
 
 
 def shard_settings(texts: Mapping[str, str], index: int) -> dict[str, str]:
-    """What sets one shard apart from the settings that all share."""
+    """Return the settings of one shard that differ from the settings that all shards share."""
     ports = {key: str(int(texts[key]) + step * index) for key, step in _STEPS.items() if int(texts[key]) > 0}
     folders = {
         key: ",".join(str(Path(folder.strip()) / f"shard-{index}") for folder in texts[key].split(","))

@@ -1,7 +1,7 @@
-"""Where a server's settings come from, and what is told of them.
+"""The sources of a server's settings, and the notes about them that are logged.
 
 =================================  ===========================================================================
-a setting is taken from            which wins over those below it
+source, from high to low priority  form
 =================================  ===========================================================================
 the command line                   ``--port`` and its like, ``--set KEY=VALUE``
 the environment                    ``RMQCONF_KEY``, for example ``RMQCONF_brokerIP1``
@@ -121,18 +121,18 @@ def options_of(
 
 
 class Sources:
-    """What file, environment and command line say, read whenever it is asked for.
+    """The settings of file, environment and command line; each `read` reads them again.
 
     Args:
-        types: the settings there are; other keys are told and ignored, and refused on the command line.
+        types: the known settings; other keys are logged and ignored, but refused on the command line.
         config: the file of ``-c``.
         options: the settings of the command line.
         without_effect: keys that Apache's servers have and that are accepted here.
         unused: the same, with the reason.
-        renamed: other names of settings, which hold where nobody gives them under their own.
+        renamed: other names of settings, which count if the setting is not given under its own name.
 
     Attributes:
-        file: the file that is read and that requests keep their changes in.
+        file: the file that is read and in which requests store their changes.
     """
 
     def __init__(
@@ -159,8 +159,10 @@ class Sources:
         self.file = config or self._kept_file()
 
     def read(self) -> tuple[dict[str, Given], list[str]]:
-        """Who gives what, and what is wrong about it without being an error.
-        Raises SettingsError: a value, a file or a key of the command line cannot be used."""
+        """Return the settings with their sources, and the notes about settings that are odd but no error.
+
+        Raises SettingsError: a value, a file or a key of the command line cannot be used.
+        """
         given = self._given()
         for key in PROMISES.keys() & given.keys():
             text, source = given[key]
@@ -187,7 +189,7 @@ class Sources:
         if self._config is not None or self.file.exists():
             own = configuration.given_by_file(self.file)
             tls_file = own.pop("tls.config.file", None)
-            configuration.load(self._types, own)  # a wrong value is told, even where another one wins
+            configuration.load(self._types, own)  # a wrong value is an error, even if another value wins
             given |= (configuration.given_by_file(Path(tls_file.text)) if tls_file is not None else {}) | own
         given |= self._overrides()
         others = {own: given.pop(other) for other, own in self._renamed.items() if other in given}
@@ -230,10 +232,12 @@ class Running:
         defaults: Callable[[Mapping[str, Given]], Mapping[str, Given]] = lambda given: {},
         **options: Any,
     ) -> Running:
-        """Settings objects from all sources; the log begins here. With ``print_config`` they are printed, and that is
-        all. ``defaults``: told what was given, says what holds of settings that nobody gave.
-        ``without_effect``, ``unused``, ``renamed``: as of `Sources`.
-        Raises SettingsError: something of it cannot be used."""
+        """Return settings objects from all sources, and set the log up. With ``print_config`` only print them.
+
+        ``defaults``: called with the given settings, returns values for settings that are not given.
+        ``without_effect``, ``unused``, ``renamed``: the same as of `Sources`.
+        Raises SettingsError: a part of the settings cannot be used.
+        """
         types = list(dict.fromkeys(one for part in parts for one in part))
         sources = Sources(types, config, options_of(**options), without_effect, unused, renamed)
         given, notes = sources.read()

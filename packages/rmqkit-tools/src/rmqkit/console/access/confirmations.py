@@ -1,8 +1,9 @@
-"""A change takes two steps: a form leads to a *review* of the exact requests, and its button does it, once.
+"""A change takes two steps: a form leads to a *review* of the exact requests, and its button sends them, once.
 
-The review has a token. Whoever presses the button twice, or comes back to the page, gets the result of the first time.
-What was reviewed is looked at once more before anything is sent: a change by somebody else meanwhile ends it. What
-cannot be taken back asks for a name to be typed. Reviews are kept in memory for 10 minutes, 1,000 of them. Loop only.
+The review has a token. If a user presses the button twice, or comes back to the page, the page shows the result of the
+first time. The console checks the reviewed state again before it sends anything: a change by another user meanwhile
+stops the change. A change that cannot be undone requires a typed name. Reviews are held in memory for 10 minutes, 1,000
+of them. Loop only.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ REVIEWS_MAX = 1_000
 
 
 class Right(enum.Enum):
-    """What a user needs for a change."""
+    """The right that a user needs for a change."""
 
     SEND = "send messages, replay dead letters"
     ADMINISTER = "change the cluster: of a cluster's user the broker decides"
@@ -32,21 +33,21 @@ class Right(enum.Enum):
 
 
 class Review(Struct):
-    """What is to be done. ``Ask.review`` and ``forms.change`` fill in what they know.
+    """A change to confirm. ``Ask.review`` and ``forms.change`` fill in the fields that they know.
 
     Attributes:
-        user, env: who asked for it, who alone may confirm it, and where.
-        right: what the user needs to confirm it.
+        user, env: the user who requested it, who alone may confirm it, and the cluster.
+        right: the right that the user needs to confirm it.
         action, target: as the audit has them.
-        rows: what a person should see: name and value.
+        rows: names and values to show.
         requests: the requests that will be sent, in words.
         command: the same on the command line.
         back: where its form is.
         run: does it.
-        typed: what has to be typed to confirm it, such as the topic's name; empty: nothing.
+        typed: the text to type to confirm it, such as the topic's name; empty: none.
         moves: rows of a table, as of queues.
-        look: what is there, by name; `seen` is what it told for the review.
-        warning: what cannot be taken back, or empty.
+        look: returns the present state, by name; `seen` is its result for the review.
+        warning: the part that cannot be undone, or empty.
     """
 
     rows: list[tuple[str, str]]
@@ -69,7 +70,7 @@ class Review(Struct):
 
 
 def difference(seen: dict[str, str], now: dict[str, str]) -> list[str]:
-    """What is not as it was: a line for each name."""
+    """Return the differences: a line for each name whose value has changed."""
     absent = _("not there")
     return [
         _("{name}: {before} → {after}", name=name, before=seen.get(name, absent), after=now.get(name, absent))

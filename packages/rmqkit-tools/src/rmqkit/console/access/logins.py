@@ -1,4 +1,4 @@
-"""Who asks: users, what they may do, sessions with a cookie, and users in a file.
+"""Logins: users and their roles, sessions with a cookie, and users in a file.
 
 =============  ==============================================================================
 role           may
@@ -8,14 +8,15 @@ operator       also send messages, and give them to consumers
 admin          everything
 =============  ==============================================================================
 
-A *cluster's user* logs in with access key and secret of an ACL 2.0 user. They are proven by two signed requests: with
-the secret it has to pass, with a wrong one it has to fail. A cluster that lets both pass has no users. Every later
-request is signed as that user, and the broker decides. ``Super`` users are admins here, others operators.
+A *cluster's user* logs in with access key and secret of an ACL 2.0 user. Two signed requests verify them: the request
+with the secret has to pass, the request with a wrong secret has to fail. A cluster that lets both pass has no users.
+Every later request is signed as that user, and the broker decides. ``Super`` users are admins here, others operators.
 
 A *file's user* has a line ``name:role:scrypt$n$r$p$salt$hash``, written by ``rmq console user``. Requests go out as the
 console's own user.
 
-A session is 32 random bytes in a cookie; the secret stays in memory. It ends after 8 h without a request, and after 24.
+A session is 32 random bytes in a cookie; the secret stays in memory. It expires after 8 h without a request, and after
+24 h in any case.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _SCRYPT_BYTES = 64 << 20
 
 
 class Role(enum.StrEnum):
-    """What a user may do."""
+    """The role of a user."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -60,7 +61,7 @@ class Role(enum.StrEnum):
 
 
 class User(Struct, frozen=True):
-    """Who asks; ``credentials`` sign requests to brokers, None: the console's own do."""
+    """A user; ``credentials`` sign requests to brokers, None: the console's own credentials do."""
 
     name: str
     role: Role
@@ -68,7 +69,7 @@ class User(Struct, frozen=True):
 
 
 class LoginRefused(Exception):
-    """Nobody is logged in. The text says why, to the person and to the audit."""
+    """A login is refused. The text is the reason, for the user and for the audit."""
 
 
 LOCAL = User("local", Role.ADMIN)
@@ -82,7 +83,8 @@ class _Session(Struct):
 
 
 class Sessions:
-    """Who is logged in, by the text of their cookie; the oldest are forgotten when there are too many. Loop only."""
+    """The sessions of logged-in users, by the text of their cookie; the oldest are forgotten if there are too many.
+    Loop only."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

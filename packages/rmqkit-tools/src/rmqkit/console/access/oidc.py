@@ -94,7 +94,7 @@ class OidcSettings(Struct, rename="camel", kw_only=True, forbid_unknown_fields=T
 
 
 class _Provider(Struct):
-    """What is used of a discovery document."""
+    """The used fields of a discovery document."""
 
     issuer: str
     authorization_endpoint: str

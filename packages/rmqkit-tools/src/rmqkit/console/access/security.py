@@ -1,7 +1,7 @@
-"""Who may ask: the Host header, requests from other sites, addresses to listen on, and the headers of every answer.
+"""Checks of requests: the Host header, requests from other sites, addresses to listen on, and headers of all answers.
 
 ==================  ================================================================================================
-attack              what stops it
+attack              defence
 ==================  ================================================================================================
 DNS rebinding       `host_fault`: the Host header has to be an expected name, also on loopback
 cross-site request  `origin_fault`: a request that changes something comes from a page of ours, by Sec-Fetch-Site or
@@ -85,11 +85,13 @@ def host_fault(header: str, allowed: Collection[str]) -> str:
 
 
 def origin_fault(method: str, headers: Mapping[str, str], own: str, *, has_cookie: bool) -> str:
-    """Why a request is refused as another site's, or nothing. ``own`` is this console's origin, ``http://host:port``."""
+    """Return the reason to refuse a request as another site's, or "".
+
+    ``own`` is this console's origin, ``http://host:port``.
+    """
     if method in SAFE:
         return ""
-    # The first of them counts where it is there: scripts cannot set it, and behind a proxy our own origin may be told
-    # wrong.
+    # The first header counts if it is there: scripts cannot set it, and behind a proxy our own origin may be wrong.
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
         other = _("the request comes from another site (Sec-Fetch-Site: {site})", site=site)

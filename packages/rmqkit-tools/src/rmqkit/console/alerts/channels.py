@@ -1,15 +1,15 @@
-"""Where alerts are sent: a webhook of the user, or any service of apprise; and one delivery.
+"""The channels of alerts: a webhook of the user, or any service of apprise; and one delivery.
 
 =====================  =================================================================================================
-address                what is sent
+address                notice
 =====================  =================================================================================================
 ``http://``, https     a POST with the `Event` as JSON; with a secret also its HMAC-SHA256, which apprise cannot compute
 any other              the event's text through `apprise <https://appriseit.com>`_: ``mailto://``, ``slack://``, …
 =====================  =================================================================================================
 
-Both block, so a delivery runs in a thread, for at most `ANSWER_S`. While a thread that took longer has not ended,
-nothing else is sent to its address. No redirect is followed: it would lead the console to an address that no admin has
-entered.
+Both block, so a delivery runs in a thread, for at most `ANSWER_S`. While a thread that took longer is still running,
+no other notice is sent to its address. No redirect is followed: it would lead the console to an address that no admin
+has entered.
 
 Addresses carry keys. People and logs see the scheme, and the host of a webhook. The log lines of apprise and urllib3
 about a delivery are caught (`_Capture`), and the text of a cause loses every word of the address.
@@ -49,12 +49,12 @@ _stuck: dict[str, threading.Event] = {}
 
 
 class Channel(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Where notices go.
+    """A destination of notices.
 
     Attributes:
-        name: of the channel, which rules refer to.
+        name: the name of the channel, to which rules refer.
         url: ``http://`` or ``https://`` of a webhook, or an address of apprise.
-        secret: signs what a webhook gets.
+        secret: signs the notices to a webhook.
     """
 
     name: str

@@ -11,14 +11,15 @@ pending    firing with the n-th in a row          OK
 firing     –                                      resolved with the n-th in a row: OK
 =========  =====================================  ====================================================================
 
-An unknown figure changes nothing; ``gone`` is the only one that grows while a broker tells nothing. What nobody told
-of for an hour (a deleted group) is resolved and says so. While a rule is silent nothing is sent; what still fires when
-that ends is sent then. An alert has one id from firing to resolved, over restarts and tries.
+An unknown figure changes nothing; ``gone`` is the only figure that grows while a broker does not answer. An alert whose
+figure no broker has reported for an hour (a deleted group) is resolved with that reason. While a rule is silent no
+notice is sent; alerts that still fire after that time are sent then. An alert has one id from firing to resolved, over
+restarts and tries.
 
 A *channel* gets its notices in order: 5 tries, with pauses of `remoting.client.Backoff` that add up to between 7 and 15
-minutes; then the notice is given up, and the page says so. Rules, what fires and what waits are in one file
-(`store.files.JsonFile`, readable by its owner alone), saved before a notice leaves: after a kill it is sent, or sent
-again with the same id.
+minutes. Then the notice is given up, and the page shows that. Rules, alerts and waiting notices are in one file
+(`store.files.JsonFile`, readable by its owner alone). It is saved before a notice leaves: after a kill the notice is
+sent, or sent again with the same id.
 
 Loop only.
 """
@@ -70,7 +71,7 @@ _log = logging.getLogger(__name__)
 
 
 class Rule(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is looked at; ``channel`` is empty when it shows on the page alone."""
+    """A rule for a figure; ``channel`` is empty if alerts show on the page alone."""
 
     name: str
     figure: str
@@ -401,7 +402,7 @@ class Alerts:
                 self._step(rule, alert, value, at_ms, is_over=True)
 
     def _settle(self, rule: Rule, alert: Alert, at_ms: int) -> None:
-        """End what nobody looks at or tells of; send what is to be sent."""
+        """Resolve an alert that its rule no longer matches, or without a figure for an hour. Else send a due notice."""
         if not self._pattern(rule).match(alert.target):
             self._resolve(rule, alert, at_ms, _("the rule no longer looks at it"))
         elif at_ms - alert.seen_ms > HOUR_MS:

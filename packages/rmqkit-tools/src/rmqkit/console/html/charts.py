@@ -51,7 +51,7 @@ def thinned(points: Sequence[Point], count_max: int = POINTS_MAX) -> list[Point]
 
 
 class _Area(Struct):
-    """Where points lie: between two times, from 0 to ``top``, right of ``left``."""
+    """The area of points: between two times, from 0 to ``top``, right of ``left``."""
 
     begin: int
     end: int
@@ -188,7 +188,7 @@ def _mark(mark: Mark, number: int, area: _Area) -> Markup:
 
 
 def _marks(marks: Sequence[Mark], span: int, say: Callable[[str], str]) -> Markup:
-    """What the numbers of the marks stand for."""
+    """Return the list of texts for the numbers of the marks."""
     if not marks:
         return Markup("")
     items = Markup("").join(Markup("<li>{} UTC: {}</li>").format(_clock(one.at, span), say(one.text)) for one in marks)

@@ -1,8 +1,8 @@
-"""What a view gets, `Ask`, and what it returns, `Page`; and the errors that are pages of their own.
+"""`Ask`, the input of a view, and `Page`, its result; and the errors that are pages of their own.
 
 A view is a coroutine function from `Ask` to `Page`. Its ``values`` are the page: as HTML through a template, as JSON
-as they are. Lists come from the watcher's snapshot; whatever asks a broker goes through `Ask.admin`, which is signed as
-the user who asks and refuses changes to those who may only read.
+unchanged. Lists come from the watcher's snapshot. Requests to a broker go through `Ask.admin`, which signs them as the
+user, and refuses changes by users who may only read.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Fault(Exception):
 
 
 class Page(Struct):
-    """What a view found out.
+    """The result of a view.
 
     Attributes:
-        template: which file of ``templates``.
+        template: the file of ``templates``.
         title: the page's heading.
         values: names for the template, and the page as JSON.
         more: names for the template alone.
@@ -119,12 +119,12 @@ class Ask:
 
     @property
     def snapshot(self) -> Snapshot:
-        """What the watcher knows."""
+        """The latest snapshot of the watcher."""
         return self.env.watcher.snapshot
 
     @property
     def language(self) -> str:
-        """Of the page's texts: what the user chose, or the browser asks for."""
+        """The language of the page's texts: chosen by the user, or requested by the browser."""
         return translation.chosen(
             self.request.cookies.get("rmq_lang", ""), self.request.headers.get("accept-language", "")
         )
@@ -238,8 +238,10 @@ class Ask:
         )  # fmt: skip
 
     async def confirmed(self, token: str) -> Page:
-        """Do what was reviewed, once; whoever comes again sees the result of the first time.
-        Raises Fault: the review is not there any more, or what it was of has changed."""
+        """Do a reviewed change, once; a repeated confirmation shows the first result.
+
+        Raises Fault: the review is not there any more, or its subject has changed.
+        """
         review = self.console.reviews.find(token, self.user.name)
         if review is None:
             why = _("this review is too old, or was of somebody else: fill in the form again")
@@ -281,7 +283,7 @@ class Ask:
 
 
 def _shown(result: Any) -> Any:
-    """What a change returned, with names as in JSON."""
+    """Return the result of a change, with names as in JSON."""
     match result:
         case Struct():
             values = (getattr(result, name) for name in result.__struct_fields__)

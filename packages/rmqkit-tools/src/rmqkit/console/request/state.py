@@ -1,4 +1,5 @@
-"""What all requests share: the clusters and their watchers, connections of users, sessions, reviews, the audit."""
+"""The state that all requests share: clusters and their watchers, connections of users, sessions, reviews, the
+audit."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ ADMINS_MAX = 200
 
 
 class Cost(Struct):
-    """What the console sent a server: requests and bytes in all, and a second's requests of the last minute."""
+    """The load of the console on a server: requests and bytes in all, and a second's requests of the last minute."""
 
     requests: int = 0
     sent_bytes: int = 0
@@ -192,8 +193,9 @@ class Hub:
         self.audit.close()
 
     def state_file(self, name: str, name_servers: str, kind: str) -> Path | None:
-        """Return where something of a cluster is kept. A cluster without a name of its own is told by its name
-        servers.
+        """Return the file for a kind of state of a cluster.
+
+        A cluster without a name of its own is identified by its name servers.
         """
         if self._state is None:
             return None

@@ -41,27 +41,27 @@ _log = logging.getLogger(__name__)
 
 
 class Console(Hub):
-    """The console as an ASGI app, with a lifespan of its own; mounted below another app, it starts with the first
-    request, and ``async with console`` in that app's lifespan ends it.
+    """The console as an ASGI app, with a lifespan of its own. Mounted below another app, it starts with the first
+    request, and ``async with console`` in that app's lifespan stops it.
 
     Args:
         env: name servers of one cluster, ``host:port;host:port``, or of several by name.
-        read_only: nothing may be changed by anybody.
-        login: whoever asks has to log in as a user of the cluster (ACL 2.0).
+        read_only: no user may change anything.
+        login: users have to log in as a user of the cluster (ACL 2.0).
         users: a file of users (`rmqkit.console.access.logins`), who have to log in.
         oidc: a file that names a provider of OpenID Connect, whose users log in (`rmqkit.console.access.oidc`).
-        authorize: tells who asks, from the request, in place of a login: the program's own user, or None for nobody.
-        credentials: sign what the console asks for itself, and for users that are not the cluster's.
+        authorize: returns the user of a request, in place of a login: the program's own user, or None for no user.
+        credentials: sign the console's own requests, and requests of users that are not the cluster's.
         tls: encrypts connections to name servers and brokers.
         hide_bodies: viewers see no message bodies.
-        hide_all_bodies: nobody does.
+        hide_all_bodies: no user sees message bodies.
         host_names: names in the Host header besides those of loopback; ``*`` for all, where another app checks it.
         audit: file for the audit's lines; None: in memory alone.
         state: folder for the history and the rules of alerts of each cluster; None: in memory alone.
         rules: a file of rules and channels, taken by each cluster at the start.
-        jobs: folder of the replays; None: none can be begun. What ran there when a console ended goes on.
-        banner: a sentence that stands on every page.
-        is_secure: browsers reach it by https, whatever the connection here is.
+        jobs: folder of the replays; None: none can be begun. Replays that ran when a console stopped continue.
+        banner: a sentence that is on every page.
+        is_secure: browsers reach it by https, even if the connection here is http.
         hooks: decoders of bodies and further pages (`rmqkit.console.hooks`); None: those of installed packages.
 
     Raises SettingsError: a name or an address cannot be used, or a file cannot be read.
@@ -147,7 +147,7 @@ class Console(Hub):
             else:
                 page, __ = await asyncio.gather(view(ask), self._prove(ask))
             return self._shown(ask, route, page)
-        except Exception as error:  # noqa: BLE001 - the outer edge of a request: whatever it is, the browser gets a page
+        except Exception as error:  # noqa: BLE001 - the outer edge of a request: for any error the browser gets a page
             return self._failed(ask, error)
         finally:
             ask.close()  # a stream borrows its connection again when it begins

@@ -38,7 +38,8 @@ GRACE_SECONDS = 3
 
 
 class BehindProxy:
-    """Lets in only what comes from some networks, a proxy's, which does TLS and tells the client's address."""
+    """A filter that accepts only requests from a proxy's networks. The proxy does TLS and sends the client's
+    address."""
 
     def __init__(self, app: Console, networks: Sequence[str]) -> None:
         """Raises SettingsError: one is no network."""
@@ -84,9 +85,11 @@ async def serve(
     ends_with_stdin: bool = False,
     until: asyncio.Event | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, or, in a thread that gets no signals, ``until`` is set; ``ready`` is told the
-    address of the first page.
-    Raises SettingsError: the port is taken, or the certificate cannot be used."""
+    """Serve until SIGTERM or SIGINT, or, in a thread that gets no signals, until ``until`` is set.
+
+    ``ready`` is called with the address of the first page.
+    Raises SettingsError: the port is taken, or the certificate cannot be used.
+    """
     app = BehindProxy(console, behind_proxy) if behind_proxy else console
     config = uvicorn.Config(
         app, host=host, port=port, ws="none", lifespan="on", log_level="warning", access_log=False,
@@ -187,7 +190,7 @@ _NOTHING = object()
 
 
 class _Server(uvicorn.Server):
-    """Tells when it serves, and when it stops doing so; signals are the caller's."""
+    """A server that calls functions when it starts and stops to serve; signals are the caller's."""
 
     on_ready: Callable[[], object] = staticmethod(lambda: None)
     on_end: Callable[[], object] = staticmethod(lambda: None)

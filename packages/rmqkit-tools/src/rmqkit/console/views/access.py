@@ -30,7 +30,7 @@ class UserState(Struct, rename="camel", kw_only=True):
 
 
 class PolicyRow(Struct, rename="camel", kw_only=True):
-    """What a user may do with a resource, and at which brokers that is said."""
+    """A user's policy for a resource, and the brokers that have it."""
 
     username: str
     resource: str
@@ -95,7 +95,7 @@ def _policies(acls: dict[str, list[AclInfo]]) -> list[PolicyRow]:
 
 
 def _verdicts(asked: dict[str, str], users: list[UserRow], acls: dict[str, list[AclInfo]]) -> dict[str, str]:
-    """By broker, why the user may not, or nothing."""
+    """Return the reason of each broker for which the user may not do the action, or "" if the user may."""
     known = {row.broker_name: row for row in users if row.username == asked["user"]}
     found = {}
     for broker in sorted({row.broker_name for row in users}):
@@ -201,7 +201,7 @@ async def delete_user(ask: Ask) -> Page:
 
 
 async def put_policy(ask: Ask) -> Page:
-    """What a user may do with a resource."""
+    """Set a user's policy for a resource."""
     user, __ = await _known(ask)
     fields = [
         Field(
@@ -244,7 +244,7 @@ async def put_policy(ask: Ask) -> Page:
 
 
 async def delete_policy(ask: Ask) -> Page:
-    """What is said of a resource, forgotten."""
+    """Delete a user's policy for a resource."""
     user, __ = await _known(ask)
     resource = ask.text("resource")
 
@@ -269,7 +269,7 @@ async def _known(ask: Ask) -> tuple[str, UserRow]:
 
 
 async def _told(ask: Ask, user: str) -> dict[str, str]:
-    """What brokers say of a user, to compare."""
+    """Return the brokers' state of a user, to compare."""
     rows = [row for row in await ask.admin.access.users(user) if row.username == user]
     found = {_("user at {broker}", broker=row.broker_name): f"{row.user_type}, {row.user_status}" for row in rows}
     for row in _policies(await ask.admin.access.policies(user)):

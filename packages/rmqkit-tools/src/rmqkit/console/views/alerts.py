@@ -37,7 +37,7 @@ def limit(rule: Rule, alert: Alert) -> str:
 
 
 async def alerts(ask: Ask) -> Page:
-    """What fires, and everything around it."""
+    """The alerts, the rules, the channels, and the notices that wait."""
     found = ask.env.alerts
     states = sorted(found.alerts.values(), key=lambda one: (one.state, -one.since_ms))
     values = {

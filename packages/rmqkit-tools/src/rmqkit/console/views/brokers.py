@@ -62,7 +62,7 @@ def state_of(ask: Ask) -> BrokerState:
 
 
 async def broker(ask: Ask) -> Page:
-    """One broker: every runtime figure, as it told them last."""
+    """One broker: all its last known runtime figures."""
     state = state_of(ask)
     name = state.row.broker_name
     groups, others = grouped(state.figures)

@@ -477,7 +477,8 @@ async def offsets(ask: Ask) -> Page:
 
 
 def _move(given: Mapping[str, str]) -> tuple[dict[str, Any], str]:
-    """What `Offsets.reset` is to be given, and the same in words. Raises ValueError: a field is missing or wrong."""
+    """Return the arguments for `Offsets.reset`, and the same in words. Raises ValueError: a field is missing or
+    wrong."""
     match given["to"]:
         case "end":
             return {"timestamp_ms": END_MS}, _("to the end of each queue")

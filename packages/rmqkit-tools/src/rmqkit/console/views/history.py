@@ -107,8 +107,11 @@ def tabs(ask: Ask, *parts: str) -> Markup:
 
 
 async def marks_of(ask: Ask, *, group: str = "", brokers: Sequence[str] = ()) -> list[Mark]:
-    """What happened in the time of the charts: restarts of brokers, members that came and went, changes of the group
-    that the audit has. The last ones, at most `MARKS_MAX`."""
+    """Return the events in the time of the charts: restarts of brokers, members that came and went, changes in the
+    audit.
+
+    Return only the last events, at most `MARKS_MAX`.
+    """
     begin, end = span_of(ask)
     marks: dict[tuple[int, str], Mark] = {}
     for name in brokers:
@@ -182,7 +185,7 @@ def _title(figure: str) -> str:
 
 
 async def kept(ask: Ask) -> Page:
-    """What is kept, where, and since when."""
+    """The stored history: its series, its file, and its oldest time."""
     found = await ask.env.history.kept()
     names = {key: len(ask.env.history.names(key)) for key, one in FIGURES.items() if one.is_kept}
     wanted, figure = ask.text("q").lower(), ask.text("figure", "lag")

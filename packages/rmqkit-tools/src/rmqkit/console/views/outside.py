@@ -128,7 +128,7 @@ def _enter(ask: Ask, response: Response, user: User) -> None:
 
 
 async def _user_of(ask: Ask, name: str, secret: str) -> tuple[User | None, str]:
-    """Who logs in, or why nobody does."""
+    """Return the user of a login, or None and the reason for a refusal."""
     console = ask.console
     if console.file_users is not None:
         found = await asyncio.to_thread(console.file_users.check, name, secret)
@@ -211,7 +211,7 @@ async def theme(ask: Ask) -> Response:
 
 
 async def audit(ask: Ask) -> Page:
-    """Who changed what."""
+    """The audit: changes and their users."""
     wanted = ask.text("q")
     lines = ask.console.audit.lines(wanted)
     total = len(ask.console.audit.lines())

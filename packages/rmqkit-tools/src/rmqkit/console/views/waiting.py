@@ -1,4 +1,4 @@
-"""What waits inside brokers: delay levels and timed messages, half messages, popped messages."""
+"""Messages that wait inside brokers: delay levels and timed messages, half messages, popped messages."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The figures that are kept over time and that alert rules look at: what they are called, their units, how to read
-them out of a `Snapshot`.
+"""The figures that have a history and that alert rules look at: their names and units, and how to read them out of a
+`Snapshot`.
 
 ===========  =======================  =====================================================================
 figure       of                       is
@@ -22,9 +22,9 @@ figure       of                       is
 ``boot``     a broker                 when it started, ms; a change of it is a restart
 ===========  =======================  =====================================================================
 
-None is a figure that nobody told: it is kept as unknown. A figure of several brokers is unknown while one of them does
-not answer, as what it told last is old. A slave has the port of one connection, so its host is its name; of several
-on one host the furthest behind counts. Everything here is pure.
+None means that no broker has reported the figure: it is stored as unknown. A figure of several brokers is unknown while
+one of them does not answer, as its last figure is old. A slave has the port of one connection, so its host is its name.
+If there are several slaves on one host, the slave with the most missing bytes counts. Everything here is pure.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ Told = tuple[str, str, float | None]
 
 
 class Figure(Struct, frozen=True, kw_only=True):
-    """What a figure is.
+    """The definition of a figure.
 
     Attributes:
         of: ``group``, ``topic`` or ``broker``.
-        unit: what its axis counts.
-        show: a value with its unit.
-        top: the end of an axis that has room for a value.
-        scale: it is kept as whole numbers of one in so many.
-        is_kept: whether it has a history; the others are for rules alone.
+        unit: the unit of its axis.
+        show: returns a value with its unit as text.
+        top: returns the end of an axis that has room for a value.
+        scale: a value is stored as a whole number of this fraction: 1 / scale.
+        is_kept: True if it has a history; figures without a history are for rules alone.
         hint: how the value of a rule is written.
     """
 

@@ -8,24 +8,24 @@ step     of                                              block     kept for    a
 15 min   all series                                      1 d       90 d        the highest figure in it
 =======  ==============================================  ========  ==========  ===============================
 
-The block under way is in memory, an ``array`` of 64-bit slots per series; a slot is a figure, unknown (-1: it was asked
-and nobody told), or missing (-2: nobody asked). Every 5 minutes, and when the console ends, blocks are written in one
-transaction. A kill loses what was not written: at most 5 minutes, which then are a hole. After a start the block under
-way is read back and goes on.
+The current block is in memory, an ``array`` of 64-bit slots per series. A slot is a figure, unknown (-1: the console
+requested the figure, but no broker reported it), or missing (-2: the console did not request it). Every 5 minutes, and
+when the console stops, blocks are written in one transaction. A kill loses the figures that are not written yet: at
+most 5 minutes, which then are a hole. After a start the current block is read back and continued.
 
 A row of the file is the block of 64 series, a *chunk*: the slots of one series after those of another, eight bytes each
 in the byte order of the machine, as an .xz stream with LZMA's delta filter. A figure that stays costs 2 bytes for a
 block, and one that changes by hundreds 1.6 bytes for each slot. A row for each slot would cost 20 bytes. In larger
 chunks a slot costs less, and reading one series more.
 
-The file is kept at `FILE_BYTES_MAX`: 12,000 series that change all the time fit in it for 90 days of quarters of an
-hour and 2 of minutes (``make measure-history``). The oldest blocks of minutes go first, until they are one day's, then
-the oldest of all. 12,000 series take 23 MB of memory; the minutes of the hour
-before stay there for `History.last_hour`.
+The size of the file is at most `FILE_BYTES_MAX`: enough for 12,000 series that change all the time, for 90 days of
+quarters of an hour and 2 days of minutes (``make measure-history``). The oldest blocks of minutes are deleted first,
+until one day of minutes is left, then the oldest blocks of all. 12,000 series need 23 MB of memory; the minutes of the
+hour before stay in memory for `History.last_hour`.
 
-A damaged file is given another name and a new one begins; what happened stands in ``trouble``, which pages show. A
-second console cannot open the file: it says so, and keeps in memory what it sees. All calls of SQLite run in one
-thread; the rest is loop only.
+A damaged file is renamed and replaced by a new file; ``trouble`` has the reason, which pages show. A second console
+cannot open the file: its pages show that, and its history is in memory alone. All calls of SQLite run in one thread;
+the rest is loop only.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class _Damaged(Exception):
 
 
 class _Level:
-    """What is in memory of one resolution: the block under way, and those that are not written yet."""
+    """The part of one resolution that is in memory: the current block, and blocks that are not written yet."""
 
     def __init__(self, level: Level) -> None:
         self.level = level
@@ -164,7 +164,7 @@ class _Level:
 
 
 class Kept(Struct, rename="camel", kw_only=True):
-    """What the history is, for people: the file and its bytes, or empty and 0 for memory alone."""
+    """The extent of the history, for people: the file and its bytes, or empty and 0 for memory alone."""
 
     file: str
     file_bytes: int
@@ -278,7 +278,7 @@ class History:
     # -- figures go
 
     def names(self, figure: str, begin: str = "") -> list[str]:
-        """What has a history of a figure, of those whose name begins so."""
+        """Return the names that have a history of a figure and begin with a text."""
         return sorted(name for known, name in self._names if known == figure and name.startswith(begin))
 
     async def read(self, figure: str, name: str, begin_ms: int, end_ms: int) -> tuple[int, list[Point]]:
@@ -315,7 +315,7 @@ class History:
         return [None if value < 0 else value / scale for value in slots[max(0, end - 60) : end]]
 
     async def _slots(self, level: _Level, key: Key, begin_ms: int, end_ms: int) -> dict[int, int]:
-        """What is known of a series at one resolution, by time."""
+        """Return the known slots of a series at one resolution, by time."""
         block, step = level.level.block, level.level.step
         starts = range(begin_ms - begin_ms % block, end_ms + 1, block)
         blocks: dict[int, array[int]] = {}
@@ -333,7 +333,7 @@ class History:
         }
 
     async def kept(self) -> Kept:
-        """What there is."""
+        """Return the extent of the history."""
         size, oldest = 0, None
         if self._file is not None:
             try:
@@ -383,7 +383,8 @@ class History:
         self._names &= set().union(*(one.current for one in self.levels)) | set(self._ids)
 
     async def _failed(self, error: sqlite3.Error) -> None:
-        """A read or a write failed: begin anew beside a damaged file; whatever else it is may be over the next time."""
+        """Handle a failed read or write: replace a damaged file by a new one; any other failure may be over the next
+        time."""
         if not _is_damage(error):
             self.trouble = _(
                 "history file {path}: {error}; what it has is not shown, and it is tried again",
@@ -473,7 +474,7 @@ class History:
         return found
 
     def _chunks(self, level: Level, start: int) -> dict[int, bytes]:
-        """What is stored of a block."""
+        """Return the stored chunks of a block."""
         assert self._file is not None
         where = "SELECT chunk, slots FROM block WHERE step = ? AND start = ?"
         return dict(self._file.execute(where, (level.step, start)))

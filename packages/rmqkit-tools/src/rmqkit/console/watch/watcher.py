@@ -72,7 +72,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Tables(Struct):
-    """What a master told last."""
+    """The last answers of a master."""
 
     topics: dict[str, TopicConfig] = field(default_factory=dict)
     groups: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
@@ -542,11 +542,11 @@ async def _steps(things: Collection[T]) -> AsyncIterator[T]:
 
 
 def _silently(_: str) -> None:
-    """What is asked in turn is asked again: that nobody answered shows as unknown."""
+    """Ignore the failure of a request that is repeated anyway: figures without an answer are shown as unknown."""
 
 
 def _next_state(known: BrokerState | None, row: BrokerRow) -> BrokerState:
-    """A state of its own for the new snapshot, with what was told last."""
+    """Return a separate state for the new snapshot, with the last known figures."""
     if known is None or known.row.broker_id != row.broker_id:
         return BrokerState(row=row)
     return BrokerState(
@@ -571,7 +571,7 @@ def _turn(waiting: deque[str], known: set[str], first: list[str], count: int) ->
 
 
 def _joined(answers: list[ConsumerConnection]) -> ConsumerConnection | None:
-    """What several brokers say of one group; None: none of them answered."""
+    """Return the answers of several brokers about one group as one; None: no broker answered."""
     if not answers:
         return None
     online = [one for one in answers if one.connection_set] or answers[:1]
@@ -588,7 +588,7 @@ def _joined(answers: list[ConsumerConnection]) -> ConsumerConnection | None:
 
 
 def _kind(topic: str, own: set[str]) -> str:
-    """What a topic is for; each broker has some that bear its cluster's or its own name."""
+    """Return the kind of a topic; each broker has some topics with its cluster's or its own name."""
     return "system" if topic in own or topic.removesuffix("_REPLY_TOPIC") in own else topic_kind(topic)
 
 
