@@ -187,9 +187,9 @@ class Producer(Client):
 
         A batch has up to ``batch.bytes`` bytes (a setting), and goes to one queue. Several batches are sent at the same
         time. If you pass an asynchronous iterable, a batch waits at most ``batch.delay_ms`` for its next message. With
-        a selector or sharding keys, the messages of each chosen queue keep their order. The method reads no more messages while too many are
-        being sent. When the producer is closed, it reads no more messages, unless they are a sequence with a length.
-        ``timeout`` is for each batch.
+        a selector or sharding keys, the messages of each chosen queue keep their order. The method reads no more
+        messages while too many are being sent. When the producer is closed, it reads no more messages, unless they are
+        a sequence with a length. ``timeout`` is for each batch.
 
         Raises SendManyFailed: some messages were not sent. The error has the result or the error of each message.
         Raises ClientError: as `send`. If your iterable raises, this method raises the same; batches that were being
