@@ -175,8 +175,7 @@ def to_timer(message: InnerMessage, out_ms: int) -> InnerMessage:
 
 def is_half(message: InnerMessage) -> bool:
     """Return True if a producer means a message as a half message; one that is retried with a delay is none any
-    more.
-    """
+    more."""
     properties = message.parsed
     if properties.get(property_names.TRANSACTION_PREPARED, "").lower() != "true":
         return False

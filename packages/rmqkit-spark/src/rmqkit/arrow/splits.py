@@ -100,8 +100,7 @@ def records_end(segments: Sequence[Segment]) -> int:
 
 def _records_end(segment: Segment) -> int:
     """Return where the records of a file that may be the newest one end; 0 when nothing was written to it yet. A
-    file that was not written by a broker is kept whole: whoever reads it will say so.
-    """
+    file that was not written by a broker is kept whole: whoever reads it will say so."""
     file = StoreFile(segment.path)
     written = _written_end(file, segment.size)
     if written < _HEAD.size:
@@ -143,8 +142,7 @@ def _splits_of(segment: Segment, high: int, split_bytes: int, anchors: dict[str,
 
 def _fetched_boundaries(file: StoreFile, base_offset: int, high: int, split_bytes: int, anchors: Anchors) -> list[int]:
     """Return where the splits of a remote file begin: `scan.split` with few requests. Where no entry points at one
-    of the next few records the first is believed, because following sizes would fetch the file.
-    """
+    of the next few records the first is believed, because following sizes would fetch the file."""
     lows = [0]
     for target in range(split_bytes, high, split_bytes):
         first = low = _fetched_record(file, base_offset, max(target, lows[-1] + 1), high)
@@ -174,8 +172,7 @@ def _fetched_record(file: StoreFile, base_offset: int, low: int, high: int) -> i
 
 def _chained_end(file: StoreFile, base_offset: int, zeros: int) -> int:
     """Return where the records before some zeros end. A body may be longer than the zeros that are looked at: so it
-    is looked again behind the records that were found, until nothing follows them.
-    """
+    is looked again behind the records that were found, until nothing follows them."""
     end = 0
     while zeros > end and (further := _chain_end(file, base_offset, end, zeros)) > end:
         end = further

@@ -562,8 +562,7 @@ class MessageStore:
 
     def file_start(self, physical_offset: int) -> int:
         """Return where the log file begins, or will begin, that holds an offset. A slave with an empty log gets what
-        lies behind ``file_start(dispatched_offset)``.
-        """
+        lies behind ``file_start(dispatched_offset)``."""
         return physical_offset - physical_offset % self._settings.commit_log_file_bytes
 
     @property
@@ -669,8 +668,7 @@ class MessageStore:
     @property
     def checks_bodies(self) -> bool:
         """Return True if what is stored once more is compared with its CRC first (``checkCRCOnRecover``): its copy
-        gets a new one, and nobody could tell any more that the body was changed on the disk.
-        """
+        gets a new one, and nobody could tell any more that the body was changed on the disk."""
         return self._settings.check_crc_on_recover
 
     def entries(

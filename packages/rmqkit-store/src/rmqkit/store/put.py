@@ -504,8 +504,7 @@ class Appender:
 
     def _place(self, size: int, now_ms: int) -> int | PutResult:
         """Return where records of that size begin, all in one file; what a put is answered with when there is no
-        file.
-        """
+        file."""
         try:
             if now_ms < self._commit_log.last_store_timestamp:
                 self._flusher.step_back(now_ms)

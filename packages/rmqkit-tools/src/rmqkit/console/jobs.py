@@ -107,10 +107,7 @@ class Job(Struct, rename="camel", kw_only=True):
 
 class Progress(Struct, rename="camel", kw_only=True):
     """The progress of a job: messages sent, messages that no broker took, and dead letters that are still to be
-    examined.
-
-    ``left`` is None before the job has begun. ``is_here``: this console runs the job now.
-    """
+    examined. ``left`` is None before the job has begun. ``is_here``: this console runs the job now."""
 
     sent: int = 0
     failed: int = 0
@@ -136,8 +133,7 @@ class _Run(Struct):
 class Jobs:
     """The jobs of a folder. The given callback gets each change of a job, for the audit.
 
-    Raises SettingsError: the folder cannot be used.
-    """
+    Raises SettingsError: the folder cannot be used."""
 
     def __init__(
         self,

@@ -33,9 +33,6 @@ _DAEMONS = _Daemons()
 
 async def in_thread(call: Callable[[], T], seconds: float) -> T:
     """Return what ``call`` returns, or raise what it raises. The caller bounds the number of threads.
-
-    Raises:
-        TimeoutError: it took longer. Its thread cannot be stopped and continues; the result is dropped.
-    """
+    Raises TimeoutError: it took longer. Its thread cannot be stopped and continues; the result is dropped."""
     async with asyncio.timeout(seconds):
         return await asyncio.get_running_loop().run_in_executor(_DAEMONS, call)

@@ -92,8 +92,7 @@ def dlq_topic(group: str) -> str:
 
 def is_light(name: str) -> bool:
     """Return True if a topic is a light queue, or a group one that has its offsets beside the others'
-    (``MixAll.isLmq``).
-    """
+    (``MixAll.isLmq``)."""
     return name.startswith(LIGHT_PREFIX)
 
 

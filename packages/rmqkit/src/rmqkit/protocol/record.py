@@ -394,8 +394,7 @@ def is_blank(buffer: bytes | memoryview, position: int = 0) -> bool:
 
 def closes_file(buffer: bytes | memoryview, position: int = 0) -> bool:
     """Return True if an end-of-file record lies at a position that says to be what is left of a file; the buffer is
-    that file, or its front. One that says less is none: more records may follow where a magic was damaged.
-    """
+    that file, or its front. One that says less is none: more records may follow where a magic was damaged."""
     return is_blank(buffer, position) and _I32.unpack_from(buffer, position)[0] >= len(buffer) - position
 
 
@@ -468,8 +467,7 @@ def decode_batch(body: bytes | memoryview) -> list[BatchEntry]:
 
 def is_long_batch(body: bytes | memoryview, *, count_max: int, properties_bytes_max: int) -> bool:
     """Return True if a batch body has more messages or bytes of properties than that; looks at no more of it than it
-    has to. A body whose sizes cannot be is not long: `batch_bounds` says what is wrong with it.
-    """
+    has to. A body whose sizes cannot be is not long: `batch_bounds` says what is wrong with it."""
     total = len(body)
     if total <= min(count_max * BATCH_ENTRY_BYTES_MIN, properties_bytes_max):
         return False

@@ -418,8 +418,7 @@ def _frame_start(header_bytes: int) -> bytes:
 
 def _members(body: bytes) -> list[BatchBounds]:
     """Return where the messages of a batch lie; none where it is no batch, or is left to be stored in slices or not
-    at all.
-    """
+    at all."""
     try:
         bounds = batch_bounds(body, count_max=_MEMBERS_MAX + 1)
     except BodyError:

@@ -25,8 +25,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 def _is_host(text: str) -> bool:
     """Return True if it can be looked up; the resolver's own check (IDNA) is slow to import, and not needed for
-    most.
-    """
+    most."""
     if text.isascii():
         return all(0 < len(label) < 64 for label in text.removesuffix(".").split("."))
     try:

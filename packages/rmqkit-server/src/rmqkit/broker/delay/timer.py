@@ -234,8 +234,7 @@ class Timer:
 
     async def due_within_s(self) -> dict[int, int]:
         """Return how many messages are due within some numbers of seconds, and not within the next lower one. The
-        wheel is read for that, slot by slot.
-        """
+        wheel is read for that, slot by slot."""
         counts, now_ms, begin_ms = dict[int, int](), self._clock.now_ms(), 0
         for bound in _BOUNDS_S:
             end_ms = bound * 1000

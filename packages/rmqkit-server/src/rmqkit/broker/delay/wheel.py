@@ -281,8 +281,7 @@ class TimerState:
 
     def was_delivered(self, time_ms: int, queue_offset: int) -> bool:
         """Return True if a message of the timer topic is dealt with, by the progress of another or before a new
-        start.
-        """
+        start."""
         progress, before = self.master_progress, self._done_before
         # Both: behind the offset lies what came late for an early second, behind the time what still waited.
         return (time_ms < progress.last_read_time_ms and queue_offset < progress.master_timer_queue_offset) or (

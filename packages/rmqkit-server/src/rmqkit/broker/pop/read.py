@@ -474,8 +474,7 @@ def _numbers(records: memoryview) -> Iterator[int]:
 
 def _is_by_priority(topic: TopicConfig | None, group: SubscriptionGroupConfig | None, chance: float) -> bool:
     """Return True if a pop takes what has the highest priority first. ``chance``: from 0 to below 100, the dice of
-    this pop; of so many in a hundred as the group's ``priority.factor`` says it is so.
-    """
+    this pop; of so many in a hundred as the group's ``priority.factor`` says it is so."""
     if topic is None or (topic.attributes or {}).get("message.type") != "PRIORITY":
         return False
     text = "" if group is None else (group.attributes or {}).get("priority.factor", "")

@@ -43,8 +43,7 @@ _SILENT_HEARTBEATS = 2
 
 def waits_for_copies(settings: BrokerSettings) -> bool:
     """Return True if answers of this broker wait for slaves: a SYNC_MASTER's do, unless it is content with its own
-    copy.
-    """
+    copy."""
     is_alone_enough = settings.in_sync_replicas <= 1 and (
         settings.min_in_sync_replicas <= 1 or not (settings.acts_as_master and settings.auto_in_sync_replicas)
     )
@@ -105,8 +104,7 @@ class SlaveCopies:
     @property
     def lacks_replicas(self) -> bool:
         """Return True if sends are refused because too few brokers are in sync, as they are in an acting-master
-        group only.
-        """
+        group only."""
         return self._settings.acts_as_master and self.needed_copies() > self.in_sync_count()
 
     def status(self) -> HaRuntimeInfo:

@@ -163,8 +163,7 @@ class SlaveRole:
 
     def believes(self, connection: Connection, announced: HaInfo) -> bool:
         """Return True if a master that announces itself is the one that name servers or the settings named last: it
-        says so from the address of that one, of itself. One on this machine may.
-        """
+        says so from the address of that one, of itself. One on this machine may."""
         known = self._master_hosts | {_host_of(each) for each in (self._context.settings.ha_master_address,) if each}
         hosts = {_host_of(each) for each in (announced.master_address, announced.master_ha_address) if each}
         # The last hop is the socket's own peer: those before it are what somebody wrote into a preamble.

@@ -68,8 +68,7 @@ class SendContext(Protocol):
 
 def tries_max(command: Command, asked: int | None, group: SubscriptionGroupConfig) -> int:
     """Return how often a message may be consumed: what the client asks for if it is not too old, else the group's
-    limit.
-    """
+    limit."""
     return group.retry_max_times if asked is None or command.version < _ASKS_FOR_TRIES_SINCE else asked
 
 

@@ -69,8 +69,7 @@ def half_at(store: MessageStore, physical_offset: int) -> Record | None:
 
 def immunity_ms(seconds: str, timeout_ms: int) -> int:
     """Return how long nobody is asked about a message with ``CHECK_IMMUNITY_TIME_IN_SECONDS``; not a number means
-    the usual ``transactionTimeOut``.
-    """
+    the usual ``transactionTimeOut``."""
     own = number(seconds)
     return timeout_ms if own < 0 else own * 1000
 

@@ -157,8 +157,7 @@ def _entries(
 
 def _is_regular(octets: NDArray[np.uint8], bounds: NDArray[np.int64], kinds: NDArray[np.uint8]) -> bool:
     """Return True if 0x01 and 0x02 take turns and every row ends with 0x02, as 5.x brokers write it: nothing to
-    search for.
-    """
+    search for."""
     return (
         len(kinds) > 0
         and len(kinds) % 2 == 0

@@ -528,8 +528,7 @@ class MessageIndex:
 
     def _has_columns(self) -> bool:
         """Return True if numpy is there; who could use it first has it loaded, in a thread: that takes a quarter
-        second.
-        """
+        second."""
         if _COLUMNS in sys.modules:
             return self._loading is None or not self._loading.is_alive()
         if self._loading is None and has_numpy():

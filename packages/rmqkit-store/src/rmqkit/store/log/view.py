@@ -208,8 +208,7 @@ class LogView:
 
     def is_end(self, i: int, damage: Damage, stored_ms: int) -> bool:
         """Return True if what is no record in segment ``i`` is where the log ends in order; the record before it has
-        the storeTimestamp ``stored_ms``.
-        """
+        the storeTimestamp ``stored_ms``."""
         segment = self.segments[i]
         if any(_begins_with_record(later) for later in self.segments[i + 1 :]):
             return False

@@ -44,7 +44,7 @@ _GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         ("remainHowManyDataToFlush", _("Not on the disk yet"), "text"),
         ("commitLogDiskRatio", _("Disk of the log, used"), "share"),
         ("consumeQueueDiskRatio", _("Disk of the queues, used"), "share"),
-        ("commitLogDirCapacity", _("Disk"), "text"),
+        ("commitLogDirCapacity", _("Disk, with the part for root"), "text"),
     )),
     (_("Timer"), (
         ("timerCongestNum", _("Timed messages that wait"), "number"),

@@ -245,8 +245,7 @@ class Topics:
 
     async def stats(self, topic: str | None = None, *, active_only: bool = False) -> list[TopicStats]:
         """Return how busy topics are, with a row for each of their groups (``statsAll``); retry topics and dead
-        letters are left out unless named. ``active_only``: only those with messages in or out.
-        """
+        letters are left out unless named. ``active_only``: only those with messages in or out."""
         names = [topic] if topic is not None else await self.names()
         wanted = [name for name in names if topic is not None or not name.startswith((RETRY_PREFIX, DLQ_PREFIX))]
         found = await self._calls.fan_out(wanted, self._stats_of)

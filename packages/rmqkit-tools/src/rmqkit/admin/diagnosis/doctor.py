@@ -430,8 +430,7 @@ def _der(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def leftovers(target: Target) -> Iterator[Finding]:
     """Check the files that a process, of Java or ours, left in the store: ``lock`` while it runs, ``abort`` until it
-    stops cleanly.
-    """
+    stops cleanly."""
     abort = target.root / "abort"
     if target.is_running:
         by = f"process {target.pid}" if target.pid else "a process"

@@ -268,8 +268,7 @@ def _span(ms: int) -> str:
 
 def _shares(counts: Sequence[int], room: int | None) -> list[int]:
     """Return how many rows of each table are shown: all where there is room, else each an equal share, and what one
-    does not need goes to the next.
-    """
+    does not need goes to the next."""
     if room is None or sum(counts) <= room:
         return list(counts)
     shares, left = [0] * len(counts), max(room, 0)

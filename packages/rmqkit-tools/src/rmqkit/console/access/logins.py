@@ -83,8 +83,7 @@ class _Session(Struct):
 
 
 class Sessions:
-    """The sessions of logged-in users, by the text of their cookie; the oldest are forgotten if there are too many.
-    Loop only."""
+    """The sessions of logged-in users by their cookie; the oldest are forgotten if there are too many. Loop only."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -86,9 +86,7 @@ def host_fault(header: str, allowed: Collection[str]) -> str:
 
 def origin_fault(method: str, headers: Mapping[str, str], own: str, *, has_cookie: bool) -> str:
     """Return the reason to refuse a request as another site's, or "".
-
-    ``own`` is this console's origin, ``http://host:port``.
-    """
+    ``own`` is this console's origin, ``http://host:port``."""
     if method in SAFE:
         return ""
     # The first header counts if it is there: scripts cannot set it, and behind a proxy our own origin may be wrong.

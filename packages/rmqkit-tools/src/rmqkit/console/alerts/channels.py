@@ -77,10 +77,7 @@ class Channel(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_u
 
     def check(self) -> None:
         """Load apprise's services for other addresses than webhooks: a second of CPU, for a thread.
-
-        Raises:
-            ValueError: a field cannot be used. The text says which, and does not show the address.
-        """
+        Raises ValueError: a field cannot be used. The text says which, and does not show the address."""
         if not NAME.fullmatch(self.name):
             raise ValueError(_("name {name!r} must be 1 to 64 letters, digits, dots, - and _", name=self.name))
         if len(self.url) > 2_000 or not self.url.isascii() or re.search(r"[\x00-\x20\x7f]", self.url):

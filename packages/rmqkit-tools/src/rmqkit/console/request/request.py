@@ -239,9 +239,7 @@ class Ask:
 
     async def confirmed(self, token: str) -> Page:
         """Do a reviewed change, once; a repeated confirmation shows the first result.
-
-        Raises Fault: the review is not there any more, or its subject has changed.
-        """
+        Raises Fault: the review is not there any more, or its subject has changed."""
         review = self.console.reviews.find(token, self.user.name)
         if review is None:
             why = _("this review is too old, or was of somebody else: fill in the form again")

@@ -1,5 +1,4 @@
-"""The state that all requests share: clusters and their watchers, connections of users, sessions, reviews, the
-audit."""
+"""The state of all requests: clusters and their watchers, connections of users, sessions, reviews, the audit."""
 
 from __future__ import annotations
 
@@ -194,9 +193,7 @@ class Hub:
 
     def state_file(self, name: str, name_servers: str, kind: str) -> Path | None:
         """Return the file for a kind of state of a cluster.
-
-        A cluster without a name of its own is identified by its name servers.
-        """
+        A cluster without a name of its own is identified by its name servers."""
         if self._state is None:
             return None
         own = name if self._has_names else f"{name}-{re.sub(r'[^A-Za-z0-9.-]+', '_', name_servers)[:120]}"

@@ -38,8 +38,7 @@ GRACE_SECONDS = 3
 
 
 class BehindProxy:
-    """A filter that accepts only requests from a proxy's networks. The proxy does TLS and sends the client's
-    address."""
+    """A filter for requests from a proxy's networks only. The proxy does TLS and sends the client's address."""
 
     def __init__(self, app: Console, networks: Sequence[str]) -> None:
         """Raises SettingsError: one is no network."""
@@ -88,8 +87,7 @@ async def serve(
     """Serve until SIGTERM or SIGINT, or, in a thread that gets no signals, until ``until`` is set.
 
     ``ready`` is called with the address of the first page.
-    Raises SettingsError: the port is taken, or the certificate cannot be used.
-    """
+    Raises SettingsError: the port is taken, or the certificate cannot be used."""
     app = BehindProxy(console, behind_proxy) if behind_proxy else console
     config = uvicorn.Config(
         app, host=host, port=port, ws="none", lifespan="on", log_level="warning", access_log=False,

@@ -107,11 +107,8 @@ def tabs(ask: Ask, *parts: str) -> Markup:
 
 
 async def marks_of(ask: Ask, *, group: str = "", brokers: Sequence[str] = ()) -> list[Mark]:
-    """Return the events in the time of the charts: restarts of brokers, members that came and went, changes in the
-    audit.
-
-    Return only the last events, at most `MARKS_MAX`.
-    """
+    """Return the last `MARKS_MAX` events in the time of the charts: restarts of brokers, members that came and went,
+    changes in the audit."""
     begin, end = span_of(ask)
     marks: dict[tuple[int, str], Mark] = {}
     for name in brokers:

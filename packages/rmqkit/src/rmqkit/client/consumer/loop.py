@@ -134,8 +134,7 @@ class PullLoop:
 
     def _is_current(self, asked: SubscriptionData) -> bool:
         """Return True if the subscription is still the one that was asked for. If it was replaced during the pull,
-        the broker may have left out what is wanted now: the same offset is pulled again.
-        """
+        the broker may have left out what is wanted now: the same offset is pulled again."""
         now = self.subscription_of(self._queue.topic)
         return now is not None and (now.sub_string, now.expression_type) == (asked.sub_string, asked.expression_type)
 
