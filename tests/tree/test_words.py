@@ -21,8 +21,8 @@ LEFT = {
     "rmqkit": 180,
     "rmqkit-contrib": 18,
     "rmqkit-server": 268,
-    "rmqkit-spark": 94,
-    "rmqkit-store": 159,
+    "rmqkit-spark": 84,
+    "rmqkit-store": 148,
     "rmqkit-tools": 242,
 }
 FIRST = re.compile(r"(What|Whether|Who|Of|As|By|For those|How|Where|When|Those|Nobody|Told|Tells)\b")
