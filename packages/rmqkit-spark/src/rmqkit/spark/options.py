@@ -111,7 +111,7 @@ class StoreOptions(msgspec.Struct, frozen=True):
 
 
 class ByTimestamp(enum.Enum):
-    """What a time behind the last message of a queue means."""
+    """The meaning of a start time that is later than the last message of a queue."""
 
     ERROR = "error"
     LATEST = "latest"
@@ -243,14 +243,14 @@ class LiveOptions(_Connected, frozen=True):
 
 
 class DeliveryGuarantee(enum.Enum):
-    """What the sink promises about a row."""
+    """The delivery guarantee of the sink for a row."""
 
     AT_LEAST_ONCE = "at-least-once"
     TRANSACTIONAL = "transactional"
 
 
 class ReservedProperties(enum.Enum):
-    """What becomes of properties of a row that have names of RocketMQ."""
+    """The treatment of row properties whose names RocketMQ reserves."""
 
     FAIL = "fail"
     DROP = "drop"
@@ -367,7 +367,7 @@ def parse_options(options_type: type[OptionsType], given: Mapping[str, str], sou
 
 
 def _hint(key: str, spelled: Mapping[str, str]) -> str:
-    """What to write in place of an unknown option; ``spelled`` has the known ones, by their lower-cased names."""
+    """Return a hint for an unknown option. ``spelled`` maps lower-cased names to the known options."""
     if key in _KAFKA_WITHOUT:
         return f"it is Kafka's, leave it out: {_KAFKA_WITHOUT[key]}"
     if (ours := _KAFKA_NAMES.get(key, "")).lower() in spelled:

@@ -50,17 +50,17 @@ class LogRange(Struct):
 
 
 class Work(Protocol[Result_co]):
-    """What a task does with the records of one range."""
+    """The work of a task on the records of one range."""
 
     def add(self, segment: Segment, arrivals: DispatchColumns) -> None:
         """Look at a run of records."""
 
     def result(self) -> Result_co:
-        """What came of them, to be sent to the driver."""
+        """Return the result for the driver."""
 
 
 class SegmentCounts(Struct):
-    """What was read of one commit log file.
+    """The counts of one commit log file.
 
     ``segment`` is its path, ``base_offset`` the physical offset of its first byte. Of the bytes that were walked,
     ``bytes`` are records, ``blank_bytes`` the blank that closes a full file, and ``damaged_bytes`` no records at all,

@@ -86,7 +86,7 @@ class Rebuilt(store_rebuild.Rebuilt):
 
 
 class Spilling(Struct):
-    """What every task has to know. The spills lie in ``folder/spills``; queues are spread over ``shares``."""
+    """The input of every task. The spills are in ``folder/spills``. Queues are spread over ``shares``."""
 
     folder: Path
     settings: StoreSettings

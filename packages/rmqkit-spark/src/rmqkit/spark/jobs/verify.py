@@ -76,7 +76,7 @@ class Verified(Report):
 
 
 class Checked(Struct):
-    """What every task has to know. Without ``sizes`` the log alone is looked at."""
+    """The input of every task. Without ``sizes`` the tasks check only the log."""
 
     root: Path
     settings: StoreSettings
@@ -84,7 +84,7 @@ class Checked(Struct):
 
 
 class Seen(Struct):
-    """What was seen of the records of a range."""
+    """The findings about the records of a range."""
 
     report: Report
     tallies: dict[tuple[str, int], QueueStat]

@@ -115,7 +115,7 @@ class Owner(Protocol):
 
 
 class _Known(Struct, gc=False):
-    """What is kept of every segment."""
+    """The facts about a segment that stay in memory."""
 
     name: str
     size: int
@@ -154,7 +154,7 @@ class _Rows(Struct):
 
     @property
     def held_bytes(self) -> int:
-        """What it takes in memory."""
+        """Return the number of bytes that the view and its numbers occupy in memory."""
         return self.view.nbytes + 24 * len(self.numbers)
 
 

@@ -97,7 +97,7 @@ class Contents:
 
 
 def identity_of(first_record: bytes | memoryview) -> str:
-    """What tells a log from another one: a digest of the first record of a file."""
+    """Return a digest of the first record of a file. The digest distinguishes a log from other logs."""
     return hashlib.blake2b(first_record, digest_size=16).hexdigest()
 
 
@@ -107,7 +107,7 @@ def messages_of(record: Record) -> int:
 
 
 def contents_of(log: Buffer, start: int, *, with_tags: bool) -> Contents:
-    """What a full log file holds.
+    """Return the contents of a full log file.
 
     Args:
         log: the whole file.
@@ -192,7 +192,7 @@ _OTHER_NUMBER = 1
 
 
 class _Runs:
-    """What the walk has found so far: a column of each kind from every run."""
+    """The findings of the walk so far: every run adds a column of each kind."""
 
     def __init__(self) -> None:
         self.queues: dict[_Queue, int] = {OTHER_RECORDS: 0, OTHER_BYTES: _OTHER_NUMBER}

@@ -40,7 +40,7 @@ class Work(Struct):
 
 
 class Sealed(Struct):
-    """What came of it: the segment's name and length, its records and other bytes; or what is wrong."""
+    """The result of sealing a file: the segment's name, length, records and other bytes, or an error."""
 
     name: str = ""
     size: int = 0

@@ -82,13 +82,13 @@ class Queue(Struct, frozen=True, array_like=True):
 
 
 class Directory(Struct, frozen=True, array_like=True):
-    """What a segment holds.
+    """The contents of a segment.
 
     Attributes:
         start: physical offset at which the log file begins.
         end: physical offset at which it ends.
         records_end: physical offset at which its records end; a blank fills the rest.
-        identity: tells this log from another one with the same offsets: a digest of the first record.
+        identity: a digest of the first record; distinguishes this log from other logs with the same offsets.
         first_time, last_time: earliest and latest storeTimestamp, in ms.
         record_count: how many records there are.
         other_bytes: bytes that are no record.
@@ -124,7 +124,7 @@ class Block(NamedTuple):
 
 
 class PlaceOf(NamedTuple):
-    """Where a record lies: in which block, at which byte of it."""
+    """The position of a record: the block, and the byte in the block."""
 
     block: int
     at: int
@@ -180,7 +180,7 @@ def _taken(column: Numbers, parts: Numbers) -> list[int]:
 
 
 class _Writing:
-    """What was written of a segment."""
+    """The parts of a segment that are written so far."""
 
     def __init__(self, out: BinaryIO, contents: Contents) -> None:
         self._out = out
