@@ -18,8 +18,8 @@ import pytest
 from tests.sources import FOLDERS, ROOT
 
 LEFT = {
-    "rmqkit": 180,
-    "rmqkit-contrib": 18,
+    "rmqkit": 158,
+    "rmqkit-contrib": 13,
     "rmqkit-server": 268,
     "rmqkit-spark": 94,
     "rmqkit-store": 159,
