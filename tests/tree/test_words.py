@@ -18,11 +18,11 @@ import pytest
 from tests.sources import FOLDERS, ROOT
 
 LEFT = {
-    "rmqkit": 180,
-    "rmqkit-contrib": 18,
+    "rmqkit": 158,
+    "rmqkit-contrib": 13,
     "rmqkit-server": 78,
-    "rmqkit-spark": 94,
-    "rmqkit-store": 159,
+    "rmqkit-spark": 84,
+    "rmqkit-store": 148,
     "rmqkit-tools": 1,
 }
 FIRST = re.compile(r"(What|Whether|Who|Of|As|By|For those|How|Where|When|Those|Nobody|Told|Tells)\b")

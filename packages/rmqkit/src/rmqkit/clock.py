@@ -13,7 +13,7 @@ __all__ = ["SYSTEM_CLOCK", "Clock", "SteadyClock", "SystemClock"]
 
 
 class Clock(Protocol):
-    """What parts that deal with time are given."""
+    """The source of time for parts that measure time or wait."""
 
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch."""

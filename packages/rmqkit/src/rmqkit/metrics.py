@@ -210,7 +210,7 @@ TABLE: tuple[Metric, ...] = (
 
 
 class Histogram:
-    """How many values there were up to each bound. ``counts`` has one more, for those above all bounds."""
+    """The number of values up to each bound. ``counts`` has one more entry, for values above all bounds."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -369,7 +369,7 @@ class MetricLabels(str):
 
 
 class ExporterSettings(Struct, kw_only=True):
-    """What a configuration file may say about metrics."""
+    """The settings of a configuration file for metrics."""
 
     exporter_type: Annotated[ExporterType, Setting("metricsExporterType", "exporter: none, or Prometheus")] = (
         ExporterType.DISABLE

@@ -175,7 +175,7 @@ class RocketProducer:
 
 @dataclass(kw_only=True)
 class RocketConfig(BrokerConfig):
-    """What subscribers and publishers of a broker share."""
+    """The settings and consumers that the subscribers and publishers of a broker share."""
 
     group: str = _GROUP
     consumers: _GroupConsumers = field(default_factory=lambda: _GroupConsumers(None, None, ()))

@@ -48,7 +48,7 @@ __all__ = ["RocketPublisher", "RocketSubscriber"]
 
 @dataclass(frozen=True, kw_only=True)
 class GroupOptions:
-    """How a group consumes; equal for all subscribers of the group in one broker."""
+    """The consume options of a group. All subscribers of the group in one broker have equal options."""
 
     ordered: bool = False
     pop: bool = False

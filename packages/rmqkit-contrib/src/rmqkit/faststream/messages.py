@@ -69,7 +69,7 @@ delivery_here: contextvars.ContextVar[Delivery | None] = contextvars.ContextVar(
 
 
 class _Acknowledged(StreamMessage[Any]):
-    """What single messages and batches have in common."""
+    """The common base of single messages and batches."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -145,7 +145,7 @@ async def decode_batch(message: StreamMessage[list[ReceivedMessage]]) -> list[An
 
 
 class MessageOptions(TypedDict, total=False):
-    """What a message may have besides its body and headers; see `Message`."""
+    """The options of a message besides its body and headers; see `Message`."""
 
     tags: str | None
     keys: Sequence[str]
@@ -157,7 +157,7 @@ class MessageOptions(TypedDict, total=False):
 
 
 class RocketResponse(Response):
-    """What a handler may return to choose options of the message that is published::
+    """A return value with which a handler chooses options of the published message::
 
         return RocketResponse(bill, tags="new")
 

@@ -133,7 +133,7 @@ class Expression:
             return False
 
     def explain(self, properties: bytes) -> Part:
-        """What each part of the expression is for a message with this property string."""
+        """Return the value of each part of the expression for a message with this property string."""
         assert self._term is not None, "compiled expressions keep their terms"
         return _explained(self._term, properties)
 
@@ -246,7 +246,7 @@ class _Number:
 
 @dataclass(slots=True)
 class _Term:
-    """What a part of an expression became.
+    """A compiled part of an expression.
 
     Attributes:
         text: how messages name it.
@@ -296,7 +296,7 @@ def _conditional(text: str, condition: Condition, *parts: _Term) -> _Term:
 
 
 class _Terms:
-    """What the rules of the grammar make of their parts; lark calls each by the name of its rule."""
+    """The functions that compile the rules of the grammar. Lark calls each function by the name of its rule."""
 
     def variable(self, parts: list[Any]) -> _Term:
         name = parts[0].encode()

@@ -84,7 +84,7 @@ def sign_fully(code: int, fields: Mapping[str, str], body: Body | list[Body], se
 
 
 def full_fields(signature: FullSignature) -> dict[str, str]:
-    """What says when and by whom a request was signed, as a field."""
+    """Return the field that says when and by which session a request was signed."""
     return {_SIGNED: f"{signature.signed_ms} {signature.session} {signature.number}"}
 
 

@@ -18,7 +18,7 @@ Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class RequestCode(enum.IntEnum):
-    """What a request asks for (``RequestCode``).
+    """The kinds of requests (``RequestCode``).
     Numbers that no release sends any more are left out: 13, 22, 23, 27, 47, 209 to 214, 301, 302."""
 
     SEND_MESSAGE = 10

@@ -158,7 +158,7 @@ def frames_of(sends: Sends | Acks) -> list[Frame]:
 
 
 def each_frame(units: Iterable[Frame | Sends | Acks]) -> list[Frame]:
-    """What was read, with the frames of plain sends and of acks one by one."""
+    """Return the frames that were read, with the frames of plain sends and of acks one by one."""
     return [frame for unit in units for frame in ([unit] if isinstance(unit, Frame) else frames_of(unit))]
 
 

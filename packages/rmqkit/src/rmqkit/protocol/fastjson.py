@@ -435,7 +435,7 @@ class _References:
         return copied
 
     def _target(self, path: str, around: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        """What a path points to, and what is around that."""
+        """Return the value that a path points to, and the values around it."""
         if path.startswith("$"):
             found, around, at = self._root, (), 1
         elif path.startswith("@") and around:

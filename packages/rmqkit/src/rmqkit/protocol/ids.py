@@ -203,7 +203,7 @@ def encode_pop_handle(handle: PopHandle) -> str:
 
 
 def decode_pop_handle(text: str) -> PopHandle:
-    """What a POP_CK names."""
+    """Return the handle that a POP_CK encodes."""
     match = _HANDLE(text)
     # Only what is missing goes: "0" is a text, and true.
     numbers = [] if match is None else list(map(int, filter(None, match.group(1, 2, 3, 4, 7, 8, 9))))

@@ -129,7 +129,7 @@ def without_namespace(namespace: str, name: str) -> str:
 
 
 def _prefix(name: str) -> tuple[str, str]:
-    """What makes a name one of retries or dead letters, and the rest."""
+    """Return the prefix of a retry or dead-letter topic (empty for other names), and the rest of the name."""
     prefix = next((prefix for prefix in (RETRY_PREFIX, DLQ_PREFIX) if name.startswith(prefix)), "")
     return prefix, name.removeprefix(prefix)
 

@@ -75,7 +75,7 @@ class Listener(Struct):
     retry: Retry | None = None
 
     def arguments(self, messages: list[ReceivedMessage]) -> tuple[Any, ...]:
-        """What the handler is called with. Raises DeadLetters: there are bodies that do not fit."""
+        """Return the arguments of the handler call. Raises DeadLetters: there are bodies that do not fit."""
         is_one = self.batch_max is None
         given = messages[0] if is_one else messages
         if self.decode is None:

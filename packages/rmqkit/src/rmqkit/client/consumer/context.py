@@ -51,7 +51,8 @@ class ConsumeService(Protocol):
 
 @dataclass(slots=True)
 class ConsumerContext:
-    """What the parts of one consumer share. ``locks`` is set in ordered consumption, unless nothing is shared."""
+    """The objects that the parts of one consumer share.
+    ``locks`` is set in ordered consumption, unless nothing is shared."""
 
     runtime: ClientRuntime
     group: str

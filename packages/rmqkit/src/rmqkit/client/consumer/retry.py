@@ -1,4 +1,4 @@
-"""How often and how soon a message comes again on which a handler failed."""
+"""The number of retries, and the delay before each retry, of a message on which a handler failed."""
 
 from __future__ import annotations
 

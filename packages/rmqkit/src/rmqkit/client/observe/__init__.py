@@ -1,1 +1,1 @@
-"""What clients tell of their work: hooks, trace topic, OpenTelemetry, status."""
+"""Reports of clients on their work: hooks, trace topic, OpenTelemetry, status."""

@@ -45,7 +45,7 @@ class Sending(Struct):
 
 
 class SendStatus(enum.Enum):
-    """How safely a broker has stored a message. With every status, the message is stored."""
+    """The safety with which a broker has stored a message. With every status, the message is stored."""
 
     SEND_OK = "SEND_OK"
     """The message is stored as safely as the broker is configured."""
@@ -81,7 +81,7 @@ class SendResult(Struct, gc=False):
 
 
 class SendOutcome(Struct):
-    """How a send ended.
+    """The outcome of a send.
 
     Attributes:
         result: where the message is stored; None after a failure or a one-way send.
@@ -117,7 +117,7 @@ class Consumption(Struct):
 
 
 class ConsumeOutcome(Struct):
-    """How a handler ended.
+    """The outcome of a handler call.
 
     Attributes:
         returned: SUCCESS; TIME_OUT if the handler took longer than the consume time-out; FAILED if it asked for a later

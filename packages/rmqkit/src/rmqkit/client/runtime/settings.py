@@ -27,7 +27,7 @@ DEFAULT_NAME_SERVER = "127.0.0.1:9876"
 
 
 class CompressionType(enum.Enum):
-    """How a producer compresses bodies."""
+    """The compression of bodies by a producer."""
 
     ZLIB = "ZLIB"
     """Every client can read it."""
@@ -38,8 +38,8 @@ class CompressionType(enum.Enum):
 
 
 class StartFrom(enum.Enum):
-    """Where a group starts in a queue that it reads for the first time (Java's ``ConsumeFromWhere``). A group that has
-    an offset for the queue continues there."""
+    """The place where a group starts in a queue that it reads for the first time (Java's ``ConsumeFromWhere``).
+    A group that has an offset for the queue continues there."""
 
     FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
     """At the first stored message: the group passes nothing over. The default of every consumer."""
