@@ -219,6 +219,7 @@ async def _said_to(address: str, request: bytes) -> bytes:
 
 CONNECT_TIMEOUT_MS = 3000
 _CLOSE_AFTER_MS_MIN = 100
+_QUIET_MS = 1000
 
 
 class RemotingClient:
@@ -279,12 +280,12 @@ class RemotingClient:
         left_ms = deadline_ms - self._clock.monotonic_ms()
         if left_ms <= 0:
             raise _timed_out(address, command, timeout_ms)
-        reads = connection.reads
         try:
             return await connection.call(command, left_ms)
         except RequestTimedOut:
-            # A peer that sent something meanwhile is slow with this request only: others' calls on it go on.
-            if connection.reads == reads and left_ms > max(_CLOSE_AFTER_MS_MIN, timeout_ms / 4):
+            # A peer that sent something just now is slow with this request only: the calls of others on it go on.
+            is_quiet = self._clock.monotonic_ms() - connection.heard_ms >= _QUIET_MS
+            if is_quiet and left_ms > max(_CLOSE_AFTER_MS_MIN, timeout_ms / 4):
                 connection.close(f"no answer to {request_name(command.code)}")
                 connection.abort()  # a peer that takes nothing would keep it for ever, and the calls under way on it
             raise _timed_out(address, command, timeout_ms) from None

@@ -317,7 +317,7 @@ class Connection(Link):
 
     Attributes:
         user: who signed the request that is being handled, if users have to.
-        reads: how often the peer sent something.
+        heard_ms: monotonic time of the last read; -inf before the first.
     """
 
     def __init__(
@@ -344,7 +344,8 @@ class Connection(Link):
         self._opaque = 0
         self._sweep_at_ms = float("inf")
         self._sweep_due = 0.0
-        self.reads = 0
+        self._reads = 0
+        self.heard_ms = float("-inf")
         self._sweep: asyncio.TimerHandle | None = None
         self.user: str | None = None
 
@@ -422,8 +423,8 @@ class Connection(Link):
     # -- asyncio.Protocol
 
     def data_received(self, data: bytes) -> None:
-        self.active_ms = self._clock.monotonic_ms()
-        self.reads += 1
+        self.active_ms = self.heard_ms = self._clock.monotonic_ms()
+        self._reads += 1
         self._flush_due = True  # everything answered below leaves in the one write at the end
         units: list[Frame | Sends | Acks] = []
         try:
@@ -599,15 +600,15 @@ class Connection(Link):
             else:
                 is_over = True
         if is_over:
-            self._end_calls(now_ms, self.reads, _LOOKS_MAX)
+            self._end_calls(now_ms, self._reads, _LOOKS_MAX)
         elif self._calls:
             self._sweep_by(min(call.deadline_ms for call in self._calls.values()), now_ms)
 
     def _end_calls(self, until_ms: float, reads: int, looks_left: int) -> None:
         """End the calls that were due at a time, after one more look at the socket while it has something."""
-        if looks_left == _LOOKS_MAX or (looks_left and reads != self.reads):
+        if looks_left == _LOOKS_MAX or (looks_left and reads != self._reads):
             # Two turns, as what a turn reads is handled after what was to be called in it.
-            look = functools.partial(self._end_calls, until_ms, self.reads, looks_left - 1)
+            look = functools.partial(self._end_calls, until_ms, self._reads, looks_left - 1)
             self._loop.call_soon(self._loop.call_soon, look)
             return
         for opaque in [opaque for opaque, call in self._calls.items() if call.deadline_ms <= until_ms]:
