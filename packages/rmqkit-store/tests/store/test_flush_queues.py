@@ -119,6 +119,7 @@ def test_a_refusal_is_logged_once_and_ends_with_the_next_good_round(
 ) -> None:
     parts.error = REFUSED
     parts.flusher.flush_queues()
+    assert len(caplog.records) == 1, "the first refusal is logged"
     parts.flusher.flush_queues()
     assert (parts.steps, parts.flusher.behind, parts.flusher.failure) == ([], REFUSED, None)
     assert [record.levelno for record in caplog.records] == [logging.ERROR]

@@ -392,6 +392,21 @@ async def test_the_waiting_messages_are_counted_by_topic(tmp_path):
     assert {topic: count["count"] for topic, count in stored["timingCount"].items()} == {"A": 0, "B": 0}
 
 
+@pytest.mark.parametrize("follows", [True, False])
+async def test_only_a_slave_takes_the_counts_of_its_master(tmp_path, follows):
+    async with timed(tmp_path, follows=follows) as broker:
+        own = broker.timer.metrics
+        copied = TimerMetrics(DataVersion(7, 0, 7), {"T": TimingCount(2, 1)})
+        broker.timer.take_counts(copied)
+        taken = broker.timer.metrics
+        assert (taken.timing_count == copied.timing_count) is follows
+        assert (taken.data_version == copied.data_version) is follows
+        if not follows:
+            assert taken.timing_count == own.timing_count
+        broker.timer.take_counts(TimerMetrics(DataVersion(7, 0, 7), {"T": TimingCount(9, 9)}))
+        assert broker.timer.metrics.timing_count == taken.timing_count, "a version that is known says nothing new"
+
+
 async def test_messages_that_retention_deleted_wait_no_longer(tmp_path):
     """Half of them lie in files of the timer log that could go, too; a recalled one was counted off by its marker."""
     options = {"disk_clean_forcibly_percent": 30, "delete_file_batch_max": 100, "timer_roll_window_slots": 60}
