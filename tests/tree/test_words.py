@@ -22,7 +22,6 @@ LEFT = {
     "rmqkit-contrib": 13,
     "rmqkit-server": 78,
     "rmqkit-spark": 84,
-    "rmqkit-store": 56,
     "rmqkit-tools": 1,
 }
 FIRST = re.compile(r"(What|Whether|Who|Of|As|By|For those|How|Where|When|Those|Nobody|Told|Tells)\b")
