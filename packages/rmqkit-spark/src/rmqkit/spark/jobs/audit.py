@@ -95,8 +95,8 @@ class Topic(Struct):
 
 
 class Range(Struct):
-    """The number of a topic's values that are at least ``low`` and at most ``high``. A range begins at 0 or at a power of
-    two; all negative values are in one range, from the lowest value to -1."""
+    """The number of a topic's values that are at least ``low`` and at most ``high``. A range begins at 0 or at a power
+    of two; all negative values are in one range, from the lowest value to -1."""
 
     topic: str
     low: int
